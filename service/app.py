@@ -1,0 +1,115 @@
+"""`create_app`: settings to an ASGI application."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from models.artifact import ArtifactError
+from models.engines import EngineError
+from service.auth import KeyRing
+from service.errors import ServiceError, problem, problem_response
+from service.metrics import Metrics
+from service.middleware import RequestLayer
+from service.routes import router
+from service.runtime import open_runtime
+from service.settings import Settings
+
+log = logging.getLogger("vitrine")
+
+
+def end_process(reason: str) -> None:
+    """Say why, and end the process at once, for its supervisor to start a new one."""
+    log.critical("%s", reason)
+    # An engine's thread that hangs would keep a normal exit waiting.
+    os._exit(1)
+
+
+def create_app(
+    settings: Settings,
+    on_ready: Callable[[], None] = lambda: log.info("ready"),
+    on_fatal: Callable[[str], None] = end_process,
+) -> FastAPI:
+    """Return the service.
+
+    Args:
+        settings: All of them.
+        on_ready: Told when the self-check has passed.
+        on_fatal: Told the reason when the service cannot start or its engine hangs.
+
+    Raises:
+        ValueError: The API keys cannot be read.
+    """
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # Loaded beside the server, so that /healthz answers and /readyz says 503 meanwhile.
+        loading = asyncio.create_task(_load(app, on_ready, on_fatal))
+        yield
+        loading.cancel()
+        await asyncio.wait([loading])
+        if app.state.runtime is not None:
+            await app.state.runtime.batcher.close()
+
+    app = FastAPI(
+        title="Vitrine",
+        summary="Serves a Transformer encoder over HTTP.",
+        lifespan=lifespan,
+        exception_handlers={ServiceError: _answer, HTTPException: _answer_http},
+    )
+    app.state.settings = settings
+    app.state.metrics = metrics
+    app.state.keys = KeyRing(settings.auth.all_keys())
+    app.state.runtime = None
+    app.include_router(router)
+    app.add_middleware(RequestLayer, metrics=metrics)
+    return app
+
+
+async def _load(
+    app: FastAPI, on_ready: Callable[[], None], on_fatal: Callable[[str], None]
+) -> None:
+    try:
+        app.state.runtime = await open_runtime(
+            app.state.settings,
+            app.state.metrics,
+            on_hang=lambda: on_fatal("the engine did not come back from a batch"),
+        )
+    except (ArtifactError, EngineError) as error:
+        on_fatal(f"cannot start: {error}")
+    except Exception:
+        log.exception("cannot start")
+        on_fatal("cannot start: see the traceback above")
+        raise
+    else:
+        on_ready()
+
+
+def _request_id(request: Request) -> str:
+    identifier: str = request.state.request_id
+    return identifier
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)  # noqa: S101 - what Starlette promises a handler
+    return problem(error, _request_id(request))
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    """Give the framework's own errors (no such route, no such method) the same form."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - what Starlette promises a handler
+    status = HTTPStatus(error.status_code)
+    return problem_response(
+        status,
+        status.name.lower(),
+        error.detail,
+        _request_id(request),
+        headers=dict(error.headers or {}),
+    )

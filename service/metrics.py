@@ -1,0 +1,49 @@
+"""Prometheus metrics. Labels take values from the code alone, never from a request."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_POWERS = tuple(2**i for i in range(15))
+
+
+class Metrics:
+    """The metrics of one application, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "vitrine_requests", "Answered requests", ["route", "status"], registry=self.registry
+        )
+        self.request_seconds = Histogram(
+            "vitrine_request_seconds",
+            "From the request's first byte to the answer's last",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.stage_seconds = Histogram(
+            "vitrine_stage_seconds",
+            "Time of an encode request by stage",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.batch_rows = Histogram(
+            "vitrine_batch_rows", "Rows of a batch", buckets=_POWERS, registry=self.registry
+        )
+        self.batch_tokens = Histogram(
+            "vitrine_batch_tokens", "Tokens of a batch", buckets=_POWERS, registry=self.registry
+        )
+        self.padded_tokens = Counter(
+            "vitrine_padded_tokens",
+            "Tokens of all batches had they been padded; compare vitrine_batch_tokens_sum",
+            registry=self.registry,
+        )
+        self.queue_tokens = Gauge(
+            "vitrine_queue_tokens", "Tokens that wait for a batch", registry=self.registry
+        )
+        self.model = Info("vitrine_model", "What is served", registry=self.registry)
+
+    def exposition(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self.registry)

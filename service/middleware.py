@@ -1,0 +1,66 @@
+"""The outermost layer, around every request: its id, its metrics, and no error unanswered.
+
+Plain ASGI: Starlette's BaseHTTPMiddleware would hide a client that goes away.
+"""
+
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import ServiceError, problem
+from service.metrics import Metrics
+
+REQUEST_ID = "X-Request-Id"
+_REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+log = logging.getLogger("vitrine")
+
+
+class RequestLayer:
+    """Wraps the application; see the module."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or the lifespan."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = _request_id(Headers(scope=scope).get(REQUEST_ID))
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_marked)
+        except Exception:
+            log.exception("request %s failed", request_id)
+            # Answered rather than raised again: the server would close the connection, and with
+            # it the next request of whoever shares it.
+            if status:
+                raise
+            answer = problem(ServiceError("the service failed; its log says why"), request_id)
+            await answer(scope, receive, send_marked)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            self._metrics.requests.labels(route, str(status)).inc()
+            self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
+
+
+def _request_id(given: str | None) -> str:
+    if given is not None and _REQUEST_ID_FORM.fullmatch(given):
+        return given
+    return uuid.uuid4().hex

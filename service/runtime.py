@@ -1,0 +1,79 @@
+"""What one process serves with: artifact, tokenizer, engine and batcher, opened and checked."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.artifact import Artifact
+from models.engines import Engine, open_engine, self_check
+from models.packing import pack
+from service.batching import Batcher
+from service.metrics import Metrics
+from service.settings import Settings
+from service.tokenizer import Row, TextTokenizer
+
+
+class NotFinite(Exception):
+    """The engine gave an infinity or a NaN."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A served model. The batcher is alive while it can encode."""
+
+    artifact: Artifact
+    tokenizer: TextTokenizer
+    engine: Engine
+    self_check_cosine: float
+    batcher: Batcher[Row, NDArray[np.float32]]
+
+
+async def open_runtime(
+    settings: Settings, metrics: Metrics, on_hang: Callable[[], None]
+) -> Runtime:
+    """Return the runtime of the settings, its self-check passed and its batcher running.
+
+    Raises:
+        ArtifactError: The artifact is not complete and intact.
+        EngineError: The engine is not usable, or does not give the model's vectors.
+    """
+    artifact, tokenizer, engine, cosine = await asyncio.to_thread(_open, settings)
+
+    def run(rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        batch = pack([row.ids for row in rows], [row.unpooled for row in rows])
+        metrics.batch_rows.observe(batch.rows)
+        metrics.batch_tokens.observe(len(batch.input_ids))
+        metrics.padded_tokens.inc(batch.padded_index.size)
+        vectors = engine.run(batch)  # (B, D)
+        if not np.isfinite(vectors).all():
+            raise NotFinite
+        return list(vectors)
+
+    batcher: Batcher[Row, NDArray[np.float32]] = Batcher(
+        run,
+        lambda row: len(row.ids),
+        max_cost=settings.batch.max_tokens,
+        # A layer does 24 D^2 operations a token and 4 D a pair, and those of pairs run slower.
+        pair_cost=1 / (2 * artifact.manifest.width),
+        max_queue=settings.batch.max_queue_tokens,
+        timeout_s=settings.engine.timeout_s,
+        on_hang=on_hang,
+    )
+    manifest = artifact.manifest
+    metrics.queue_tokens.set_function(lambda: batcher.queued_tokens)
+    metrics.model.info(
+        {"model": manifest.name, "engine": engine.name, "precision": engine.precision}
+    )
+    batcher.start()
+    return Runtime(artifact, tokenizer, engine, cosine, batcher)
+
+
+def _open(settings: Settings) -> tuple[Artifact, TextTokenizer, Engine, float]:
+    artifact = Artifact.load(settings.model.path)
+    tokenizer = TextTokenizer(artifact, settings.limits.max_chars)
+    chosen = settings.engine
+    engine = open_engine(artifact, chosen.name, chosen.precision, chosen.threads)
+    return artifact, tokenizer, engine, self_check(engine, artifact)

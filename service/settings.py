@@ -1,0 +1,157 @@
+"""All settings, frozen; the only reader of the environment.
+
+A setting `group.name` is the variable `VITRINE_GROUP__NAME` and the option `--group.name`.
+"""
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Scope = Literal["encode", "debug", "metrics"]
+SCOPES: tuple[Scope, ...] = ("encode", "debug", "metrics")
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerSettings(_Group):
+    """Where the service listens."""
+
+    host: str = Field("127.0.0.1", description="Address to bind")
+    port: int = Field(8000, ge=0, le=65535, description="Port to bind; 0 takes a free one")
+
+
+class ModelSettings(_Group):
+    """What it serves."""
+
+    path: Path = Field(
+        Path("artifacts/all-MiniLM-L6-v2"), description="Artifact that vitrine-export wrote"
+    )
+
+
+class EngineSettings(_Group):
+    """What runs the graph."""
+
+    name: str = Field("auto", description="`auto`, or a line of the table of engines")
+    precision: Literal["float32"] = Field("float32", description="What the engine computes in")
+    threads: int = Field(0, ge=0, description="Threads of one run; 0: all that the quota allows")
+    timeout_s: float = Field(
+        60.0, gt=0, description="A batch that takes longer ends the process, as hung"
+    )
+
+
+class BatchSettings(_Group):
+    """How batches are formed."""
+
+    max_tokens: int = Field(
+        2048, ge=1, description="Cost of a batch: its tokens plus its padded attention"
+    )
+    max_queue_tokens: int = Field(
+        1_000_000, ge=1, description="Tokens that may wait; more are refused with 429"
+    )
+
+
+class LimitSettings(_Group):
+    """What a request may ask for."""
+
+    max_inputs: int = Field(2048, ge=1, description="Inputs of a request")
+    max_chars: int = Field(100_000, ge=1, description="Characters of one text")
+    max_body_bytes: int = Field(16 * 2**20, ge=1, description="Bytes of a request body")
+
+
+class ApiKey(_Group):
+    """A key and what it opens."""
+
+    name: str = Field(min_length=1)
+    key: SecretStr = Field(min_length=16)
+    scopes: tuple[Scope, ...] = ("encode",)
+
+
+class AuthSettings(_Group):
+    """Who may call. No key at all means that everybody may."""
+
+    keys: tuple[ApiKey, ...] = Field(
+        (), description='JSON: `[{"name": "...", "key": "...", "scopes": ["encode"]}]`'
+    )
+    keys_file: Path | None = Field(
+        None, description="File with the same JSON, readable by its owner alone"
+    )
+
+    def all_keys(self) -> tuple[ApiKey, ...]:
+        """Return the keys of the environment and of the file.
+
+        Raises:
+            ValueError: The file cannot be read, is not such JSON, others may read it, or two keys
+                are the same.
+        """
+        keys = self.keys
+        if self.keys_file is not None:
+            if self.keys_file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise ValueError(
+                    f"{self.keys_file} can be read by others than its owner; chmod 600 it"
+                )
+            content = self.keys_file.read_bytes()
+            keys += TypeAdapter(tuple[ApiKey, ...]).validate_json(content)
+        if len({key.key.get_secret_value() for key in keys}) < len(keys):
+            raise ValueError("two API keys are the same")
+        return keys
+
+
+class Settings(BaseSettings):
+    """Every setting of the service."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="VITRINE_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        cli_prog_name="vitrine-serve",
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        hide_input_in_errors=True,
+    )
+
+    server: ServerSettings = ServerSettings()
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    batch: BatchSettings = BatchSettings()
+    limits: LimitSettings = LimitSettings()
+    auth: AuthSettings = AuthSettings()
+
+    @model_validator(mode="after")
+    def _no_variable_is_misspelt(self) -> Self:
+        known = {variable(group, name) for group, name, _ in table()}
+        for name in sorted(os.environ):
+            if name.startswith("VITRINE_") and name not in known:
+                raise ValueError(f"{name} is no setting; vitrine-serve --help lists them")
+        return self
+
+
+def table() -> list[tuple[str, str, str]]:
+    """Return group, name and description of every setting."""
+    rows: list[tuple[str, str, str]] = []
+    for group, outer in Settings.model_fields.items():
+        fields = type(outer.default).model_fields
+        rows += [(group, name, field.description or "") for name, field in fields.items()]
+    return rows
+
+
+def variable(group: str, name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"VITRINE_{group}__{name}".upper()
+
+
+def from_command_line(arguments: Sequence[str]) -> Settings:
+    """Return the settings of the environment, with options in `arguments` on top.
+
+    Raises:
+        pydantic.ValidationError: A value does not fit its setting.
+        SystemExit: `--help` was asked for, or an option is not known.
+    """
+    return Settings(_cli_parse_args=list(arguments))

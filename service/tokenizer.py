@@ -1,0 +1,145 @@
+"""Text to rows of token ids, each checked and cut to the model's length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from models.artifact import TOKENIZER, Artifact
+from service.errors import InvalidInput, TooLarge
+
+OnOverflow = Literal["truncate", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One input as the model sees it.
+
+    Attributes:
+        ids: Token ids, special tokens included.
+        truncated: Whether the input had more.
+        unpooled: Leading tokens that pooling leaves out, those of a prompt.
+    """
+
+    ids: Sequence[int]
+    truncated: bool
+    unpooled: int
+
+
+class TextTokenizer:
+    """The tokenizer of an artifact. Its methods may be called from any thread.
+
+    Args:
+        artifact: Brings tokenizer, prompts and limits.
+        max_chars: A longer text is refused before it is tokenised, which would take long.
+    """
+
+    def __init__(self, artifact: Artifact, max_chars: int) -> None:
+        manifest = artifact.manifest
+        self._tokenizer = Tokenizer.from_buffer(artifact.read(TOKENIZER))
+        self._tokenizer.enable_truncation(manifest.max_tokens)
+        self._manifest = manifest
+        self._max_chars = max_chars
+        self._special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        self._unpooled = {
+            name: 0 if manifest.include_prompt else self._prompt_tokens(text)
+            for name, text in manifest.prompts.items()
+        }
+
+    def rows_of_texts(
+        self, texts: Sequence[str], prompt_name: str | None, on_overflow: OnOverflow
+    ) -> list[Row]:
+        """Return the row of each text, with the prompt, or else the default prompt, before it.
+
+        Raises:
+            InvalidInput: A text is empty, holds a NUL or no token at all, is too long where that
+                is an error, or the prompt is not known.
+            TooLarge: A text has too many characters.
+        """
+        for index, text in enumerate(texts):
+            self._check_text(text, index)
+        prompt_name = prompt_name or self._manifest.default_prompt
+        prompt, unpooled = self._prompt(prompt_name)
+        # The batch call, also for one text: it alone releases the interpreter lock.
+        encodings = self._tokenizer.encode_batch_fast([prompt + text for text in texts])
+        rows = [Row(e.ids, bool(e.overflowing), unpooled) for e in encodings]
+        for index, row in enumerate(rows):
+            # A prompt's last token can merge with the text's first, so a short row is looked at
+            # again without its prompt.
+            if len(row.ids) <= self._special + unpooled and not self._has_tokens(texts[index]):
+                raise InvalidInput(
+                    "the text has no token that the model knows", code="no_tokens", index=index
+                )
+            if row.truncated and len(row.ids) <= unpooled:
+                raise InvalidInput(
+                    "the prompt alone fills the model's length", code="too_long", index=index
+                )
+        self._check_overflow(rows, on_overflow)
+        return rows
+
+    def rows_of_ids(self, inputs: Sequence[Sequence[int]], on_overflow: OnOverflow) -> list[Row]:
+        """Return the row of each list of token ids, taken as it is, special tokens and all.
+
+        Raises:
+            InvalidInput: A list is empty, an id is not in the vocabulary, or a list is too long
+                where that is an error.
+        """
+        limit = self._manifest.max_tokens
+        for index, ids in enumerate(inputs):
+            if not ids:
+                raise InvalidInput("the list of ids is empty", code="empty", index=index)
+            if min(ids) < 0 or max(ids) >= self._manifest.vocab_size:
+                raise InvalidInput(
+                    f"ids must be from 0 to {self._manifest.vocab_size - 1}",
+                    code="id_out_of_range",
+                    index=index,
+                )
+        rows = [Row(ids[:limit], len(ids) > limit, 0) for ids in inputs]
+        self._check_overflow(rows, on_overflow)
+        return rows
+
+    def _check_text(self, text: str, index: int) -> None:
+        if not text or text.isspace():
+            raise InvalidInput("the text is empty or only white space", code="empty", index=index)
+        if len(text) > self._max_chars:
+            raise TooLarge(
+                f"the text has {len(text)} characters; {self._max_chars} are taken",
+                code="text_too_large",
+                index=index,
+            )
+        if "\0" in text:
+            raise InvalidInput("the text holds a NUL character", code="nul", index=index)
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise InvalidInput("the text holds a lone surrogate", code="surrogate", index=index)
+
+    def _check_overflow(self, rows: Sequence[Row], on_overflow: OnOverflow) -> None:
+        if on_overflow == "truncate":
+            return
+        for index, row in enumerate(rows):
+            if row.truncated:
+                raise InvalidInput(
+                    f"the input has more than {self._manifest.max_tokens} tokens",
+                    code="too_long",
+                    index=index,
+                )
+
+    def _prompt(self, name: str | None) -> tuple[str, int]:
+        if name is None:
+            return "", 0
+        if name not in self._manifest.prompts:
+            names = ", ".join(sorted(self._manifest.prompts)) or "none"
+            raise InvalidInput(
+                f"the prompt is not known; the model has: {names}",
+                code="unknown_prompt",
+                pointer="/prompt_name",
+            )
+        return self._manifest.prompts[name], self._unpooled[name]
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt before a text, the leading special ones included."""
+        encoding = self._tokenizer.encode(prompt)
+        return len(encoding.ids) - encoding.special_tokens_mask[-1]
+
+    def _has_tokens(self, text: str) -> bool:
+        return len(self._tokenizer.encode_batch_fast([text])[0].ids) > self._special

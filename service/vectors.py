@@ -1,0 +1,50 @@
+"""From the engine's vectors to the bytes of an answer."""
+
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+OCTETS = "application/octet-stream"
+
+
+def finish(
+    vectors: NDArray[np.float32], dimensions: int | None, normalize: bool
+) -> NDArray[np.float32]:
+    """Return `(B, dimensions)`: cut first, then of unit length if asked for.
+
+    A vector of zeros stays one.
+    """
+    cut = vectors[:, :dimensions]
+    if normalize:
+        norms = np.linalg.norm(cut, axis=1, keepdims=True)
+        cut = cut / np.maximum(norms, np.finfo(np.float32).tiny)
+    return np.ascontiguousarray(cut, np.float32)
+
+
+def as_json(
+    model: str,
+    vectors: NDArray[np.float32],
+    tokens: Sequence[int],
+    truncated: Sequence[bool],
+    in_base64: bool,
+) -> bytes:
+    """Return the JSON answer; floats are written shortest, as they read back exactly."""
+    embeddings = [base64.b64encode(raw(row)).decode() for row in vectors] if in_base64 else vectors
+    return orjson.dumps(
+        {
+            "model": model,
+            "dimensions": vectors.shape[1],
+            "embeddings": embeddings,
+            "tokens": tokens,
+            "truncated": truncated,
+        },
+        option=orjson.OPT_SERIALIZE_NUMPY,
+    )
+
+
+def raw(vectors: NDArray[np.float32]) -> bytes:
+    """Return the numbers as little-endian float32, row after row."""
+    return vectors.astype("<f4", copy=False).tobytes()

