@@ -6,7 +6,7 @@ Nothing is guessed. A file, field, tensor or module that is not understood is re
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,12 +101,10 @@ def load(
         )
     family = FAMILIES[family_name]
     encoder_config = _encoder_config(family, config)
-    modules = _read_modules(folder)
-    if pooling is not None:
-        modules = replace(modules, pooling=tuple(pooling))
+    modules = _read_modules(folder, pooling)
     for name in modules.pooling:
         if name not in POOLINGS:
-            raise CheckpointError(f"pooling {name!r} is not one of {', '.join(POOLINGS)}")
+            raise CheckpointError(f"the pooling {name!r} is not one of {', '.join(POOLINGS)}")
 
     encoder = Encoder(encoder_config)
     _fill(
@@ -177,10 +175,11 @@ def _encoder_config(family: Family, config: Mapping[str, Any]) -> EncoderConfig:
     return EncoderConfig(**fields)
 
 
-def _read_modules(folder: Path) -> _Modules:
+def _read_modules(folder: Path, override: Sequence[str] | None) -> _Modules:
     """Read modules.json; without one, sentence-transformers' own default: mean, not normalised."""
     if not (folder / "modules.json").is_file():
-        return _Modules(("mean",), include_prompt=True, heads=(), normalize=False)
+        poolings = tuple(override or ["mean"])
+        return _Modules(poolings, include_prompt=True, heads=(), normalize=False)
     listed = sorted(_json(folder / "modules.json"), key=lambda module: int(module["idx"]))
     kinds = [_module_kind(str(module["type"])) for module in listed]
     paths = [folder / module["path"] for module in listed]
@@ -196,9 +195,10 @@ def _read_modules(folder: Path) -> _Modules:
         raise CheckpointError(
             f"modules.json: the Transformer lies in {listed[0]['path']!r}, not ''"
         )
-    pooling = _json(paths[1] / "config.json")
+    config = _json(paths[1] / "config.json")
+    poolings = tuple(override or _pooling_modes(config))
     return _Modules(
-        _pooling_modes(pooling), bool(pooling.get("include_prompt", True)), tuple(heads), normalize
+        poolings, bool(config.get("include_prompt", True)), tuple(heads), normalize
     )
 
 
@@ -219,10 +219,7 @@ def _pooling_modes(config: Mapping[str, Any]) -> tuple[str, ...]:
     else:
         modes = [key for key in config if key.startswith("pooling_mode_") and config[key]]
         modes = sorted(modes, key=lambda key: [*_POOLING_NAMES, key].index(key)) or ["mean"]
-    for mode in modes:
-        if mode not in _POOLING_NAMES:
-            raise CheckpointError(f"the pooling {mode!r} is not one of {', '.join(POOLINGS)}")
-    return tuple(_POOLING_NAMES[mode] for mode in modes)
+    return tuple(_POOLING_NAMES.get(mode, mode) for mode in modes)
 
 
 def _dense(folder: Path) -> DenseHead:

@@ -130,8 +130,8 @@ class SelfAttention(nn.Module):
 class EncoderLayer(nn.Module):
     """Attention and feed-forward, each with a residual and a norm.
 
-    A drop-in for `torch.nn.TransformerEncoderLayer` with `batch_first=True`: the same arguments,
-    state dict, and order of random numbers.
+    A drop-in for `torch.nn.TransformerEncoderLayer` with `batch_first=True`: the same arguments
+    and state dict.
 
     Args:
         d_model: Width of a token vector.

@@ -1,0 +1,101 @@
+"""Small random checkpoints of every family, saved to disk as a user's would be."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+
+VOCABULARY = 60
+
+_BERT_LIKE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+}
+
+CONFIGS = {
+    "bert": lambda: transformers.BertConfig(**_BERT_LIKE),
+    "roberta": lambda: transformers.RobertaConfig(**_BERT_LIKE, type_vocab_size=1),
+    "xlm-roberta": lambda: transformers.XLMRobertaConfig(**_BERT_LIKE, type_vocab_size=1),
+    "camembert": lambda: transformers.CamembertConfig(**_BERT_LIKE, type_vocab_size=1),
+    "distilbert": lambda: transformers.DistilBertConfig(
+        vocab_size=VOCABULARY,
+        dim=32,
+        n_layers=2,
+        n_heads=4,
+        hidden_dim=48,
+        max_position_embeddings=40,
+    ),
+    "mpnet": lambda: transformers.MPNetConfig(**_BERT_LIKE),
+}
+
+
+def save_checkpoint(folder: Path, family: str, **changes: object) -> transformers.PreTrainedModel:
+    """Save a random model of the family, no tensor of which is at its initial value."""
+    torch.manual_seed(0)
+    config = CONFIGS[family]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = transformers.AutoModel.from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        mean = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+        torch.nn.init.normal_(parameter, mean=mean, std=0.15)
+    model.save_pretrained(folder)
+    return model
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Save a tokenizer of words w0, w1, ... between [CLS] (0) and [SEP] (2); [PAD] is 1."""
+    words = {"[CLS]": 0, "[PAD]": 1, "[SEP]": 2, "[UNK]": 3}
+    words |= {f"w{i}": i for i in range(4, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
+    )
+    tokenizer.add_special_tokens(["[CLS]", "[PAD]", "[SEP]", "[UNK]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    write_json(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 24, **special},
+    )
+
+
+def edit_tensors(folder: Path, **changes: Tensor | None) -> None:
+    """Put tensors into model.safetensors, or take out those that are None."""
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in changes.items():
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_json(file: Path, **changes: object) -> None:
+    """Change fields of a JSON file."""
+    write_json(file, {**json.loads(file.read_text()), **changes})
+
+
+def write_json(file: Path, content: object) -> None:
+    """Write a JSON file, and the folders above it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content))
+
+
+def write_modules(folder: Path, *modules: tuple[str, str], package: str = "models") -> None:
+    """Write modules.json from pairs of class name and path."""
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.{package}.{kind}"}
+            for i, (kind, path) in enumerate(modules)
+        ],
+    )

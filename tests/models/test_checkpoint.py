@@ -1,0 +1,313 @@
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from models.checkpoint import CheckpointError, load
+from models.families import FAMILIES
+from tests.models.checkpoints import (
+    CONFIGS,
+    edit_json,
+    edit_tensors,
+    save_checkpoint,
+    save_tokenizer,
+    write_json,
+    write_modules,
+)
+
+# Id 1 is RoBERTa's padding token, here also in the middle of a row.
+IDS = [[0, 7, 9, 11, 2], [0, 8, 1, 13, 2], [0, 5, 2]]
+Q = "encoder.layer.0.attention.self.query.weight"
+
+
+def test_every_family_of_the_table_is_tested() -> None:
+    assert CONFIGS.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_family_gives_the_vectors_of_transformers(family: str, tmp_path: Path) -> None:
+    theirs = save_checkpoint(tmp_path, family)
+    encoder = load(tmp_path)[0].encoder
+    for row in IDS:
+        ids = torch.tensor([row])
+        wanted = theirs(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        torch.testing.assert_close(encoder(ids), wanted, rtol=1e-5, atol=1e-5)
+    padded = torch.tensor([row + [1] * (5 - len(row)) for row in IDS])
+    mask = torch.tensor([[1] * len(row) + [0] * (5 - len(row)) for row in IDS])
+    wanted = theirs(padded, attention_mask=mask).last_hidden_state[mask.bool()]
+    torch.testing.assert_close(encoder(padded, mask)[mask.bool()], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_token_types_are_those_of_transformers(tmp_path: Path) -> None:
+    theirs = save_checkpoint(tmp_path, "bert")
+    encoder = load(tmp_path)[0].encoder
+    ids, types = torch.tensor(IDS[:2]), torch.tensor([[0, 0, 1, 1, 1], [0, 1, 0, 1, 1]])
+    wanted = theirs(ids, token_type_ids=types).last_hidden_state
+    torch.testing.assert_close(encoder(ids, token_type_ids=types), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("act", ["relu", "gelu_new", "silu"])
+def test_other_activations_are_those_of_transformers(act: str, tmp_path: Path) -> None:
+    theirs = save_checkpoint(tmp_path, "bert", hidden_act=act)
+    ids = torch.tensor(IDS[:1])
+    wanted = theirs(ids).last_hidden_state
+    torch.testing.assert_close(load(tmp_path)[0].encoder(ids), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_names_with_a_prefix_and_with_gamma_and_beta_are_understood(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    theirs = save_checkpoint(tmp_path, "bert")
+    tensors = {
+        "bert."
+        + name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
+    tensors["cls.predictions.bias"] = torch.zeros(60)
+    save_file(tensors, tmp_path / "model.safetensors")
+    ids = torch.tensor(IDS[:1])
+    torch.testing.assert_close(
+        load(tmp_path)[0].encoder(ids), theirs(ids).last_hidden_state, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
+    theirs = save_checkpoint(tmp_path, "bert")
+    (tmp_path / "model.safetensors").unlink()
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    ids = torch.tensor(IDS[:1])
+    torch.testing.assert_close(
+        load(tmp_path)[0].encoder(ids), theirs(ids).last_hidden_state, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({Q: None}, f"lacks the tensor {Q}"),
+        ({Q: torch.zeros(32, 31)}, rf"{Q} is \(32, 31\) torch.float32; its config says \(32, 32\)"),
+        ({Q: torch.zeros(32, 32).int()}, rf"{Q} is .*int32; its config says .*, floating point"),
+        ({"encoder.layer.7.x": torch.zeros(1)}, r"not understood: encoder\.layer\.7\.x"),
+    ],
+)
+def test_a_tensor_that_is_missing_misshaped_or_unknown_is_named(
+    changes: dict[str, torch.Tensor | None], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    edit_tensors(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; these are: bert, camembert"),
+        ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not one of gelu"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"is_decoder": True}, "is_decoder is True, not False"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads is"),
+    ],
+)
+def test_a_config_that_is_not_understood_is_refused_by_name(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    edit_json(tmp_path / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_a_config_field_that_is_missing_is_named(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "bert", "vocab_size": 9})
+    with pytest.raises(CheckpointError, match=r"config.json lacks hidden_size, intermediate_size"):
+        load(tmp_path)
+
+
+def test_a_folder_of_pickles_is_refused_with_what_would_help(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin only, a pickle.*save_pretrained"):
+        load(tmp_path)
+
+
+def test_weights_that_are_cut_short_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match=r"model.safetensors cannot be read"):
+        load(tmp_path)
+
+
+def test_an_empty_folder_says_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config.json is not JSON"):
+        load(tmp_path)
+
+
+def test_a_folder_without_modules_is_taken_as_sentence_transformers_takes_it(
+    tmp_path: Path,
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    _, recipe = load(tmp_path)
+    assert (recipe.pooling, recipe.normalize, recipe.max_tokens) == (("mean",), False, 24)
+
+
+POOLING_FIELDS = {
+    "cls": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+    "max": {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False},
+    "mean": {"pooling_mode_mean_tokens": True},
+    "mean_sqrt_len": {"pooling_mode_mean_sqrt_len_tokens": True},
+    "last": {"pooling_mode_lasttoken": True},
+    "two": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+    "new": {"pooling_mode": "lasttoken"},
+    "new two": {"pooling_mode": ["max", "mean_sqrt_len_tokens"]},
+}
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+@pytest.mark.parametrize("fields", POOLING_FIELDS)
+def test_poolings_give_the_vectors_of_sentence_transformers(
+    fields: str, include_prompt: bool, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "mpnet")
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(
+        tmp_path / "1_Pooling" / "config.json",
+        {
+            "word_embedding_dimension": 32,
+            "include_prompt": include_prompt,
+            **POOLING_FIELDS[fields],
+        },
+    )
+    theirs = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    wanted = theirs.encode(["w5 w6 w7"], prompt="w8 w9 ", convert_to_tensor=True)
+    model, recipe = load(tmp_path)
+    assert recipe.include_prompt == include_prompt
+    ids = torch.tensor([[0, 8, 9, 5, 6, 7, 2]])
+    pooled = torch.ones(1, 7)
+    if not include_prompt:
+        pooled[:, :3] = 0
+    found = model(ids, torch.ones(1, 7), pooled)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def save_dense(folder: Path, **config: object) -> None:
+    from safetensors.torch import save_file
+
+    save_checkpoint(folder, "bert")
+    save_tokenizer(folder)
+    write_modules(
+        folder,
+        ("Transformer", ""),
+        ("Pooling", "1_Pooling"),
+        ("Dense", "2_Dense"),
+        ("Normalize", "3_Normalize"),
+    )
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    fields = {"in_features": 32, "out_features": 12, "bias": True}
+    activation = {"activation_function": "torch.nn.modules.activation.Tanh"}
+    write_json(folder / "2_Dense" / "config.json", {**fields, **activation, **config})
+    save_file(
+        {"linear.weight": torch.randn(12, 32), "linear.bias": torch.randn(12)},
+        folder / "2_Dense" / "model.safetensors",
+    )
+    (folder / "3_Normalize").mkdir()
+
+
+def test_a_dense_head_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> None:
+    save_dense(tmp_path)
+    theirs = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    wanted = theirs.encode(["w5 w6 w7"], convert_to_tensor=True)
+    model, recipe = load(tmp_path)
+    assert recipe.normalize
+    assert model.width == 12
+    found = model(torch.tensor([[0, 5, 6, 7, 2]]), torch.ones(1, 5), torch.ones(1, 5))
+    normed = torch.nn.functional.normalize(found)
+    torch.testing.assert_close(normed, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.Softmax"}, "Softmax' is not one of"),
+        ({"activation_function": "mine.Tanh"}, "'mine.Tanh' is not one of"),
+        ({"use_residual": True}, "use_residual is True"),
+        ({"in_features": 31}, r"linear.weight is \(12, 32\)"),
+    ],
+)
+def test_a_dense_head_that_is_not_understood_is_refused(
+    config: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_dense(tmp_path, **config)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ([("Transformer", ""), ("CNN", "1")], "Transformer -> CNN; understood is"),
+        ([("Transformer", ""), ("Pooling", "1_Pooling"), ("LSTM", "2")], "-> LSTM"),
+        ([("Pooling", "1_Pooling")], "lists Pooling"),
+        ([("Transformer", "sub"), ("Pooling", "1_Pooling")], "the Transformer lies in 'sub'"),
+    ],
+)
+def test_a_list_of_modules_that_is_not_understood_is_refused(
+    modules: list[tuple[str, str]], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / "1_Pooling" / "config.json", {})
+    write_modules(tmp_path, *modules)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_a_module_from_elsewhere_is_never_run(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / "modules.json", [{"idx": 0, "path": "", "type": "custom_code.Thing"}])
+    with pytest.raises(CheckpointError, match=r"custom_code.Thing, code from outside"):
+        load(tmp_path)
+
+
+def test_an_unknown_pooling_is_refused_by_name(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_weightedmean_tokens": True})
+    with pytest.raises(CheckpointError, match="'pooling_mode_weightedmean_tokens' is not one of"):
+        load(tmp_path)
+    with pytest.raises(CheckpointError, match="pooling 'median' is not one of mean, cls"):
+        load(tmp_path, pooling=["median"])
+    assert load(tmp_path, pooling=["max"])[1].pooling == ("max",)
+
+
+def test_prompts_length_and_lowercase_are_read_and_can_be_overridden(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "roberta")
+    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": 30, "do_lower_case": True})
+    write_json(
+        tmp_path / "config_sentence_transformers.json",
+        {"prompts": {"query": "q: "}, "default_prompt_name": "query"},
+    )
+    _, recipe = load(tmp_path)
+    assert (recipe.max_tokens, recipe.lowercase) == (30, True)
+    assert (recipe.prompts, recipe.default_prompt) == ({"query": "q: "}, "query")
+    _, changed = load(tmp_path, pooling=["cls"], normalize=True, max_tokens=38)
+    assert (changed.pooling, changed.normalize, changed.max_tokens) == (("cls",), True, 38)
+    # 40 rows of positions, of which RoBERTa keeps two.
+    with pytest.raises(CheckpointError, match="max tokens 39 is not between 3 and 38"):
+        load(tmp_path, max_tokens=39)
+
+
+def test_a_default_prompt_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / "config_sentence_transformers.json", {"default_prompt_name": "query"})
+    with pytest.raises(CheckpointError, match="default_prompt_name 'query' is not among prompts"):
+        load(tmp_path)
