@@ -197,9 +197,7 @@ def _read_modules(folder: Path, override: Sequence[str] | None) -> _Modules:
         )
     config = _json(paths[1] / "config.json")
     poolings = tuple(override or _pooling_modes(config))
-    return _Modules(
-        poolings, bool(config.get("include_prompt", True)), tuple(heads), normalize
-    )
+    return _Modules(poolings, bool(config.get("include_prompt", True)), tuple(heads), normalize)
 
 
 def _module_kind(class_path: str) -> str:

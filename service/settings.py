@@ -7,9 +7,9 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Scope = Literal["encode", "debug", "metrics"]
@@ -124,14 +124,6 @@ class Settings(BaseSettings):
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
 
-    @model_validator(mode="after")
-    def _no_variable_is_misspelt(self) -> Self:
-        known = {variable(group, name) for group, name, _ in table()}
-        for name in sorted(os.environ):
-            if name.startswith("VITRINE_") and name not in known:
-                raise ValueError(f"{name} is no setting; vitrine-serve --help lists them")
-        return self
-
 
 def table() -> list[tuple[str, str, str]]:
     """Return group, name and description of every setting."""
@@ -151,7 +143,11 @@ def from_command_line(arguments: Sequence[str]) -> Settings:
     """Return the settings of the environment, with options in `arguments` on top.
 
     Raises:
-        pydantic.ValidationError: A value does not fit its setting.
+        ValueError: A variable is not a setting, or a value does not fit its setting.
         SystemExit: `--help` was asked for, or an option is not known.
     """
+    known = {variable(group, name) for group, name, _ in table()}
+    for name in sorted(os.environ):
+        if name.startswith("VITRINE_") and name not in known:
+            raise ValueError(f"{name} is no setting; vitrine-serve --help lists them")
     return Settings(_cli_parse_args=list(arguments))

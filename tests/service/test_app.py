@@ -1,0 +1,193 @@
+"""What the application does when the engine behind it misbehaves."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from starlette.testclient import TestClient
+
+from models.engines import Engine, Output, Precision
+from models.packing import PackedBatch
+from service import runtime
+from service.app import create_app
+from service.settings import BatchSettings, EngineSettings, ModelSettings, Settings
+from tests.serving import serving
+
+POISON = 2000  # an ordinary token id, on which the stub engine misbehaves
+
+
+class Stub:
+    """Gives every row its first token's id as a vector; misbehaves on the poison once armed."""
+
+    name = "stub"
+    precision: Precision = "float32"
+    threads = 1
+
+    def __init__(self) -> None:
+        self.fault: str | None = None
+        self.gate = threading.Event()
+        self.batches: list[int] = []
+
+    def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
+        assert output == "pooled"
+        self.batches.append(batch.rows)
+        first = batch.input_ids[batch.padded_index[:, 0]]
+        vectors = np.repeat(first[:, None], 384, 1).astype(np.float32)
+        if POISON in batch.input_ids and self.fault is not None:
+            if self.fault == "hang":
+                self.gate.wait(10)
+            if self.fault == "raise":
+                raise RuntimeError("engine fault")
+            vectors[first == POISON] = float(self.fault)
+        return vectors
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    engine = Stub()
+
+    def opened(*_: object) -> Engine:
+        return engine
+
+    monkeypatch.setattr(runtime, "open_engine", opened)
+    monkeypatch.setattr(runtime, "self_check", lambda *_: 1.0)
+    yield engine
+    engine.gate.set()
+
+
+@contextmanager
+def stubbed(settings: Settings, **changes: object) -> Iterator[tuple[TestClient, list[str]]]:
+    reasons: list[str] = []
+    app = create_app(settings.model_copy(update=changes), on_fatal=reasons.append)
+    with serving(app) as client:
+        yield client, reasons
+
+
+def encode(client: TestClient, *first_ids: int) -> tuple[int, dict[str, object]]:
+    body = {"inputs": [[first] for first in first_ids], "normalize": False, "dimensions": 1}
+    response = client.post("/encode", json=body)
+    return response.status_code, response.json()
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "inf", "-inf"])
+def test_a_fault_on_one_input_names_it_and_the_next_request_works(
+    stub: Stub, settings: Settings, fault: str
+) -> None:
+    with stubbed(settings) as (client, reasons):
+        stub.fault = fault
+        inputs = list(range(100, 131))
+        inputs[17] = POISON
+        status, problem = encode(client, *inputs)
+        assert status == 500
+        assert (problem["code"], problem["index"]) == ("inference_failed", 17)
+        assert problem["pointer"] == "/inputs/17"
+        assert "engine fault" not in str(problem)
+        status, answer = encode(client, 7, 8)
+        assert (status, answer["embeddings"]) == (200, [[7.0], [8.0]])
+        assert client.get("/readyz").status_code == 200
+        assert reasons == []
+
+
+def test_an_engine_that_hangs_fails_its_callers_and_turns_readiness_off(
+    stub: Stub, settings: Settings
+) -> None:
+    hasty = settings.engine.model_copy(update={"timeout_s": 0.2})
+    with stubbed(settings, engine=hasty) as (client, reasons):
+        stub.fault = "hang"
+        status, problem = encode(client, POISON)
+        assert (status, problem["code"]) == (503, "not_ready")
+        response = client.get("/readyz")
+        assert response.status_code == 503
+        assert response.headers["Retry-After"] == "1"
+        assert client.get("/healthz").status_code == 200
+        assert encode(client, 1)[0] == 503
+        assert reasons == ["the engine did not come back from a batch"]
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_back(stub: Stub, settings: Settings) -> None:
+    with stubbed(settings, batch=BatchSettings(max_tokens=1, max_queue_tokens=4)) as (client, _):
+        stub.fault = "hang"
+        running = threading.Thread(target=encode, args=(client, POISON))
+        running.start()
+        while not stub.batches:
+            time.sleep(0.001)
+        waiting = threading.Thread(target=encode, args=(client, 1, 2, 3))
+        waiting.start()
+        while "vitrine_queue_tokens 3.0" not in client.get("/metrics").text:
+            time.sleep(0.001)
+        response = client.post("/encode", json={"inputs": [[4], [5]]})
+        assert (response.status_code, response.json()["code"]) == (429, "overloaded")
+        assert response.headers["Retry-After"] == "1"
+        stub.gate.set()
+        running.join()
+        waiting.join()
+        assert encode(client, 4, 5)[0] == 200
+
+
+def test_an_error_that_nobody_foresaw_is_a_500_without_a_word_of_it(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a secret of the inside")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("service.routes.as_json", broken)
+        response = client.post("/encode", json={"inputs": "a"})
+    assert response.status_code == 500
+    assert response.json()["code"] == "internal"
+    assert response.json()["request_id"] == response.headers["X-Request-Id"]
+    assert "secret" not in response.text
+    assert "a secret of the inside" in caplog.text
+    assert client.post("/encode", json={"inputs": "a"}).status_code == 200
+
+
+@pytest.mark.usefixtures("stub")
+def test_it_is_alive_and_not_ready_while_the_model_loads(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = threading.Event()
+
+    def slow_check(*_: object) -> float:
+        assert checked.wait(10)
+        return 1.0
+
+    monkeypatch.setattr(runtime, "self_check", slow_check)
+    with TestClient(create_app(settings)) as client:
+        assert client.get("/healthz").json() == {"status": "ok"}
+        assert client.get("/readyz").status_code == 503
+        status, problem = encode(client, 1)
+        assert (status, problem["detail"]) == (503, "the model is being loaded")
+        checked.set()
+        while client.get("/readyz").status_code != 200:
+            time.sleep(0.001)
+        assert encode(client, 1)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": ModelSettings(path=Path("nowhere"))}, "nowhere is not an artifact"),
+        ({"engine": EngineSettings(name="tensorrt")}, "there is no engine 'tensorrt'"),
+    ],
+)
+def test_what_cannot_start_says_why_and_is_never_ready(
+    settings: Settings, changes: dict[str, object], reason: str
+) -> None:
+    told = threading.Event()
+    reasons: list[str] = []
+
+    def on_fatal(text: str) -> None:
+        reasons.append(text)
+        told.set()
+
+    app = create_app(settings.model_copy(update=changes), on_fatal=on_fatal)
+    with TestClient(app) as client:
+        assert told.wait(10)
+        assert client.get("/readyz").status_code == 503
+    assert reasons[0].startswith("cannot start: ")
+    assert reason in reasons[0]

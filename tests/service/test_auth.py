@@ -1,0 +1,142 @@
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.routing import APIRoute
+from pydantic import SecretStr, ValidationError
+from starlette.routing import BaseRoute
+from starlette.testclient import TestClient
+
+from service.app import create_app
+from service.settings import ApiKey, AuthSettings, Scope, Settings
+from tests.serving import serving
+
+KEYS: dict[Scope, str] = {
+    "encode": "encode-key-0123456789",
+    "metrics": "metrics-key-0123456789",
+    "debug": "debug-key-0123456789",
+}
+PUBLIC = {"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+
+
+def api_key(scope: Scope) -> ApiKey:
+    return ApiKey(name=f"the {scope} key", key=SecretStr(KEYS[scope]), scopes=(scope,))
+
+
+@pytest.fixture(scope="module")
+def keyed(settings: Settings) -> Settings:
+    auth = AuthSettings(keys=tuple(map(api_key, KEYS)))
+    return settings.model_copy(update={"auth": auth})
+
+
+@pytest.fixture(scope="module")
+def keyed_client(keyed: Settings) -> Iterator[TestClient]:
+    with serving(create_app(keyed)) as client:
+        yield client
+
+
+def routes(app_routes: list[BaseRoute]) -> dict[str, list[str]]:
+    """Every path and the scopes that its route declares."""
+    found: dict[str, list[str]] = {}
+    for route in app_routes:
+        inner = getattr(route, "original_router", None)
+        if inner is not None:
+            found |= routes(inner.routes)
+            continue
+        dependencies = route.dependencies if isinstance(route, APIRoute) else []
+        names = [getattr(d.dependency, "__name__", "") for d in dependencies]
+        found[route.path] = [n.removeprefix("require_") for n in names if n.startswith("require_")]  # type: ignore[attr-defined]
+    return found
+
+
+def test_every_route_declares_one_scope_or_is_known_to_be_public(keyed: Settings) -> None:
+    declared = routes(create_app(keyed).routes)
+    assert {"/encode", "/info", "/metrics"} <= declared.keys()
+    for path, scopes in declared.items():
+        assert len(scopes) == (0 if path in PUBLIC else 1), path
+
+
+@pytest.mark.parametrize(
+    ("path", "scope"), [("/encode", "encode"), ("/info", "encode"), ("/metrics", "metrics")]
+)
+def test_a_route_opens_to_its_scope_alone(
+    keyed_client: TestClient, path: str, scope: Scope
+) -> None:
+    def status(header: str | None) -> int:
+        headers = {} if header is None else {b"Authorization": header.encode("latin-1")}
+        if path == "/encode":
+            response = keyed_client.post(path, json={"inputs": "a"}, headers=headers)
+        else:
+            response = keyed_client.get(path, headers=headers)
+        if response.status_code == 401:
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+        if response.status_code >= 400:
+            assert response.headers["content-type"] == "application/problem+json"
+        return response.status_code
+
+    assert status(f"Bearer {KEYS[scope]}") == 200
+    assert status(f"bearer  {KEYS[scope]}") == 200
+    for other in KEYS.keys() - {scope}:
+        assert status(f"Bearer {KEYS[other]}") == 403
+    key = KEYS[scope]
+    wrong = (None, "", "Bearer", "Bearer ", f"Basic {key}", f"Bearer {key}x", f"Bearer {key[:-1]}")
+    for header in wrong:
+        assert status(header) == 401
+    assert status("Bearer ü") == 401
+
+
+def test_public_routes_need_no_key(keyed_client: TestClient) -> None:
+    for path in ("/healthz", "/readyz", "/openapi.json"):
+        assert keyed_client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["//encode", "/encode/", "/%65ncode", "/encode?x=/healthz"])
+def test_no_spelling_of_a_path_goes_around_the_key(keyed_client: TestClient, path: str) -> None:
+    response = keyed_client.post(path, json={"inputs": "a"}, headers={"Host": "x/healthz?"})
+    assert response.status_code in (401, 404)
+
+
+def test_keys_are_not_logged(
+    keyed: Settings, keyed_client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for key in KEYS.values():
+        keyed_client.post(
+            "/encode", json={"inputs": "a"}, headers={"Authorization": f"Bearer {key}"}
+        )
+    spoken = caplog.text + repr(keyed) + str(keyed.model_dump())
+    assert not any(key in spoken for key in KEYS.values())
+
+
+def key_file(folder: Path, mode: int = 0o600, key: str = KEYS["encode"]) -> Path:
+    file = folder / "keys.json"
+    file.write_text(json.dumps([{"name": "app", "key": key}]))
+    file.chmod(mode)
+    return file
+
+
+def test_keys_come_from_a_file_beside_those_of_the_environment(tmp_path: Path) -> None:
+    auth = AuthSettings(keys=(api_key("metrics"),), keys_file=key_file(tmp_path))
+    assert [key.name for key in auth.all_keys()] == ["the metrics key", "app"]
+    assert auth.all_keys()[1].scopes == ("encode",)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    auth = AuthSettings(keys_file=key_file(tmp_path, mode))
+    with pytest.raises(ValueError, match="can be read by others than its owner"):
+        auth.all_keys()
+
+
+@pytest.mark.parametrize("key", ["", "short"])
+def test_an_empty_or_short_key_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ValidationError, match="at least 16"):
+        AuthSettings(keys_file=key_file(tmp_path, key=key)).all_keys()
+
+
+def test_one_key_twice_is_refused(tmp_path: Path) -> None:
+    auth = AuthSettings(keys=(api_key("encode"),), keys_file=key_file(tmp_path))
+    with pytest.raises(ValueError, match="two API keys are the same"):
+        auth.all_keys()

@@ -1,0 +1,362 @@
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.batching import Batcher, ItemFailed, Outcome, QueueFull, Stopped
+
+POISON = -1
+
+
+class Recorder:
+    """A run that squares its items, remembers its batches, and raises on a poisoned one."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, items: Sequence[int]) -> list[int]:
+        self.batches.append(list(items))
+        self.gate.wait(10)
+        if POISON in items:
+            raise ValueError("poison")
+        return [item * item for item in items]
+
+
+def batcher_of(
+    run: Callable[[Sequence[int]], Sequence[int]],
+    *,
+    max_cost: float = 100,
+    pair_cost: float = 0.0,
+    max_queue: int = 10**9,
+    timeout_s: float = 10,
+    on_hang: Callable[[], None] = lambda: pytest.fail("hung"),
+) -> Batcher[int, int]:
+    return Batcher(
+        run,
+        abs,
+        max_cost=max_cost,
+        pair_cost=pair_cost,
+        max_queue=max_queue,
+        timeout_s=timeout_s,
+        on_hang=on_hang,
+    )
+
+
+async def with_batcher(
+    batcher: Batcher[int, int], story: Callable[[Batcher[int, int]], Awaitable[None]]
+) -> None:
+    batcher.start()
+    try:
+        await asyncio.wait_for(story(batcher), 20)
+    finally:
+        await batcher.close()
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 60) | st.just(POISON), min_size=1, max_size=12),
+        st.sampled_from(["wait", "wait", "wait", "cancel", "late"]),
+    ),
+    max_size=12,
+)
+
+
+@given(REQUESTS)
+def test_every_item_comes_back_once_and_in_order_whatever_arrives_fails_or_leaves(
+    requests: list[tuple[list[int], str]],
+) -> None:
+    run = Recorder()
+
+    async def one(
+        batcher: Batcher[int, int], items: list[int], fate: str
+    ) -> Outcome[int] | BaseException:
+        if fate == "late":
+            await asyncio.sleep(0.001)
+        task = asyncio.create_task(batcher.submit(items))
+        if fate == "cancel":
+            await asyncio.sleep(0)
+            task.cancel()
+        (answer,) = await asyncio.gather(task, return_exceptions=True)
+        return answer
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        answers = await asyncio.gather(*(one(batcher, *request) for request in requests))
+        for (items, fate), answer in zip(requests, answers, strict=True):
+            if isinstance(answer, Outcome):
+                assert answer.results == [item * item for item in items]
+                assert POISON not in items
+            elif isinstance(answer, ItemFailed):
+                assert items[answer.index] == POISON
+            else:
+                assert isinstance(answer, asyncio.CancelledError)
+                assert fate == "cancel"
+        assert batcher.queued_tokens == 0
+        assert (await batcher.submit([7])).results == [49]
+
+    asyncio.run(with_batcher(batcher_of(run), story))
+    for batch in run.batches:
+        assert len(batch) == 1 or sum(map(abs, batch)) <= 100
+
+
+def held(run: Recorder, batcher: Batcher[int, int]) -> Awaitable[Outcome[int]]:
+    """Occupy the engine with a first item, so that what follows has to queue."""
+    run.gate.clear()
+    return asyncio.create_task(batcher.submit([1]))
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+
+async def test_a_lone_request_leaves_at_once() -> None:
+    async def story(batcher: Batcher[int, int]) -> None:
+        outcome = await batcher.submit([5])
+        assert outcome.results == [25]
+        assert outcome.queue_s < 0.5
+
+    await with_batcher(batcher_of(Recorder()), story)
+
+
+async def test_what_arrives_while_the_engine_runs_gathers_into_one_batch() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        first = held(run, batcher)
+        await settled()
+        others = [asyncio.create_task(batcher.submit([n])) for n in (10, 11, 12)]
+        await settled()
+        run.gate.set()
+        await asyncio.gather(first, *others)
+        assert [sorted(batch) for batch in run.batches] == [[1], [10, 11, 12]]
+
+    await with_batcher(batcher_of(run), story)
+
+
+async def test_similar_lengths_go_together_from_the_oldest_on() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        first = held(run, batcher)
+        await settled()
+        lengths = (40, 5, 41, 6, 42, 7)
+        others = [asyncio.create_task(batcher.submit([n])) for n in lengths]
+        await settled()
+        run.gate.set()
+        await asyncio.gather(first, *others)
+        assert [sorted(batch) for batch in run.batches[1:]] == [[40, 41], [5, 6, 7, 42]]
+
+    await with_batcher(batcher_of(run), story)
+
+
+async def test_padded_attention_counts_towards_the_cost() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        first = held(run, batcher)
+        await settled()
+        other = asyncio.create_task(batcher.submit([10] * 8))
+        await settled()
+        run.gate.set()
+        await asyncio.gather(first, other)
+        # 2 rows cost 20 + 2 * 100 * 0.2 = 60; a third would make it 90, a fourth 120.
+        assert [len(batch) for batch in run.batches[1:]] == [3, 3, 2]
+
+    await with_batcher(batcher_of(run, pair_cost=0.2), story)
+
+
+async def test_a_request_larger_than_a_batch_is_split_and_joined() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        items = [7, 80, 3, 99, 20, 150, 5] * 20
+        assert (await batcher.submit(items)).results == [item * item for item in items]
+        assert len(run.batches) > 20
+        assert [150] in run.batches
+
+    await with_batcher(batcher_of(run), story)
+
+
+async def test_a_huge_request_holds_a_small_one_for_two_batches_at_most() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        huge = asyncio.create_task(batcher.submit([50] * 500))
+        while len(run.batches) < 3:
+            await asyncio.sleep(0.001)
+        run.gate.clear()
+        await settled()
+        seen = len(run.batches)
+        small = asyncio.create_task(batcher.submit([2]))
+        await settled()
+        run.gate.set()
+        await small
+        assert next(i for i, batch in enumerate(run.batches) if 2 in batch) <= seen + 1
+        assert not huge.done()
+        await huge
+
+    await with_batcher(batcher_of(run), story)
+
+
+async def test_an_unusual_length_does_not_starve_under_a_stream_of_others() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        odd = asyncio.create_task(batcher.submit([95]))
+        stream: set[asyncio.Task[Outcome[int]]] = set()
+        for _ in range(200):
+            stream.add(asyncio.create_task(batcher.submit([5])))
+            if odd.done():
+                break
+            await asyncio.sleep(0)
+        await odd
+        await asyncio.gather(*stream)
+        assert next(i for i, batch in enumerate(run.batches) if 95 in batch) <= 1
+
+    await with_batcher(batcher_of(run), story)
+
+
+async def test_only_the_request_with_the_guilty_item_fails() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        first = held(run, batcher)
+        await settled()
+        good = [asyncio.create_task(batcher.submit([n, n + 1])) for n in (2, 4, 6, 8)]
+        bad = asyncio.create_task(batcher.submit([3, 5, POISON, 9]))
+        await settled()
+        run.gate.set()
+        with pytest.raises(ItemFailed) as failure:
+            await bad
+        assert failure.value.index == 2
+        assert isinstance(failure.value.__cause__, ValueError)
+        assert [(await task).results for task in good] == [
+            [n * n, (n + 1) ** 2] for n in (2, 4, 6, 8)
+        ]
+        await first
+
+    await with_batcher(batcher_of(run), story)
+
+
+async def test_cancelled_callers_leave_the_queue() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        first = held(run, batcher)
+        await settled()
+        leaving = asyncio.create_task(batcher.submit([77, 78]))
+        staying = asyncio.create_task(batcher.submit([50]))
+        await settled()
+        leaving.cancel()
+        await settled()
+        assert batcher.queued_tokens == 50
+        run.gate.set()
+        await asyncio.gather(first, staying)
+        assert not any({77, 78} & set(batch) for batch in run.batches)
+
+    await with_batcher(batcher_of(run), story)
+
+
+async def test_a_caller_that_leaves_during_its_run_harms_nobody() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        for item in (1, POISON):
+            run.gate.clear()
+            leaving = asyncio.create_task(batcher.submit([item]))
+            await settled()
+            leaving.cancel()
+            await settled()
+            run.gate.set()
+            assert (await batcher.submit([6])).results == [36]
+
+    await with_batcher(batcher_of(run), story)
+
+
+async def test_a_full_queue_refuses_and_takes_again_when_it_has_room() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        first = held(run, batcher)
+        await settled()
+        waiting = asyncio.create_task(batcher.submit([60]))
+        await settled()
+        with pytest.raises(QueueFull):
+            await batcher.submit([41])
+        fits = asyncio.create_task(batcher.submit([40]))
+        await settled()
+        run.gate.set()
+        await asyncio.gather(first, waiting, fits)
+        # An empty queue takes any request: a large one is split, not refused.
+        assert len((await batcher.submit([60, 60])).results) == 2
+
+    await with_batcher(batcher_of(run, max_queue=100), story)
+
+
+async def test_a_run_that_does_not_come_back_fails_all_callers_and_says_so() -> None:
+    run = Recorder()
+    hung = threading.Event()
+    batcher = batcher_of(run, timeout_s=0.1, on_hang=hung.set)
+    batcher.start()
+    assert batcher.is_alive
+    running = held(run, batcher)
+    await settled()
+    waiting = asyncio.create_task(batcher.submit([9]))
+    started = time.monotonic()
+    for task in (running, waiting):
+        with pytest.raises(Stopped):
+            await task
+    assert time.monotonic() - started < 1
+    assert hung.is_set()
+    assert not batcher.is_alive
+    with pytest.raises(Stopped):
+        await batcher.submit([1])
+    run.gate.set()
+    await batcher.close()
+
+
+async def test_closing_fails_whoever_waits() -> None:
+    run = Recorder()
+    batcher = batcher_of(run)
+    batcher.start()
+    running = held(run, batcher)
+    await settled()
+    waiting = asyncio.create_task(batcher.submit([9]))
+    await settled()
+    await batcher.close()
+    for task in (running, waiting):
+        with pytest.raises(Stopped):
+            await task
+    run.gate.set()
+
+
+@pytest.mark.parametrize("results", [[], [1, 2, 3]])
+async def test_a_run_with_the_wrong_number_of_results_is_a_failure(results: list[int]) -> None:
+    async def story(batcher: Batcher[int, int]) -> None:
+        with pytest.raises(ItemFailed):
+            await batcher.submit([4, 5])
+
+    await with_batcher(batcher_of(lambda _: results), story)
+
+
+async def test_even_a_panic_in_the_run_fails_that_item_alone() -> None:
+    class Panic(BaseException):
+        """What a Rust extension raises when it panics is no Exception."""
+
+    def run(items: Sequence[int]) -> list[int]:
+        if POISON in items:
+            raise Panic
+        return list(items)
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        with pytest.raises(ItemFailed):
+            await batcher.submit([POISON])
+        assert (await batcher.submit([3])).results == [3]
+
+    await with_batcher(batcher_of(run), story)

@@ -1,0 +1,239 @@
+import base64
+import random
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from starlette.testclient import TestClient
+
+from models.engines import cosines
+from models.export import export
+from models.sources import resolve
+from service.app import create_app
+from service.settings import EngineSettings, ModelSettings, Settings
+from tests.models.checkpoints import save_checkpoint, save_tokenizer, write_json, write_modules
+from tests.sentences import mixed_texts
+from tests.serving import serving
+
+Vectors = NDArray[np.float32]
+TEXTS = mixed_texts()
+CAT = "The cat sat on the mat."
+
+
+def encode(client: TestClient, inputs: object, **fields: object) -> dict[str, Any]:
+    response = client.post("/encode", json={"inputs": inputs, **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def vectors(client: TestClient, inputs: object, **fields: object) -> Vectors:
+    return np.asarray(encode(client, inputs, **fields)["embeddings"], np.float32)
+
+
+@pytest.fixture(scope="module")
+def oracle(minilm_folder: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(minilm_folder), device="cpu", local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def expected(oracle: SentenceTransformer) -> Vectors:
+    return np.concatenate([oracle.encode([text]) for text in TEXTS])
+
+
+def test_two_hundred_mixed_texts_match_sentence_transformers_in_one_batch(
+    client: TestClient, expected: Vectors
+) -> None:
+    assert cosines(vectors(client, TEXTS), expected).min() >= 0.999999
+
+
+def test_they_match_each_alone_and_equal_the_batch_within_1e_6(
+    client: TestClient, expected: Vectors
+) -> None:
+    alone = np.concatenate([vectors(client, text) for text in TEXTS])
+    assert cosines(alone, expected).min() >= 0.999999
+    assert np.abs(vectors(client, TEXTS) - alone).max() <= 1e-6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_they_match_in_any_order(client: TestClient, expected: Vectors, seed: int) -> None:
+    order = list(range(len(TEXTS)))
+    random.Random(seed).shuffle(order)  # noqa: S311
+    found = vectors(client, [TEXTS[i] for i in order])
+    assert cosines(found, expected[order]).min() >= 0.999999
+
+
+def test_tokens_and_truncation_are_reported(
+    client: TestClient, oracle: SentenceTransformer
+) -> None:
+    answer = encode(client, TEXTS)
+    full = [len(ids) for ids in oracle.tokenizer(TEXTS, truncation=False)["input_ids"]]
+    assert answer["tokens"] == [min(length, 256) for length in full]
+    assert answer["truncated"] == [length > 256 for length in full]
+    assert any(answer["truncated"])
+    assert not all(answer["truncated"])
+
+
+def test_one_text_is_answered_as_a_list_of_one(client: TestClient) -> None:
+    answer = encode(client, CAT)
+    assert answer["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert answer["dimensions"] == 384
+    assert (len(answer["embeddings"]), answer["tokens"], answer["truncated"]) == (1, [9], [False])
+
+
+def test_token_ids_give_the_vector_of_their_text(
+    client: TestClient, oracle: SentenceTransformer
+) -> None:
+    ids = oracle.tokenizer(CAT)["input_ids"]
+    assert np.abs(vectors(client, [ids]) - vectors(client, CAT)).max() <= 1e-6
+
+
+def test_the_longest_row_of_ids_is_cut_or_refused_as_asked(client: TestClient) -> None:
+    assert encode(client, [[101] * 300])["truncated"] == [True]
+    fields = {"inputs": [[101], [101] * 300], "on_overflow": "error"}
+    response = client.post("/encode", json=fields)
+    assert (response.status_code, response.json()["code"]) == (422, "too_long")
+    assert response.json()["index"] == 1
+
+
+def test_an_overflow_is_an_error_if_asked_for(client: TestClient) -> None:
+    fields = {"inputs": [CAT, "word " * 600], "on_overflow": "error"}
+    response = client.post("/encode", json=fields)
+    assert (response.status_code, response.json()["code"]) == (422, "too_long")
+    assert response.json()["index"] == 1
+    assert encode(client, [CAT, "word " * 200], on_overflow="error")["truncated"] == [False] * 2
+
+
+def test_vectors_have_unit_length_unless_not_wanted(client: TestClient) -> None:
+    unit, own = vectors(client, CAT), vectors(client, CAT, normalize=False)
+    assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
+    assert np.linalg.norm(own) != pytest.approx(1, abs=1e-2)
+    np.testing.assert_allclose(own / np.linalg.norm(own), unit, rtol=0, atol=1e-6)
+
+
+def test_dimensions_are_cut_before_normalising(client: TestClient) -> None:
+    own = vectors(client, CAT, normalize=False)[:, :64]
+    cut = vectors(client, CAT, dimensions=64)
+    np.testing.assert_allclose(cut, own / np.linalg.norm(own), rtol=0, atol=1e-6)
+    assert encode(client, CAT, dimensions=64)["dimensions"] == 64
+
+
+def test_floats_base64_and_octets_carry_the_same_numbers(client: TestClient) -> None:
+    texts = TEXTS[:5]
+    wanted = vectors(client, texts)
+    encoded = encode(client, texts, encoding="base64")["embeddings"]
+    decoded = [np.frombuffer(base64.b64decode(row), "<f4") for row in encoded]
+    response = client.post(
+        "/encode", json={"inputs": texts}, headers={"Accept": "application/octet-stream"}
+    )
+    shape = tuple(map(int, response.headers["X-Shape"].split(",")))
+    octets = np.frombuffer(response.content, "<f4").reshape(shape)
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert np.array_equal(np.stack(decoded), wanted)
+    assert np.array_equal(octets, wanted)
+
+
+def test_every_answer_tells_where_the_time_went_and_what_ran(client: TestClient) -> None:
+    headers = client.post("/encode", json={"inputs": CAT}).headers
+    stages = re.findall(r"(\w+);dur=(\d+\.\d+)", headers["Server-Timing"])
+    assert [name for name, _ in stages] == ["tokenize", "queue", "infer"]
+    assert float(stages[2][1]) > 0
+    assert headers["X-Engine"] == "onnxruntime; precision=float32"
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("abc-123.X_y", True),
+        ("x" * 128, True),
+        ("x" * 129, False),
+        ("a b", False),
+        ("a\tb", False),
+        (None, False),
+    ],
+)
+def test_a_request_id_is_taken_or_made(client: TestClient, given: str | None, taken: bool) -> None:
+    headers = {} if given is None else {"X-Request-Id": given}
+    found = client.get("/healthz", headers=headers).headers["X-Request-Id"]
+    assert (found == given) == taken
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", found)
+
+
+def prompted(folder: Path, *, include_prompt: bool) -> tuple[SentenceTransformer, Settings]:
+    """A small model with prompts, saved as sentence-transformers does, and its service."""
+    save_checkpoint(folder / "source", "xlm-roberta")
+    save_tokenizer(folder / "source")
+    write_modules(folder / "source", ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(
+        folder / "source" / "1_Pooling" / "config.json",
+        {"word_embedding_dimension": 32, "include_prompt": include_prompt},
+    )
+    write_json(
+        folder / "source" / "config_sentence_transformers.json",
+        {"prompts": {"query": "w8 w9 ", "passage": "w10 "}, "default_prompt_name": "passage"},
+    )
+    export(resolve(str(folder / "source")), folder / "out", twin=False)
+    oracle = SentenceTransformer(str(folder / "source"), device="cpu", local_files_only=True)
+    settings = Settings(model=ModelSettings(path=folder / "out"), engine=EngineSettings(threads=1))
+    return oracle, settings
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_prompts_are_those_of_sentence_transformers(tmp_path: Path, include_prompt: bool) -> None:
+    oracle, settings = prompted(tmp_path, include_prompt=include_prompt)
+    texts = ["w5 w6 w7", "w11", "w5 " * 40]
+    close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+    with serving(create_app(settings)) as client:
+        close(vectors(client, texts), oracle.encode(texts))  # the default prompt
+        query = vectors(client, texts, prompt_name="query")
+        close(query, oracle.encode(texts, prompt_name="query"))
+        assert encode(client, "w5", prompt_name="query")["tokens"] == [5]
+
+        response = client.post("/encode", json={"inputs": "w5", "prompt_name": "nope"})
+        assert response.status_code == 422
+        assert response.json()["detail"].endswith("the model has: passage, query")
+        response = client.post("/encode", json={"inputs": [[0, 5, 2]], "prompt_name": "query"})
+        assert (response.status_code, response.json()["pointer"]) == (422, "/prompt_name")
+
+
+def test_info_tells_what_is_served(client: TestClient) -> None:
+    info = client.get("/info").json()
+    assert info["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert info["weights_sha256"]["model.safetensors"].startswith("53aa5117")
+    assert (info["engine"], info["precision"], info["threads"]) == ("onnxruntime", "float32", 2)
+    assert info["self_check_cosine"] > 1 - 1e-6
+    assert info["limits"]["max_tokens"] == 256
+
+
+def test_metrics_count_requests_by_route_and_status(client: TestClient) -> None:
+    def counted(line: str) -> float:
+        text = client.get("/metrics").text
+        match = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
+        return float(match[1]) if match else 0.0
+
+    answered = 'vitrine_requests_total{route="/encode",status="200"}'
+    before, tokens = counted(answered), counted("vitrine_batch_tokens_sum")
+    encode(client, CAT)
+    client.post("/encode", json={"inputs": ""})
+    client.get("/no/such/route")
+    assert counted(answered) == before + 1
+    assert counted("vitrine_batch_tokens_sum") == tokens + 9
+    assert counted('vitrine_requests_total{route="/encode",status="422"}') >= 1
+    assert counted('vitrine_requests_total{route="none",status="404"}') >= 1
+    assert "no/such" not in client.get("/metrics").text
+
+
+def test_the_openapi_document_has_an_example_that_works(client: TestClient) -> None:
+    operation = client.get("/openapi.json").json()["paths"]["/encode"]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    for example in schema["examples"]:
+        assert len(encode(client, **example)["embeddings"]) == 2
+    assert set(operation["responses"]) == {
+        "200", "400", "401", "403", "413", "415", "422", "429", "500", "503",
+    }  # fmt: skip
+    assert "application/octet-stream" in operation["responses"]["200"]["content"]

@@ -1,0 +1,180 @@
+"""The service as a process of its own, as a user starts it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from models.artifact import Artifact
+
+# Starts the service where importing torch, transformers or onnx fails.
+WITHOUT_TORCH = """
+import sys
+for name in ("torch", "transformers", "onnx", "onnxscript", "safetensors", "huggingface_hub"):
+    sys.modules[name] = None
+from service.__main__ import main
+sys.exit(main())
+"""
+
+
+@contextmanager
+def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    settings = {"VITRINE_SERVER__PORT": "0", "VITRINE_ENGINE__THREADS": "2", **environment}
+    with subprocess.Popen(
+        [sys.executable, *(arguments or ["-m", "service"])],
+        env={**os.environ, **settings},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def lines_until(started: subprocess.Popen[str], pattern: str) -> tuple[list[str], re.Match[str]]:
+    assert started.stderr is not None
+    lines: list[str] = []
+    for line in started.stderr:
+        lines.append(line.rstrip())
+        match = re.search(pattern, line)
+        if match:
+            return lines, match
+    raise AssertionError(f"{pattern} was not said: {lines}")
+
+
+def outcome(started: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = started.communicate(timeout=60)
+    assert "Traceback" not in errors
+    return started.returncode, errors
+
+
+def test_it_serves_where_torch_cannot_be_imported(artifact: Artifact) -> None:
+    with process("-c", WITHOUT_TORCH, VITRINE_MODEL__PATH=str(artifact.path)) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        answer = httpx2.post(f"{match[1]}/encode", json={"inputs": "a text"}, timeout=30)
+        assert answer.status_code == 200
+        assert len(answer.json()["embeddings"][0]) == 384
+
+
+def test_it_prints_the_urls_and_a_curl_line_that_works(artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
+        lines, match = lines_until(started, r"Try: (curl .*)$")
+        command = match[1].replace("curl ", "curl --silent --fail ")
+        answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+        assert len(json.loads(answer.stdout)["embeddings"]) == 2
+        docs = re.search(r"Docs on (\S+)", "\n".join(lines))
+        assert docs is not None
+        assert httpx2.get(docs[1]).status_code == 200
+        assert not any("anybody may call" in line for line in lines)
+
+
+def test_sigterm_lets_a_request_finish(artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        texts = [f"word{i} " * 100 for i in range(64)]
+        with httpx2.Client(timeout=60) as client:
+            request = client.build_request("POST", f"{match[1]}/encode", json={"inputs": texts})
+            # Sent from here, so that the signal surely comes while the batches run.
+            import threading
+
+            answers: list[httpx2.Response] = []
+            thread = threading.Thread(target=lambda: answers.append(client.send(request)))
+            thread.start()
+            time.sleep(0.3)
+            started.send_signal(signal.SIGTERM)
+            thread.join()
+        assert len(answers[0].json()["embeddings"]) == 64
+        started.wait(timeout=20)
+
+
+def test_a_bind_to_other_than_loopback_without_keys_warns(artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__HOST="0.0.0.0") as started:  # noqa: S104
+        lines, _ = lines_until(started, r"Serving ")
+        assert any("no API key is set: anybody may call" in line for line in lines)
+
+
+def test_with_keys_it_does_not_warn_and_the_curl_line_shows_where_the_key_goes(
+    artifact: Artifact,
+) -> None:
+    key = "a-key-of-some-length"
+    keys = json.dumps([{"name": "app", "key": key}])
+    with process(
+        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_SERVER__HOST="0.0.0.0",  # noqa: S104
+        VITRINE_AUTH__KEYS=keys,
+    ) as started:
+        lines, match = lines_until(started, r"Try: (.*)$")
+        assert not any("anybody may call" in line for line in lines)
+        assert "'Authorization: Bearer KEY'" in match[1]
+        assert not any(key in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"VITRINE_MODEL__PATH": "/nowhere"}, "/nowhere is not an artifact"),
+        ({"VITRINE_ENGINE__NAME": "tensorrt"}, "there is no engine 'tensorrt'"),
+    ],
+)
+def test_what_cannot_start_ends_with_the_reason(
+    artifact: Artifact, environment: dict[str, str], message: str
+) -> None:
+    settings = {"VITRINE_MODEL__PATH": str(artifact.path), **environment}
+    with process(**settings) as started:
+        status, errors = outcome(started)
+    assert status == 1
+    assert message in errors
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"VITRINE_SERVER__PORT": "http"}, "server.port: Input should be a valid integer"),
+        ({"VITRINE_SERVER__PROT": "1"}, "VITRINE_SERVER__PROT is no setting"),
+        ({"VITRINE_MODEL": "x"}, "VITRINE_MODEL is no setting"),
+        ({"VITRINE_ENGIN__NAME": "x"}, "VITRINE_ENGIN__NAME is no setting"),
+        ({"VITRINE_ENGINE__PRECISION": "int8"}, "engine.precision: Input should be 'float32'"),
+        ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "No such file or directory: '/nowhere'"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named(environment: dict[str, str], message: str) -> None:
+    with process(**environment) as started:
+        status, errors = outcome(started)
+    assert status == 2
+    assert message in errors
+
+
+def test_options_take_the_place_of_the_environment(artifact: Artifact) -> None:
+    with process(
+        "-m", "service", "--model.path", "/elsewhere", VITRINE_MODEL__PATH=str(artifact.path)
+    ) as started:
+        status, errors = outcome(started)
+    assert status == 1
+    assert "/elsewhere is not an artifact" in errors
+
+
+def test_a_damaged_artifact_is_refused_with_the_files_name(
+    artifact: Artifact, tmp_path: Path
+) -> None:
+    for file in artifact.path.rglob("*"):
+        copy = tmp_path / file.relative_to(artifact.path)
+        copy.mkdir() if file.is_dir() else copy.write_bytes(file.read_bytes())
+    content = bytearray((tmp_path / "model.onnx").read_bytes())
+    content[5_000_000] ^= 4
+    (tmp_path / "model.onnx").write_bytes(content)
+    with process(VITRINE_MODEL__PATH=str(tmp_path)) as started:
+        status, errors = outcome(started)
+    assert status == 1
+    assert "model.onnx" in errors
+    assert "is not the file that was exported" in errors
