@@ -110,8 +110,6 @@ class TextTokenizer:
             )
         if "\0" in text:
             raise InvalidInput("the text holds a NUL character", code="nul", index=index)
-        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-            raise InvalidInput("the text holds a lone surrogate", code="surrogate", index=index)
 
     def _check_overflow(self, rows: Sequence[Row], on_overflow: OnOverflow) -> None:
         if on_overflow == "truncate":

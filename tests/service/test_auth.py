@@ -2,11 +2,12 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from fastapi.routing import APIRoute
 from pydantic import SecretStr, ValidationError
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
 from service.app import create_app
@@ -37,25 +38,23 @@ def keyed_client(keyed: Settings) -> Iterator[TestClient]:
         yield client
 
 
-def routes(app_routes: list[BaseRoute]) -> dict[str, list[str]]:
-    """Every path and the scopes that its route declares."""
-    found: dict[str, list[str]] = {}
-    for route in app_routes:
-        inner = getattr(route, "original_router", None)
-        if inner is not None:
-            found |= routes(inner.routes)
-            continue
-        dependencies = route.dependencies if isinstance(route, APIRoute) else []
-        names = [getattr(d.dependency, "__name__", "") for d in dependencies]
-        found[route.path] = [n.removeprefix("require_") for n in names if n.startswith("require_")]  # type: ignore[attr-defined]
-    return found
+def flat_routes(routes: list[BaseRoute]) -> list[Route]:
+    """Every route, those of included routers too."""
+    flat: list[Route] = []
+    for route in routes:
+        included = getattr(route, "original_router", None)
+        flat += flat_routes(included.routes) if included is not None else [cast(Route, route)]
+    return flat
 
 
 def test_every_route_declares_one_scope_or_is_known_to_be_public(keyed: Settings) -> None:
-    declared = routes(create_app(keyed).routes)
-    assert {"/encode", "/info", "/metrics"} <= declared.keys()
-    for path, scopes in declared.items():
-        assert len(scopes) == (0 if path in PUBLIC else 1), path
+    routes = flat_routes(create_app(keyed).routes)
+    assert {"/encode", "/info", "/metrics"} <= {route.path for route in routes}
+    for route in routes:
+        dependencies = route.dependencies if isinstance(route, APIRoute) else []
+        names = [getattr(dependency.dependency, "__name__", "") for dependency in dependencies]
+        scopes = [name for name in names if name.startswith("require_")]
+        assert len(scopes) == (0 if route.path in PUBLIC else 1), route.path
 
 
 @pytest.mark.parametrize(
