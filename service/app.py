@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -58,7 +59,9 @@ def create_app(
         if app.state.runtime is not None:
             await app.state.runtime.batcher.close()
 
-    app = FastAPI(
+    # FastAPI's own pages load their scripts from another host, which a server may not reach.
+    app = FastAPIOffline(
+        redoc_url=None,
         title="Vitrine",
         summary="Serves a Transformer encoder over HTTP.",
         lifespan=lifespan,

@@ -54,6 +54,13 @@ def test_a_gradient_of_the_sum_alone_passes_through() -> None:
     assert weight.grad is None
 
 
+def test_a_gradient_of_both_results_is_the_sum_of_the_two() -> None:
+    x, residual, weight, bias = tensors(3, 6, dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda x: torch.stack(add_layer_norm_with_sum(x, residual, weight, bias, EPS)).sum(0), (x,)
+    )
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("affine", [True, False])
 def test_the_registration_passes_opcheck(shape: tuple[int, ...], affine: bool) -> None:

@@ -96,8 +96,9 @@ def test_a_layer_equals_torchs_in_every_combination(
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_of_a_layer_equal_torchs() -> None:
-    ours, theirs = twins("gelu")
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_gradients_of_a_layer_equal_torchs(norm_first: bool) -> None:
+    ours, theirs = twins("gelu", norm_first)
     src, dy = torch.randn(N, L, D), torch.randn(N, L, D)
     ours(src, src_key_padding_mask=key_padding()).backward(dy)
     theirs(src, src_key_padding_mask=key_padding()).backward(dy)

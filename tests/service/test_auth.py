@@ -19,7 +19,8 @@ KEYS: dict[Scope, str] = {
     "metrics": "metrics-key-0123456789",
     "debug": "debug-key-0123456789",
 }
-PUBLIC = {"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+DOCS = {"/docs", "/docs/oauth2-redirect", "/static-offline-docs", "/openapi.json"}
+PUBLIC = {"/healthz", "/readyz", *DOCS}
 
 
 def api_key(scope: Scope) -> ApiKey:

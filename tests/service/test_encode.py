@@ -237,3 +237,12 @@ def test_the_openapi_document_has_an_example_that_works(client: TestClient) -> N
         "200", "400", "401", "403", "413", "415", "422", "429", "500", "503",
     }  # fmt: skip
     assert "application/octet-stream" in operation["responses"]["200"]["content"]
+
+
+def test_the_documentation_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
+    page = client.get("/docs").text
+    scripts = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert scripts
+    for script in scripts:
+        assert script.startswith("/")
+        assert client.get(script).status_code == 200
