@@ -5,8 +5,11 @@ Read in this order:
 - `add_layer_norm`: the fused op under every sublayer.
 - `encoder`: the Transformer encoder, dense and packed.
 - `pooling`, `sentence_encoder`: from token vectors to one vector per row.
-- `families`, `checkpoint`: Hugging Face and sentence-transformers files into those modules.
-- `export`: those modules into an artifact, a directory with an ONNX graph.
+- `model_folder`, `recipe`, `families`, `checkpoint`: Hugging Face and sentence-transformers files
+  into those modules.
+- `sources`, `tokenizer_file`, `onnx_graph`, `export`: a model into an artifact, a directory with an
+  ONNX graph. Here alone text is met: the tokenizer's file is made ready, and the self-check's
+  inputs are tokenised once.
 - `artifact`, `packing`, `engines`: all that a service needs to run it. These three are torch-free.
 
 Shapes are written with one legend throughout:

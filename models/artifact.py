@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -182,8 +183,9 @@ def writing(path: Path) -> Iterator[Path]:
     if path.exists():
         raise ArtifactError(f"{path} is there already; remove it or choose another --out")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    # mkdtemp opens it to its owner alone; who serves it may be another user.
+    temporary.chmod(0o755)
     try:
         yield temporary
         temporary.rename(path)
@@ -224,6 +226,7 @@ def _parse(content: bytes) -> Manifest:
             raise ArtifactError(f"{MANIFEST} is not of format {FORMAT}; export again")
         given["graphs"] = tuple(Graph(**graph) for graph in given["graphs"])
         given["pooling"] = tuple(given["pooling"])
+        given["files"] = dict(given["files"])
         return Manifest(**given)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         names = ", ".join(field.name for field in fields(Manifest))
@@ -237,7 +240,7 @@ def _is_directory(file: Path) -> bool:
 def _read_regular(folder: Path, name: str) -> bytes:
     """Return the content of a regular file that lies in the folder and nowhere else besides."""
     try:
-        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise ArtifactError(f"{name} cannot be read: {error.strerror}") from error
     with open(descriptor, "rb") as stream:

@@ -116,7 +116,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         """Return the attended tokens in the layout of `x`, `(B, L, D)` or `(T, D)`.
 
-        A token whose every key is masked attends to nothing: its context is zero.
+        A token whose every key has a score of minus infinity has a context of zero.
         """
         q, k, v = (
             rows.pad(part).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, L, K)
@@ -130,8 +130,7 @@ class SelfAttention(nn.Module):
 class EncoderLayer(nn.Module):
     """Attention and feed-forward, each with a residual and a norm.
 
-    A drop-in for `torch.nn.TransformerEncoderLayer` with `batch_first=True`: the same arguments
-    and state dict.
+    Equal to `torch.nn.TransformerEncoderLayer` with `batch_first=True`, and with its state dict.
 
     Args:
         d_model: Width of a token vector.
@@ -360,6 +359,8 @@ class Encoder(nn.Module):
             token_type_ids: `(B, L)`; None means type 0 everywhere.
         """
         x = self.embeddings(input_ids, self.positions(input_ids), token_type_ids)  # (B, L, D)
+        if attention_mask is not None:
+            attention_mask = attention_mask != 0
         return self.encode(x, Rows(self.attention_bias(x, input_ids.shape[1], attention_mask)))
 
     def forward_packed(
@@ -404,5 +405,5 @@ class Encoder(nn.Module):
         bias = None if self.relative_bias is None else self.relative_bias(length)
         if attention_mask is None:
             return bias
-        padding = ((attention_mask.to(x.dtype) - 1.0) * -PADDING_SCORE)[:, None, None, :]
+        padding = ((1.0 - attention_mask.to(x.dtype)) * PADDING_SCORE)[:, None, None, :]
         return padding if bias is None else bias + padding

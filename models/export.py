@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer
 
 from models.artifact import (
     TOKENIZER,
@@ -29,13 +30,16 @@ from models.artifact import (
     write_manifest,
     writing,
 )
-from models.checkpoint import CheckpointError, Recipe, load, weight_files
+from models.checkpoint import NO_OVERRIDES, load
 from models.engines import SELF_CHECK_COSINE, EngineError, cosines, open_engine, self_check
+from models.model_folder import CheckpointError, ModelFolder
 from models.onnx_graph import OPSET, TARGETS, VERSIONS, build_graph
 from models.packing import pack
 from models.pooling import POOLINGS
+from models.recipe import Overrides, Recipe
 from models.sentence_encoder import SentenceEncoder
 from models.sources import Source, SourceError, resolve
+from models.tokenizer_file import read_tokenizer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -69,9 +73,7 @@ def export(
     *,
     dtype: str = "float32",
     target: str = "cpu",
-    pooling: Sequence[str] | None = None,
-    normalize: bool | None = None,
-    max_tokens: int | None = None,
+    overrides: Overrides = NO_OVERRIDES,
     twin: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Artifact, list[Parity]]:
@@ -82,39 +84,38 @@ def export(
         out: Must not be there yet.
         dtype: Of the weights, "float32" or "float16" (for CUDA).
         target: "cpu" or "cuda".
-        pooling: Takes the place of the model's own.
-        normalize: Likewise.
-        max_tokens: Likewise.
+        overrides: Take the place of what the model's files say.
         twin: Whether to copy the weights, which gradient work reads.
         say: Told of each step.
 
     Returns:
-        The artifact, and the parity with PyTorch where the target's hardware is here.
+        The artifact, and the parity with PyTorch where an engine here runs the target's graph.
 
     Raises:
         CheckpointError: The model is not understood.
-        ArtifactError: `out` is there already.
+        ArtifactError: `out` is there already, or the model cannot be one file.
         EngineError: The graph does not agree with PyTorch.
     """
     if (dtype, target) == ("float16", "cpu"):
         raise ArtifactError("float16 is for --target cuda; CPU engines take the float32 graph")
     started = time.monotonic()
     say(f"Reading {source.name}")
-    model, recipe = load(source.folder, pooling=pooling, normalize=normalize, max_tokens=max_tokens)
-    tokenizer = _plain_tokenizer(source.folder, recipe)
+    files = ModelFolder(source.folder)
+    model, recipe = load(files, overrides)
+    tokenizer = read_tokenizer(files, recipe, model.encoder.config.vocab_size)
+    _check_size(model.to(DTYPES[dtype]))
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
-        check = _check(model, tokenizer, recipe.max_tokens)
+        check = _check(model.float(), tokenizer, recipe.max_tokens)
         write_check(folder, check)
         if twin:
-            _copy_twin(source.folder, folder / TWIN)
+            _copy(files, folder / TWIN)
         say(f"Exporting {model.encoder.config.num_layers} layers for {target} in {dtype}")
         file = "model.onnx"
         (folder / file).write_bytes(build_graph(model.to(DTYPES[dtype]), target))
         model.float()
-
         graph = Graph(file=file, target=target, dtype=dtype, opset=OPSET, parity=None)
-        manifest = _manifest(source, model, recipe, graph, hashes(folder))
+        manifest = _manifest(source, files, model, recipe, graph, hashes(folder))
         write_manifest(folder, manifest)
         parity: list[Parity] = []
         if target == "cpu":
@@ -125,6 +126,14 @@ def export(
             write_manifest(folder, manifest)
     say(f"Wrote {out} in {time.monotonic() - started:.0f} s")
     return Artifact(out, manifest), parity
+
+
+def _check_size(model: SentenceEncoder) -> None:
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    if size >= onnx.checker.MAXIMUM_PROTOBUF:
+        raise ArtifactError(
+            f"the weights take {size / 2**30:.1f} GiB; one ONNX file holds less than 2 GiB"
+        )
 
 
 def measure_parity(model: SentenceEncoder, artifact: Artifact) -> list[Parity]:
@@ -144,12 +153,15 @@ def measure_parity(model: SentenceEncoder, artifact: Artifact) -> list[Parity]:
     ]
     check = artifact.check()
     expected = _vectors(model, rows)  # (B, D)
+    # As after a prompt that pooling leaves out, where a row is long enough for one.
+    unpooled = [len(row) // 4 for row in rows]
     order = rng.permutation(len(rows))
     cases = {
         "check inputs": (engine.run(pack(check.rows)), np.asarray(check.vectors, np.float32)),
         "each row alone": (np.concatenate([engine.run(pack([row])) for row in rows]), expected),
         "one batch": (engine.run(pack(rows)), expected),
         "one batch, shuffled": (engine.run(pack([rows[i] for i in order])), expected[order]),
+        "pooled in part": (engine.run(pack(rows, unpooled)), _vectors(model, rows, unpooled)),
     }
     parity = [
         Parity(case, len(found), float(cosines(found, wanted).min()), _max_abs(found, wanted))
@@ -177,13 +189,16 @@ def _summary(parity: list[Parity]) -> dict[str, float] | None:
     }
 
 
-def _vectors(model: SentenceEncoder, rows: list[list[int]]) -> NDArray[np.float32]:
+def _vectors(
+    model: SentenceEncoder, rows: list[list[int]], unpooled: list[int] | None = None
+) -> NDArray[np.float32]:
     """PyTorch's vectors `(B, D)`, each row dense and alone: nothing is packed or padded."""
-    with torch.no_grad():
-        vectors = [
-            model(ids, torch.ones(ids.shape), torch.ones(ids.shape))[0]
-            for ids in (torch.tensor([row]) for row in rows)
-        ]
+    vectors: list[torch.Tensor] = []
+    for row, skipped in zip(rows, unpooled or [0] * len(rows), strict=True):
+        ones = torch.ones(1, len(row))
+        pooled = (torch.arange(len(row)) >= skipped).float()[None]
+        with torch.no_grad():
+            vectors.append(model(torch.tensor([row]), ones, pooled)[0])
     return torch.stack(vectors).numpy()
 
 
@@ -194,47 +209,28 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, max_tokens: int) -> Che
     return Check(rows, _vectors(model, rows).tolist())
 
 
-def _plain_tokenizer(folder: Path, recipe: Recipe) -> Tokenizer:
-    """The folder's tokenizer without truncation and padding, and with its lowercasing built in."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder.name} has no tokenizer.json; "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes one"
-        )
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if recipe.lowercase:
-        own = [tokenizer.normalizer] if tokenizer.normalizer else []
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
-    return tokenizer
-
-
-def _copy_twin(source: Path, twin: Path) -> None:
-    """Copy what `load` reads, so that the twin loads as the source did."""
-    twin.mkdir()
-    files = [*source.glob("*.json"), *source.glob("*/config.json"), *weight_files(source)]
-    files += source.glob("*/model.safetensors")
-    for file in files:
-        copy = twin / file.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, copy)
+def _copy(files: ModelFolder, twin: Path) -> None:
+    """Copy what has been read, so that the twin loads as the source did."""
+    for name in files.read:
+        copy = twin / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(files.path / name, copy)
 
 
 def _manifest(
     source: Source,
+    files: ModelFolder,
     model: SentenceEncoder,
     recipe: Recipe,
     graph: Graph,
-    files: Mapping[str, str],
+    written: Mapping[str, str],
 ) -> Manifest:
     return Manifest(
         name=source.name,
         source=source.source,
         revision=source.revision,
         family=recipe.family,
-        weights_sha256={file.name: sha256(file) for file in weight_files(source.folder)},
+        weights_sha256={name: sha256(files.path / name) for name in files.weights},
         width=model.width,
         vocab_size=model.encoder.config.vocab_size,
         max_tokens=recipe.max_tokens,
@@ -244,9 +240,16 @@ def _manifest(
         prompts=recipe.prompts,
         default_prompt=recipe.default_prompt,
         graphs=(graph,),
-        files=files,
+        files=written,
         versions={**VERSIONS, "onnxruntime": onnxruntime.__version__},
     )
+
+
+def _named_prompt(text: str) -> tuple[str, str]:
+    name, equals, prompt = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError("a prompt is NAME=TEXT")
+    return name, prompt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -269,6 +272,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--max-tokens", type=int, help="instead of the model's own")
     parser.add_argument(
+        "--include-prompt",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="whether pooling counts a prompt's tokens, instead of the model's own",
+    )
+    parser.add_argument(
+        "--prompt",
+        metavar="NAME=TEXT",
+        type=_named_prompt,
+        action="append",
+        default=[],
+        help="a prompt beside the model's own, or instead of one; may be repeated",
+    )
+    parser.add_argument("--default-prompt", metavar="NAME", help="instead of the model's own")
+    parser.add_argument(
         "--twin",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -276,22 +294,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    overrides = Overrides(
+        max_tokens=options.max_tokens,
+        pooling=options.pooling and [options.pooling],
+        include_prompt=options.include_prompt,
+        normalize=options.normalize,
+        prompts=dict(options.prompt),
+        default_prompt=options.default_prompt,
+    )
     try:
+        if options.out.exists():
+            raise ArtifactError(f"{options.out} is there already; remove it or choose another")
         _, parity = export(
             resolve(options.model, options.revision),
             options.out,
             dtype=options.dtype,
             target=options.target,
-            pooling=options.pooling and [options.pooling],
-            normalize=options.normalize,
-            max_tokens=options.max_tokens,
+            overrides=overrides,
             twin=options.twin,
-            say=lambda line: print(line, flush=True),  # noqa: T201 - a command line speaks
+            say=lambda line: print(line, flush=True),
         )
-    except (SourceError, CheckpointError, ArtifactError, EngineError) as error:
-        print(f"vitrine-export: {error}", file=sys.stderr)  # noqa: T201
+    except (SourceError, CheckpointError, ArtifactError, EngineError, OSError) as error:
+        print(f"vitrine-export: {error}", file=sys.stderr)
         return 1
-    print(_table(parity) if parity else "Parity: unverified, this machine has no such device.")  # noqa: T201
+    unverified = f"Parity: unverified, no engine here runs a graph for {options.target}."
+    print(_table(parity) if parity else unverified)
     return 0
 
 

@@ -122,7 +122,7 @@ _DISTILBERT = Family(
         **_linear("layers.{i}.norm2", "transformer.layer.{i}.output_layer_norm"),
     },
     prefixes=("distilbert.",),
-    ignored=(r"vocab_(transform|layer_norm|projector)\..*",),
+    ignored=(r"embeddings\.position_ids", r"vocab_(transform|layer_norm|projector)\..*"),
 )
 
 _MPNET = Family(

@@ -56,15 +56,23 @@ def _skip_layer_normalization() -> Op:
 
 
 _SKIP_LAYER_NORMALIZATION = _skip_layer_normalization()
+_ONE = onnx.helper.make_tensor("one", onnx.TensorProto.FLOAT, [1], [1.0])
+
+
+def _ones(x: Any) -> Any:  # noqa: ANN401
+    """The weight of a norm without one, which both nodes need."""
+    return op.CastLike(op.ConstantOfShape([x.shape[-1]], value=_ONE), x)
 
 
 def _add_layer_norm_cpu(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
     total = op.Add(x, residual)
+    weight = _ones(x) if weight is None else weight
     # The call returns (Y, Mean, InvStdDev), of which a graph needs the first.
     return op.LayerNormalization(total, weight, bias, axis=-1, epsilon=eps)[0], total
 
 
 def _add_layer_norm_cuda(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+    weight = _ones(x) if weight is None else weight
     y, _, _, total = _SKIP_LAYER_NORMALIZATION(x, residual, weight, bias, epsilon=eps)
     return y, total
 
@@ -135,9 +143,6 @@ def build_graph(model: SentenceEncoder, target: str) -> bytes:
     Args:
         model: In evaluation mode.
         target: "cpu" or "cuda".
-
-    Raises:
-        ValueError: The graph would exceed protobuf's 2 GB.
     """
     B, L, T = 3, 5, 11
     shapes = {
@@ -177,8 +182,6 @@ def build_graph(model: SentenceEncoder, target: str) -> bytes:
         raise RuntimeError("the exporter returned nothing")
     graph: onnx.ModelProto = program.model_proto
     _strip(graph)
-    if graph.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
-        raise ValueError("the graph exceeds 2 GB, the most that one ONNX file holds")
     return graph.SerializeToString(deterministic=True)
 
 

@@ -63,7 +63,9 @@ def resolve(model: str, revision: str | None = None) -> Source:
     folder = Path(model).expanduser()
     if folder.is_dir():
         _refuse_revision(model, revision, "a folder")
-        return Source(folder, folder.resolve().name, model, None)
+        # The name alone: a client of the service sees it, and is shown no path.
+        name = folder.resolve().name
+        return Source(folder, name, f"folder {name}", None)
     package = None if "/" in model else _package_folder(model)
     if package is not None:
         _refuse_revision(model, revision, "an installed package")
@@ -108,6 +110,7 @@ def _from_package(name: str, folder: Path) -> Source:
 
 
 def _from_hub(model: str, revision: str | None) -> Source:
+    import httpx2
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -120,9 +123,7 @@ def _from_hub(model: str, revision: str | None) -> Source:
 
     try:
         folder = Path(
-            snapshot_download(
-                model, revision=revision, allow_patterns=["*.json", "*.safetensors", "*/*.json"]
-            )
+            snapshot_download(model, revision=revision, allow_patterns=["*.json", "*.safetensors"])
         )
     except HFValidationError as error:
         raise SourceError(
@@ -139,11 +140,16 @@ def _from_hub(model: str, revision: str | None) -> Source:
         ) from error
     except RevisionNotFoundError as error:
         raise SourceError(f"{model} has no revision {revision}") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError, httpx2.HTTPError) as error:
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise SourceError(
             f"{model} is no folder and no installed package, and the Hugging Face hub cannot be "
             f"reached{offline}. Go online, or copy the model's files into a folder and name that"
         ) from error
+    if not any(folder.rglob("*.safetensors")):
+        raise SourceError(
+            f"{model} has no safetensors on the hub; pickles (pytorch_model.bin) are not fetched, "
+            "for they can run code when read. A revision with safetensors (refs/pr/N) may be there"
+        )
     # A snapshot lies in a folder that is named by its commit.
     return Source(folder, model, model, folder.name)

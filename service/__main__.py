@@ -25,10 +25,10 @@ def main() -> int:
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             where = ".".join(map(str, problem["loc"])) or "settings"
-            print(f"vitrine-serve: {where}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+            print(f"vitrine-serve: {where}: {problem['msg']}", file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
-        print(f"vitrine-serve: {error}", file=sys.stderr)  # noqa: T201
+        print(f"vitrine-serve: {error}", file=sys.stderr)
         return 2
     if not _is_loopback(settings.server.host) and app.state.keys.is_open:
         log.warning(

@@ -1,12 +1,12 @@
 """The fused op: `layer_norm(x + residual)`, with the sum as a second result.
 
 Registered with `torch.library`, so that autograd, `torch.compile` and `torch.export` see one
-operator: `vitrine::add_layer_norm`. An exported graph carries it as one node (see `models.export`).
+operator: `vitrine::add_layer_norm`. `models.onnx_graph` says which nodes stand for it in a graph.
 """
 
 import torch
 from torch import Tensor, nn
-from torch.library import Library, register_autograd, register_fake
+from torch.library import Library, register_autocast, register_autograd, register_fake
 
 # The library object must outlive its registrations.
 _LIBRARY = Library("vitrine", "DEF")
@@ -28,7 +28,7 @@ def add_layer_norm(
         x: Output of a sublayer, `(..., D)`, any float dtype.
         residual: What the sublayer read; same shape and dtype as `x`.
         weight: Scale, `(D,)`, in the dtype of `x` or float32; None means ones.
-        bias: Shift, `(D,)`, likewise; None means zeros.
+        bias: Shift, `(D,)`, in the dtype of `weight`; None means zeros.
         eps: Added to the variance.
 
     Returns:
@@ -59,6 +59,7 @@ class AddLayerNorm(nn.Module):
 
     def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True) -> None:
         super().__init__()
+        self.d_model = d_model
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
@@ -73,7 +74,7 @@ class AddLayerNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what `repr` shows between the parentheses."""
-        return f"{self.weight.shape[0]}, eps={self.eps}, bias={self.bias is not None}"
+        return f"{self.d_model}, eps={self.eps}, bias={self.bias is not None}"
 
 
 def _check(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
@@ -91,6 +92,11 @@ def _check(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | No
         torch._check(
             x.size(axis) == residual.size(axis),
             lambda: f"residual is {tuple(residual.shape)} where x is {tuple(x.shape)}",
+        )
+    if weight is not None and bias is not None:
+        torch._check(
+            weight.dtype == bias.dtype,
+            lambda: f"bias is {bias.dtype} where weight is {weight.dtype}",
         )
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None:
@@ -162,10 +168,14 @@ def _backward(
         dx = dx + dsum.to(wide)
     dx = dx.to(total.dtype)
 
-    leading = tuple(range(total.dim() - 1))
-    dweight = None if weight is None else (g * xhat).sum(leading).to(weight.dtype)
-    dbias = None if bias is None else g.sum(leading).to(bias.dtype)
+    D = total.shape[-1]
+    dweight = None if weight is None else (g * xhat).reshape(-1, D).sum(0).to(weight.dtype)
+    dbias = None if bias is None else g.reshape(-1, D).sum(0).to(bias.dtype)
     return dx, dx, dweight, dbias, None
 
 
 register_autograd("vitrine::add_layer_norm", _backward, setup_context=_save, lib=_LIBRARY)
+
+# As torch's own autocast treats layer_norm: in float32.
+for _device in ("cpu", "cuda"):
+    register_autocast("vitrine::add_layer_norm", _device, torch.float32, lib=_LIBRARY)

@@ -18,6 +18,7 @@ _BERT_LIKE = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
     "max_position_embeddings": 40,
+    "layer_norm_eps": 1e-3,
 }
 
 CONFIGS = {
@@ -104,3 +105,25 @@ def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
             for i, (kind, path) in enumerate(modules)
         ],
     )
+
+
+def save_dense(folder: Path, **config: object) -> None:
+    """Save a BERT with mean pooling, a dense head and Normalize."""
+    save_checkpoint(folder, "bert")
+    save_tokenizer(folder)
+    write_modules(
+        folder,
+        ("Transformer", ""),
+        ("Pooling", "1_Pooling"),
+        ("Dense", "2_Dense"),
+        ("Normalize", "3_Normalize"),
+    )
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    fields = {"in_features": 32, "out_features": 12, "bias": True}
+    activation = {"activation_function": "torch.nn.modules.activation.Tanh"}
+    write_json(folder / "2_Dense" / "config.json", {**fields, **activation, **config})
+    save_file(
+        {"linear.weight": torch.randn(12, 32), "linear.bias": torch.randn(12)},
+        folder / "2_Dense" / "model.safetensors",
+    )
+    (folder / "3_Normalize").mkdir()

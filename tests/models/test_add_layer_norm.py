@@ -7,7 +7,7 @@ from torch.library import opcheck
 from models.add_layer_norm import AddLayerNorm, add_layer_norm, add_layer_norm_with_sum
 
 EPS = 1e-5
-SHAPES = [(3, 8), (2, 5, 8), (1, 8), (0, 8), (4, 1)]
+SHAPES = [(8,), (3, 8), (2, 5, 8), (1, 8), (0, 8), (4, 1)]
 
 
 def tensors(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -35,6 +35,31 @@ def test_gradients_equal_finite_differences_once_and_twice() -> None:
     inputs = tensors(2, 3, 6, dtype=torch.float64)
     assert torch.autograd.gradcheck(op, inputs)
     assert torch.autograd.gradgradcheck(op, inputs)
+
+
+def test_gradients_of_a_single_row_equal_finite_differences() -> None:
+    def op(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return add_layer_norm(x, residual, weight, bias, EPS)
+
+    assert torch.autograd.gradcheck(op, tensors(6, dtype=torch.float64))
+
+
+def test_statistics_of_a_low_precision_row_are_float32() -> None:
+    # A mean of 1 with deviations that bfloat16 statistics would lose.
+    x = (1 + torch.arange(256) / 128).to(torch.bfloat16)[None]
+    wanted = F.layer_norm(x.double(), [256], eps=EPS)
+    found = add_layer_norm(x, torch.zeros_like(x), None, None, EPS)
+    assert (found.double() - wanted).abs().max() <= 2**-8 * wanted.abs().max()
+
+
+def test_under_autocast_it_works_in_float32_as_torchs_does() -> None:
+    x, residual, weight, bias = tensors(3, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = add_layer_norm(x.bfloat16(), residual, weight, bias, EPS)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(
+        y, F.layer_norm(x.bfloat16().float() + residual, [8], weight, bias, EPS)
+    )
 
 
 def test_gradients_equal_finite_differences_without_weight_and_bias() -> None:
@@ -80,14 +105,21 @@ def test_the_registration_passes_opcheck_on_views() -> None:
 def test_low_precision_is_within_one_rounding_of_float64(dtype: torch.dtype) -> None:
     x, residual, weight, bias = tensors(512, 256, dtype=dtype)
     dy = torch.randn(512, 256, generator=torch.Generator().manual_seed(1)).to(dtype)
-    add_layer_norm(x, residual, weight, bias, EPS).backward(dy)
+    y = add_layer_norm(x, residual, weight, bias, EPS)
+    y.backward(dy)
 
     exact = [t.detach().double().requires_grad_() for t in (x, residual, weight, bias)]
     # The op rounds the sum to its storage type, so the reference starts from that sum.
     total = (x + residual).detach().double().requires_grad_()
-    F.layer_norm(total, [256], exact[2], exact[3], EPS).backward(dy.double())
+    wanted_y = F.layer_norm(total, [256], exact[2], exact[3], EPS)
+    wanted_y.backward(dy.double())
     rounding = torch.finfo(dtype).eps
-    pairs = [(x.grad, total.grad), (weight.grad, exact[2].grad), (bias.grad, exact[3].grad)]
+    pairs = [
+        (y, wanted_y),
+        (x.grad, total.grad),
+        (weight.grad, exact[2].grad),
+        (bias.grad, exact[3].grad),
+    ]
     for found, wanted in pairs:
         assert found is not None
         assert wanted is not None
@@ -96,7 +128,7 @@ def test_low_precision_is_within_one_rounding_of_float64(dtype: torch.dtype) -> 
         assert error.max() <= rounding
 
 
-def test_it_is_one_node_under_compile_and_export() -> None:
+def test_it_is_one_node_in_an_exported_program() -> None:
     module = AddLayerNorm(8)
     x, residual, _, _ = tensors(3, 8)
     program = torch.export.export(module, (x, residual))
@@ -112,6 +144,7 @@ def test_it_is_one_node_under_compile_and_export() -> None:
         ({"residual": torch.zeros(8)}, r"residual is \(8,\) where x is \(3, 8\)"),
         ({"residual": torch.zeros(3, 8).double()}, "residual is torch.float64"),
         ({"weight": torch.ones(7)}, r"weight is \(7,\), \(8,\) is needed"),
+        ({"bias": torch.ones(8).double()}, "bias is torch.float64 where weight is torch.float32"),
         ({"bias": torch.ones(1, 8)}, r"bias is \(1, 8\), \(8,\) is needed"),
         ({"x": torch.zeros(3, 8).long()}, "x must be floating point"),
     ],

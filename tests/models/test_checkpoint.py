@@ -4,13 +4,16 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from models.checkpoint import CheckpointError, load
+from models.checkpoint import load
 from models.families import FAMILIES
+from models.model_folder import CheckpointError
+from models.recipe import Overrides
 from tests.models.checkpoints import (
     CONFIGS,
     edit_json,
     edit_tensors,
     save_checkpoint,
+    save_dense,
     save_tokenizer,
     write_json,
     write_modules,
@@ -25,15 +28,23 @@ def test_every_family_of_the_table_is_tested() -> None:
     assert CONFIGS.keys() == FAMILIES.keys()
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_a_family_gives_the_vectors_of_transformers(family: str, tmp_path: Path) -> None:
-    theirs = save_checkpoint(tmp_path, family)
+CASES: list[tuple[str, dict[str, object]]] = [(family, {}) for family in CONFIGS]
+# RoBERTa's positions begin behind the padding token, wherever that is; MPNet's do not care.
+CASES += [(family, {"pad_token_id": 3}) for family in ("bert", "roberta", "mpnet")]
+
+
+@pytest.mark.parametrize(("family", "changes"), CASES)
+def test_a_family_gives_the_vectors_of_transformers(
+    family: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    theirs = save_checkpoint(tmp_path, family, **changes)
     encoder = load(tmp_path)[0].encoder
     for row in IDS:
         ids = torch.tensor([row])
         wanted = theirs(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
         torch.testing.assert_close(encoder(ids), wanted, rtol=1e-5, atol=1e-5)
-    padded = torch.tensor([row + [1] * (5 - len(row)) for row in IDS])
+    padding = theirs.config.pad_token_id
+    padded = torch.tensor([row + [padding] * (5 - len(row)) for row in IDS])
     mask = torch.tensor([[1] * len(row) + [0] * (5 - len(row)) for row in IDS])
     wanted = theirs(padded, attention_mask=mask).last_hidden_state[mask.bool()]
     torch.testing.assert_close(encoder(padded, mask)[mask.bool()], wanted, rtol=1e-5, atol=1e-5)
@@ -108,8 +119,13 @@ def test_a_tensor_that_is_missing_misshaped_or_unknown_is_named(
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; these are: bert, camembert"),
         ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not one of gelu"),
+        ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\]"),
+        ({"hidden_size": "32"}, "hidden_size is '32'"),
+        ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
+        ({"num_attention_heads": 5}, "d_model 32 is not divisible by num_heads 5"),
+        ({"layer_norm_eps": "x"}, "layer_norm_eps is 'x'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-        ({"is_decoder": True}, "is_decoder is True, not False"),
+        ({"is_decoder": True}, "is_decoder is True; understood is False"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads is"),
     ],
 )
@@ -200,29 +216,6 @@ def test_poolings_give_the_vectors_of_sentence_transformers(
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def save_dense(folder: Path, **config: object) -> None:
-    from safetensors.torch import save_file
-
-    save_checkpoint(folder, "bert")
-    save_tokenizer(folder)
-    write_modules(
-        folder,
-        ("Transformer", ""),
-        ("Pooling", "1_Pooling"),
-        ("Dense", "2_Dense"),
-        ("Normalize", "3_Normalize"),
-    )
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
-    fields = {"in_features": 32, "out_features": 12, "bias": True}
-    activation = {"activation_function": "torch.nn.modules.activation.Tanh"}
-    write_json(folder / "2_Dense" / "config.json", {**fields, **activation, **config})
-    save_file(
-        {"linear.weight": torch.randn(12, 32), "linear.bias": torch.randn(12)},
-        folder / "2_Dense" / "model.safetensors",
-    )
-    (folder / "3_Normalize").mkdir()
-
-
 def test_a_dense_head_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> None:
     save_dense(tmp_path)
     theirs = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
@@ -241,7 +234,10 @@ def test_a_dense_head_gives_the_vectors_of_sentence_transformers(tmp_path: Path)
         ({"activation_function": "torch.nn.modules.activation.Softmax"}, "Softmax' is not one of"),
         ({"activation_function": "mine.Tanh"}, "'mine.Tanh' is not one of"),
         ({"use_residual": True}, "use_residual is True"),
-        ({"in_features": 31}, r"linear.weight is \(12, 32\)"),
+        ({"in_features": 31}, "a dense head takes 31 features; 32 come in"),
+        ({"out_features": 13}, r"linear.weight is \(12, 32\)"),
+        ({"in_features": None}, "in_features and out_features must be positive integers"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
     ],
 )
 def test_a_dense_head_that_is_not_understood_is_refused(
@@ -258,7 +254,11 @@ def test_a_dense_head_that_is_not_understood_is_refused(
         ([("Transformer", ""), ("CNN", "1")], "Transformer -> CNN; understood is"),
         ([("Transformer", ""), ("Pooling", "1_Pooling"), ("LSTM", "2")], "-> LSTM"),
         ([("Pooling", "1_Pooling")], "lists Pooling"),
-        ([("Transformer", "sub"), ("Pooling", "1_Pooling")], "the Transformer lies in 'sub'"),
+        (
+            [("Transformer", "../up"), ("Pooling", "1_Pooling")],
+            "'../up/config.json' points outside",
+        ),
+        ([("Transformer", ""), ("Pooling", "/etc")], "'/etc/config.json' points outside"),
     ],
 )
 def test_a_list_of_modules_that_is_not_understood_is_refused(
@@ -285,8 +285,8 @@ def test_an_unknown_pooling_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="'pooling_mode_weightedmean_tokens' is not one of"):
         load(tmp_path)
     with pytest.raises(CheckpointError, match="pooling 'median' is not one of mean, cls"):
-        load(tmp_path, pooling=["median"])
-    assert load(tmp_path, pooling=["max"])[1].pooling == ("max",)
+        load(tmp_path, Overrides(pooling=["median"]))
+    assert load(tmp_path, Overrides(pooling=["max"]))[1].pooling == ("max",)
 
 
 def test_prompts_length_and_lowercase_are_read_and_can_be_overridden(tmp_path: Path) -> None:
@@ -300,16 +300,118 @@ def test_prompts_length_and_lowercase_are_read_and_can_be_overridden(tmp_path: P
     )
     _, recipe = load(tmp_path)
     assert (recipe.max_tokens, recipe.lowercase) == (30, True)
-    assert (recipe.prompts, recipe.default_prompt) == ({"query": "q: "}, "query")
-    _, changed = load(tmp_path, pooling=["cls"], normalize=True, max_tokens=38)
+    assert recipe.prompts == {"query": "q: ", "document": ""}
+    assert recipe.default_prompt == "query"
+    _, changed = load(tmp_path, Overrides(pooling=["cls"], normalize=True, max_tokens=38))
     assert (changed.pooling, changed.normalize, changed.max_tokens) == (("cls",), True, 38)
     # 40 rows of positions, of which RoBERTa keeps two.
-    with pytest.raises(CheckpointError, match="max tokens 39 is not between 3 and 38"):
-        load(tmp_path, max_tokens=39)
+    with pytest.raises(CheckpointError, match="the maximum of 39 tokens is not between 3 and 38"):
+        load(tmp_path, Overrides(max_tokens=39))
 
 
 def test_a_default_prompt_that_is_not_there_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
-    write_json(tmp_path / "config_sentence_transformers.json", {"default_prompt_name": "query"})
-    with pytest.raises(CheckpointError, match="default_prompt_name 'query' is not among prompts"):
+    write_json(tmp_path / "config_sentence_transformers.json", {"default_prompt_name": "nope"})
+    with pytest.raises(CheckpointError, match="'nope' is not among the prompts: query, document"):
         load(tmp_path)
+
+
+def test_one_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    edit_tensors(tmp_path, **{f"bert.{Q}": torch.zeros(32, 32)})
+    with pytest.raises(CheckpointError, match=f"{Q} twice"):
+        load(tmp_path)
+
+
+def test_shards_outside_the_folder_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model", "bert")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    write_json(index, {"weight_map": {"x": "../outside.safetensors"}})
+    with pytest.raises(CheckpointError, match=r"'../outside.safetensors' points outside"):
+        load(tmp_path / "model")
+    write_json(index, {})
+    with pytest.raises(CheckpointError, match="has no weight_map"):
+        load(tmp_path / "model")
+
+
+def test_an_encoder_in_a_subfolder_is_the_same_model(tmp_path: Path) -> None:
+    theirs = save_checkpoint(tmp_path / "0_Transformer", "bert")
+    write_modules(tmp_path, ("Transformer", "0_Transformer"), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
+    write_json(tmp_path / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 9})
+    model, recipe = load(tmp_path)
+    assert (recipe.transformer, recipe.max_tokens) == ("0_Transformer", 9)
+    ids = torch.tensor(IDS[:1])
+    torch.testing.assert_close(
+        model.encoder(ids), theirs(ids).last_hidden_state, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "limit"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": 7}, 7),
+        ("sentence_roberta_config.json", {"max_seq_length": 5}, 5),
+        ("sentence_bert_config.json", {"max_seq_length": None}, 24),
+        ("tokenizer_config.json", {"max_len": 6}, 6),
+        ("tokenizer_config.json", {"model_max_length": 10**30}, 40),
+        ("tokenizer_config.json", {"model_max_length": 1e30}, 40),
+    ],
+)
+def test_the_length_is_that_of_sentence_transformers(
+    file: str, content: dict[str, object], limit: int, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
+    write_json(tmp_path / file, {**content, **(tokenizer if "tokenizer" in file else {})})
+    theirs = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    assert load(tmp_path)[1].max_tokens == limit == theirs.max_seq_length
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": -1}, "maximum of -1 tokens is not"),
+        ("sentence_bert_config.json", {"max_seq_length": "9"}, "maximum of 9 tokens is not"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {}}}, "processing_kwargs is"),
+        ("sentence_bert_config.json", {"tokenizer_args": {"a": 1}}, "tokenizer_args is"),
+        ("sentence_bert_config.json", {"novelty": 1}, "novelty is not understood"),
+        ("sentence_bert_config.json", [], "is not a JSON object"),
+        ("modules.json", {}, "is not a JSON array"),
+        ("modules.json", [1], "every module needs a type and a path"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "'SparseEncoder'"),
+        ("config_sentence_transformers.json", {"prompts": {"x": 5}}, "prompt 'x' is not a text"),
+        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts is not an object"),
+    ],
+)
+def test_a_setting_that_is_not_understood_is_refused_by_name(
+    file: str, content: object, message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / file, content)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_a_normalize_module_of_something_else_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1"), ("Normalize", "2"))
+    write_json(tmp_path / "1" / "config.json", {})
+    assert load(tmp_path)[1].normalize
+    write_json(tmp_path / "2" / "config.json", {"module_input_name": "token_embeddings"})
+    with pytest.raises(CheckpointError, match="module_input_name is 'token_embeddings'"):
+        load(tmp_path)
+
+
+def test_prompts_can_be_overridden(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    _, recipe = load(
+        tmp_path,
+        Overrides(prompts={"query": "query: "}, default_prompt="query", include_prompt=False),
+    )
+    assert recipe.prompts == {"query": "query: ", "document": ""}
+    assert (recipe.default_prompt, recipe.include_prompt) == ("query", False)

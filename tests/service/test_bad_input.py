@@ -58,7 +58,7 @@ INVALID = {
     "many floats for ids": (b'{"inputs": [' + b"[1.5]," * 2_000 + b"[1]]}", 0),
     "too many inputs": (b'{"inputs": [' + b'"a",' * 2_048 + b'"a"]}', None),
     "an unknown field": (b'{"inputs": "a", "truncate": true}', None),
-    "an unknown prompt": (b'{"inputs": "a", "prompt_name": "query"}', None),
+    "an unknown prompt": (b'{"inputs": "a", "prompt_name": "nope"}', None),
     "no dimensions": (b'{"inputs": "a", "dimensions": 0}', None),
     "negative dimensions": (b'{"inputs": "a", "dimensions": -1}', None),
     "too many dimensions": (b'{"inputs": "a", "dimensions": 385}', None),

@@ -196,7 +196,7 @@ def test_prompts_are_those_of_sentence_transformers(tmp_path: Path, include_prom
 
         response = client.post("/encode", json={"inputs": "w5", "prompt_name": "nope"})
         assert response.status_code == 422
-        assert response.json()["detail"].endswith("the model has: passage, query")
+        assert response.json()["detail"].endswith("the model has: document, passage, query")
         response = client.post("/encode", json={"inputs": [[0, 5, 2]], "prompt_name": "query"})
         assert (response.status_code, response.json()["pointer"]) == (422, "/prompt_name")
 
