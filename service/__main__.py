@@ -1,5 +1,6 @@
 """`vitrine-serve`: read the settings, say where the service is, and serve."""
 
+import contextlib
 import ipaddress
 import json
 import logging
@@ -7,6 +8,7 @@ import sys
 
 import uvicorn
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from service.app import create_app
 from service.schemas import EXAMPLE_INPUTS
@@ -21,13 +23,15 @@ def main() -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         settings = from_command_line(sys.argv[1:])
-        app = create_app(settings, on_ready=lambda: _greet(server, settings))
+        app = create_app(
+            settings, on_ready=lambda: _greet(server, settings, is_open=app.state.keys.is_open)
+        )
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             where = ".".join(map(str, problem["loc"])) or "settings"
             print(f"vitrine-serve: {where}: {problem['msg']}", file=sys.stderr)
         return 2
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SettingsError) as error:
         print(f"vitrine-serve: {error}", file=sys.stderr)
         return 2
     if not _is_loopback(settings.server.host) and app.state.keys.is_open:
@@ -47,16 +51,17 @@ def main() -> int:
             timeout_keep_alive=75,
         )
     )
-    server.run()
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
+        server.run()
     return 0
 
 
-def _greet(server: uvicorn.Server, settings: Settings) -> None:
+def _greet(server: uvicorn.Server, settings: Settings, *, is_open: bool) -> None:
     """Say where the service is; the system may have chosen the port."""
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = json.dumps({"inputs": EXAMPLE_INPUTS})
-    key = " -H 'Authorization: Bearer KEY'" if settings.auth.all_keys() else ""
+    key = "" if is_open else " -H 'Authorization: Bearer KEY'"
     log.info("Serving %s on %s", settings.model.path, url)
     log.info("Docs on %s/docs", url)
     log.info("Try: curl %s/encode%s -H 'Content-Type: application/json' -d '%s'", url, key, body)

@@ -20,16 +20,18 @@ from service.metrics import Metrics
 from service.middleware import RequestLayer
 from service.routes import router
 from service.runtime import open_runtime
+from service.schemas import VERSION, openapi
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")
 
 
 def end_process(reason: str) -> None:
-    """Say why, and end the process at once, for its supervisor to start a new one."""
+    """Say why, and end the process, for its supervisor to start a new one."""
     log.critical("%s", reason)
-    # An engine's thread that hangs would keep a normal exit waiting.
-    os._exit(1)
+    # Soon, so that callers get the answers that are on their way; and at once then, because an
+    # engine's thread that hangs would keep a normal exit waiting.
+    asyncio.get_running_loop().call_later(0.5, os._exit, 1)
 
 
 def create_app(
@@ -62,11 +64,15 @@ def create_app(
     # FastAPI's own pages load their scripts from another host, which a server may not reach.
     app = FastAPIOffline(
         redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
         title="Vitrine",
+        version=VERSION,
         summary="Serves a Transformer encoder over HTTP.",
         lifespan=lifespan,
         exception_handlers={ServiceError: _answer, HTTPException: _answer_http},
     )
+    app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     app.state.settings = settings
     app.state.metrics = metrics
     app.state.keys = KeyRing(settings.auth.all_keys())
@@ -83,7 +89,7 @@ async def _load(
         app.state.runtime = await open_runtime(
             app.state.settings,
             app.state.metrics,
-            on_hang=lambda: on_fatal("the engine did not come back from a batch"),
+            on_stop=lambda error: _tell_stopped(error, on_fatal),
         )
     except (ArtifactError, EngineError) as error:
         on_fatal(f"cannot start: {error}")
@@ -95,6 +101,12 @@ async def _load(
         on_ready()
 
 
+def _tell_stopped(error: BaseException, on_fatal: Callable[[str], None]) -> None:
+    if not isinstance(error, TimeoutError):
+        log.error("the batcher has a defect", exc_info=error)
+    on_fatal(f"the engine has stopped: {error}")
+
+
 def _request_id(request: Request) -> str:
     identifier: str = request.state.request_id
     return identifier
@@ -102,17 +114,21 @@ def _request_id(request: Request) -> str:
 
 async def _answer(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)  # noqa: S101 - what Starlette promises a handler
-    return problem(error, _request_id(request))
+    request_id = _request_id(request)
+    if error.status == 500:  # the client is told no more than that, so the log is
+        log.error("request %s: %s", request_id, error.detail, exc_info=error)
+    return problem(error, request_id)
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
     """Give the framework's own errors (no such route, no such method) the same form."""
     assert isinstance(error, HTTPException)  # noqa: S101 - what Starlette promises a handler
-    status = HTTPStatus(error.status_code)
+    phrase = HTTPStatus(error.status_code).phrase
     return problem_response(
-        status,
-        status.name.lower(),
+        error.status_code,
+        phrase,
+        phrase.lower().replace(" ", "_"),
         error.detail,
         _request_id(request),
-        headers=dict(error.headers or {}),
+        headers=error.headers,
     )

@@ -5,19 +5,19 @@ While a batch runs, the next one gathers: there is no timer, and a lone request 
 - Turns: the requests that wait form a ring, and each batch starts from the oldest item of the next
   one. So a request of thousands of items holds nobody for longer than a batch, and every item is
   reached, whatever else arrives.
-- Filling: the batch takes the items nearest in length to that one, whosever they are, while the
-  cost (tokens, plus attention over padded rows) stays within the budget.
+- Filling: the batch takes the items nearest in length to that one, whosever they are and the oldest
+  first, while the cost (tokens, plus attention over padded rows) stays within the budget.
 - Faults: a batch that raises is run again in halves, until the one item that raises is alone; its
   request fails, and the others get their results.
 - A run that does not come back cannot be stopped in its thread. All callers fail, the batcher
-  says that it is dead, and the process has to be ended.
+  stops, and whoever started it is told.
 """
 
 import asyncio
 import bisect
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -31,7 +31,7 @@ class QueueFull(Exception):
 
 
 class Stopped(Exception):
-    """The batcher has been closed, or a run did not come back."""
+    """The batcher does not run: it was closed, a run did not come back, or it has a defect."""
 
 
 class ItemFailed(Exception):
@@ -53,7 +53,7 @@ class Outcome(Generic[Result]):
     Attributes:
         results: One for each item.
         queue_s: Seconds until its first batch started.
-        run_s: Seconds from then until its last batch ended.
+        run_s: Seconds from then until its last result was there.
     """
 
     results: list[Result]
@@ -70,12 +70,13 @@ class _Request(Generic[Item, Result]):
     missing: int
     waiting: deque["_Entry[Item, Result]"] = field(default_factory=deque)
     results: dict[int, Result] = field(default_factory=dict)
-    first_start: float | None = None
+    started: float | None = None
+    finished: float = 0.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Entry(Generic[Item, Result]):
-    """One item that waits or runs."""
+    """One item; it leaves the queue by being marked, and is skipped where it still stands."""
 
     item: Item
     length: int
@@ -94,7 +95,7 @@ class Batcher(Generic[Item, Result]):
         pair_cost: Cost of one pair in the padded attention product, in tokens.
         max_queue: Tokens that may wait.
         timeout_s: A run that takes longer is taken for hung.
-        on_hang: Called once when that happens.
+        on_stop: Told why the batcher has stopped, after its callers have been; not told by `close`.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Batcher(Generic[Item, Result]):
         pair_cost: float,
         max_queue: int,
         timeout_s: float,
-        on_hang: Callable[[], None],
+        on_stop: Callable[[BaseException], None],
     ) -> None:
         self._run = run
         self._length = length
@@ -114,9 +115,9 @@ class Batcher(Generic[Item, Result]):
         self._pair_cost = pair_cost
         self._max_queue = max_queue
         self._timeout_s = timeout_s
-        self._on_hang = on_hang
+        self._on_stop = on_stop
         self._ring: deque[_Request[Item, Result]] = deque()
-        self._by_length: list[_Entry[Item, Result]] = []
+        self._by_length: dict[int, deque[_Entry[Item, Result]]] = {}
         self._open: set[_Request[Item, Result]] = set()
         self._queued_tokens = 0
         self._wake = asyncio.Event()
@@ -136,6 +137,7 @@ class Batcher(Generic[Item, Result]):
     def start(self) -> None:
         """Begin to run batches, in the running event loop."""
         self._worker = asyncio.create_task(self._work(), name="batcher")
+        self._worker.add_done_callback(self._stopped)
 
     async def close(self) -> None:
         """Fail whoever still waits, and end."""
@@ -150,23 +152,26 @@ class Batcher(Generic[Item, Result]):
         A caller that is cancelled takes its waiting items out of the queue.
 
         Raises:
+            ValueError: There is no item.
             QueueFull: They do not fit into the queue; none has been taken.
             ItemFailed: The run raises on one of them; the others are dropped.
             Stopped: The batcher does not run, or stopped before they had been.
         """
+        if not items:
+            raise ValueError("there is no item")
         if not self.is_alive:
             raise Stopped
         lengths = [self._length(item) for item in items]
+        # A request that finds the queue empty is taken whatever its size: it will be split.
         if self._queued_tokens and self._queued_tokens + sum(lengths) > self._max_queue:
             raise QueueFull
-        loop = asyncio.get_running_loop()
         request: _Request[Item, Result] = _Request(
-            loop.create_future(), time.perf_counter(), missing=len(items)
+            asyncio.get_running_loop().create_future(), time.perf_counter(), missing=len(items)
         )
         for index, (item, length) in enumerate(zip(items, lengths, strict=True)):
             entry = _Entry(item, length, index, request)
             request.waiting.append(entry)
-            bisect.insort(self._by_length, entry, key=_entry_length)
+            self._by_length.setdefault(length, deque()).append(entry)
         self._queued_tokens += sum(lengths)
         self._ring.append(request)
         self._open.add(request)
@@ -175,101 +180,114 @@ class Batcher(Generic[Item, Result]):
             await request.done
         finally:
             self._open.discard(request)
-            self._drop(request)
-        started = request.first_start or request.submitted
+            self._take(request.waiting)
+        started = request.started or request.submitted
         return Outcome(
             [request.results[index] for index in range(len(items))],
             queue_s=started - request.submitted,
-            run_s=time.perf_counter() - started,
+            run_s=request.finished - started,
         )
 
     async def _work(self) -> None:
-        try:
-            while True:
-                await self._wake.wait()
-                batch = self._form()
-                if not batch:
-                    self._wake.clear()
-                    continue
-                now = time.perf_counter()
-                for entry in batch:
-                    entry.request.first_start = entry.request.first_start or now
-                if not await self._run_halving(batch):
-                    self._on_hang()
-                    return
-        finally:
-            for request in self._open:
-                if not request.done.done():
-                    request.done.set_exception(Stopped())
+        while True:
+            await self._wake.wait()
+            batch = self._form()
+            if not batch:
+                self._wake.clear()
+                continue
+            now = time.perf_counter()
+            for entry in batch:
+                entry.request.started = entry.request.started or now
+            await self._run_halving(batch)
+
+    def _stopped(self, worker: asyncio.Task[None]) -> None:
+        for request in self._open:
+            if not request.done.done():
+                request.done.set_exception(Stopped())
+        error = None if worker.cancelled() else worker.exception()
+        if error is not None:
+            self._on_stop(error)
 
     def _form(self) -> list[_Entry[Item, Result]]:
         """Take the next batch out of the queue."""
-        while self._ring and not self._ring[0].waiting:
-            self._ring.popleft()
-        if not self._ring:
+        first = self._next_turn()
+        if first is None:
+            self._by_length.clear()  # what still stands there has been taken
             return []
-        first = self._ring[0].waiting[0]
-        self._ring.rotate(-1)
-        batch, tokens, longest = [first], first.length, first.length
-        # The window [low, high) around the first item grows towards the nearer length.
-        place = self._place(first)
-        low, high = place, place + 1
-        while low > 0 or high < len(self._by_length):
-            shorter = self._by_length[low - 1] if low > 0 else None
-            longer = self._by_length[high] if high < len(self._by_length) else None
-            take_longer = shorter is None or (
-                longer is not None and longer.length - first.length <= first.length - shorter.length
-            )
-            entry = longer if take_longer else shorter
-            if entry is None or not self._fits(
-                tokens + entry.length, max(longest, entry.length), len(batch) + 1
-            ):
+        batch: list[_Entry[Item, Result]] = []
+        tokens, longest = 0, 0
+        for entry in self._nearest(first):
+            tokens, longest = tokens + entry.length, max(longest, entry.length)
+            cost = tokens + self._pair_cost * (len(batch) + 1) * longest**2
+            if batch and cost > self._max_cost:
                 break
             batch.append(entry)
-            tokens, longest = tokens + entry.length, max(longest, entry.length)
-            low, high = (low, high + 1) if take_longer else (low - 1, high)
-        del self._by_length[low:high]
-        for entry in batch:
-            entry.queued = False
-        for request in {id(entry.request): entry.request for entry in batch}.values():
-            request.waiting = deque(entry for entry in request.waiting if entry.queued)
-        self._queued_tokens -= tokens
+        self._take(batch)
         return batch
 
-    def _fits(self, tokens: int, longest: int, rows: int) -> bool:
-        return tokens + self._pair_cost * rows * longest**2 <= self._max_cost
+    def _next_turn(self) -> _Entry[Item, Result] | None:
+        """Return the oldest item of the request whose turn it is."""
+        while self._ring:
+            request = self._ring.popleft()
+            while request.waiting and not request.waiting[0].queued:
+                request.waiting.popleft()
+            if request.waiting:
+                self._ring.append(request)
+                return request.waiting[0]
+        return None
 
-    def _place(self, entry: _Entry[Item, Result]) -> int:
-        """Where the entry stands in the list by length."""
-        place = bisect.bisect_left(self._by_length, entry.length, key=_entry_length)
-        return self._by_length.index(entry, place)
+    def _nearest(self, first: _Entry[Item, Result]) -> Iterator[_Entry[Item, Result]]:
+        """Give the item itself, then those that wait in the order of their distance in length."""
+        yield first
+        lengths = sorted(self._by_length)
+        high = bisect.bisect_left(lengths, first.length)
+        low = high - 1
+        while low >= 0 or high < len(lengths):
+            take_longer = low < 0 or (
+                high < len(lengths) and lengths[high] - first.length <= first.length - lengths[low]
+            )
+            length = lengths[high] if take_longer else lengths[low]
+            low, high = (low, high + 1) if take_longer else (low - 1, high)
+            entries = self._by_length[length]
+            while entries and not entries[0].queued:
+                entries.popleft()
+            if not entries:
+                del self._by_length[length]
+            yield from (entry for entry in entries if entry.queued and entry is not first)
 
-    async def _run_halving(self, batch: Sequence[_Entry[Item, Result]]) -> bool:
-        """Run the batch and hand out its results; False if the run did not come back."""
+    def _take(self, entries: Sequence[_Entry[Item, Result]]) -> None:
+        """Mark entries as no longer queued."""
+        for entry in entries:
+            if entry.queued:
+                entry.queued = False
+                self._queued_tokens -= entry.length
+
+    async def _run_halving(self, batch: Sequence[_Entry[Item, Result]]) -> None:
+        """Run the batch and hand out its results.
+
+        Raises:
+            TimeoutError: The run did not come back.
+        """
         batch = [entry for entry in batch if not entry.request.done.done()]
         if not batch:
-            return True
+            return
         loop = asyncio.get_running_loop()
         run = loop.run_in_executor(self._thread, self._run_all, [entry.item for entry in batch])
         finished, _ = await asyncio.wait([run], timeout=self._timeout_s)
         if not finished:
-            return False
+            raise TimeoutError(f"a batch did not come back within {self._timeout_s:g} s")
         error = run.exception()
         if error is None:
-            for entry, result in zip(batch, run.result(), strict=True):
-                entry.request.results[entry.index] = result
-                entry.request.missing -= 1
-                if not entry.request.missing and not entry.request.done.done():
-                    entry.request.done.set_result(None)
-            return True
-        if len(batch) == 1:
+            self._hand_out(batch, run.result())
+        elif len(batch) == 1:
             failure = ItemFailed(batch[0].index)
             failure.__cause__ = error
             if not batch[0].request.done.done():
                 batch[0].request.done.set_exception(failure)
-            return True
-        middle = len(batch) // 2
-        return await self._run_halving(batch[:middle]) and await self._run_halving(batch[middle:])
+        else:
+            middle = len(batch) // 2
+            await self._run_halving(batch[:middle])
+            await self._run_halving(batch[middle:])
 
     def _run_all(self, items: Sequence[Item]) -> Sequence[Result]:
         results = self._run(items)
@@ -277,14 +295,12 @@ class Batcher(Generic[Item, Result]):
             raise ValueError(f"the run gave {len(results)} results for {len(items)} items")
         return results
 
-    def _drop(self, request: _Request[Item, Result]) -> None:
-        """Take what is left of a request out of the queue."""
-        for entry in request.waiting:
-            entry.queued = False
-            del self._by_length[self._place(entry)]
-            self._queued_tokens -= entry.length
-        request.waiting.clear()
-
-
-def _entry_length(entry: _Entry[Item, Result]) -> int:
-    return entry.length
+    def _hand_out(self, batch: Sequence[_Entry[Item, Result]], results: Sequence[Result]) -> None:
+        now = time.perf_counter()
+        for entry, result in zip(batch, results, strict=True):
+            request = entry.request
+            request.results[entry.index] = result
+            request.missing -= 1
+            request.finished = now
+            if not request.missing and not request.done.done():
+                request.done.set_result(None)

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from service.errors import InvalidInput, Malformed, TooLarge, UnsupportedMedia
 from service.schemas import EncodeRequest
 from service.settings import LimitSettings
+from service.vectors import JSON
 
 
 async def read_encode_request(request: Request, limits: LimitSettings) -> EncodeRequest:
@@ -19,9 +20,9 @@ async def read_encode_request(request: Request, limits: LimitSettings) -> Encode
         InvalidInput: It is JSON of another shape, or has too many inputs.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    if media_type != JSON:
         raise UnsupportedMedia("the body must be application/json")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
+    if request.headers.get("content-encoding", "").lower() not in ("", "identity"):
         raise UnsupportedMedia("a compressed body is not taken")
     return parse(await _read(request, limits.max_body_bytes), limits.max_inputs)
 

@@ -14,13 +14,27 @@
 The wire format is RFC 9457: `application/problem+json`. Nothing of the request is ever echoed.
 """
 
-from http import HTTPStatus
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
 
 import orjson
 from starlette.responses import Response
 
 PROBLEM = "application/problem+json"
+
+# What the API's documentation says of each status.
+DESCRIPTIONS = {
+    400: "The body is not JSON",
+    401: "No API key, or an unknown one",
+    403: "The API key does not have the scope",
+    413: "The body, or one text in it, is too large",
+    415: "The body is not plain application/json",
+    422: "A field or an input is not what it should be; `index` and `pointer` say which",
+    429: "The queue is full; `Retry-After` says when to come back",
+    500: "The engine fails on this input, or the service has a defect",
+    503: "The model is being loaded, or the engine is gone",
+}
 
 
 class ServiceError(Exception):
@@ -33,7 +47,9 @@ class ServiceError(Exception):
         pointer: JSON pointer to the field that is meant.
     """
 
-    status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+    # Written down: the interpreter's own phrases change from version to version.
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Internal Server Error"
     code: str = "internal"
     headers: ClassVar[dict[str, str]] = {}
 
@@ -55,14 +71,16 @@ class ServiceError(Exception):
 class Malformed(ServiceError):
     """The body is not JSON."""
 
-    status = HTTPStatus.BAD_REQUEST
+    status = 400
+    title = "Bad Request"
     code = "malformed"
 
 
 class Unauthorized(ServiceError):
     """No key was given, or one that is not known."""
 
-    status = HTTPStatus.UNAUTHORIZED
+    status = 401
+    title = "Unauthorized"
     code = "unauthorized"
     headers: ClassVar = {"WWW-Authenticate": "Bearer"}
 
@@ -70,35 +88,40 @@ class Unauthorized(ServiceError):
 class Forbidden(ServiceError):
     """The key does not have the scope that the route needs."""
 
-    status = HTTPStatus.FORBIDDEN
+    status = 403
+    title = "Forbidden"
     code = "forbidden"
 
 
 class TooLarge(ServiceError):
     """The body, or one text in it, is larger than the service takes."""
 
-    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    status = 413
+    title = "Content Too Large"
     code = "too_large"
 
 
 class UnsupportedMedia(ServiceError):
     """The body is not plain application/json."""
 
-    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+    status = 415
+    title = "Unsupported Media Type"
     code = "unsupported_media_type"
 
 
 class InvalidInput(ServiceError):
     """A field or an input is not what it should be."""
 
-    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    status = 422
+    title = "Unprocessable Content"
     code = "invalid"
 
 
 class Overloaded(ServiceError):
     """The queue is full."""
 
-    status = HTTPStatus.TOO_MANY_REQUESTS
+    status = 429
+    title = "Too Many Requests"
     code = "overloaded"
     headers: ClassVar = {"Retry-After": "1"}
 
@@ -112,44 +135,38 @@ class InferenceFailed(ServiceError):
 class NotReady(ServiceError):
     """The service is starting or stopping, or its engine is gone."""
 
-    status = HTTPStatus.SERVICE_UNAVAILABLE
+    status = 503
+    title = "Service Unavailable"
     code = "not_ready"
     headers: ClassVar = {"Retry-After": "1"}
 
 
 def problem(error: ServiceError, request_id: str) -> Response:
     """Return the error as an `application/problem+json` response."""
+    where = {"index": error.index, "pointer": error.pointer}
     return problem_response(
-        error.status,
-        error.code,
-        error.detail,
-        request_id,
-        index=error.index,
-        pointer=error.pointer,
-        headers=error.headers,
+        error.status, error.title, error.code, error.detail, request_id, where, error.headers
     )
 
 
 def problem_response(
     status: int,
+    title: str,
     code: str,
     detail: str,
     request_id: str,
-    *,
-    index: int | None = None,
-    pointer: str | None = None,
-    headers: dict[str, str] | None = None,
+    where: Mapping[str, int | str | None] = MappingProxyType({}),
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return a problem of any status; members that are None are left out."""
-    members: dict[str, Any] = {
+    """Return a problem of any status; members of `where` that are None are left out."""
+    members = {
+        # "about:blank": the title says what the status says, and `code` says more.
         "type": "about:blank",
-        "title": HTTPStatus(status).phrase,
-        "status": int(status),
+        "title": title,
+        "status": status,
         "code": code,
         "detail": detail,
-        "index": index,
-        "pointer": pointer,
+        **{name: value for name, value in where.items() if value is not None},
         "request_id": request_id,
     }
-    body = orjson.dumps({name: value for name, value in members.items() if value is not None})
-    return Response(body, status, headers, PROBLEM)
+    return Response(orjson.dumps(members), status, headers, PROBLEM)

@@ -12,7 +12,10 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "vitrine_requests", "Answered requests", ["route", "status"], registry=self.registry
+            "vitrine_requests",
+            "Requests by status; 'disconnected' had no answer",
+            ["route", "status"],
+            registry=self.registry,
         )
         self.request_seconds = Histogram(
             "vitrine_request_seconds",

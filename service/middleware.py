@@ -1,6 +1,6 @@
-"""The outermost layer, around every request: its id, its metrics, and no error unanswered.
+"""The layer around every request: its id, its metrics, and no error unanswered.
 
-Plain ASGI: Starlette's BaseHTTPMiddleware would hide a client that goes away.
+Plain ASGI: Starlette's BaseHTTPMiddleware would hide from a handler that its client has gone.
 """
 
 import logging
@@ -9,6 +9,7 @@ import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import ServiceError, problem
@@ -35,28 +36,30 @@ class RequestLayer:
         started = time.perf_counter()
         request_id = _request_id(Headers(scope=scope).get(REQUEST_ID))
         scope.setdefault("state", {})["request_id"] = request_id
-        status = 0
+        status = "disconnected"
 
         async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status = str(message["status"])
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
         try:
             await self._app(scope, receive, send_marked)
+        except ClientDisconnect:
+            log.info("request %s: the client has gone", request_id)
         except Exception:
             log.exception("request %s failed", request_id)
             # Answered rather than raised again: the server would close the connection, and with
             # it the next request of whoever shares it.
-            if status:
+            if status != "disconnected":
                 raise
             answer = problem(ServiceError("the service failed; its log says why"), request_id)
             await answer(scope, receive, send_marked)
         finally:
             route = getattr(scope.get("route"), "path", "none")
-            self._metrics.requests.labels(route, str(status)).inc()
+            self._metrics.requests.labels(route, status).inc()
             self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
 
 

@@ -2,52 +2,73 @@
 
 import asyncio
 import time
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Request, Response, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from numpy.typing import NDArray
+from starlette.requests import ClientDisconnect
+from starlette.responses import RedirectResponse
 
 from service.auth import KeyRing
-from service.batching import ItemFailed, QueueFull, Stopped
+from service.batching import ItemFailed, Outcome, QueueFull, Stopped
 from service.body import read_encode_request
-from service.errors import InferenceFailed, InvalidInput, NotReady, Overloaded
+from service.errors import (
+    DESCRIPTIONS,
+    PROBLEM,
+    InferenceFailed,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+)
 from service.metrics import Metrics
 from service.runtime import Runtime
 from service.schemas import (
+    ENCODE_BODY,
+    ENCODE_HEADERS,
+    VERSION,
     EncodeRequest,
     EncodeResponse,
     Health,
     Limits,
     Problem,
     ServiceInfo,
-    body_schema,
+    reference,
 )
 from service.settings import Scope, Settings
-from service.tokenizer import Row
-from service.vectors import OCTETS, as_json, finish, raw
+from service.tokenizer import Row, TextTokenizer
+from service.vectors import JSON, OCTETS, as_json, finish, prefers_octets, raw
 
 router = APIRouter()
 
 
 def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    content = {"application/problem+json": {"schema": Problem.model_json_schema()}}
-    return {status: {"content": content} for status in statuses}
+    content = {PROBLEM: {"schema": reference(Problem)}}
+    return {
+        status: {"description": DESCRIPTIONS[status], "content": content} for status in statuses
+    }
 
 
 def scope(name: Scope) -> Any:  # noqa: ANN401 - FastAPI's own type of a dependency
     """Declare that a route needs an API key with this scope, where keys are set."""
 
-    def require(request: Request) -> None:
+    async def require(
+        request: Request,
+        bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+    ) -> None:
         keys: KeyRing = request.app.state.keys
-        header = request.headers.get("authorization")
-        keys.require(header.encode("latin-1") if header else None, name)
+        keys.require(bearer.credentials.strip() if bearer else None, name)
 
     require.__name__ = f"require_{name}"
     return Depends(require)
 
 
-def _runtime(request: Request) -> Runtime:
+_BEARER = HTTPBearer(auto_error=False, description="An API key, where the service has any set")
+
+
+# Dependencies are `async`: FastAPI runs others in a thread, which takes longer than they do.
+async def _runtime(request: Request) -> Runtime:
     runtime: Runtime | None = request.app.state.runtime
     if runtime is None:
         raise NotReady("the model is being loaded")
@@ -56,12 +77,12 @@ def _runtime(request: Request) -> Runtime:
     return runtime
 
 
-def _settings(request: Request) -> Settings:
+async def _settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings
 
 
-def _metrics(request: Request) -> Metrics:
+async def _metrics(request: Request) -> Metrics:
     metrics: Metrics = request.app.state.metrics
     return metrics
 
@@ -71,13 +92,20 @@ Configured = Annotated[Settings, Depends(_settings)]
 Measured = Annotated[Metrics, Depends(_metrics)]
 
 
+@router.get("/", include_in_schema=False)
+async def root() -> RedirectResponse:
+    """Lead whoever comes with a browser to the documentation."""
+    return RedirectResponse("/docs")
+
+
 @router.post(
     "/encode",
+    summary="Encode texts or token ids",
     dependencies=[scope("encode")],
     response_model=EncodeResponse,
-    openapi_extra=body_schema(EncodeRequest),
+    openapi_extra={"requestBody": ENCODE_BODY},
     responses={
-        200: {"content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}},
+        200: {"headers": ENCODE_HEADERS, "content": {OCTETS: {"schema": {"format": "binary"}}}},
         **_problems(400, 401, 403, 413, 415, 422, 429, 500, 503),
     },
 )
@@ -97,17 +125,10 @@ async def encode(
         )
 
     started = time.perf_counter()
-    rows = await asyncio.to_thread(_tokenize, runtime, asked)
+    rows = await asyncio.to_thread(_tokenize, runtime.tokenizer, asked)
     tokenize_s = time.perf_counter() - started
 
-    try:
-        outcome = await runtime.batcher.submit(rows)
-    except QueueFull:
-        raise Overloaded("the queue is full; try again later") from None
-    except ItemFailed as error:
-        raise InferenceFailed("the engine fails on this input", index=error.index) from error
-    except Stopped:
-        raise NotReady("the engine has stopped") from None
+    outcome = await _submit(request, runtime, rows)
 
     normalize = manifest.normalize if asked.normalize is None else asked.normalize
     vectors = finish(np.stack(outcome.results), asked.dimensions, normalize)  # (B, dimensions)
@@ -116,10 +137,11 @@ async def encode(
         metrics.stage_seconds.labels(stage).observe(seconds)
     headers = {
         "Server-Timing": ", ".join(f"{name};dur={s * 1e3:.3f}" for name, s in stages.items()),
+        "Vary": "Accept",
         "X-Engine": f"{runtime.engine.name}; precision={runtime.engine.precision}",
     }
 
-    if OCTETS in request.headers.get("accept", ""):
+    if prefers_octets(",".join(request.headers.getlist("accept"))):
         headers["X-Shape"] = ",".join(map(str, vectors.shape))
         return Response(raw(vectors), headers=headers, media_type=OCTETS)
     body = as_json(
@@ -129,33 +151,58 @@ async def encode(
         truncated=[row.truncated for row in rows],
         in_base64=asked.encoding == "base64",
     )
-    return Response(body, headers=headers, media_type="application/json")
+    return Response(body, headers=headers, media_type=JSON)
 
 
-def _tokenize(runtime: Runtime, asked: EncodeRequest) -> list[Row]:
-    inputs = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-    texts = [text for text in inputs if isinstance(text, str)]
-    if texts:
-        return runtime.tokenizer.rows_of_texts(texts, asked.prompt_name, asked.on_overflow)
+def _tokenize(tokenizer: TextTokenizer, asked: EncodeRequest) -> list[Row]:
+    texts, ids = asked.texts_or_ids()
+    if ids is None:
+        return tokenizer.rows_of_texts(texts, asked.prompt_name, asked.on_overflow)
     if asked.prompt_name is not None:
         raise InvalidInput("a prompt goes with texts, not with token ids", pointer="/prompt_name")
-    ids = [row for row in inputs if not isinstance(row, str)]
-    return runtime.tokenizer.rows_of_ids(ids, asked.on_overflow)
+    return tokenizer.rows_of_ids(ids, asked.on_overflow)
 
 
-@router.get("/healthz")
+async def _submit(
+    request: Request, runtime: Runtime, rows: list[Row]
+) -> Outcome[NDArray[np.float32]]:
+    """Run the rows, and take them out of the queue if the client goes away meanwhile."""
+    work = asyncio.ensure_future(runtime.batcher.submit(rows))
+    gone = asyncio.ensure_future(request.receive())  # the body is read: what comes now is the end
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    except QueueFull:
+        raise Overloaded("the queue is full; try again later") from None
+    except ItemFailed as error:
+        raise InferenceFailed("the engine fails on this input", index=error.index) from error
+    except Stopped:
+        raise NotReady("the engine has stopped; this process ends") from None
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+@router.get("/healthz", summary="Is the process alive?")
 async def healthz() -> Health:
     """Answer while the process is alive, whether or not it is ready."""
     return Health()
 
 
-@router.get("/readyz", responses=_problems(503))
+@router.get("/readyz", summary="Can it encode?", responses=_problems(503))
 async def readyz(_runtime: Serving) -> Health:
     """Answer 200 once the self-check has passed, and 503 again if the engine stops."""
     return Health()
 
 
-@router.get("/info", dependencies=[scope("encode")], responses=_problems(401, 403, 503))
+@router.get(
+    "/info",
+    summary="What is served",
+    dependencies=[scope("encode")],
+    responses=_problems(401, 403, 503),
+)
 async def info(runtime: Serving, settings: Configured) -> ServiceInfo:
     """Tell what is served: model, hashes, engine, precision, threads and limits."""
     manifest, engine = runtime.artifact.manifest, runtime.engine
@@ -178,16 +225,17 @@ async def info(runtime: Serving, settings: Configured) -> ServiceInfo:
         threads=engine.threads,
         self_check_cosine=runtime.self_check_cosine,
         limits=Limits(**settings.limits.model_dump(), max_tokens=manifest.max_tokens),
-        version=version("vitrine"),
+        version=VERSION,
     )
 
 
 @router.get(
     "/metrics",
+    summary="Metrics for Prometheus",
     dependencies=[scope("metrics")],
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, **_problems(401, 403)},
 )
-async def metrics_exposition(metrics: Measured) -> Response:
+async def metrics(measured: Measured) -> Response:
     """Return the metrics in Prometheus' text format."""
-    return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(measured.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -32,7 +32,7 @@ class Runtime:
 
 
 async def open_runtime(
-    settings: Settings, metrics: Metrics, on_hang: Callable[[], None]
+    settings: Settings, metrics: Metrics, on_stop: Callable[[BaseException], None]
 ) -> Runtime:
     """Return the runtime of the settings, its self-check passed and its batcher running.
 
@@ -44,12 +44,12 @@ async def open_runtime(
 
     def run(rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         batch = pack([row.ids for row in rows], [row.unpooled for row in rows])
-        metrics.batch_rows.observe(batch.rows)
-        metrics.batch_tokens.observe(len(batch.input_ids))
-        metrics.padded_tokens.inc(batch.padded_index.size)
         vectors = engine.run(batch)  # (B, D)
         if not np.isfinite(vectors).all():
             raise NotFinite
+        metrics.batch_rows.observe(batch.rows)
+        metrics.batch_tokens.observe(len(batch.input_ids))
+        metrics.padded_tokens.inc(batch.padded_index.size)
         return list(vectors)
 
     batcher: Batcher[Row, NDArray[np.float32]] = Batcher(
@@ -60,7 +60,7 @@ async def open_runtime(
         pair_cost=1 / (2 * artifact.manifest.width),
         max_queue=settings.batch.max_queue_tokens,
         timeout_s=settings.engine.timeout_s,
-        on_hang=on_hang,
+        on_stop=on_stop,
     )
     manifest = artifact.manifest
     metrics.queue_tokens.set_function(lambda: batcher.queued_tokens)

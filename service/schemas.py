@@ -1,7 +1,10 @@
 """What requests and answers look like; the OpenAPI document is made from these."""
 
+from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 
@@ -20,7 +23,7 @@ Inputs = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")]
     | Annotated[
-        list[Annotated[list[TokenId], Field(fail_fast=True)]],
+        list[Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]],
         Field(min_length=1, fail_fast=True),
         Tag("ids"),
     ],
@@ -31,6 +34,7 @@ Inputs = Annotated[
     ),
 ]
 
+VERSION = version("vitrine")
 EXAMPLE_INPUTS = ("The cat sat on the mat.", "A feline rested on the rug.")
 
 
@@ -41,7 +45,6 @@ class EncodeRequest(BaseModel):
         strict=True,
         extra="forbid",
         frozen=True,
-        json_schema_extra={"examples": [{"inputs": [*EXAMPLE_INPUTS]}]},
     )
 
     inputs: Inputs = Field(
@@ -63,9 +66,33 @@ class EncodeRequest(BaseModel):
         "float", description="Numbers, or base64 of their little-endian float32 bytes"
     )
 
+    def texts_or_ids(self) -> tuple[list[str], list[list[int]] | None]:
+        """Return the texts, or no text and the rows of ids."""
+        if isinstance(self.inputs, str):
+            return [self.inputs], None
+        texts = [text for text in self.inputs if isinstance(text, str)]
+        return texts, None if texts else [ids for ids in self.inputs if isinstance(ids, list)]
+
 
 class EncodeResponse(BaseModel):
     """One vector for each input, in order."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "sentence-transformers/all-MiniLM-L6-v2",
+                    "dimensions": 4,
+                    "embeddings": [
+                        [0.8796389, -0.106531836, -0.24798937, 0.3916473],
+                        [0.4447052, 0.26278275, 0.30500343, 0.8000971],
+                    ],
+                    "tokens": [9, 10],
+                    "truncated": [False, False],
+                }
+            ]
+        }
+    )
 
     model: str
     dimensions: int
@@ -82,7 +109,7 @@ class Problem(BaseModel):
             "examples": [
                 {
                     "type": "about:blank",
-                    "title": "Unprocessable Entity",
+                    "title": "Unprocessable Content",
                     "status": 422,
                     "code": "empty",
                     "detail": "the text is empty or only white space",
@@ -142,7 +169,49 @@ class ServiceInfo(BaseModel):
     version: str
 
 
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return an OpenAPI request body; the handler parses the bytes itself."""
-    schema = model.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def reference(model: type[BaseModel]) -> dict[str, str]:
+    """Return a reference to a model's schema in the OpenAPI document."""
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+# The handler parses the bytes itself, so FastAPI is told what they are.
+ENCODE_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": reference(EncodeRequest),
+            "examples": {
+                "texts": {"value": {"inputs": [*EXAMPLE_INPUTS], "dimensions": 4}},
+                "one text": {"value": {"inputs": EXAMPLE_INPUTS[0]}},
+                "token ids": {"value": {"inputs": [[101, 1996, 4937, 2938, 102]]}},
+                "base64": {"value": {"inputs": EXAMPLE_INPUTS[0], "encoding": "base64"}},
+            },
+        }
+    },
+}
+
+
+def _header(description: str, example: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}, "example": example}
+
+
+ENCODE_HEADERS = {
+    "Server-Timing": _header(
+        "Milliseconds of each stage", "tokenize;dur=0.661, queue;dur=0.052, infer;dur=8.916"
+    ),
+    "X-Engine": _header("What computed the vectors", "onnxruntime; precision=float32"),
+    "X-Request-Id": _header("Of the request, or made", "0c9e8b7a6f5d4c3b2a190807060504ff"),
+    "X-Shape": _header("Rows and width of an answer in octets", "2,384"),
+}
+
+
+def openapi(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document, with the models that only references name."""
+    if app.openapi_schema is None:
+        app.openapi_schema = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, routes=app.routes
+        )
+        schemas = app.openapi_schema["components"]["schemas"]
+        for model in (EncodeRequest, Problem):
+            schemas[model.__name__] = model.model_json_schema()
+    return app.openapi_schema

@@ -4,12 +4,21 @@ A setting `group.name` is the variable `VITRINE_GROUP__NAME` and the option `--g
 """
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Scope = Literal["encode", "debug", "metrics"]
@@ -62,14 +71,21 @@ class LimitSettings(_Group):
 
     max_inputs: int = Field(2048, ge=1, description="Inputs of a request")
     max_chars: int = Field(100_000, ge=1, description="Characters of one text")
-    max_body_bytes: int = Field(16 * 2**20, ge=1, description="Bytes of a request body")
+    max_body_bytes: int = Field(4 * 2**20, ge=1, description="Bytes of a request body")
+
+
+def _check_key(key: SecretStr) -> SecretStr:
+    # What a header can carry as it is; a trailing newline is the usual accident.
+    if not re.fullmatch(r"[!-~]{16,}", key.get_secret_value()):
+        raise ValueError("a key is at least 16 printable ASCII characters without spaces")
+    return key
 
 
 class ApiKey(_Group):
     """A key and what it opens."""
 
     name: str = Field(min_length=1)
-    key: SecretStr = Field(min_length=16)
+    key: Annotated[SecretStr, AfterValidator(_check_key)]
     scopes: tuple[Scope, ...] = ("encode",)
 
 
@@ -80,7 +96,7 @@ class AuthSettings(_Group):
         (), description='JSON: `[{"name": "...", "key": "...", "scopes": ["encode"]}]`'
     )
     keys_file: Path | None = Field(
-        None, description="File with the same JSON, readable by its owner alone"
+        None, description="File with the same JSON, not readable by others"
     )
 
     def all_keys(self) -> tuple[ApiKey, ...]:
@@ -92,15 +108,21 @@ class AuthSettings(_Group):
         """
         keys = self.keys
         if self.keys_file is not None:
-            if self.keys_file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise ValueError(
-                    f"{self.keys_file} can be read by others than its owner; chmod 600 it"
-                )
-            content = self.keys_file.read_bytes()
-            keys += TypeAdapter(tuple[ApiKey, ...]).validate_json(content)
+            keys += _read_keys(self.keys_file)
         if len({key.key.get_secret_value() for key in keys}) < len(keys):
             raise ValueError("two API keys are the same")
         return keys
+
+
+def _read_keys(file: Path) -> tuple[ApiKey, ...]:
+    if file.stat().st_mode & stat.S_IRWXO:
+        raise ValueError(f"auth.keys_file: {file} can be read by everybody; chmod o= it")
+    try:
+        return TypeAdapter(tuple[ApiKey, ...]).validate_json(file.read_bytes())
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = "/".join(map(str, problem["loc"]))
+        raise ValueError(f"auth.keys_file: {file}: {where}: {problem['msg']}") from None
 
 
 class Settings(BaseSettings):

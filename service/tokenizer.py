@@ -1,6 +1,6 @@
 """Text to rows of token ids, each checked and cut to the model's length."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +8,9 @@ from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
 from service.errors import InvalidInput, TooLarge
+
+# Characters that are tokenised in one call.
+_SLICE_CHARS = 200_000
 
 OnOverflow = Literal["truncate", "error"]
 
@@ -59,11 +62,13 @@ class TextTokenizer:
         """
         for index, text in enumerate(texts):
             self._check_text(text, index)
-        prompt_name = prompt_name or self._manifest.default_prompt
-        prompt, unpooled = self._prompt(prompt_name)
-        # The batch call, also for one text: it alone releases the interpreter lock.
-        encodings = self._tokenizer.encode_batch_fast([prompt + text for text in texts])
-        rows = [Row(e.ids, bool(e.overflowing), unpooled) for e in encodings]
+        default = self._manifest.default_prompt
+        prompt, unpooled = self._prompt(default if prompt_name is None else prompt_name)
+        rows = [
+            Row(ids, truncated, unpooled)
+            for part in _slices(texts)
+            for ids, truncated in self._encode([prompt + text for text in part])
+        ]
         for index, row in enumerate(rows):
             # A prompt's last token can merge with the text's first, so a short row is looked at
             # again without its prompt.
@@ -98,6 +103,17 @@ class TextTokenizer:
         rows = [Row(ids[:limit], len(ids) > limit, 0) for ids in inputs]
         self._check_overflow(rows, on_overflow)
         return rows
+
+    def _encode(self, texts: Sequence[str]) -> list[tuple[list[int], bool]]:
+        """Return the ids of each text, and whether there were more."""
+        try:
+            # The batch call, also for one text: it alone releases the interpreter lock.
+            encodings = self._tokenizer.encode_batch_fast(texts)
+        except Exception:
+            raise
+        except BaseException as panic:  # a panic of the tokenizer's library is no Exception
+            raise RuntimeError("the tokenizer panicked") from panic
+        return [(encoding.ids, bool(encoding.overflowing)) for encoding in encodings]
 
     def _check_text(self, text: str, index: int) -> None:
         if not text or text.isspace():
@@ -140,4 +156,15 @@ class TextTokenizer:
         return len(encoding.ids) - encoding.special_tokens_mask[-1]
 
     def _has_tokens(self, text: str) -> bool:
-        return len(self._tokenizer.encode_batch_fast([text])[0].ids) > self._special
+        return len(self._encode([text])[0][0]) > self._special
+
+
+def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut the texts into parts: what lies behind a cut of a long text takes memory until then."""
+    start, chars = 0, 0
+    for end, text in enumerate(texts):
+        chars += len(text)
+        if chars > _SLICE_CHARS and end > start:
+            yield texts[start:end]
+            start, chars = end, len(text)
+    yield texts[start:]

@@ -8,6 +8,20 @@ import orjson
 from numpy.typing import NDArray
 
 OCTETS = "application/octet-stream"
+JSON = "application/json"
+
+
+def prefers_octets(accept: str) -> bool:
+    """Return whether an Accept header names octets, and likes them no less than JSON."""
+    weights: dict[str, float] = {}
+    for accepted in accept.lower().split(","):
+        media, *parameters = (part.strip() for part in accepted.split(";"))
+        given = next((p[2:] for p in parameters if p.startswith("q=")), "1")
+        try:
+            weights[media] = float(given)
+        except ValueError:
+            weights[media] = 0.0
+    return weights.get(OCTETS, 0.0) > 0 and weights[OCTETS] >= weights.get(JSON, 0.0)
 
 
 def finish(

@@ -1,5 +1,6 @@
 """Fixtures that several test modules share, and the rule about skipped tests."""
 
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -34,6 +35,25 @@ def pytest_runtest_makereport(
             report.outcome = "failed"
             report.longrepr = f"{item.nodeid} was skipped, which is not expected: {report.longrepr}"
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped and collector.config.getoption("--allow-skips") is not None:
+        report.outcome = "failed"
+        report.longrepr = f"{collector.nodeid} was skipped as a whole, which is not expected"
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings_of_the_developer() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("VITRINE_")]:
+            patch.delenv(name)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,10 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from fastapi import FastAPI
+from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
 
@@ -18,3 +20,12 @@ def serving(app: FastAPI) -> Iterator[TestClient]:
             assert time.monotonic() < deadline, "the service did not become ready"
             time.sleep(0.02)
         yield client
+
+
+def flat_routes(routes: list[BaseRoute]) -> list[Route]:
+    """Every route, those of included routers too."""
+    flat: list[Route] = []
+    for route in routes:
+        included = getattr(route, "original_router", None)
+        flat += flat_routes(included.routes) if included is not None else [cast(Route, route)]
+    return flat

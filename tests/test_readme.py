@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.settings import Settings, table, variable
-from tests.service.test_auth import flat_routes
+from tests.serving import flat_routes
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -55,7 +55,7 @@ def test_the_table_of_routes_is_that_of_the_code(settings: Settings) -> None:
         names = [getattr(d.dependency, "__name__", "") for d in dependencies]
         scopes = [name.removeprefix("require_") for name in names]
         found[route.path] = scopes[0] if scopes else "none"
-    for behind_the_page in ("/docs/oauth2-redirect", "/static-offline-docs"):
+    for behind_the_page in ("/", "/docs/oauth2-redirect", "/static-offline-docs"):
         found.pop(behind_the_page)
     assert documented == found
 

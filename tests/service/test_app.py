@@ -76,7 +76,7 @@ def encode(client: TestClient, *first_ids: int) -> tuple[int, dict[str, object]]
 
 @pytest.mark.parametrize("fault", ["raise", "nan", "inf", "-inf"])
 def test_a_fault_on_one_input_names_it_and_the_next_request_works(
-    stub: Stub, settings: Settings, fault: str
+    stub: Stub, settings: Settings, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with stubbed(settings) as (client, reasons):
         stub.fault = fault
@@ -87,6 +87,8 @@ def test_a_fault_on_one_input_names_it_and_the_next_request_works(
         assert (problem["code"], problem["index"]) == ("inference_failed", 17)
         assert problem["pointer"] == "/inputs/17"
         assert "engine fault" not in str(problem)
+        assert str(problem["request_id"]) in caplog.text
+        assert ("engine fault" if fault == "raise" else "NotFinite") in caplog.text
         status, answer = encode(client, 7, 8)
         assert (status, answer["embeddings"]) == (200, [[7.0], [8.0]])
         assert client.get("/readyz").status_code == 200
@@ -106,7 +108,7 @@ def test_an_engine_that_hangs_fails_its_callers_and_turns_readiness_off(
         assert response.headers["Retry-After"] == "1"
         assert client.get("/healthz").status_code == 200
         assert encode(client, 1)[0] == 503
-        assert reasons == ["the engine did not come back from a batch"]
+        assert reasons == ["the engine has stopped: a batch did not come back within 0.2 s"]
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_back(stub: Stub, settings: Settings) -> None:
@@ -143,6 +145,24 @@ def test_an_error_that_nobody_foresaw_is_a_500_without_a_word_of_it(
     assert response.json()["request_id"] == response.headers["X-Request-Id"]
     assert "secret" not in response.text
     assert "a secret of the inside" in caplog.text
+    assert client.post("/encode", json={"inputs": "a"}).status_code == 200
+
+
+def test_a_panic_of_the_tokenizer_is_a_500_and_the_next_request_works(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        """What a Rust extension raises when it panics is no Exception."""
+
+    class Panicking:
+        def encode_batch_fast(self, _: object) -> None:
+            raise Panic
+
+    with monkeypatch.context() as patch:
+        tokenizer = client.app.state.runtime.tokenizer  # type: ignore[attr-defined]
+        patch.setattr(tokenizer, "_tokenizer", Panicking())
+        response = client.post("/encode", json={"inputs": "a"})
+    assert (response.status_code, response.json()["code"]) == (500, "internal")
     assert client.post("/encode", json={"inputs": "a"}).status_code == 200
 
 

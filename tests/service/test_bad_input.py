@@ -59,6 +59,7 @@ INVALID = {
     "too many inputs": (b'{"inputs": [' + b'"a",' * 2_048 + b'"a"]}', None),
     "an unknown field": (b'{"inputs": "a", "truncate": true}', None),
     "an unknown prompt": (b'{"inputs": "a", "prompt_name": "nope"}', None),
+    "an empty prompt": (b'{"inputs": "a", "prompt_name": ""}', None),
     "no dimensions": (b'{"inputs": "a", "dimensions": 0}', None),
     "negative dimensions": (b'{"inputs": "a", "dimensions": -1}', None),
     "too many dimensions": (b'{"inputs": "a", "dimensions": 385}', None),
@@ -87,7 +88,7 @@ def test_a_wrong_value_is_a_422_that_names_the_index(client: TestClient, name: s
     problem = response.json()
     assert response.status_code == 422
     assert response.headers["content-type"] == "application/problem+json"
-    assert (problem["status"], problem["title"]) == (422, "Unprocessable Entity")
+    assert (problem["status"], problem["title"]) == (422, "Unprocessable Content")
     assert problem.get("index") == index
     assert problem["request_id"] == response.headers["X-Request-Id"]
     if index is not None:
@@ -120,6 +121,7 @@ def test_an_error_never_repeats_what_was_sent(client: TestClient) -> None:
         {"Content-Type": "application/x-www-form-urlencoded"},
         {},
         {**JSON, "Content-Encoding": "gzip"},
+        {**JSON, "Content-Encoding": "identity, br"},
     ],
 )
 def test_anything_but_plain_json_is_a_415(client: TestClient, headers: dict[str, str]) -> None:

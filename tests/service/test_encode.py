@@ -1,4 +1,5 @@
 import base64
+import json
 import random
 import re
 from functools import partial
@@ -138,6 +139,28 @@ def test_floats_base64_and_octets_carry_the_same_numbers(client: TestClient) -> 
     assert np.array_equal(octets, wanted)
 
 
+@pytest.mark.parametrize(
+    ("accept", "octets"),
+    [
+        ("application/octet-stream", True),
+        ("Application/Octet-Stream ; q=0.5, application/json;q=0.4", True),
+        ("application/json, application/octet-stream", True),
+        ("application/json, application/octet-stream;q=0.1", False),
+        ("application/octet-stream;q=0", False),
+        ("application/octet-stream;q=much", False),
+        ("*/*", False),
+        ("text/html", False),
+    ],
+)
+def test_octets_are_sent_to_who_likes_them_no_less_than_json(
+    client: TestClient, accept: str, octets: bool
+) -> None:
+    response = client.post("/encode", json={"inputs": CAT}, headers={"Accept": accept})
+    kind = "application/octet-stream" if octets else "application/json"
+    assert response.headers["content-type"] == kind
+    assert response.headers["Vary"] == "Accept"
+
+
 def test_every_answer_tells_where_the_time_went_and_what_ran(client: TestClient) -> None:
     headers = client.post("/encode", json={"inputs": CAT}).headers
     stages = re.findall(r"(\w+);dur=(\d+\.\d+)", headers["Server-Timing"])
@@ -228,15 +251,43 @@ def test_metrics_count_requests_by_route_and_status(client: TestClient) -> None:
     assert "no/such" not in client.get("/metrics").text
 
 
-def test_the_openapi_document_has_an_example_that_works(client: TestClient) -> None:
-    operation = client.get("/openapi.json").json()["paths"]["/encode"]["post"]
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    for example in schema["examples"]:
-        assert len(encode(client, **example)["embeddings"]) == 2
-    assert set(operation["responses"]) == {
+def test_the_openapi_document_has_examples_that_work(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    operation = document["paths"]["/encode"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]
+    assert body["schema"] == {"$ref": "#/components/schemas/EncodeRequest"}
+    for example in body["examples"].values():
+        assert client.post("/encode", json=example["value"]).status_code == 200
+    (answer,) = document["components"]["schemas"]["EncodeResponse"]["examples"]
+    found = encode(client, **body["examples"]["texts"]["value"])
+    np.testing.assert_allclose(found.pop("embeddings"), answer.pop("embeddings"), atol=1e-5)
+    assert found == answer
+
+
+def test_the_openapi_document_is_one_that_a_generator_can_use(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    operations = {
+        operation["operationId"]: operation
+        for path in document["paths"].values()
+        for operation in path.values()
+    }
+    assert operations.keys() == {"encode", "healthz", "readyz", "info", "metrics"}
+    assert set(operations["encode"]["responses"]) == {
         "200", "400", "401", "403", "413", "415", "422", "429", "500", "503",
     }  # fmt: skip
-    assert "application/octet-stream" in operation["responses"]["200"]["content"]
+    content = operations["encode"]["responses"]["200"]["content"]
+    assert content.keys() == {"application/json", "application/octet-stream"}
+    (bearer,) = document["components"]["securitySchemes"]
+    secured = {name for name, operation in operations.items() if "security" in operation}
+    assert secured == {"encode", "info", "metrics"}
+    assert operations["encode"]["security"] == [{bearer: []}]
+    references = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
+    assert references <= document["components"]["schemas"].keys()
+
+
+def test_a_browser_is_led_to_the_documentation(client: TestClient) -> None:
+    response = client.get("/", follow_redirects=False)
+    assert (response.status_code, response.headers["Location"]) == (307, "/docs")
 
 
 def test_the_documentation_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
@@ -246,3 +297,14 @@ def test_the_documentation_page_loads_nothing_from_elsewhere(client: TestClient)
     for script in scripts:
         assert script.startswith("/")
         assert client.get(script).status_code == 200
+
+
+def test_texts_are_tokenised_in_slices_and_stay_in_order(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"text number {i} " * (1 + i % 7) for i in range(50)]
+    whole = encode(client, texts)
+    monkeypatch.setattr("service.tokenizer._SLICE_CHARS", 100)
+    sliced = encode(client, texts)
+    assert sliced["tokens"] == whole["tokens"]
+    assert np.abs(np.subtract(sliced["embeddings"], whole["embeddings"])).max() <= 1e-6

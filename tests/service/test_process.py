@@ -4,10 +4,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +23,21 @@ WITHOUT_TORCH = """
 import sys
 for name in ("torch", "transformers", "onnx", "onnxscript", "safetensors", "huggingface_hub"):
     sys.modules[name] = None
+from service.__main__ import main
+sys.exit(main())
+"""
+
+
+# Starts the service with an engine that hangs on the token id 2000.
+WITH_AN_ENGINE_THAT_HANGS = """
+import sys, time
+from models import engines
+run = engines.OnnxRuntimeCpu.run
+def hang(self, batch, output="pooled"):
+    if 2000 in batch.input_ids:
+        time.sleep(3600)
+    return run(self, batch, output)
+engines.OnnxRuntimeCpu.run = hang
 from service.__main__ import main
 sys.exit(main())
 """
@@ -79,23 +96,83 @@ def test_it_prints_the_urls_and_a_curl_line_that_works(artifact: Artifact) -> No
         assert not any("anybody may call" in line for line in lines)
 
 
+def waiting_tokens(url: str) -> float:
+    text = httpx2.get(f"{url}/metrics").text
+    match = re.search(r"^vitrine_queue_tokens (\S+)$", text, re.MULTILINE)
+    assert match is not None
+    return float(match[1])
+
+
+def long_texts(count: int) -> dict[str, list[str]]:
+    return {"inputs": [f"word{i} " * 200 for i in range(count)]}
+
+
 def test_sigterm_lets_a_request_finish(artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started, ThreadPoolExecutor() as pool:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        request = pool.submit(httpx2.post, f"{match[1]}/encode", json=long_texts(128), timeout=60)
+        while not waiting_tokens(match[1]):
+            time.sleep(0.01)
+        started.send_signal(signal.SIGTERM)
+        assert len(request.result().json()["embeddings"]) == 128
+        started.wait(timeout=20)
+
+
+def test_a_client_that_goes_away_takes_its_texts_out_of_the_queue(artifact: Artifact) -> None:
     with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        texts = [f"word{i} " * 100 for i in range(64)]
-        with httpx2.Client(timeout=60) as client:
-            request = client.build_request("POST", f"{match[1]}/encode", json={"inputs": texts})
-            # Sent from here, so that the signal surely comes while the batches run.
-            import threading
+        url = httpx2.URL(match[1])
+        body = json.dumps(long_texts(1000)).encode()
+        head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((url.host, url.port or 80)) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            while not waiting_tokens(match[1]):
+                time.sleep(0.01)
+        # What is left is at most the batch that runs: 200,000 tokens would take ten seconds.
+        left = time.monotonic()
+        while waiting_tokens(match[1]):
+            time.sleep(0.01)
+        encoded = httpx2.get(f"{match[1]}/metrics").text
+        total = re.search(r"^vitrine_batch_tokens_sum (\S+)$", encoded, re.MULTILINE)
+        assert total is not None
+        assert float(total[1]) < 100_000, time.monotonic() - left
+        assert 'route="/encode",status="disconnected"} 1.0' in encoded
 
-            answers: list[httpx2.Response] = []
-            thread = threading.Thread(target=lambda: answers.append(client.send(request)))
-            thread.start()
-            time.sleep(0.3)
-            started.send_signal(signal.SIGTERM)
-            thread.join()
-        assert len(answers[0].json()["embeddings"]) == 64
-        started.wait(timeout=20)
+
+def test_a_body_that_ends_too_soon_is_no_error_of_the_service(artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        url = httpx2.URL(match[1])
+        head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((url.host, url.port or 80)) as connection:
+            connection.sendall(f'{head}Content-Length: 100\r\n\r\n{{"inputs"'.encode())
+        while 'status="disconnected"} 1.0' not in httpx2.get(f"{match[1]}/metrics").text:
+            time.sleep(0.01)
+        started.terminate()
+        assert "Traceback" not in started.communicate(timeout=20)[1]
+
+
+def test_an_engine_that_hangs_answers_its_callers_and_ends_the_process(artifact: Artifact) -> None:
+    with process(
+        "-c",
+        WITH_AN_ENGINE_THAT_HANGS,
+        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_ENGINE__TIMEOUT_S="0.5",
+    ) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        assert httpx2.post(f"{match[1]}/encode", json={"inputs": [[5]]}).status_code == 200
+        answer = httpx2.post(f"{match[1]}/encode", json={"inputs": [[2000]]}, timeout=10)
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+        status, errors = outcome(started)
+    assert status == 1
+    assert "the engine has stopped: a batch did not come back within 0.5 s" in errors
+
+
+def test_control_c_ends_it_without_a_traceback(artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
+        lines_until(started, r"Try: ")
+        started.send_signal(signal.SIGINT)
+        outcome(started)
 
 
 def test_a_bind_to_other_than_loopback_without_keys_warns(artifact: Artifact) -> None:
@@ -146,6 +223,7 @@ def test_what_cannot_start_ends_with_the_reason(
         ({"VITRINE_ENGIN__NAME": "x"}, "VITRINE_ENGIN__NAME is no setting"),
         ({"VITRINE_ENGINE__PRECISION": "int8"}, "engine.precision: Input should be 'float32'"),
         ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "No such file or directory: '/nowhere'"),
+        ({"VITRINE_AUTH__KEYS": "[{"}, "auth"),
     ],
 )
 def test_a_setting_that_is_wrong_is_named(environment: dict[str, str], message: str) -> None:
