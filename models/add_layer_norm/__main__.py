@@ -1,0 +1,84 @@
+"""`python -m models.add_layer_norm`: the op and its reference against autograd, at a glance."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.add_layer_norm import add_layer_norm, reference
+
+EPS = 1e-5
+# Of float32 arithmetic, as a share of the largest value.
+TOLERANCE = 1e-5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the comparison; return 0 if every gradient agrees, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m models.add_layer_norm", description=__doc__.split(": ", 1)[1]
+    )
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--sequence-length", type=int, default=10)
+    parser.add_argument("--embedding-dim", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    shape = (options.batch_size, options.sequence_length, options.embedding_dim)
+    if min(shape) < 1:
+        parser.error("sizes must be at least 1")
+
+    generator = torch.Generator().manual_seed(options.seed)
+    x, residual, dy = (torch.randn(shape, generator=generator) for _ in range(3))
+    weight, bias = (torch.randn(shape[-1], generator=generator) for _ in range(2))
+    inputs = (x, residual, weight, bias)
+
+    print(f"torch {torch.__version__}, add + layer_norm of {shape} in float32")
+    y = add_layer_norm(x, residual, torch.ones_like(weight), torch.zeros_like(bias), EPS)
+    means, stds = y.mean(-1), y.std(-1, correction=0)
+    print(
+        f"per position, before weight and bias: mean {means.min():+.1e} .. {means.max():+.1e}, "
+        f"std {stds.min():.6f} .. {stds.max():.6f}"
+    )
+
+    def composite(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x + residual, shape[-1:], weight, bias, EPS)
+
+    def op(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return add_layer_norm(x, residual, weight, bias, EPS)
+
+    wanted = _gradients(composite, [t.double() for t in inputs], dy.double())
+    out, cache = reference.forward(
+        x.numpy(), weight.numpy(), bias.numpy(), EPS, residual=residual.numpy()
+    )
+    dx, dgamma, dbeta = reference.backward(dy.numpy(), cache)
+    found = {
+        "aten": _gradients(op, inputs, dy),
+        "reference": [torch.from_numpy(np.asarray(a)) for a in (out, dx, dx, dgamma, dbeta)],
+    }
+    failed = False
+    print(f"{'implementation':15} {'value':10} {'error':>9}  against autograd in float64")
+    for implementation, values in found.items():
+        names = ("y", "dx", "dresidual", "dweight", "dbias")
+        for name, value, exact in zip(names, values, wanted, strict=True):
+            scale = exact.abs().max().clamp(min=1e-30)
+            error = float((value.double() - exact).abs().max() / scale)
+            passed = error <= TOLERANCE
+            failed |= not passed
+            print(f"{implementation:15} {name:10} {error:9.1e}  {'pass' if passed else 'FAIL'}")
+    return int(failed)
+
+
+def _gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], dy: Tensor
+) -> list[Tensor]:
+    """The output, and its gradients by x, residual, weight and bias."""
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    y = function(*leaves)
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Add + LayerNorm step by step, forward and backward, in numpy: the op explained, and its oracle.
+
+Every step is a named value whose shape stands in the margin, with D the width that is normalised
+over and `...` any leading axes. All arithmetic is in the dtype of `x`, float64 or float32.
+
+Source: Ba et al. 2016, arXiv:1607.06450; the backward pass follows from the chain rule, one forward
+step at a time, in reverse.
+
+Formulas that are in print and wrong; each fails a test in tests/models/test_reference.py:
+
+- dgamma and dbeta summed over the features. They are summed over every leading axis, because all
+  rows share gamma; with as many rows as features the wrong sum has the right shape.
+- dgamma from the output, or from the incoming gradient alone. It is the sum of dout * xhat.
+- dx = gamma / sqrt(var + eps) * (1 - 1/D) * y * (1 - y). That is a sigmoid's derivative: it moves
+  with beta, which the true gradient does not know, and leaves out dout.
+- dx element by element. The Jacobian is dense: its off-diagonal is -(1 + xhat_i xhat_j) / (D sigma),
+  and sigma is sqrt(var + eps), not sqrt(var).
+- gamma indexed by row. It belongs to features: equal rows come out equal.
+- var as mean(x^2) - mean(x)^2, which float32 loses: the row 40000, 40001, 40002, 40003 has the
+  variance 1.25, and squares leave nothing of it.
+- Examples whose gradient of a summed output is not zero. With gamma of ones it is, for each row of
+  the output then sums to a constant.
+- A norm of two features that is anything but -1 and +1.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.floating]
+
+
+class ForwardSteps(NamedTuple):
+    """The sum, and the ten steps of its norm."""
+
+    x: Array  #        (..., D)  0. x + residual
+    mean: Array  #     (..., 1)  1. mean over D
+    xmu: Array  #      (..., D)  2. x - mean
+    sq: Array  #       (..., D)  3. xmu^2
+    var: Array  #      (..., 1)  4. mean of sq: the biased variance
+    var_eps: Array  #  (..., 1)  5. var + eps
+    sqrtvar: Array  #  (..., 1)  6. sqrt(var_eps)
+    ivar: Array  #     (..., 1)  7. 1 / sqrtvar
+    xhat: Array  #     (..., D)  8. xmu * ivar
+    gammax: Array  #   (..., D)  9. gamma * xhat
+    out: Array  #      (..., D) 10. gammax + beta
+
+
+class Cache(NamedTuple):
+    """What the backward pass needs of the forward pass."""
+
+    xhat: Array  #     (..., D)
+    gamma: Array  #    (D,)
+    xmu: Array  #      (..., D)
+    ivar: Array  #     (..., 1)
+    sqrtvar: Array  #  (..., 1)
+    var: Array  #      (..., 1)
+    eps: float
+    mean: Array  #     (..., 1)
+    x: Array  #        (..., D)
+
+
+class BackwardSteps(NamedTuple):
+    """The twelve steps back; each name is the gradient of the loss by that value."""
+
+    dbeta: Array  #     (D,)      1. sum of dout over every leading axis
+    dgamma: Array  #    (D,)      2. sum of dout * xhat over every leading axis
+    dxhat: Array  #     (..., D)  3. dout * gamma
+    divar: Array  #     (..., 1)  4. sum of dxhat * xmu over D
+    dxmu1: Array  #     (..., D)  5. dxhat * ivar: through xhat = xmu * ivar
+    dsqrtvar: Array  #  (..., 1)  6. -divar / sqrtvar^2
+    dvar: Array  #      (..., 1)  7. dsqrtvar / (2 sqrtvar)
+    dsq: Array  #       (..., D)  8. dvar / D, the same for every element
+    dxmu2: Array  #     (..., D)  9. 2 xmu dsq: through sq = xmu^2
+    dxmu: Array  #      (..., D) 10. dxmu1 + dxmu2: both paths into xmu
+    dmu: Array  #       (..., 1)     -sum of dxmu over D: through xmu = x - mean
+    dx2: Array  #       (..., D) 11. dmu / D, the same for every element
+    dx: Array  #        (..., D) 12. dxmu + dx2; the residual's gradient is the same
+
+
+def forward_steps(
+    x: Array, gamma: Array, beta: Array, eps: float, residual: Array | None = None
+) -> ForwardSteps:
+    """Return every step of `gamma * norm(x + residual) + beta`.
+
+    Args:
+        x: `(..., D)`.
+        gamma: Scale, `(D,)`.
+        beta: Shift, `(D,)`.
+        eps: Added to the variance.
+        residual: As `x`; None adds nothing.
+
+    Raises:
+        ValueError: The shapes do not fit together.
+    """
+    D = x.shape[-1]
+    if gamma.shape != (D,) or beta.shape != (D,):
+        raise ValueError(f"gamma is {gamma.shape} and beta {beta.shape}; ({D},) is needed")
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"residual is {residual.shape} where x is {x.shape}")
+    total = x if residual is None else x + residual
+    mean = total.mean(-1, keepdims=True)
+    xmu = total - mean
+    # The rounding error of a large mean is what is left of it: taken off once more, the deviations
+    # of a row around 1e6 are exact to the last digits.
+    rest = xmu.mean(-1, keepdims=True)
+    mean, xmu = mean + rest, xmu - rest
+    sq = xmu**2
+    var = sq.mean(-1, keepdims=True)
+    var_eps = var + x.dtype.type(eps)
+    sqrtvar = np.sqrt(var_eps)
+    ivar = 1 / sqrtvar
+    xhat = xmu * ivar
+    gammax = gamma * xhat
+    out = gammax + beta
+    return ForwardSteps(total, mean, xmu, sq, var, var_eps, sqrtvar, ivar, xhat, gammax, out)
+
+
+def forward(
+    x: Array, gamma: Array, beta: Array, eps: float, residual: Array | None = None
+) -> tuple[Array, Cache]:
+    """Return the output `(..., D)` and the cache; arguments are those of `forward_steps`."""
+    steps = forward_steps(x, gamma, beta, eps, residual)
+    cache = Cache(
+        steps.xhat, gamma, steps.xmu, steps.ivar, steps.sqrtvar, steps.var, eps, steps.mean, steps.x
+    )
+    return steps.out, cache
+
+
+def backward_steps(dout: Array, cache: Cache) -> BackwardSteps:
+    """Return every step from `dout` `(..., D)`, the gradient by the output, back to `dx`."""
+    D = dout.shape[-1]
+    leading = tuple(range(dout.ndim - 1))
+    dbeta = dout.sum(leading)
+    dgamma = (dout * cache.xhat).sum(leading)
+    dxhat = dout * cache.gamma
+    divar = (dxhat * cache.xmu).sum(-1, keepdims=True)
+    dxmu1 = dxhat * cache.ivar
+    dsqrtvar = -divar / cache.sqrtvar**2
+    dvar = dsqrtvar / (2 * cache.sqrtvar)
+    dsq = np.broadcast_to(dvar / D, dout.shape)
+    dxmu2 = 2 * cache.xmu * dsq
+    dxmu = dxmu1 + dxmu2
+    dmu = -dxmu.sum(-1, keepdims=True)
+    dx2 = np.broadcast_to(dmu / D, dout.shape)
+    dx = dxmu + dx2
+    return BackwardSteps(
+        dbeta, dgamma, dxhat, divar, dxmu1, dsqrtvar, dvar, dsq, dxmu2, dxmu, dmu, dx2, dx
+    )
+
+
+def backward(dout: Array, cache: Cache) -> tuple[Array, Array, Array]:
+    """Return `(dx, dgamma, dbeta)`; arguments are those of `backward_steps`."""
+    steps = backward_steps(dout, cache)
+    return steps.dx, steps.dgamma, steps.dbeta
+
+
+def closed_form(dout: Array, cache: Cache) -> Array:
+    """Return dx `(..., D)` by the formula that kernels use.
+
+    dx = ivar * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)), means over D.
+    """
+    dxhat = dout * cache.gamma
+    along = (dxhat * cache.xhat).mean(-1, keepdims=True)
+    result: Array = cache.ivar * (dxhat - dxhat.mean(-1, keepdims=True) - cache.xhat * along)
+    return result
+
+
+def jacobian_form(dout: Array, cache: Cache) -> Array:
+    """Return dx `(..., D)` as a product with the norm's Jacobian, D x D for every row.
+
+    dx = (gamma * dout) J / (D sigma), J = D I - 1 - xhat (x) xhat, sigma = sqrt(var + eps).
+    """
+    D = dout.shape[-1]
+    outer = cache.xhat[..., :, None] * cache.xhat[..., None, :]  # (..., D, D)
+    jacobian = D * np.eye(D) - 1 - outer  # (..., D, D)
+    scaled = (dout * cache.gamma)[..., None, :]  # (..., 1, D)
+    result: Array = (scaled @ jacobian)[..., 0, :] / (D * cache.sqrtvar)
+    return result
