@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.add_layer_norm import AddLayerNorm
+from models.add_layer_norm import AddLayerNorm, LayerNorm
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -165,7 +165,7 @@ class EncoderLayer(nn.Module):
         self.self_attn = SelfAttention(d_model, num_heads, dropout, bias)
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias)
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias)
-        first_norm = nn.LayerNorm if norm_first else AddLayerNorm
+        first_norm = LayerNorm if norm_first else AddLayerNorm
         self.norm1 = first_norm(d_model, eps=layer_norm_eps, bias=bias)
         self.norm2 = AddLayerNorm(d_model, eps=layer_norm_eps, bias=bias)
         self.dropout = nn.Dropout(dropout)
@@ -318,7 +318,7 @@ class Encoder(nn.Module):
     """Embeddings, layers, and a final norm where the layers are pre-norm."""
 
     relative_bias: RelativePositionBias | None
-    final_norm: nn.LayerNorm | None
+    final_norm: LayerNorm | None
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class Encoder(nn.Module):
             for _ in range(config.num_layers)
         )
         self.final_norm = (
-            nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else None
+            LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else None
         )
 
     def forward(

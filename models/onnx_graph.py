@@ -64,11 +64,17 @@ def _ones(x: Any) -> Any:  # noqa: ANN401
     return op.CastLike(op.ConstantOfShape([x.shape[-1]], value=_ONE), x)
 
 
-def _add_layer_norm_cpu(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
-    total = op.Add(x, residual)
+def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
     weight = _ones(x) if weight is None else weight
     # The call returns (Y, Mean, InvStdDev), of which a graph needs the first.
-    return op.LayerNormalization(total, weight, bias, axis=-1, epsilon=eps)[0], total
+    return op.LayerNormalization(x, weight, bias, axis=-1, epsilon=eps)[0]
+
+
+def _add_layer_norm_cpu(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+    # Asked of x: the exporter does not know the shape of a value that is made here.
+    weight = _ones(x) if weight is None else weight
+    total = op.Add(x, residual)
+    return _layer_norm(total, weight, bias, eps), total
 
 
 def _add_layer_norm_cuda(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
@@ -173,6 +179,7 @@ def build_graph(model: SentenceEncoder, target: str) -> bytes:
                 {i: dimensions[d] for i, d in enumerate(shapes[n])} for n in INPUT_NAMES
             ),
             custom_translation_table={
+                torch.ops.vitrine.layer_norm.default: _layer_norm,
                 torch.ops.vitrine.add_layer_norm.default: _ADD_LAYER_NORM[target],
                 torch.ops.aten.scaled_dot_product_attention.default: _attention,
             },

@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
@@ -13,6 +14,10 @@ from models.sources import resolve
 from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
 from tests.serving import serving
+
+# Without a GPU Triton's kernels run in its interpreter, which has to be said before they are made.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,7 @@ Formulas that are in print and wrong; each fails a test in tests/models/test_ref
 - dgamma from the output, or from the incoming gradient alone. It is the sum of dout * xhat.
 - dx = gamma / sqrt(var + eps) * (1 - 1/D) * y * (1 - y). That is a sigmoid's derivative: it moves
   with beta, which the true gradient does not know, and leaves out dout.
-- dx element by element. The Jacobian is dense: its off-diagonal is -(1 + xhat_i xhat_j) / (D sigma),
+- dx element by element. The Jacobian is dense, -(1 + xhat_i xhat_j) / (D sigma) off its diagonal;
   and sigma is sqrt(var + eps), not sqrt(var).
 - gamma indexed by row. It belongs to features: equal rows come out equal.
 - var as mean(x^2) - mean(x)^2, which float32 loses: the row 40000, 40001, 40002, 40003 has the

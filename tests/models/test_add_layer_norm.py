@@ -1,10 +1,21 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.library import opcheck
 
-from models.add_layer_norm import AddLayerNorm, add_layer_norm, add_layer_norm_with_sum
+from models.add_layer_norm import (
+    AddLayerNorm,
+    LayerNorm,
+    add_layer_norm,
+    add_layer_norm_with_sum,
+    implementation,
+    layer_norm,
+)
+from models.encoder import EncoderLayer
 
 EPS = 1e-5
 SHAPES = [(8,), (3, 8), (2, 5, 8), (1, 8), (0, 8), (4, 1)]
@@ -126,6 +137,235 @@ def test_low_precision_is_within_one_rounding_of_float64(dtype: torch.dtype) -> 
         assert found.dtype == dtype
         error = (found.double() - wanted).abs() / (wanted.abs() + wanted.abs().mean())
         assert error.max() <= rounding
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_norm_alone_and_the_backward_pass_pass_opcheck(
+    shape: tuple[int, ...], affine: bool
+) -> None:
+    x, dy, weight, bias = tensors(*shape)
+    opcheck(
+        torch.ops.vitrine.layer_norm.default, (x, *((weight, bias) if affine else (None,) * 2), EPS)
+    )
+    given = [t.detach() for t in (dy, x)]
+    for dsum in (None, given[0]):
+        scale = weight.detach() if affine else None
+        opcheck(
+            torch.ops.vitrine.layer_norm_backward.default, (given[0], dsum, given[1], scale, EPS)
+        )
+
+
+def test_the_norm_alone_equals_torchs_with_its_gradients() -> None:
+    x, _, weight, bias = tensors(3, 5, 8, dtype=torch.float64)
+
+    def op(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return layer_norm(x, weight, bias, EPS)
+
+    torch.testing.assert_close(op(x, weight, bias), F.layer_norm(x, [8], weight, bias, EPS))
+    assert torch.autograd.gradcheck(op, (x, weight, bias))
+    assert torch.autograd.gradgradcheck(op, (x, weight, bias))
+
+
+def test_the_backward_pass_itself_refuses_to_be_differentiated() -> None:
+    x, dy, weight, _ = tensors(3, 8)
+    dx, _, _ = torch.ops.vitrine.layer_norm_backward(dy, None, x, weight, EPS)
+    with pytest.raises(RuntimeError, match="layer_norm_backward has no gradient"):
+        dx.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, in jvp
+def test_torch_func_transforms_equal_those_of_torchs_own_norm() -> None:
+    x, residual, weight, bias = (t.detach() for t in tensors(4, 8, dtype=torch.float64))
+    tangent = tensors(4, 8, dtype=torch.float64)[0].detach().flip(0)
+
+    def ours(x: Tensor) -> Tensor:
+        y, total = add_layer_norm_with_sum(x, residual, weight, bias, EPS)
+        return layer_norm(y, weight, None, EPS) + total
+
+    def theirs(x: Tensor) -> Tensor:
+        y = F.layer_norm(x + residual, [8], weight, bias, EPS)
+        return F.layer_norm(y, [8], weight, None, EPS) + x + residual
+
+    def loss(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda x: f(x).square().sum()
+
+    func = torch.func
+    transforms: list[Callable[[Callable[[Tensor], Tensor]], Tensor]] = [
+        lambda f: func.grad(loss(f))(x),
+        lambda f: func.jacrev(f)(x),
+        lambda f: func.jacfwd(f)(x),
+        lambda f: func.hessian(loss(f))(x),
+        lambda f: func.jvp(f, (x,), (tangent,))[1],
+        lambda f: func.vjp(f, x)[1](tangent)[0],
+        lambda f: func.vmap(f)(torch.stack([x, tangent])),
+    ]
+    for transform in transforms:
+        torch.testing.assert_close(transform(ours), transform(theirs))
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_it_compiles_whole_with_its_gradient(dynamic: bool) -> None:
+    def f(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return layer_norm(add_layer_norm(x, residual, weight, bias, EPS), weight, bias, EPS)
+
+    compiled = torch.compile(f, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (3, 5):
+        inputs = tensors(rows, 8)
+        y = compiled(*inputs)
+        torch.testing.assert_close(y, f(*inputs))
+        found = torch.autograd.grad(y.square().sum(), inputs)
+        wanted = torch.autograd.grad(f(*inputs).square().sum(), inputs)
+        torch.testing.assert_close(found, wanted)
+
+
+MODULES: dict[str, dict[str, Any]] = {
+    "one": {"normalized_shape": 8},
+    "two": {"normalized_shape": (5, 8), "eps": 1e-3},
+    "no bias": {"normalized_shape": [8], "bias": False},
+    "plain": {"normalized_shape": 8, "elementwise_affine": False},
+    "double": {"normalized_shape": 8, "dtype": torch.float64, "device": "cpu"},
+}
+
+
+@pytest.mark.parametrize("arguments", MODULES)
+def test_the_modules_are_drop_ins_for_torchs(arguments: str) -> None:
+    given = MODULES[arguments]
+    ours, fused, theirs = LayerNorm(**given), AddLayerNorm(**given), torch.nn.LayerNorm(**given)
+    assert repr(ours) == repr(theirs)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict())
+    fused.load_state_dict(theirs.state_dict())
+    dtype = given.get("dtype", torch.float32)
+    x = torch.randn(2, 3, 5, 8, dtype=dtype, requires_grad=True)
+    residual = torch.randn_like(x)
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(fused(x, residual), theirs(x + residual))
+    torch.testing.assert_close(fused.with_sum(x, residual)[1], x + residual)
+    found = torch.autograd.grad(fused(x, residual).square().sum(), [x, *fused.parameters()])
+    wanted = torch.autograd.grad(theirs(x + residual).square().sum(), [x, *theirs.parameters()])
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    for module in (ours, theirs):
+        with pytest.raises(
+            RuntimeError, match=r"Given normalized_shape=\[.*8\], expected input with"
+        ):
+            module(torch.zeros(3, 7, dtype=dtype))
+
+
+def test_new_modules_have_weights_of_one_and_biases_of_zero() -> None:
+    norm = LayerNorm(8)
+    assert torch.equal(norm.weight, torch.ones(8))
+    assert torch.equal(norm.bias, torch.zeros(8))
+    assert LayerNorm(8, bias=False).bias is None
+    assert LayerNorm(8, elementwise_affine=False).weight is None
+
+
+def test_a_row_does_not_depend_on_its_batch_and_gradients_repeat_to_the_bit() -> None:
+    x, residual, weight, bias = tensors(64, 96)
+    whole = add_layer_norm(x, residual, weight, bias, EPS)
+    for index in (0, 17, 63):
+        alone = add_layer_norm(x[index : index + 1], residual[index : index + 1], weight, bias, EPS)
+        assert torch.equal(alone[0], whole[index])
+    inputs = (x, residual, weight, bias)
+    once, again = (
+        torch.autograd.grad(add_layer_norm(*inputs, EPS).square().sum(), inputs) for _ in range(2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("rows", ["normal", "large mean", "tiny variance", "constant"])
+@pytest.mark.parametrize("width", [1, 3, 64, 384, 768, 1000, 1024, 4097])
+def test_atens_path_stays_within_its_conditioning(rows: str, width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(8, width, generator=generator, dtype=torch.float64)
+    x = {
+        "normal": noise,
+        "large mean": 1e6 + noise,
+        "tiny variance": 1e-4 * noise,
+        "constant": 1e6 * noise[:, :1].expand(8, width),
+    }[rows].float()
+    exact = x.double()
+    wanted = F.layer_norm(exact, [width], eps=EPS)
+    found = layer_norm(x, None, None, EPS)
+    rstd = (exact.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
+    unit = torch.finfo(torch.float32).eps / 2
+    bound = 4 * unit * (wanted.abs() + x.abs().amax(-1, keepdim=True) * rstd)
+    assert ((found - wanted).abs() <= bound).all()
+
+
+def test_dweight_in_bfloat16_is_within_one_rounding_where_atens_own_is_not() -> None:
+    x = torch.randn(4096, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight, bias = torch.ones(256).bfloat16(), torch.zeros(256).bfloat16()
+    dy = torch.randn(4096, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+    def dweight(norm: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        w = tensors[1].clone().requires_grad_()
+        norm(tensors[0], w, tensors[2]).backward(tensors[3])
+        assert w.grad is not None
+        return w.grad.double()
+
+    def torchs(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.layer_norm(x, [256], w, b, EPS)
+
+    given = (x, weight, bias, dy)
+    exact = dweight(torchs, *(t.double() for t in given))
+    scale = exact.abs().max()
+    ours = (dweight(lambda x, w, b: layer_norm(x, w, b, EPS), *given) - exact).abs().max() / scale
+    theirs = (dweight(torchs, *given) - exact).abs().max() / scale
+    assert ours <= torch.finfo(torch.bfloat16).eps
+    assert theirs > ours
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_through_it_follows_torchs_loss(dtype: torch.dtype) -> None:
+    def losses(norms: type[torch.nn.Module]) -> list[float]:
+        torch.manual_seed(0)
+        layers = torch.nn.ModuleList(EncoderLayer(32, 4, 64, 0.0) for _ in range(2))
+        if norms is not AddLayerNorm:
+            for layer in layers:
+                layer.norm1, layer.norm2 = norms(32), norms(32)
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.5)
+        x, target = torch.randn(8, 6, 32), torch.randn(8, 6, 32)
+        curve: list[float] = []
+        for _ in range(20):
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+                y = x
+                for layer in layers:
+                    y = layer(y)
+                loss = F.mse_loss(y.float(), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            curve.append(loss.item())
+        assert curve[-1] < 0.8 * curve[0]
+        return curve
+
+    class Composite(torch.nn.LayerNorm):
+        def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x + residual)
+
+    rounding = 1e-4 if dtype == torch.float32 else 2e-2
+    assert losses(AddLayerNorm) == pytest.approx(losses(Composite), rel=rounding)
+
+
+def test_a_residual_that_is_used_twice_gets_both_gradients() -> None:
+    x, residual, weight, bias = tensors(3, 8, dtype=torch.float64)
+
+    def twice(norm: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        y = norm(norm(x, residual), residual).square().sum()
+        return torch.autograd.grad(y, residual)[0]
+
+    def torchs(x: Tensor, r: Tensor) -> Tensor:
+        return F.layer_norm(x + r, [8], weight, bias, EPS)
+
+    torch.testing.assert_close(
+        twice(lambda x, r: add_layer_norm(x, r, weight, bias, EPS)), twice(torchs)
+    )
+
+
+def test_a_cpu_tensor_is_done_by_aten() -> None:
+    assert implementation(torch.zeros(3, 8)) == "aten"
 
 
 def test_it_is_one_node_in_an_exported_program() -> None:

@@ -1,0 +1,226 @@
+"""The op on CUDA, in Triton. Imported only where it is used.
+
+Forward and backward are bound by memory: each tensor is read once and written once, a row stays in
+registers between, and statistics are float32 whatever the tensors are. Results do not depend on the
+batch that a row is in, nor on timing: the configuration follows from D alone, the gradients of
+weight and bias are summed in a fixed order, and there are no atomics.
+
+Memory traffic of N rows of D elements of e bytes: forward 4NDe (read x, residual; write y, sum),
+backward 3NDe, or 4NDe with a gradient of the sum (read dy, dsum, sum; write dx), plus partial sums.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# A row must fit into the registers of one program.
+MAX_FORWARD_D = 16384
+MAX_BACKWARD_D = 8192
+# Programs of the backward pass, each with a partial sum of dweight and dbias. Fixed, and not the
+# number of multiprocessors, so that every device sums in the same order.
+MAX_PARTIALS = 256
+_REDUCED_COLUMNS = 64
+
+
+@triton.jit
+def _centre(s, mask, D):
+    """Return the deviations from the mean and the variance of a row `(BLOCK,)`, float32.
+
+    The mean is refined once: what rounding has left of a large one is taken off too.
+    """
+    d = tl.where(mask, s - tl.sum(s, 0) / D, 0.0)
+    d = tl.where(mask, d - tl.sum(d, 0) / D, 0.0)
+    return d, tl.sum(d * d, 0) / D
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr,  # (N, D)
+    residual_ptr,  # (N, D), read if HAS_RESIDUAL
+    weight_ptr,  # (D,), read if HAS_WEIGHT
+    bias_ptr,  # (D,), read if HAS_BIAS
+    y_ptr,  # (N, D)
+    sum_ptr,  # (N, D), written if HAS_RESIDUAL
+    D,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # 64 bits: a row's offset exceeds 32 from 2^31 elements on.
+    row = tl.program_id(0).to(tl.int64) * D
+    columns = tl.arange(0, BLOCK)
+    mask = columns < D
+    s = tl.load(x_ptr + row + columns, mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        s += tl.load(residual_ptr + row + columns, mask, other=0.0).to(tl.float32)
+        # Rounded as it is stored, so that statistics are those of the sum that others read.
+        stored = s.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row + columns, stored, mask)
+        s = stored.to(tl.float32)
+    d, var = _centre(s, mask, D)
+    # A Python float is float64 to the compiler, and would drag the root there.
+    y = d * (1.0 / tl.sqrt_rn(var + tl.cast(eps, tl.float32)))
+    if HAS_WEIGHT:
+        y *= tl.load(weight_ptr + columns, mask, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + columns, mask, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row + columns, y.to(y_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr,  # (N, D)
+    dsum_ptr,  # (N, D), read if HAS_DSUM
+    sum_ptr,  # (N, D)
+    weight_ptr,  # (D,), read if HAS_WEIGHT
+    dx_ptr,  # (N, D)
+    dweight_ptr,  # (G, D) float32, a partial sum for each program
+    dbias_ptr,  # (G, D) float32, likewise
+    N,
+    D,
+    rows_per_program,
+    eps,
+    HAS_DSUM: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < D
+    dweight = tl.zeros((BLOCK,), tl.float32)
+    dbias = tl.zeros((BLOCK,), tl.float32)
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + columns, mask, other=0.0).to(tl.float32)
+    first = program * rows_per_program
+    for index in range(first, tl.minimum(first + rows_per_program, N)):
+        row = index * D
+        s = tl.load(sum_ptr + row + columns, mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row + columns, mask, other=0.0).to(tl.float32)
+        # The row is here in any case: statistics cost less to make again than to read.
+        d, var = _centre(s, mask, D)
+        rstd = 1.0 / tl.sqrt_rn(var + tl.cast(eps, tl.float32))
+        xhat = d * rstd
+        dweight += dy * xhat
+        dbias += dy
+        if HAS_WEIGHT:
+            dy *= weight
+        mean = tl.sum(dy, 0) / D
+        along = tl.sum(dy * xhat, 0) / D
+        dx = rstd * (dy - mean - xhat * along)
+        if HAS_DSUM:
+            dx += tl.load(dsum_ptr + row + columns, mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row + columns, dx.to(dx_ptr.dtype.element_ty), mask)
+    tl.store(dweight_ptr + program * D + columns, dweight, mask)
+    tl.store(dbias_ptr + program * D + columns, dbias, mask)
+
+
+@triton.jit
+def _reduce_kernel(
+    partial_ptr,  # (G, D) float32
+    out_ptr,  # (D,)
+    G,
+    D,
+    COLUMNS: tl.constexpr,
+):
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = columns < D
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for program in range(G):
+        total += tl.load(partial_ptr + program * D + columns, mask, other=0.0)
+    tl.store(out_ptr + columns, total.to(out_ptr.dtype.element_ty), mask)
+
+
+def forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return `layer_norm(x + residual)` and the sum; without a residual the sum is `x`.
+
+    Args:
+        x: `(..., D)`, D at most `MAX_FORWARD_D`.
+        residual: As `x`, or None.
+        weight: `(D,)` or None.
+        bias: `(D,)` or None.
+        eps: Added to the variance.
+    """
+    D = x.shape[-1]
+    x = x.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    y = torch.empty_like(x)
+    total = x if residual is None else torch.empty_like(x)
+    rows = x.numel() // D if D else 0
+    if rows:
+        _forward_kernel[(rows,)](
+            x,
+            residual,
+            weight,
+            bias,
+            y,
+            total,
+            D,
+            eps,
+            HAS_RESIDUAL=residual is not None,
+            HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None,
+            BLOCK=triton.next_power_of_2(D),
+            num_warps=warps(D),
+        )
+    return y, total
+
+
+def backward(
+    dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients by x (and by the residual, the same), weight and bias.
+
+    Args:
+        dy: Gradient by the norm, `(..., D)`, D at most `MAX_BACKWARD_D`.
+        dsum: Gradient by the sum, likewise, or None.
+        total: The sum, as the forward pass gave it.
+        weight: `(D,)` or None.
+        eps: As in the forward pass.
+
+    Returns:
+        dx `(..., D)` in the dtype of the sum; dweight and dbias `(D,)` in float32.
+    """
+    D = total.shape[-1]
+    rows = total.numel() // D if D else 0
+    dy, total = dy.contiguous(), total.contiguous()
+    dsum = None if dsum is None else dsum.contiguous()
+    dx = torch.empty_like(total)
+    if not rows:
+        zeros = total.new_zeros(D, dtype=torch.float32)
+        return dx, zeros, zeros.clone()
+    rows_per_program = triton.cdiv(rows, MAX_PARTIALS)
+    programs = triton.cdiv(rows, rows_per_program)
+    partials = total.new_empty((2, programs, D), dtype=torch.float32)
+    _backward_kernel[(programs,)](
+        dy,
+        dsum,
+        total,
+        weight,
+        dx,
+        partials[0],
+        partials[1],
+        rows,
+        D,
+        rows_per_program,
+        eps,
+        HAS_DSUM=dsum is not None,
+        HAS_WEIGHT=weight is not None,
+        BLOCK=triton.next_power_of_2(D),
+        num_warps=warps(D),
+    )
+    sums = total.new_empty((2, D), dtype=torch.float32)
+    for partial, out in zip(partials, sums, strict=True):
+        _reduce_kernel[(triton.cdiv(D, _REDUCED_COLUMNS),)](
+            partial, out, programs, D, COLUMNS=_REDUCED_COLUMNS
+        )
+    return dx, sums[0], sums[1]
+
+
+def warps(D: int) -> int:
+    """Return how many warps share a row: about eight elements a thread, from D alone."""
+    return min(16, max(1, triton.next_power_of_2(D) // 256))

@@ -1,0 +1,84 @@
+"""Compile the Triton kernels for GPUs that need not be here, and print what ptxas says, as JSON.
+
+A process of its own: kernels that are tested in the interpreter cannot be compiled in one process.
+"""
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import re
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from models.add_layer_norm import triton_kernels as kernels
+
+ARCHITECTURES = (80, 90)
+WIDTHS = (384, 768, 1024, 4096)
+DTYPES = ("bf16", "fp32")
+
+
+def signature(kernel: triton.JITFunction, dtype: str) -> dict[str, str]:
+    """Types of the kernel's arguments: tensors in `dtype`, parameters and partial sums float32."""
+    wide = {"weight_ptr", "bias_ptr", "dweight_ptr", "dbias_ptr", "partial_ptr", "out_ptr"}
+    types: dict[str, str] = {}
+    for name in kernel.arg_names:
+        if name.endswith("_ptr"):
+            types[name] = f"*{'fp32' if name in wide else dtype}"
+        elif name == "eps":
+            types[name] = "fp32"
+        else:
+            types[name] = "constexpr" if name.isupper() and len(name) > 1 else "i32"
+    return types
+
+
+def compile_one(name: str, width: int, dtype: str, architecture: int) -> dict[str, object]:
+    """Compile one kernel as a launch at this width would be, and read ptxas's report."""
+    kernel = getattr(kernels, name)
+    types = signature(kernel, dtype)
+    constants: dict[str, int] = {n: True for n, kind in types.items() if kind == "constexpr"}
+    for block in ("BLOCK", "COLUMNS"):
+        if block in constants:
+            constants[block] = triton.next_power_of_2(width) if block == "BLOCK" else 64
+    # What a launch finds out by itself: pointers and D are multiples of 16.
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, (n, kind) in enumerate(types.items())
+        if kind.startswith("*") or n == "D"
+    }
+    source = ASTSource(kernel, types, constants, aligned)
+    report = io.StringIO()
+    with contextlib.redirect_stdout(report):
+        compiled = triton.compile(
+            source,
+            target=GPUTarget("cuda", architecture, 32),
+            options={"num_warps": kernels.warps(width)},
+        )
+    text = report.getvalue()
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", text)]
+    registers = re.search(r"Used (\d+) registers", text)
+    return {
+        "kernel": name,
+        "width": width,
+        "dtype": dtype,
+        "architecture": architecture,
+        "registers": int(registers[1]) if registers else None,
+        "spilled_bytes": sum(spills) if spills else None,
+        "float64": ".f64" in compiled.asm["ptx"],
+    }
+
+
+def main() -> None:
+    """Print a line for every kernel, width, dtype and architecture."""
+    os.environ["TRITON_DUMP_PTXAS_LOG"] = "1"
+    os.environ["TRITON_ALWAYS_COMPILE"] = "1"  # a kernel from the cache has no report
+    names = ("_forward_kernel", "_backward_kernel", "_reduce_kernel")
+    for case in itertools.product(names, WIDTHS, DTYPES, ARCHITECTURES):
+        print(json.dumps(compile_one(*case)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""The Triton kernels: for values on a GPU or in the interpreter, and as compiled for GPUs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.add_layer_norm import triton_kernels as kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EPS = 1e-5
+WIDTHS = [1, 3, 64, 384, 768, 1000, 1024, 4097]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+
+
+ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda noise: noise,
+    "large mean": lambda noise: 1e6 + noise,
+    "tiny variance": lambda noise: 1e-4 * noise,
+    "constant": lambda noise: (1e6 * noise[:, :1]).expand_as(noise),
+    "large": lambda noise: 1e17 * noise / noise.shape[1],
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_float32_row_stays_within_four_units_of_float64(rows: str, width: int) -> None:
+    x = ROWS[rows](randn(4, width, dtype=torch.float64)).float()
+    found, total = kernels.forward(x, None, None, None, EPS)
+    exact = F.layer_norm(x.double(), [width], eps=EPS)
+    unit = torch.finfo(torch.float32).eps * exact.abs().clamp(min=1)
+    assert ((found - exact).abs() <= 4 * unit).all()
+    assert total is x
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_forward_and_backward_are_within_one_rounding_of_float64(
+    width: int, dtype: torch.dtype
+) -> None:
+    x, residual, dy, dsum = (randn(5, width, seed=i, dtype=dtype) for i in range(4))
+    weight, bias = randn(width, seed=4), randn(width, seed=5)
+    y, total = kernels.forward(x, residual, weight, bias, EPS)
+    dx, dweight, dbias = kernels.backward(dy, dsum, total, weight, EPS)
+    if DEVICE == "cuda" or dtype != torch.bfloat16:
+        assert torch.equal(total, x + residual)
+    else:  # the interpreter cuts off what does not fit into bfloat16, where a GPU rounds
+        torch.testing.assert_close(total, x + residual, rtol=torch.finfo(dtype).eps, atol=0)
+
+    exact = [t.double().requires_grad_() for t in (total, weight, bias)]
+    wanted = F.layer_norm(exact[0], [width], exact[1], exact[2], EPS)
+    torch.autograd.backward([wanted, exact[0]], [dy.double(), dsum.double()])
+    unit = 4 * torch.finfo(torch.float32).eps + (dtype != torch.float32) * torch.finfo(dtype).eps
+    for found, reference in ((y, wanted), (dx, exact[0].grad)):
+        assert reference is not None
+        assert found.dtype == dtype
+        scale = reference.abs() + reference.abs().mean()
+        assert ((found.double() - reference).abs() <= unit * scale + 1e-12).all()
+    for found, parameter in ((dweight, exact[1]), (dbias, exact[2])):
+        assert parameter.grad is not None
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), parameter.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize(("weight", "bias"), [(True, True), (True, False), (False, False)])
+def test_what_is_left_out_is_left_out(residual: bool, weight: bool, bias: bool) -> None:
+    x, r, dy = (randn(2, 3, 20, seed=i) for i in range(3))
+    w, b = (randn(20, seed=i) if given else None for i, given in ((3, weight), (4, bias)))
+    y, total = kernels.forward(x, r if residual else None, w, b, EPS)
+    summed = (x + r if residual else x).requires_grad_()
+    wanted = F.layer_norm(summed, [20], w, b, EPS)
+    torch.testing.assert_close(y, wanted)
+    wanted.backward(dy)
+    dx, _, _ = kernels.backward(dy, None, total, w, EPS)
+    torch.testing.assert_close(dx, summed.grad)
+
+
+def test_many_rows_share_programs_and_none_is_lost_or_counted_twice() -> None:
+    rows = 2 * kernels.MAX_PARTIALS + 37
+    total, dy = randn(rows, 6), randn(rows, 6, seed=1)
+    exact = total.double().requires_grad_()
+    weight = torch.ones(6, dtype=torch.float64, device=DEVICE).requires_grad_()
+    bias = torch.zeros_like(weight).requires_grad_()
+    F.layer_norm(exact, [6], weight, bias, EPS).backward(dy.double())
+    found = kernels.backward(dy, None, total, None, EPS)
+    for value, leaf in zip(found, (exact, weight, bias), strict=True):
+        assert leaf.grad is not None
+        torch.testing.assert_close(value.double(), leaf.grad, rtol=1e-5, atol=1e-4)
+    again = kernels.backward(dy, None, total, None, EPS)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    x, residual = randn(9, 100), randn(9, 100, seed=1)
+    whole, _ = kernels.forward(x, residual, None, None, EPS)
+    alone, _ = kernels.forward(x[4:5], residual[4:5], None, None, EPS)
+    assert torch.equal(alone[0], whole[4])
+
+
+def test_views_and_empty_tensors_are_taken() -> None:
+    x, residual = randn(6, 4).t(), randn(4, 12, seed=1)[:, ::2]
+    y, total = kernels.forward(x, residual, None, None, EPS)
+    torch.testing.assert_close(y, F.layer_norm(x + residual, [6], eps=EPS))
+    assert total.is_contiguous()
+    empty = randn(0, 6)
+    assert kernels.forward(empty, empty, None, None, EPS)[0].shape == (0, 6)
+    dx, dweight, dbias = kernels.backward(empty, None, empty, None, EPS)
+    assert dx.shape == (0, 6)
+    assert not dweight.any()
+    assert not dbias.any()
+
+
+def test_compiled_for_ampere_and_hopper_nothing_spills_and_nothing_is_float64() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.compile_kernels"],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(reports) == 3 * 4 * 2 * 2
+    for report in reports:
+        assert report["spilled_bytes"] == 0, report
+        assert report["float64"] is False, report
+        assert report["registers"] is not None, report
