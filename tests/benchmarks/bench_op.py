@@ -1,0 +1,249 @@
+"""`make bench-op`: the fused op against the ways to do without it, as times and as bandwidth.
+
+Every line is the median of several rounds, in which all implementations take turns. "of copy"
+compares with copying, on this device and in this run, as many bytes as the pass has to move at
+least: forward 4NDe (read x and residual, write the norm and the sum), backward 3NDe (read dy and
+the sum, write dx). All kernels of a pass count.
+On CUDA the L2 cache is flushed between runs. On CPU it is not, and small sizes stay in the cache;
+freed memory is kept there, or the kernel's work on new pages would be most of the time.
+"""
+
+import argparse
+import ctypes
+import importlib.util
+import itertools
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.benchmark import Timer
+
+from models.add_layer_norm import add_layer_norm_with_sum, implementation
+
+EPS = 1e-5
+Norm = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+GRIDS = {
+    "cpu": ((16, 128, 512, 4096), (384, 768, 1024)),
+    "cuda": ((1024, 4096, 16384), (384, 768, 1024, 4096)),
+}
+ROUNDS = 7
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One measurement; without a time the implementation did not run, and `note` says why."""
+
+    implementation: str
+    direction: str
+    rows: int
+    width: int
+    dtype: str
+    microseconds: float | None = None
+    gigabytes_per_second: float | None = None
+    of_copy: float | None = None
+    note: str = ""
+
+
+def eager(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The composition that the op stands for."""
+    total = x + residual
+    return F.layer_norm(total, x.shape[-1:], weight, bias, EPS), total
+
+
+def fused(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The op."""
+    return add_layer_norm_with_sum(x, residual, weight, bias, EPS)
+
+
+def liger(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """An addition and Liger's norm, which takes no residual."""
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+    total = x + residual
+    return LigerLayerNormFunction.apply(total, weight, bias, EPS), total
+
+
+def norms(device: str) -> dict[str, Norm | str]:
+    """Name -> what to run, or why it is not run here."""
+    found: dict[str, Norm | str] = {
+        "eager": eager,
+        "torch.compile": torch.compile(eager, dynamic=False),
+    }
+    if device == "cpu":
+        return {**found, "liger": "not run: its kernels are for GPUs"}
+    if not importlib.util.find_spec("liger_kernel"):
+        return {**found, "liger": "not run: liger-kernel is not installed"}
+    return {**found, "liger": liger}
+
+
+def seconds(runs: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
+    """Return the median time of each, measured in turns so that none has the better moment."""
+    timers = {
+        name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+        for name, run in runs.items()
+    }
+    loops = {
+        name: 1 if device == "cuda" else max(1, int(0.02 / timer.timeit(3).median))
+        for name, timer in timers.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            times[name].append(
+                _cuda_seconds(run) if device == "cuda" else timers[name].timeit(loops[name]).median
+            )
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _cuda_seconds(run: Callable[[], object]) -> float:
+    from triton.testing import do_bench
+
+    return float(do_bench(run, return_mode="median", warmup=10, rep=50)) / 1e3
+
+
+def measure(device: str, rows: int, width: int, dtype: str) -> Iterator[Line]:
+    """Measure every implementation at one size, forward and backward."""
+    x, residual, dy = (
+        torch.randn(rows, width, device=device, dtype=DTYPES[dtype]) for _ in range(3)
+    )
+    weight, bias = (torch.randn(width, device=device, dtype=DTYPES[dtype]) for _ in range(2))
+    inputs = [x, residual, weight, bias]
+    for tensor in inputs:
+        tensor.requires_grad_()
+    array = rows * width * x.element_size()
+    for direction, moved, make in (
+        ("forward", 4 * array, _forward_of),
+        ("backward", 3 * array, _backward_of),
+    ):
+        ours = f"vitrine ({implementation(x, backward=direction == 'backward')})"
+        found = {ours: fused, **norms(device)}
+        source = torch.empty(moved // 2, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        runs = {n: make(norm, inputs, dy) for n, norm in found.items() if not isinstance(norm, str)}
+        times = seconds({"copy": lambda t=target, s=source: t.copy_(s), **runs}, device)  # type: ignore[misc]
+        for name, norm in found.items():
+            if isinstance(norm, str):
+                yield Line(name, direction, rows, width, dtype, note=norm)
+                continue
+            took = times[name]
+            yield Line(
+                name,
+                direction,
+                rows,
+                width,
+                dtype,
+                took * 1e6,
+                moved / took / 1e9,
+                times["copy"] / took,
+            )
+
+
+def _forward_of(norm: Norm, inputs: list[Tensor], _dy: Tensor) -> Callable[[], object]:
+    x, residual, weight, bias = (tensor.detach() for tensor in inputs)
+    return lambda: norm(x, residual, weight, bias)
+
+
+def _backward_of(norm: Norm, inputs: list[Tensor], dy: Tensor) -> Callable[[], object]:
+    x, residual, weight, bias = inputs
+    y, _ = norm(x, residual, weight, bias)
+    return lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True)
+
+
+def table(lines: list[Line]) -> str:
+    """Return the measurements as a table in Markdown, the first implementation's ratio last."""
+    header = "| pass | rows x D | dtype | implementation | us | GB/s | of copy | times vitrine |"
+    text = [header, "|---|---|---|---|---|---|---|---|"]
+    for line in lines:
+        case = f"| {line.direction} | {line.rows} x {line.width} | {line.dtype} "
+        if line.microseconds is None:
+            text.append(f"{case}| {line.implementation} | {line.note} | | | |")
+            continue
+        ours = next(
+            other.microseconds
+            for other in lines
+            if other.implementation.startswith("vitrine")
+            and (other.direction, other.rows, other.width, other.dtype)
+            == (line.direction, line.rows, line.width, line.dtype)
+        )
+        text.append(
+            f"{case}| {line.implementation} | {line.microseconds:.1f} "
+            f"| {line.gigabytes_per_second:.1f} | {line.of_copy:.2f} "
+            f"| {line.microseconds / (ours or 1):.2f} |"
+        )
+    return "\n".join(text)
+
+
+def plot(lines: list[Line], title: str, file: Path) -> None:
+    """Draw the share of copy bandwidth over the bytes of an array, for each implementation."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
+    for axis, direction in zip(axes, ("forward", "backward"), strict=True):
+        for name in dict.fromkeys(line.implementation for line in lines if line.of_copy):
+            points = sorted(
+                (line.rows * line.width * DTYPES[line.dtype].itemsize / 2**20, line.of_copy or 0)
+                for line in lines
+                if line.implementation == name and line.direction == direction and line.of_copy
+            )
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="o", label=name)
+        axis.set(xscale="log", xlabel="MiB of one array", title=direction)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    axes[0].set_ylabel("share of copy bandwidth")
+    figure.suptitle(title)
+    figure.savefig(file, dpi=130)
+
+
+def keep_freed_memory() -> None:
+    """Tell the C library to give no memory back, which it does or not by a size's history."""
+    trim_threshold, mmap_threshold = -1, -3
+    libc = ctypes.CDLL(None)
+    for option in (trim_threshold, mmap_threshold):
+        if not libc.mallopt(option, 2**30):
+            raise OSError("the C library does not take mallopt's options")
+
+
+def main() -> int:
+    """Run the grid of this machine's device; print the table, write it, its data and a plot."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/bench-op"))
+    parser.add_argument("--device", choices=GRIDS, default=None)
+    options = parser.parse_args()
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here")
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    title = f"add + layer_norm on {name}, torch {torch.__version__}"
+    if device == "cpu":
+        title += f", {torch.get_num_threads()} threads"
+    rows, widths = GRIDS[device]
+    if device == "cpu":
+        keep_freed_memory()
+    lines: list[Line] = []
+    for dtype, width, count in itertools.product(DTYPES, widths, rows):
+        lines += measure(device, count, width, dtype)
+        print(f"{dtype} {count} x {width}", file=sys.stderr, flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    text = f"{title}\n\n{table(lines)}\n"
+    (options.out / "table.md").write_text(text)
+    (options.out / "data.json").write_text(json.dumps([asdict(line) for line in lines], indent=1))
+    plot(lines, title, options.out / "plot.png")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
