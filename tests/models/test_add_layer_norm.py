@@ -167,6 +167,20 @@ def test_the_norm_alone_equals_torchs_with_its_gradients() -> None:
     assert torch.autograd.gradgradcheck(op, (x, weight, bias))
 
 
+def test_a_gradient_with_a_graph_of_its_own_equals_torchs_once_and_twice() -> None:
+    x, residual, weight, bias = tensors(3, 8, dtype=torch.float64)
+
+    def twice(y: Tensor) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(y.square().sum(), (x, weight), create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), (x, weight))
+        return *first, *second
+
+    torch.testing.assert_close(
+        twice(add_layer_norm(x, residual, weight, bias, EPS)),
+        twice(F.layer_norm(x + residual, [8], weight, bias, EPS)),
+    )
+
+
 def test_the_backward_pass_itself_refuses_to_be_differentiated() -> None:
     x, dy, weight, _ = tensors(3, 8)
     dx, _, _ = torch.ops.vitrine.layer_norm_backward(dy, None, x, weight, EPS)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.add_layer_norm import add_layer_norm, implementation
 from models.add_layer_norm import triton_kernels as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -137,3 +138,24 @@ def test_compiled_for_ampere_and_hopper_nothing_spills_and_nothing_is_float64() 
         assert report["spilled_bytes"] == 0, report
         assert report["float64"] is False, report
         assert report["registers"] is not None, report
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE != "cuda", reason="there is no CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_op_on_a_gpu_runs_these_kernels_forward_and_backward(dtype: torch.dtype) -> None:
+    inputs = [randn(64, 768, seed=i, dtype=dtype).requires_grad_() for i in range(2)]
+    inputs += [randn(768, seed=i).requires_grad_() for i in (2, 3)]
+    dy = randn(64, 768, seed=4, dtype=dtype)
+    assert implementation(inputs[0]) == implementation(inputs[0], backward=True) == "triton"
+    y = add_layer_norm(inputs[0], inputs[1], inputs[2], inputs[3], EPS)
+    found = [y, *torch.autograd.grad(y, inputs, dy)]
+    weight, bias = (t.detach().double().cpu().requires_grad_() for t in inputs[2:])
+    total = (inputs[0] + inputs[1]).detach().double().cpu().requires_grad_()
+    wanted = F.layer_norm(total, [768], weight, bias, EPS)
+    gradients = torch.autograd.grad(wanted, [total, weight, bias], dy.double().cpu())
+    exact = [wanted, gradients[0], *gradients]
+    unit = 4 * torch.finfo(torch.float32).eps + (dtype != torch.float32) * torch.finfo(dtype).eps
+    for value, reference in zip(found, exact, strict=True):
+        scale = reference.abs() + reference.abs().mean()
+        assert ((value.double().cpu() - reference).abs() <= unit * scale).all()
