@@ -148,8 +148,14 @@ def measure(device: str, rows: int, width: int, dtype: str) -> Iterator[Line]:
 
 
 def _forward_of(norm: Norm, inputs: list[Tensor], _dy: Tensor) -> Callable[[], object]:
+    """A forward pass as inference runs it."""
     x, residual, weight, bias = (tensor.detach() for tensor in inputs)
-    return lambda: norm(x, residual, weight, bias)
+
+    def run() -> object:
+        with torch.inference_mode():
+            return norm(x, residual, weight, bias)
+
+    return run
 
 
 def _backward_of(norm: Norm, inputs: list[Tensor], dy: Tensor) -> Callable[[], object]:
@@ -183,26 +189,34 @@ def table(lines: list[Line]) -> str:
 
 
 def plot(lines: list[Line], title: str, file: Path) -> None:
-    """Draw the share of copy bandwidth over the bytes of an array, for each implementation."""
+    """Draw the share of copy bandwidth over the size of an array, for each implementation."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
-    for axis, direction in zip(axes, ("forward", "backward"), strict=True):
-        for name in dict.fromkeys(line.implementation for line in lines if line.of_copy):
+    figure, axes = plt.subplots(
+        len(DTYPES), 2, figsize=(11, 8), sharex=True, sharey=True, layout="constrained"
+    )
+    panels = itertools.product(DTYPES, ("forward", "backward"))
+    for axis, (dtype, direction) in zip(axes.flat, panels, strict=True):
+        shown = [
+            line
+            for line in lines
+            if line.of_copy and (line.dtype, line.direction) == (dtype, direction)
+        ]
+        for name in dict.fromkeys(line.implementation for line in shown):
             points = sorted(
-                (line.rows * line.width * DTYPES[line.dtype].itemsize / 2**20, line.of_copy or 0)
-                for line in lines
-                if line.implementation == name and line.direction == direction and line.of_copy
+                (line.rows * line.width, line.of_copy)
+                for line in shown
+                if line.implementation == name
             )
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", label=name)
-        axis.set(xscale="log", xlabel="MiB of one array", title=direction)
+            axis.plot(*zip(*points, strict=True), marker="o", label=name)
+        axis.set(xscale="log", title=f"{direction}, {dtype}")
         axis.grid(alpha=0.3)
         axis.legend()
-    axes[0].set_ylabel("share of copy bandwidth")
+    figure.supxlabel("elements of one array, rows x D")
+    figure.supylabel("share of copy bandwidth")
     figure.suptitle(title)
     figure.savefig(file, dpi=130)
 

@@ -288,7 +288,7 @@ def test_a_row_does_not_depend_on_its_batch_and_gradients_repeat_to_the_bit() ->
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
-@pytest.mark.parametrize("rows", ["normal", "large mean", "tiny variance", "constant"])
+@pytest.mark.parametrize("rows", ["normal", "large mean", "tiny variance", "constant", "large"])
 @pytest.mark.parametrize("width", [1, 3, 64, 384, 768, 1000, 1024, 4097])
 def test_atens_path_stays_within_its_conditioning(rows: str, width: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -298,6 +298,7 @@ def test_atens_path_stays_within_its_conditioning(rows: str, width: int) -> None
         "large mean": 1e6 + noise,
         "tiny variance": 1e-4 * noise,
         "constant": 1e6 * noise[:, :1].expand(8, width),
+        "large": 1e17 * noise / width,
     }[rows].float()
     exact = x.double()
     wanted = F.layer_norm(exact, [width], eps=EPS)
