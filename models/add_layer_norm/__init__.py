@@ -37,6 +37,9 @@ _LIBRARY.define(
 
 Implementation = Literal["aten", "triton"]
 
+# Looked for once, and imported only where it is used.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Return `layer_norm(x)` over the last dimension; otherwise as `add_layer_norm`."""
@@ -156,7 +159,7 @@ def _flatten(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor | None, Tens
 
 def implementation(x: Tensor, *, backward: bool = False) -> Implementation:
     """Return what runs the op on a tensor like `x` `(..., D)`, for reports."""
-    if not x.is_cuda or x.dtype == torch.float64 or not importlib.util.find_spec("triton"):
+    if not x.is_cuda or x.dtype == torch.float64 or not _HAS_TRITON:
         return "aten"
     from models.add_layer_norm import triton_kernels
 
