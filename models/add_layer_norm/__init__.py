@@ -135,9 +135,13 @@ class AddLayerNorm(nn.LayerNorm):
     def with_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return `layer_norm(x + residual)` and the sum, both shaped as `x`."""
         flat, weight, bias = _flatten(self, x)
-        y, total = add_layer_norm_with_sum(
-            flat, residual.view_as(flat) if flat is not x else residual, weight, bias, self.eps
-        )
+        if flat is not x:
+            if residual.shape != x.shape:
+                raise RuntimeError(
+                    f"residual is {tuple(residual.shape)} where x is {tuple(x.shape)}"
+                )
+            residual = residual.reshape(flat.shape)
+        y, total = add_layer_norm_with_sum(flat, residual, weight, bias, self.eps)
         return y.view(x.shape), total.view(x.shape)
 
 

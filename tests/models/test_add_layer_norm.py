@@ -267,6 +267,17 @@ def test_the_modules_are_drop_ins_for_torchs(arguments: str) -> None:
             module(torch.zeros(3, 7, dtype=dtype))
 
 
+@pytest.mark.parametrize("normalized_shape", [8, (5, 8)])
+def test_a_residual_of_another_shape_is_refused(normalized_shape: int | tuple[int, ...]) -> None:
+    norm = AddLayerNorm(normalized_shape)
+    with pytest.raises(RuntimeError, match=r"residual is \(5, 2, 8\) where x is \(2, 5, 8\)"):
+        norm(torch.zeros(2, 5, 8), torch.zeros(5, 2, 8))
+    transposed = torch.randn(5, 2, 8).transpose(0, 1)
+    x = torch.randn(2, 5, 8)
+    wanted = F.layer_norm(x + transposed, norm.normalized_shape, norm.weight, norm.bias)
+    torch.testing.assert_close(norm(x, transposed), wanted)
+
+
 def test_new_modules_have_weights_of_one_and_biases_of_zero() -> None:
     norm = LayerNorm(8)
     assert torch.equal(norm.weight, torch.ones(8))
