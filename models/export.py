@@ -103,17 +103,16 @@ def export(
     files = ModelFolder(source.folder)
     model, recipe = load(files, overrides)
     tokenizer = read_tokenizer(files, recipe, model.encoder.config.vocab_size)
-    _check_size(model.to(DTYPES[dtype]))
+    _check_size(model, DTYPES[dtype])
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
-        check = _check(model.float(), tokenizer, recipe.max_tokens)
+        check = _check(model, tokenizer, recipe.max_tokens)
         write_check(folder, check)
         if twin:
             _copy(files, folder / TWIN)
         say(f"Exporting {model.encoder.config.num_layers} layers for {target} in {dtype}")
         file = "model.onnx"
         (folder / file).write_bytes(build_graph(model.to(DTYPES[dtype]), target))
-        model.float()
         graph = Graph(file=file, target=target, dtype=dtype, opset=OPSET, parity=None)
         manifest = _manifest(source, files, model, recipe, graph, hashes(folder))
         write_manifest(folder, manifest)
@@ -128,8 +127,8 @@ def export(
     return Artifact(out, manifest), parity
 
 
-def _check_size(model: SentenceEncoder) -> None:
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
+def _check_size(model: SentenceEncoder, dtype: torch.dtype) -> None:
+    size = sum(parameter.numel() * dtype.itemsize for parameter in model.parameters())
     if size >= onnx.checker.MAXIMUM_PROTOBUF:
         raise ArtifactError(
             f"the weights take {size / 2**30:.1f} GiB; one ONNX file holds less than 2 GiB"

@@ -173,7 +173,7 @@ def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
         if not isinstance(module, dict) or not isinstance(module.get("path"), str):
             raise CheckpointError("modules.json: every module needs a type and a path")
         package, _, kind = str(module.get("type")).rpartition(".")
-        if not package.startswith("sentence_transformers"):
+        if package.split(".")[0] != "sentence_transformers":
             raise CheckpointError(
                 f"modules.json names {module.get('type')}, code from outside "
                 "sentence-transformers; such code is never run"

@@ -42,6 +42,8 @@ from service.vectors import JSON, OCTETS, as_json, finish, prefers_octets, raw
 
 router = APIRouter()
 
+_BEARER = HTTPBearer(auto_error=False, description="An API key, where the service has any set")
+
 
 def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     content = {PROBLEM: {"schema": reference(Problem)}}
@@ -62,9 +64,6 @@ def scope(name: Scope) -> Any:  # noqa: ANN401 - FastAPI's own type of a depende
 
     require.__name__ = f"require_{name}"
     return Depends(require)
-
-
-_BEARER = HTTPBearer(auto_error=False, description="An API key, where the service has any set")
 
 
 # Dependencies are `async`: FastAPI runs others in a thread, which takes longer than they do.

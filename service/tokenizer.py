@@ -46,7 +46,7 @@ class TextTokenizer:
         self._max_chars = max_chars
         self._special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         self._unpooled = {
-            name: 0 if manifest.include_prompt else self._prompt_tokens(text)
+            name: 0 if manifest.include_prompt or not text else self._prompt_tokens(text)
             for name, text in manifest.prompts.items()
         }
 

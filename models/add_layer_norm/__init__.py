@@ -278,7 +278,8 @@ def _cuda(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> 
     from models.add_layer_norm import triton_kernels
 
     _check(x, None, weight, bias)
-    return triton_kernels.forward(x, None, weight, bias, eps)[0]
+    with torch.cuda.device_of(x):  # a kernel is launched on the current device, whoever owns x
+        return triton_kernels.forward(x, None, weight, bias, eps)[0]
 
 
 def _cuda_add(
@@ -289,7 +290,8 @@ def _cuda_add(
     from models.add_layer_norm import triton_kernels
 
     _check(x, residual, weight, bias)
-    return triton_kernels.forward(x, residual, weight, bias, eps)
+    with torch.cuda.device_of(x):
+        return triton_kernels.forward(x, residual, weight, bias, eps)
 
 
 def _cuda_gradients(
@@ -299,7 +301,8 @@ def _cuda_gradients(
         return _aten_gradients(dy, dsum, total, weight, eps)
     from models.add_layer_norm import triton_kernels
 
-    return triton_kernels.backward(dy, dsum, total, weight, eps)
+    with torch.cuda.device_of(total):
+        return triton_kernels.backward(dy, dsum, total, weight, eps)
 
 
 for _name, _anywhere, _on_cuda in (

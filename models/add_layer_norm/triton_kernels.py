@@ -147,7 +147,9 @@ def forward(
     """
     D = x.shape[-1]
     x = x.contiguous()
-    residual = None if residual is None else residual.contiguous()
+    residual, weight, bias = (
+        None if tensor is None else tensor.contiguous() for tensor in (residual, weight, bias)
+    )
     y = torch.empty_like(x)
     total = x if residual is None else torch.empty_like(x)
     rows = x.numel() // D if D else 0
@@ -188,7 +190,7 @@ def backward(
     D = total.shape[-1]
     rows = total.numel() // D if D else 0
     dy, total = dy.contiguous(), total.contiguous()
-    dsum = None if dsum is None else dsum.contiguous()
+    dsum, weight = (None if t is None else t.contiguous() for t in (dsum, weight))
     dx = torch.empty_like(total)
     if not rows:
         zeros = total.new_zeros(D, dtype=torch.float32)

@@ -276,6 +276,10 @@ def test_a_module_from_elsewhere_is_never_run(tmp_path: Path) -> None:
     write_json(tmp_path / "modules.json", [{"idx": 0, "path": "", "type": "custom_code.Thing"}])
     with pytest.raises(CheckpointError, match=r"custom_code.Thing, code from outside"):
         load(tmp_path)
+    lookalike = {"idx": 0, "path": "", "type": "sentence_transformers_too.Transformer"}
+    write_json(tmp_path / "modules.json", [lookalike])
+    with pytest.raises(CheckpointError, match=r"sentence_transformers_too.Transformer, code from"):
+        load(tmp_path)
 
 
 def test_an_unknown_pooling_is_refused_by_name(tmp_path: Path) -> None:

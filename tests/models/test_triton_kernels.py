@@ -112,9 +112,15 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 def test_views_and_empty_tensors_are_taken() -> None:
     x, residual = randn(6, 4).t(), randn(4, 12, seed=1)[:, ::2]
-    y, total = kernels.forward(x, residual, None, None, EPS)
-    torch.testing.assert_close(y, F.layer_norm(x + residual, [6], eps=EPS))
+    weight, bias = randn(12, seed=2)[::2], randn(12, seed=3)[::2]
+    y, total = kernels.forward(x, residual, weight, bias, EPS)
+    summed = (x + residual).requires_grad_()
+    wanted = F.layer_norm(summed, [6], weight, bias, EPS)
+    torch.testing.assert_close(y, wanted)
     assert total.is_contiguous()
+    dy = randn(1, 6, seed=4).expand(4, 6)
+    wanted.backward(dy)
+    torch.testing.assert_close(kernels.backward(dy, None, total, weight, EPS)[0], summed.grad)
     empty = randn(0, 6)
     assert kernels.forward(empty, empty, None, None, EPS)[0].shape == (0, 6)
     dx, dweight, dbias = kernels.backward(empty, None, empty, None, EPS)

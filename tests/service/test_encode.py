@@ -216,6 +216,8 @@ def test_prompts_are_those_of_sentence_transformers(tmp_path: Path, include_prom
         query = vectors(client, texts, prompt_name="query")
         close(query, oracle.encode(texts, prompt_name="query"))
         assert encode(client, "w5", prompt_name="query")["tokens"] == [5]
+        empty = vectors(client, texts, prompt_name="document")  # there is one, and it is empty
+        close(empty, oracle.encode(texts, prompt_name="document"))
 
         response = client.post("/encode", json={"inputs": "w5", "prompt_name": "nope"})
         assert response.status_code == 422
