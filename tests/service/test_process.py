@@ -128,14 +128,13 @@ def test_a_client_that_goes_away_takes_its_texts_out_of_the_queue(artifact: Arti
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             while not waiting_tokens(match[1]):
                 time.sleep(0.01)
-        # What is left is at most the batch that runs: 200,000 tokens would take ten seconds.
-        left = time.monotonic()
+        # All of it is 200,000 tokens; what is run is at most the batches until the client left.
         while waiting_tokens(match[1]):
             time.sleep(0.01)
         encoded = httpx2.get(f"{match[1]}/metrics").text
         total = re.search(r"^vitrine_batch_tokens_sum (\S+)$", encoded, re.MULTILINE)
         assert total is not None
-        assert float(total[1]) < 100_000, time.monotonic() - left
+        assert float(total[1]) < 100_000
         assert 'route="/encode",status="disconnected"} 1.0' in encoded
 
 
