@@ -120,11 +120,21 @@ class SelfAttention(nn.Module):
         """
         q, k, v = (
             rows.pad(part).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, L, K)
-            for part in F.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            for part in self.project(x)
         )
         dropout = self.dropout if self.training else 0.0
         context = F.scaled_dot_product_attention(q, k, v, rows.bias, dropout)  # (B, H, L, K)
         return self.out_proj(rows.pack(context.transpose(1, 2).flatten(2)))
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values, each shaped as `x`."""
+        # Not one product of all three, cut up after: an ONNX engine copies the pieces.
+        weight = self.in_proj_weight.unflatten(0, (3, -1))  # (3, D, D)
+        bias = None if self.in_proj_bias is None else self.in_proj_bias.unflatten(0, (3, -1))
+        return tuple(
+            F.linear(x, weight[i], None if bias is None else bias[i])  # (..., D)
+            for i in range(3)
+        )
 
 
 class EncoderLayer(nn.Module):

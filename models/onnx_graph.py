@@ -20,6 +20,7 @@ from models.packing import INPUT_NAMES
 from models.sentence_encoder import SentenceEncoder
 
 OPSET = 20
+_NO_LIMIT = 2**31
 OUTPUT_NAMES = ("pooled", "tokens")
 
 Translation = Callable[..., Any]
@@ -187,6 +188,10 @@ def build_graph(model: SentenceEncoder, target: str) -> bytes:
         )
     if program is None:
         raise RuntimeError("the exporter returned nothing")
+    # What depends on weights alone is computed here, not at every start of an engine.
+    onnxscript.optimizer.optimize(
+        program.model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT
+    )
     graph: onnx.ModelProto = program.model_proto
     _strip(graph)
     return graph.SerializeToString(deterministic=True)

@@ -6,9 +6,12 @@ work on real tokens alone. Two index maps lay them out as `(B, L)` for attention
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Number = TypeVar("Number", np.int64, np.float32)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,35 @@ class PackedBatch:
     def inputs(self) -> dict[str, NDArray[np.int64] | NDArray[np.float32]]:
         """Return the arrays by input name."""
         return {name: getattr(self, name) for name in INPUT_NAMES}
+
+
+def round_up(batch: PackedBatch, tokens: int, length: int) -> PackedBatch:
+    """Return the batch with T and L rounded up, for an engine that prepares for every new shape.
+
+    Its first T token vectors, and its row vectors, are those of `batch`.
+
+    Args:
+        batch: As `pack` returns it.
+        tokens: T becomes a multiple of it; what is added is token 0, which no row holds.
+        length: L becomes a multiple of it.
+    """
+    (T,), (B, L) = batch.input_ids.shape, batch.padded_index.shape
+    flat, padded = (T + -T % tokens,), (B, L + -L % length)
+    row, place = np.divmod(batch.packed_index, L)
+    return PackedBatch(
+        input_ids=_extended(batch.input_ids, flat),
+        padded_index=_extended(batch.padded_index, padded),
+        packed_index=_extended(row * padded[1] + place, flat),
+        attention_mask=_extended(batch.attention_mask, padded),
+        pooling_mask=_extended(batch.pooling_mask, padded),
+    )
+
+
+def _extended(array: NDArray[Number], shape: tuple[int, ...]) -> NDArray[Number]:
+    """Return the array with zeros behind it in every dimension, up to `shape`."""
+    wider = np.zeros(shape, array.dtype)
+    wider[tuple(map(slice, array.shape))] = array
+    return wider
 
 
 INPUT_NAMES = tuple(field.name for field in fields(PackedBatch))

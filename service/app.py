@@ -18,7 +18,7 @@ from service.auth import KeyRing
 from service.errors import ServiceError, problem, problem_response
 from service.metrics import Metrics
 from service.middleware import RequestLayer
-from service.routes import router
+from service.routes import direct_router, router
 from service.runtime import open_runtime
 from service.schemas import VERSION, openapi
 from service.settings import Settings
@@ -77,6 +77,7 @@ def create_app(
     app.state.metrics = metrics
     app.state.keys = KeyRing(settings.auth.all_keys())
     app.state.runtime = None
+    app.include_router(direct_router)
     app.include_router(router)
     app.add_middleware(RequestLayer, metrics=metrics)
     return app

@@ -1,12 +1,14 @@
 """The queue and the batch former. It knows neither text nor numpy nor HTTP.
 
-While a batch runs, the next one gathers: there is no timer, and a lone request leaves at once.
+There are as many lanes as batches can run at once. While all are taken, the next batch gathers:
+there is no timer, and a request that finds a lane free leaves at once.
 
 - Turns: the requests that wait form a ring, and each batch starts from the oldest item of the next
   one. So a request of thousands of items holds nobody for longer than a batch, and every item is
   reached, whatever else arrives.
 - Filling: the batch takes the items nearest in length to that one, whosever they are and the oldest
-  first, while the cost (tokens, plus attention over padded rows) stays within the budget.
+  first, while the cost (tokens, plus attention over padded rows) stays within the budget, and no
+  item costs the batch more than twice what it would cost alone.
 - Faults: a batch that raises is run again in halves, until the one item that raises is alone; its
   request fails, and the others get their results.
 - A run that does not come back cannot be stopped in its thread. All callers fail, the batcher
@@ -86,11 +88,12 @@ class _Entry(Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """Runs items in batches, one batch at a time, in a thread of its own.
+    """Runs items in batches, each lane one batch at a time, in a thread of its own.
 
     Args:
-        run: Takes a batch and returns one result per item, or raises.
+        run: Takes a batch and returns one result per item, or raises. Called from all lanes.
         length: Tokens of an item.
+        lanes: Batches that run at once.
         max_cost: Budget of a batch; a single item may exceed it.
         pair_cost: Cost of one pair in the padded attention product, in tokens.
         max_queue: Tokens that may wait.
@@ -103,6 +106,7 @@ class Batcher(Generic[Item, Result]):
         run: Callable[[Sequence[Item]], Sequence[Result]],
         length: Callable[[Item], int],
         *,
+        lanes: int,
         max_cost: float,
         pair_cost: float,
         max_queue: int,
@@ -121,7 +125,8 @@ class Batcher(Generic[Item, Result]):
         self._open: set[_Request[Item, Result]] = set()
         self._queued_tokens = 0
         self._wake = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, "engine")
+        self._threads = ThreadPoolExecutor(lanes, "engine")
+        self._lanes = lanes
         self._worker: asyncio.Task[None] | None = None
 
     @property
@@ -144,7 +149,7 @@ class Batcher(Generic[Item, Result]):
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def submit(self, items: Sequence[Item]) -> Outcome[Result]:
         """Return the results of the items, when all have been run.
@@ -189,6 +194,11 @@ class Batcher(Generic[Item, Result]):
         )
 
     async def _work(self) -> None:
+        async with asyncio.TaskGroup() as lanes:  # where one fails, all end
+            for _ in range(self._lanes):
+                lanes.create_task(self._run_batches())
+
+    async def _run_batches(self) -> None:
         while True:
             await self._wake.wait()
             batch = self._form()
@@ -206,7 +216,7 @@ class Batcher(Generic[Item, Result]):
                 request.done.set_exception(Stopped())
         error = None if worker.cancelled() else worker.exception()
         if error is not None:
-            self._on_stop(error)
+            self._on_stop(error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error)
 
     def _form(self) -> list[_Entry[Item, Result]]:
         """Take the next batch out of the queue."""
@@ -214,16 +224,21 @@ class Batcher(Generic[Item, Result]):
         if first is None:
             self._by_length.clear()  # what still stands there has been taken
             return []
-        batch: list[_Entry[Item, Result]] = []
-        tokens, longest = 0, 0
+        batch = [first]
+        tokens = longest = first.length
+        cost = self._cost(tokens, 1, longest)
         for entry in self._nearest(first):
             tokens, longest = tokens + entry.length, max(longest, entry.length)
-            cost = tokens + self._pair_cost * (len(batch) + 1) * longest**2
-            if batch and cost > self._max_cost:
+            before, cost = cost, self._cost(tokens, len(batch) + 1, longest)
+            alone = self._cost(entry.length, 1, entry.length)
+            if cost > self._max_cost or cost - before > 2 * alone:
                 break
             batch.append(entry)
         self._take(batch)
         return batch
+
+    def _cost(self, tokens: int, rows: int, longest: int) -> float:
+        return tokens + self._pair_cost * rows * longest**2
 
     def _next_turn(self) -> _Entry[Item, Result] | None:
         """Return the oldest item of the request whose turn it is."""
@@ -237,8 +252,7 @@ class Batcher(Generic[Item, Result]):
         return None
 
     def _nearest(self, first: _Entry[Item, Result]) -> Iterator[_Entry[Item, Result]]:
-        """Give the item itself, then those that wait in the order of their distance in length."""
-        yield first
+        """Give the other items that wait, the nearest in length first."""
         lengths = sorted(self._by_length)
         high = bisect.bisect_left(lengths, first.length)
         low = high - 1
@@ -272,7 +286,7 @@ class Batcher(Generic[Item, Result]):
         if not batch:
             return
         loop = asyncio.get_running_loop()
-        run = loop.run_in_executor(self._thread, self._run_all, [entry.item for entry in batch])
+        run = loop.run_in_executor(self._threads, self._run_all, [entry.item for entry in batch])
         finished, _ = await asyncio.wait([run], timeout=self._timeout_s)
         if not finished:
             raise TimeoutError(f"a batch did not come back within {self._timeout_s:g} s")

@@ -55,9 +55,10 @@ async def open_runtime(
     batcher: Batcher[Row, NDArray[np.float32]] = Batcher(
         run,
         lambda row: len(row.ids),
+        lanes=engine.lanes,
         max_cost=settings.batch.max_tokens,
-        # A layer does 24 D^2 operations a token and 4 D a pair, and those of pairs run slower.
-        pair_cost=1 / (2 * artifact.manifest.width),
+        # A layer does 24 D^2 operations a token and 4 D a pair, which run six times slower.
+        pair_cost=1 / artifact.manifest.width,
         max_queue=settings.batch.max_queue_tokens,
         timeout_s=settings.engine.timeout_s,
         on_stop=on_stop,

@@ -21,6 +21,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from models.engines import Precision
+
 Scope = Literal["encode", "debug", "metrics"]
 SCOPES: tuple[Scope, ...] = ("encode", "debug", "metrics")
 
@@ -48,7 +50,9 @@ class EngineSettings(_Group):
     """What runs the graph."""
 
     name: str = Field("auto", description="`auto`, or a line of the table of engines")
-    precision: Literal["float32"] = Field("float32", description="What the engine computes in")
+    precision: Precision = Field(
+        "float32", description="What the engine computes in: `float32` or `bfloat16`"
+    )
     threads: int = Field(0, ge=0, description="Threads of one run; 0: all that the quota allows")
     timeout_s: float = Field(
         60.0, gt=0, description="A batch that takes longer ends the process, as hung"
@@ -59,7 +63,7 @@ class BatchSettings(_Group):
     """How batches are formed."""
 
     max_tokens: int = Field(
-        2048, ge=1, description="Cost of a batch: its tokens plus its padded attention"
+        512, ge=1, description="Cost of a batch: its tokens plus its padded attention"
     )
     max_queue_tokens: int = Field(
         1_000_000, ge=1, description="Tokens that may wait; more are refused with 429"

@@ -33,7 +33,7 @@ def finish(
     """
     cut = vectors[:, :dimensions]
     if normalize:
-        norms = np.linalg.norm(cut, axis=1, keepdims=True)
+        norms = np.sqrt(np.einsum("bd,bd->b", cut, cut))[:, None]  # faster than linalg.norm
         cut = cut / np.maximum(norms, np.finfo(np.float32).tiny)
     return np.ascontiguousarray(cut, np.float32)
 
@@ -46,17 +46,22 @@ def as_json(
     in_base64: bool,
 ) -> bytes:
     """Return the JSON answer; floats are written shortest, as they read back exactly."""
-    embeddings = [base64.b64encode(raw(row)).decode() for row in vectors] if in_base64 else vectors
     return orjson.dumps(
         {
             "model": model,
             "dimensions": vectors.shape[1],
-            "embeddings": embeddings,
+            "embeddings": [base64.b64encode(raw(row)).decode() for row in vectors]
+            if in_base64
+            else [orjson.Fragment(_numbers(row)) for row in vectors],
             "tokens": tokens,
             "truncated": truncated,
-        },
-        option=orjson.OPT_SERIALIZE_NUMPY,
+        }
     )
+
+
+def _numbers(row: NDArray[np.float32]) -> bytes:
+    # One by one, because orjson keeps the interpreter's lock while it writes.
+    return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def raw(vectors: NDArray[np.float32]) -> bytes:

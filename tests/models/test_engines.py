@@ -1,4 +1,5 @@
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,20 +10,41 @@ from numpy.typing import NDArray
 from models.artifact import Artifact
 from models.engines import (
     ENGINES,
+    SELF_CHECK_COSINE,
     Engine,
     EngineError,
     Output,
     Precision,
     available_cpus,
+    cosines,
     open_engine,
     self_check,
 )
 from models.packing import PackedBatch, pack
 
+USABLE = [
+    (name, precision)
+    for name, entry in ENGINES.items()
+    for precision in entry.precisions
+    if entry.unusable(precision) is None
+]
+
+
+@pytest.fixture(scope="module", params=USABLE, ids="-".join)
+def engine(artifact: Artifact, request: pytest.FixtureRequest) -> Engine:
+    name, precision = request.param
+    return open_engine(artifact, name, precision, threads=2)
+
+
+def agree(engine: Engine, found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+    if engine.precision == "float32":
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    assert cosines(found, wanted).min() >= SELF_CHECK_COSINE[engine.precision]
+
 
 @pytest.fixture(scope="module")
-def engine(artifact: Artifact) -> Engine:
-    return open_engine(artifact, threads=2)
+def reference(artifact: Artifact) -> Engine:
+    return open_engine(artifact, "onnxruntime")
 
 
 def random_rows(count: int) -> list[list[int]]:
@@ -35,7 +57,21 @@ def test_a_row_has_one_vector_whatever_batch_it_is_in(engine: Engine) -> None:
     alone = np.concatenate([engine.run(pack([row])) for row in rows])
     order = np.random.default_rng(4).permutation(len(rows))
     batched = engine.run(pack([rows[i] for i in order]))[np.argsort(order)]
-    np.testing.assert_allclose(batched, alone, rtol=0, atol=5e-6)
+    agree(engine, batched, alone)
+
+
+def test_engines_give_the_same_vectors(engine: Engine, reference: Engine) -> None:
+    batch = pack(random_rows(24), unpooled=[1] * 24)
+    agree(engine, engine.run(batch), reference.run(batch))
+    agree(engine, engine.run(batch, "tokens"), reference.run(batch, "tokens"))
+
+
+def test_runs_at_once_do_not_mix_up_their_vectors(engine: Engine) -> None:
+    rows = random_rows(24)
+    alone = np.concatenate([engine.run(pack([row])) for row in rows])
+    with ThreadPoolExecutor(engine.lanes) as lanes:
+        at_once = list(lanes.map(lambda row: engine.run(pack([row])), rows * 3))
+    agree(engine, np.concatenate(at_once), np.tile(alone, (3, 1)))
 
 
 def test_token_vectors_average_to_the_row_vector(engine: Engine) -> None:
@@ -45,11 +81,22 @@ def test_token_vectors_average_to_the_row_vector(engine: Engine) -> None:
     assert tokens.shape == (sum(map(len, rows)), 384)
     ends = np.cumsum([len(row) for row in rows])[:-1]
     means = np.stack([part.mean(0) for part in np.split(tokens, ends)])
-    np.testing.assert_allclose(engine.run(batch), means, rtol=0, atol=1e-5)
+    agree(engine, engine.run(batch), means)
 
 
 def test_the_self_check_passes_on_the_artifact(engine: Engine, artifact: Artifact) -> None:
-    assert self_check(engine, artifact) > 1 - 1e-9
+    assert self_check(engine, artifact) > (1 - 1e-9 if engine.precision == "float32" else 0.9999)
+
+
+def test_a_cpu_without_bfloat16_refuses_it_and_nothing_falls_back(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openvino.Core.get_property", lambda *_: ["FP32", "INT8"])
+    for name in ("openvino", "auto"):
+        with pytest.raises(EngineError, match=r"openvino in bfloat16 is not usable: this CPU has"):
+            open_engine(artifact, name, "bfloat16")
+    with pytest.raises(EngineError, match="onnxruntime in bfloat16 is not usable: it computes in"):
+        open_engine(artifact, "onnxruntime", "bfloat16")
 
 
 class Drifting:
@@ -58,6 +105,7 @@ class Drifting:
     name = "drifting"
     precision: Precision = "float32"
     threads = 1
+    lanes = 1
 
     def __init__(self, engine: Engine, noise: float) -> None:
         self.engine = engine
@@ -71,10 +119,10 @@ class Drifting:
 
 @pytest.mark.parametrize("noise", [1e-2, float("nan")])
 def test_the_self_check_refuses_an_engine_that_drifts(
-    engine: Engine, artifact: Artifact, noise: float
+    reference: Engine, artifact: Artifact, noise: float
 ) -> None:
     with pytest.raises(EngineError, match=r"self-check failed: drifting in float32.*is needed"):
-        self_check(Drifting(engine, noise), artifact)
+        self_check(Drifting(reference, noise), artifact)
 
 
 def test_an_unknown_engine_is_refused_with_those_there_are(artifact: Artifact) -> None:
@@ -94,8 +142,8 @@ def test_an_engine_that_is_not_installed_is_refused_with_what_would_help(
 def test_a_precision_that_an_engine_lacks_is_refused(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = replace(ENGINES["onnxruntime"], precisions=())
-    monkeypatch.setitem(ENGINES, "onnxruntime", entry)
+    for name in ENGINES:
+        monkeypatch.setitem(ENGINES, name, replace(ENGINES[name], precisions=("bfloat16",)))
     with pytest.raises(EngineError, match="onnxruntime in float32 is not usable: it computes in"):
         open_engine(artifact)
 

@@ -77,7 +77,8 @@ def test_attention_is_two_products_and_a_softmax(artifact: Artifact) -> None:
     _, count = counted(artifact.read("model.onnx"))
     assert count["Softmax"] == LAYERS
     assert count["MatMul"] == 2 * LAYERS + 1  # and the mean
-    assert count["Gemm"] == 4 * LAYERS  # q, k and v together; out; two of the feed-forward layer
+    assert count["Gemm"] == 6 * LAYERS  # q, k, v; out; two of the feed-forward layer
+    assert not count["Split"]
     assert count["Gelu"] == LAYERS
     assert not {"GatherND", "Where", "IsNaN", "Erf", "Loop", "If"} & set(count)
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.packing import INPUT_NAMES, pack
+from models.packing import INPUT_NAMES, pack, round_up
 
 ROWS = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=9)
 
@@ -50,3 +50,21 @@ def test_a_row_without_tokens_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         pack(rows, unpooled)
+
+
+def test_rounding_up_adds_tokens_and_places_that_no_row_holds() -> None:
+    batch = pack([[5, 6, 7], [8]], unpooled=[1, 0])
+    rounded = round_up(batch, tokens=16, length=8)
+    assert (rounded.input_ids.shape, rounded.padded_index.shape) == ((16,), (2, 8))
+    assert rounded.input_ids.tolist() == [5, 6, 7, 8] + [0] * 12
+    assert rounded.packed_index.tolist() == [0, 1, 2, 8] + [0] * 12
+    assert np.flatnonzero(rounded.attention_mask).tolist() == [0, 1, 2, 8]
+    assert np.flatnonzero(rounded.pooling_mask).tolist() == [1, 2, 8]
+    assert rounded.padded_index.reshape(-1)[[0, 1, 2, 8]].tolist() == [0, 1, 2, 3]
+
+
+def test_rounding_up_a_round_batch_changes_nothing() -> None:
+    batch = pack([list(range(8)), list(range(8))])
+    rounded = round_up(batch, tokens=16, length=8)
+    for name in INPUT_NAMES:
+        np.testing.assert_array_equal(getattr(rounded, name), getattr(batch, name))

@@ -27,6 +27,7 @@ class Stub:
     name = "stub"
     precision: Precision = "float32"
     threads = 1
+    lanes = 1
 
     def __init__(self) -> None:
         self.fault: str | None = None

@@ -30,6 +30,7 @@ class Recorder:
 def batcher_of(
     run: Callable[[Sequence[int]], Sequence[int]],
     *,
+    lanes: int = 1,
     max_cost: float = 100,
     pair_cost: float = 0.0,
     max_queue: int = 10**9,
@@ -39,6 +40,7 @@ def batcher_of(
     return Batcher(
         run,
         abs,
+        lanes=lanes,
         max_cost=max_cost,
         pair_cost=pair_cost,
         max_queue=max_queue,
@@ -66,9 +68,9 @@ REQUESTS = st.lists(
 )
 
 
-@given(REQUESTS)
+@given(REQUESTS, st.integers(1, 3))
 def test_every_item_comes_back_once_and_in_order_whatever_arrives_fails_or_leaves(
-    requests: list[tuple[list[int], str]],
+    requests: list[tuple[list[int], str]], lanes: int
 ) -> None:
     run = Recorder()
 
@@ -98,7 +100,7 @@ def test_every_item_comes_back_once_and_in_order_whatever_arrives_fails_or_leave
         assert batcher.queued_tokens == 0
         assert (await batcher.submit([7])).results == [49]
 
-    asyncio.run(with_batcher(batcher_of(run), story))
+    asyncio.run(with_batcher(batcher_of(run, lanes=lanes), story))
     for batch in run.batches:
         assert len(batch) == 1 or sum(map(abs, batch)) <= 100
 
@@ -142,6 +144,22 @@ async def test_what_arrives_while_the_engine_runs_gathers_into_one_batch() -> No
         assert [sorted(batch) for batch in run.batches] == [[1], [10, 11, 12]]
 
     await with_batcher(batcher_of(run), story)
+
+
+async def test_as_many_batches_run_at_once_as_there_are_lanes() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        first = await held(run, batcher)
+        others = [asyncio.create_task(batcher.submit([80])) for _ in range(4)]
+        await until(lambda: len(run.batches) == 3)
+        await settled()
+        assert batcher.queued_tokens == 2 * 80
+        run.gate.set()
+        assert all(outcome.results == [6400] for outcome in await asyncio.gather(*others))
+        await first
+
+    await with_batcher(batcher_of(run, lanes=3), story)
 
 
 async def test_similar_lengths_go_together_from_the_oldest_on() -> None:
@@ -253,6 +271,22 @@ async def test_padded_attention_counts_towards_the_cost() -> None:
         assert [len(batch) for batch in run.batches[1:]] == [3, 3, 2]
 
     await with_batcher(batcher_of(run, pair_cost=0.2), story)
+
+
+async def test_no_item_joins_a_batch_whose_padding_would_double_its_cost() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        first = await held(run, batcher)
+        others = [asyncio.create_task(batcher.submit([n])) for n in (30, 3, 29, 4)]
+        await settled()
+        run.gate.set()
+        await asyncio.gather(first, *others)
+        # 30 alone costs 30 + 900 * 0.02 = 48. 29 adds 29 + 18, about what it costs alone; 4 would
+        # add 4 + 18, five times that.
+        assert [sorted(batch) for batch in run.batches[1:]] == [[29, 30], [3, 4]]
+
+    await with_batcher(batcher_of(run, max_cost=1000, pair_cost=0.02), story)
 
 
 async def test_a_request_larger_than_a_batch_is_split_and_joined() -> None:
@@ -434,12 +468,14 @@ async def test_a_full_queue_refuses_and_takes_again_when_it_has_room() -> None:
 async def test_a_run_that_does_not_come_back_fails_all_callers_and_then_says_so() -> None:
     run = Recorder()
     told: list[BaseException] = []
-    batcher = batcher_of(run, timeout_s=0.1, on_stop=told.append)
+    batcher = batcher_of(run, lanes=2, timeout_s=0.1, on_stop=told.append)
     batcher.start()
     assert batcher.is_alive
     running = await held(run, batcher)
+    beside = asyncio.create_task(batcher.submit([99]))
+    await until(lambda: len(run.batches) == 2)
     waiting = asyncio.create_task(batcher.submit([9]))
-    for task in (running, waiting):
+    for task in (running, beside, waiting):
         with pytest.raises(Stopped):
             await task
     assert [str(error) for error in told] == ["a batch did not come back within 0.1 s"]

@@ -1,0 +1,56 @@
+"""What clients send in the benchmarks: seeded English texts of measured lengths."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Common words, each a token or two of the default model.
+_COMMON_WORDS = """
+    the of and to in is was for that on as with by at from his her it an are were which this be
+    had not they have one all there been who their more its would when will said what some time
+    into only could new other than then first any may like our over also two after most many
+    before must through years where way well down should because long each just those people
+    little state good very make world still own see men work here get both life being under
+    three never know same last another while us off might great go come since against right came
+    take used himself few house use during without again place old public small between does
+    less water night head business point company school order country hand market part number
+    system train garden river street letter window market doctor teacher music picture summer
+    winter question answer problem reason result history science language machine engine energy
+    metal
+"""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests of one kind.
+
+    Attributes:
+        clients: Connections that each wait for an answer before the next request.
+        texts: Texts of a request.
+        words: Draws the number of words of a text.
+    """
+
+    clients: int
+    texts: int
+    words: Callable[[random.Random], int]
+
+    def requests(self, count: int) -> list[list[str]]:
+        """Return the texts of `count` requests, the same at each call."""
+        draw = random.Random(7)  # noqa: S311 - not for secrets
+        return [[_text(draw, self.words(draw)) for _ in range(self.texts)] for _ in range(count)]
+
+
+def _text(draw: random.Random, words: int) -> str:
+    return " ".join(draw.choices(_COMMON_WORDS.split(), k=words))
+
+
+def _mixed(draw: random.Random) -> int:
+    return round(min(max(draw.lognormvariate(3.69, 0.8), 5), 250))  # median 40
+
+
+WORKLOADS: dict[str, Workload] = {
+    "short": Workload(clients=16, texts=1, words=lambda draw: draw.randint(4, 12)),
+    "mixed": Workload(clients=32, texts=1, words=_mixed),
+    "documents": Workload(clients=4, texts=32, words=lambda draw: draw.randint(60, 200)),
+    "one client": Workload(clients=1, texts=1, words=lambda draw: draw.randint(4, 12)),
+}
