@@ -8,8 +8,7 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -22,10 +21,10 @@ from models.packing import PackedBatch, pack, round_up
 
 if TYPE_CHECKING:
     import onnxruntime
-    import openvino
 
 Precision = Literal["float32", "bfloat16"]
 Output = Literal["pooled", "tokens"]
+Run = Callable[[PackedBatch, Output], NDArray[np.float32]]
 
 # The worst cosine between a check vector and the engine's own that still counts as the same model.
 SELF_CHECK_COSINE: dict[Precision, float] = {"float32": 1 - 1e-6, "bfloat16": 0.9995}
@@ -48,6 +47,10 @@ class Engine(Protocol):
     threads: int
     lanes: int
 
+    @property
+    def runs(self) -> Sequence[Run]:
+        """Everything that `run` may call; the self-check tries each."""
+
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         """Return row vectors `(B, D)`, or token vectors `(T, D)`."""
 
@@ -60,71 +63,81 @@ class Entry:
         target: The graph of an artifact that it runs.
         precisions: What it computes in.
         unusable: Why it cannot be used on this machine in a precision, or None.
-        open: Opens the bytes of a graph with a number of threads.
+        open: Opens the bytes of a graph: to run on one thread, as often at once as there are
+            threads, and to run on all of them.
     """
 
     target: str
     precisions: Sequence[Precision]
     unusable: Callable[[Precision], str | None]
-    open: Callable[[bytes, Precision, int], Engine]
+    open: Callable[[bytes, Precision, int], tuple[Run, Run]]
 
 
-# Batches that run side by side, on one thread each, give more vectors than one after the other on
-# all threads, which wait for each other at every node (1.1 to 1.2 times as many on two cores). A
-# batch that is alone gets all threads, for the shortest time to its answer. So a CPU engine opens
-# its graph twice.
+class CpuEngine:
+    """A graph that is opened twice, for many batches at once and for one.
 
+    Batches that run side by side, on one thread each, give more vectors than one after the other
+    on all threads, which wait for each other at every node (1.1 to 1.2 times as many on two cores).
+    A batch that is alone gets all threads, for the shortest time to its answer.
+    """
 
-class _Turns:
-    """Tells a run whether it has the machine for itself."""
-
-    def __init__(self) -> None:
+    def __init__(
+        self, name: str, precision: Precision, threads: int, one_thread: Run, all_threads: Run
+    ) -> None:
+        self.name = name
+        self.precision = precision
+        self.threads = self.lanes = threads
+        self.runs = (one_thread, all_threads)
         self._running = 0
         self._overlapping = False
         self._lock = threading.Lock()
 
-    @contextmanager
-    def turn(self) -> Iterator[bool]:
-        """Count a run; give whether it is, and will probably stay, the only one."""
+    def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
+        """Return row vectors `(B, D)`, or token vectors `(T, D)`."""
+        one_thread, all_threads = self.runs
         with self._lock:
             # Under load there is a moment without another run now and then, which is soon over; so
             # the run before must have been alone too.
-            alone = not (self._running or self._overlapping)
+            is_alone = not (self._running or self._overlapping)
             self._overlapping = self._running > 0
             self._running += 1
         try:
-            yield alone
+            return (all_threads if is_alone else one_thread)(batch, output)
         finally:
             with self._lock:
                 self._running -= 1
 
 
-class OnnxRuntimeCpu:
-    """onnxruntime's CPU provider."""
+def _open_onnxruntime(graph: bytes, _precision: Precision, threads: int) -> tuple[Run, Run]:
+    def open_run(threads: int) -> Run:
+        session = onnxruntime_session(graph, threads)
 
-    name = "onnxruntime"
-
-    def __init__(self, graph: bytes, precision: Precision, threads: int) -> None:
-        self.precision = precision
-        self.threads = self.lanes = threads
-        self._lane = _onnxruntime_session(graph, 1)
-        self._all_threads = _onnxruntime_session(graph, threads) if threads > 1 else self._lane
-        self._turns = _Turns()
-
-    def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return row vectors `(B, D)`, or token vectors `(T, D)`."""
-        with self._turns.turn() as alone:
-            session = self._all_threads if alone else self._lane
+        def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
             (result,) = session.run([output], batch.inputs())
-        return result
+            return result
+
+        return run
+
+    return open_run(1), open_run(threads)
 
 
-def _onnxruntime_session(graph: bytes, threads: int) -> "onnxruntime.InferenceSession":
+def onnxruntime_session(
+    graph: bytes, threads: int, profile: str = ""
+) -> "onnxruntime.InferenceSession":
+    """Return a session on CPU.
+
+    Args:
+        graph: A graph for "cpu".
+        threads: Of one run.
+        profile: How the file begins that it writes the times of its nodes to; empty: none.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.enable_profiling = bool(profile)
+    options.profile_file_prefix = profile
     options.log_severity_level = 3
     # Between runs its threads would go on spinning, on cores that others need.
     options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -137,54 +150,43 @@ def _onnxruntime_session(graph: bytes, threads: int) -> "onnxruntime.InferenceSe
     )
 
 
-class OpenVinoCpu:
-    """OpenVINO's CPU plugin.
+def _open_openvino(graph: bytes, precision: Precision, threads: int) -> tuple[Run, Run]:
+    import openvino
 
-    It prepares itself for every shape that it has not seen, so shapes are rounded up.
-    """
+    core = openvino.Core()
+    model = core.read_model(graph)
 
-    name = "openvino"
+    def open_run(streams: int) -> Run:
+        compiled = core.compile_model(
+            model,
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
+                "INFERENCE_NUM_THREADS": threads,
+                "NUM_STREAMS": streams,
+                # Two services on one machine would pin their threads to the same cores.
+                "ENABLE_CPU_PINNING": False,
+            },
+        )
+        idle: queue.LifoQueue[openvino.InferRequest] = queue.LifoQueue()
+        for _ in range(streams):
+            idle.put(compiled.create_infer_request())
 
-    def __init__(self, graph: bytes, precision: Precision, threads: int) -> None:
-        import openvino
-
-        self.precision = precision
-        self.threads = self.lanes = threads
-        core = openvino.Core()
-        model = core.read_model(graph)
-
-        def requests(streams: int) -> "queue.LifoQueue[openvino.InferRequest]":
-            """As many as there are streams, the one on top the last to have run."""
-            compiled = core.compile_model(
-                model,
-                "CPU",
-                {
-                    "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
-                    "INFERENCE_NUM_THREADS": threads,
-                    "NUM_STREAMS": streams,
-                },
-            )
-            idle: queue.LifoQueue[openvino.InferRequest] = queue.LifoQueue()
-            for _ in range(streams):
-                idle.put(compiled.create_infer_request())
-            return idle
-
-        self._lane = requests(streams=self.lanes)
-        self._all_threads = requests(streams=1) if threads > 1 else self._lane
-        self._turns = _Turns()
-
-    def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return row vectors `(B, D)`, or token vectors `(T, D)`."""
-        with self._turns.turn() as alone:
-            idle = self._all_threads if alone else self._lane
+        def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
+            # It prepares itself for every shape that it has not seen.
+            rounded = round_up(batch, tokens=16, length=8)
             request = idle.get()
             try:
-                request.infer(round_up(batch, tokens=16, length=8).inputs(), share_inputs=True)
+                request.infer(rounded.inputs(), share_inputs=True)
                 # Copied: the next run of this request writes over it.
                 result: NDArray[np.float32] = request.get_tensor(output).data.copy()
             finally:
                 idle.put(request)
-        return result if output == "pooled" else result[: len(batch.input_ids)]
+            return result if output == "pooled" else result[: len(batch.input_ids)]
+
+        return run
+
+    return open_run(streams=threads), open_run(streams=1)
 
 
 def _onnxruntime_unusable(_precision: Precision) -> str | None:
@@ -211,8 +213,8 @@ def _missing(package: str, extra: str) -> str | None:
 
 # In the order of preference that `auto` follows.
 ENGINES: dict[str, Entry] = {
-    "onnxruntime": Entry("cpu", ("float32",), _onnxruntime_unusable, OnnxRuntimeCpu),
-    "openvino": Entry("cpu", ("float32", "bfloat16"), _openvino_unusable, OpenVinoCpu),
+    "onnxruntime": Entry("cpu", ("float32",), _onnxruntime_unusable, _open_onnxruntime),
+    "openvino": Entry("cpu", ("float32", "bfloat16"), _openvino_unusable, _open_openvino),
 }
 
 
@@ -225,7 +227,7 @@ def open_engine(
         artifact: Holds the graph.
         name: A line of `ENGINES`; "auto" takes the first usable one of that precision.
         precision: What it computes in.
-        threads: Of one run; 0 means as many as the process may use.
+        threads: CPUs to keep busy; 0 means as many as the process may use.
 
     Raises:
         EngineError: The engine is unknown or not usable here, with the reason.
@@ -242,7 +244,8 @@ def open_engine(
             reason = f"it computes in {', '.join(entry.precisions)} only"
         if reason is None:
             graph = artifact.read(artifact.graph(entry.target).file)
-            return entry.open(graph, precision, threads or available_cpus())
+            threads = threads or available_cpus()
+            return CpuEngine(candidate, precision, threads, *entry.open(graph, precision, threads))
         reasons.append(f"{candidate} in {precision} is not usable: {reason}")
     raise EngineError("; ".join(reasons))
 
@@ -255,7 +258,9 @@ def self_check(engine: Engine, artifact: Artifact) -> float:
     """
     check = artifact.check()
     expected = np.asarray(check.vectors, np.float64)  # (B, D)
-    worst = float(cosines(engine.run(pack(check.rows)), expected).min())
+    batch = pack(check.rows)
+    # numpy's minimum, to which a NaN is one.
+    worst = float(np.min([cosines(run(batch, "pooled"), expected) for run in engine.runs]))
     bound = SELF_CHECK_COSINE[engine.precision]
     if not worst >= bound:
         raise EngineError(

@@ -47,6 +47,7 @@ def main() -> int:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nothing here looks at the client's address
             # Longer than the usual 60 s of a proxy, which must be the one that closes.
             timeout_keep_alive=75,
         )

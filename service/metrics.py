@@ -37,6 +37,12 @@ class Metrics:
         self.batch_tokens = Histogram(
             "vitrine_batch_tokens", "Tokens of a batch", buckets=_POWERS, registry=self.registry
         )
+        self.batch_seconds = Histogram(
+            "vitrine_batch_seconds",
+            "Time of a batch in the engine",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self.padded_tokens = Counter(
             "vitrine_padded_tokens",
             "Tokens of all batches had they been padded; compare vitrine_batch_tokens_sum",

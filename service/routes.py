@@ -43,14 +43,18 @@ from service.settings import Scope, Settings
 from service.tokenizer import Row, TextTokenizer
 from service.vectors import JSON, OCTETS, as_json, finish, prefers_octets, raw
 
-# So many characters are tokenised, and so many numbers written, within a millisecond or two. A
-# thread of its own would wait longer for its turn, where engines keep every core busy.
+# So much is tokenised, and so many numbers written, within a millisecond or two. A thread of its
+# own would wait longer for its turn, where engines keep every core busy.
+_INPUTS_AT_ONCE = 8
 _CHARACTERS_AT_ONCE = 4000
 _NUMBERS_AT_ONCE = 20_000
 
 
 class DirectRoute(APIRoute):
-    """Hands its handler the request, once the route's dependencies have let it pass.
+    """Hands its handler the request, once the dependencies of the route have let it pass.
+
+    Those of the route alone and of the router that it was declared on, and given no more than the
+    request: what the application or an including router adds does not count.
 
     FastAPI's own way of calling a handler takes as long as the whole handler of a short text.
     """
@@ -175,8 +179,9 @@ async def _tokenize(tokenizer: TextTokenizer, asked: EncodeRequest) -> list[Row]
         if ids is None
         else partial(tokenizer.rows_of_ids, ids, asked.on_overflow)
     )
-    size = sum(map(len, texts if ids is None else ids))
-    return work() if size <= _CHARACTERS_AT_ONCE else await asyncio.to_thread(work)
+    inputs = texts if ids is None else ids
+    is_short = len(inputs) <= _INPUTS_AT_ONCE and sum(map(len, inputs)) <= _CHARACTERS_AT_ONCE
+    return work() if is_short else await asyncio.to_thread(work)
 
 
 async def _submit(

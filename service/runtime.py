@@ -44,7 +44,8 @@ async def open_runtime(
 
     def run(rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         batch = pack([row.ids for row in rows], [row.unpooled for row in rows])
-        vectors = engine.run(batch)  # (B, D)
+        with metrics.batch_seconds.time():
+            vectors = engine.run(batch)  # (B, D)
         if not np.isfinite(vectors).all():
             raise NotFinite
         metrics.batch_rows.observe(batch.rows)

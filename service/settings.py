@@ -53,7 +53,7 @@ class EngineSettings(_Group):
     precision: Precision = Field(
         "float32", description="What the engine computes in: `float32` or `bfloat16`"
     )
-    threads: int = Field(0, ge=0, description="Threads of one run; 0: all that the quota allows")
+    threads: int = Field(0, ge=0, description="CPUs to keep busy; 0: all that the quota allows")
     timeout_s: float = Field(
         60.0, gt=0, description="A batch that takes longer ends the process, as hung"
     )

@@ -34,9 +34,10 @@ class Workload:
     texts: int
     words: Callable[[random.Random], int]
 
-    def requests(self, count: int) -> list[list[str]]:
-        """Return the texts of `count` requests, the same at each call."""
+    def requests(self) -> list[list[str]]:
+        """Return the texts of many requests, the same at each call."""
         draw = random.Random(7)  # noqa: S311 - not for secrets
+        count = max(50, 2000 // self.texts)
         return [[_text(draw, self.words(draw)) for _ in range(self.texts)] for _ in range(count)]
 
 

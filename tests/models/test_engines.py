@@ -1,4 +1,6 @@
+import queue
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,12 @@ from models.artifact import Artifact
 from models.engines import (
     ENGINES,
     SELF_CHECK_COSINE,
+    CpuEngine,
     Engine,
     EngineError,
     Output,
     Precision,
+    Run,
     available_cpus,
     cosines,
     open_engine,
@@ -110,6 +114,7 @@ class Drifting:
     def __init__(self, engine: Engine, noise: float) -> None:
         self.engine = engine
         self.noise = noise
+        self.runs: list[Run] = [engine.run, self.run]
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         vectors = self.engine.run(batch, output)
@@ -123,6 +128,33 @@ def test_the_self_check_refuses_an_engine_that_drifts(
 ) -> None:
     with pytest.raises(EngineError, match=r"self-check failed: drifting in float32.*is needed"):
         self_check(Drifting(reference, noise), artifact)
+
+
+def test_a_run_has_all_threads_unless_it_or_the_one_before_met_another() -> None:
+    gate, ran = threading.Event(), queue.SimpleQueue[str]()
+
+    def run(name: str) -> Run:
+        def recorded(batch: PackedBatch, _output: Output) -> NDArray[np.float32]:
+            ran.put(name)
+            assert batch.rows == 1 or gate.wait(10)
+            return np.zeros((batch.rows, 1), np.float32)
+
+        return recorded
+
+    engine = CpuEngine("fake", "float32", 2, one_thread=run("one"), all_threads=run("all"))
+    short, held = pack([[1]]), pack([[1], [2]])
+    engine.run(short)
+    engine.run(short)
+    assert [ran.get(), ran.get()] == ["all", "all"]
+    with ThreadPoolExecutor(1) as lane:
+        holding = lane.submit(engine.run, held)
+        assert ran.get(timeout=10) == "all"
+        engine.run(short)
+        gate.set()
+        holding.result()
+    engine.run(short)
+    engine.run(short)
+    assert [ran.get(), ran.get(), ran.get()] == ["one", "one", "all"]
 
 
 def test_an_unknown_engine_is_refused_with_those_there_are(artifact: Artifact) -> None:

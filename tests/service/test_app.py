@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from starlette.testclient import TestClient
 
-from models.engines import Engine, Output, Precision
+from models.engines import Engine, Output, Precision, Run
 from models.packing import PackedBatch
 from service import runtime
 from service.app import create_app
@@ -28,6 +28,7 @@ class Stub:
     precision: Precision = "float32"
     threads = 1
     lanes = 1
+    runs: Sequence[Run] = ()
 
     def __init__(self) -> None:
         self.fault: str | None = None

@@ -1,0 +1,87 @@
+"""`make profile`: where an engine's time goes, operator by operator, on one thread.
+
+The batches are those of mixed texts, similar lengths together.
+"""
+
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import openvino
+from tokenizers import Tokenizer
+
+from models.artifact import TOKENIZER, Artifact
+from models.engines import ENGINES, onnxruntime_session
+from models.packing import PackedBatch, round_up
+from tests.benchmarks.bench_engines import sorted_batches
+from tests.benchmarks.bench_servers import ARTIFACT
+from tests.benchmarks.workloads import WORKLOADS
+
+ROUNDS = 3
+
+
+def onnxruntime_profile(graph: bytes, batches: list[PackedBatch]) -> Counter[str]:
+    """Return the microseconds of each operator, over all batches and rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        session = onnxruntime_session(graph, threads=1, profile=f"{folder}/times")
+        for _ in range(ROUNDS + 1):
+            for batch in batches:
+                session.run(["pooled"], batch.inputs())
+        events = json.loads(Path(session.end_profiling()).read_text())
+    runs = [event["ts"] for event in events if event["name"] == "model_run"]
+    warm = runs[len(batches)]  # the first round prepares
+    times: Counter[str] = Counter()
+    for event in events:
+        if event["name"].endswith("_kernel_time") and event["ts"] >= warm:
+            times[event["args"]["op_name"]] += event["dur"]
+    return times
+
+
+def openvino_profile(graph: bytes, batches: list[PackedBatch], precision: str) -> Counter[str]:
+    """Return the microseconds of each operator, over all batches and rounds."""
+    core = openvino.Core()
+    properties = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_NUM_THREADS": 1,
+        "PERF_COUNT": True,
+    }
+    request = core.compile_model(core.read_model(graph), "CPU", properties).create_infer_request()
+    times: Counter[str] = Counter()
+    for round_ in range(ROUNDS + 1):
+        for batch in batches:
+            request.infer(round_up(batch, tokens=16, length=8).inputs(), share_inputs=True)
+            for node in request.profiling_info if round_ else ():
+                times[node.node_type] += round(node.real_time.total_seconds() * 1e6)
+    return times
+
+
+def table(title: str, times: Counter[str], tokens: int) -> str:
+    """Return the operators that take longest."""
+    total = sum(times.values())
+    lines = [f"{title}: {total / tokens:.1f} us a token", "", "| operator | share | us a token |"]
+    lines.append("|---|--:|--:|")
+    for operator, microseconds in times.most_common():
+        if microseconds >= 0.005 * total:
+            share, each = microseconds / total, microseconds / tokens
+            lines.append(f"| {operator} | {share:.1%} | {each:.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print a table for each engine and precision that runs here."""
+    artifact = Artifact.load(ARTIFACT)
+    tokenizer = Tokenizer.from_buffer(artifact.read(TOKENIZER))
+    texts = [text for request in WORKLOADS["mixed"].requests()[:200] for text in request]
+    batches = sorted_batches([encoding.ids for encoding in tokenizer.encode_batch(texts)])
+    tokens = ROUNDS * sum(len(batch.input_ids) for batch in batches)
+    graph = artifact.read(artifact.graph("cpu").file)
+    print(table("onnxruntime, float32", onnxruntime_profile(graph, batches), tokens), end="\n\n")
+    for precision, name in (("f32", "float32"), ("bf16", "bfloat16")):
+        if name == "float32" or ENGINES["openvino"].unusable("bfloat16") is None:
+            times = openvino_profile(graph, batches, precision)
+            print(table(f"OpenVINO, {name}", times, tokens), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
