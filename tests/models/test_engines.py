@@ -89,7 +89,7 @@ def test_token_vectors_average_to_the_row_vector(engine: Engine) -> None:
 
 
 def test_the_self_check_passes_on_the_artifact(engine: Engine, artifact: Artifact) -> None:
-    assert self_check(engine, artifact) > (1 - 1e-9 if engine.precision == "float32" else 0.9999)
+    assert self_check(engine, artifact) > (1 - 1e-9 if engine.precision == "float32" else 0.9995)
 
 
 def test_a_cpu_without_bfloat16_refuses_it_and_nothing_falls_back(
