@@ -63,14 +63,14 @@ class Entry:
         target: The graph of an artifact that it runs.
         precisions: What it computes in.
         unusable: Why it cannot be used on this machine in a precision, or None.
-        open: Opens the bytes of a graph: to run on one thread, as often at once as there are
-            threads, and to run on all of them.
+        open: Takes the bytes of a graph and a number of threads. What it returns opens the graph
+            for so many runs at once, which share the threads.
     """
 
     target: str
     precisions: Sequence[Precision]
     unusable: Callable[[Precision], str | None]
-    open: Callable[[bytes, Precision, int], tuple[Run, Run]]
+    open: Callable[[bytes, Precision, int], Callable[[int], Run]]
 
 
 class CpuEngine:
@@ -82,19 +82,20 @@ class CpuEngine:
     """
 
     def __init__(
-        self, name: str, precision: Precision, threads: int, one_thread: Run, all_threads: Run
+        self, name: str, precision: Precision, threads: int, open_run: Callable[[int], Run]
     ) -> None:
         self.name = name
         self.precision = precision
         self.threads = self.lanes = threads
-        self.runs = (one_thread, all_threads)
+        side_by_side = open_run(threads)
+        self.runs = (side_by_side, side_by_side if threads == 1 else open_run(1))
         self._running = 0
         self._overlapping = False
         self._lock = threading.Lock()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         """Return row vectors `(B, D)`, or token vectors `(T, D)`."""
-        one_thread, all_threads = self.runs
+        side_by_side, alone = self.runs
         with self._lock:
             # Under load there is a moment without another run now and then, which is soon over; so
             # the run before must have been alone too.
@@ -102,15 +103,15 @@ class CpuEngine:
             self._overlapping = self._running > 0
             self._running += 1
         try:
-            return (all_threads if is_alone else one_thread)(batch, output)
+            return (alone if is_alone else side_by_side)(batch, output)
         finally:
             with self._lock:
                 self._running -= 1
 
 
-def _open_onnxruntime(graph: bytes, _precision: Precision, threads: int) -> tuple[Run, Run]:
-    def open_run(threads: int) -> Run:
-        session = onnxruntime_session(graph, threads)
+def _open_onnxruntime(graph: bytes, _precision: Precision, threads: int) -> Callable[[int], Run]:
+    def open_run(at_once: int) -> Run:
+        session = onnxruntime_session(graph, threads // at_once)
 
         def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
             (result,) = session.run([output], batch.inputs())
@@ -118,7 +119,7 @@ def _open_onnxruntime(graph: bytes, _precision: Precision, threads: int) -> tupl
 
         return run
 
-    return open_run(1), open_run(threads)
+    return open_run
 
 
 def onnxruntime_session(
@@ -150,26 +151,26 @@ def onnxruntime_session(
     )
 
 
-def _open_openvino(graph: bytes, precision: Precision, threads: int) -> tuple[Run, Run]:
+def _open_openvino(graph: bytes, precision: Precision, threads: int) -> Callable[[int], Run]:
     import openvino
 
     core = openvino.Core()
     model = core.read_model(graph)
 
-    def open_run(streams: int) -> Run:
+    def open_run(at_once: int) -> Run:
         compiled = core.compile_model(
             model,
             "CPU",
             {
                 "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
                 "INFERENCE_NUM_THREADS": threads,
-                "NUM_STREAMS": streams,
+                "NUM_STREAMS": at_once,
                 # Two services on one machine would pin their threads to the same cores.
                 "ENABLE_CPU_PINNING": False,
             },
         )
         idle: queue.LifoQueue[openvino.InferRequest] = queue.LifoQueue()
-        for _ in range(streams):
+        for _ in range(at_once):
             idle.put(compiled.create_infer_request())
 
         def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
@@ -186,7 +187,7 @@ def _open_openvino(graph: bytes, precision: Precision, threads: int) -> tuple[Ru
 
         return run
 
-    return open_run(streams=threads), open_run(streams=1)
+    return open_run
 
 
 def _onnxruntime_unusable(_precision: Precision) -> str | None:
@@ -245,7 +246,7 @@ def open_engine(
         if reason is None:
             graph = artifact.read(artifact.graph(entry.target).file)
             threads = threads or available_cpus()
-            return CpuEngine(candidate, precision, threads, *entry.open(graph, precision, threads))
+            return CpuEngine(candidate, precision, threads, entry.open(graph, precision, threads))
         reasons.append(f"{candidate} in {precision} is not usable: {reason}")
     raise EngineError("; ".join(reasons))
 

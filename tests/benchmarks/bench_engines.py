@@ -29,12 +29,13 @@ import torch
 from numpy.typing import NDArray
 
 from models.artifact import Artifact
-from models.engines import ENGINES, Engine, Precision, cosines
+from models.engines import ENGINES, Precision, cosines, open_engine
 from models.packing import PackedBatch, pack
 from models.sources import resolve
 from service.metrics import Metrics
 from service.runtime import Runtime, open_runtime
 from service.settings import EngineSettings, ModelSettings, Settings
+from service.tokenizer import TextTokenizer
 from tests.benchmarks.bench_servers import ARTIFACT, kinds
 from tests.benchmarks.sentence_transformers_worker import OPTIONS
 from tests.benchmarks.servers import Server, need_wrk
@@ -164,14 +165,14 @@ def usable() -> list[tuple[str, Precision]]:
     ]
 
 
-def limits(environments: Path, texts: list[str], tokens: int, seconds: int) -> str:
+def limits(environments: Path, rows: list[list[int]], seconds: int) -> str:
     """Return the second table."""
     lines = [
         "| | service, tokens per CPU second | bare engine | ratio "
         "| engine, GF/s | large product | ratio |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    tokens_per_text = tokens / len(texts)
+    tokens_per_text = sum(map(len, rows)) / len(rows)
     for precision in ("float32", "bfloat16"):
         kind = kinds(environments, Path()).get(precision)
         if kind is None:
@@ -183,7 +184,7 @@ def limits(environments: Path, texts: list[str], tokens: int, seconds: int) -> s
         finally:
             server.stop()
         served = load.requests * tokens_per_text / load.cpu_s
-        rate, per_cpu_s = asyncio.run(bare(precision, texts, tokens))
+        rate, per_cpu_s = bare(precision, rows)
         speed, peak = rate * operations_per_token() / 1e9, product_speed(TORCH_DTYPES[precision])
         lines.append(
             f"| {precision} | {served:,.0f} | {per_cpu_s:,.0f} | {served / per_cpu_s:.2f} "
@@ -192,21 +193,19 @@ def limits(environments: Path, texts: list[str], tokens: int, seconds: int) -> s
     return "\n".join(lines)
 
 
-async def bare(precision: Precision, texts: list[str], tokens: int) -> tuple[float, float]:
+def bare(precision: Precision, rows: list[list[int]]) -> tuple[float, float]:
     """Return tokens per second and per second of CPU of an engine that does nothing else."""
-    runtime = await opened("auto", precision)
-    rows = runtime.tokenizer.rows_of_texts(texts, None, "truncate")
-    await runtime.batcher.close()
-    batches = sorted_batches([list(row.ids) for row in rows])
+    engine = open_engine(Artifact.load(ARTIFACT), precision=precision)
+    batches, tokens = sorted_batches(rows), sum(map(len, rows))
 
-    def run_all(engine: Engine) -> None:
+    def run_all() -> None:
         with ThreadPoolExecutor(engine.lanes) as lanes:
             list(lanes.map(engine.run, batches))
 
-    run_all(runtime.engine)
+    run_all()
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(3):
-        run_all(runtime.engine)
+        run_all()
     return (
         3 * tokens / (time.perf_counter() - wall),
         3 * tokens / (time.process_time() - cpu),
@@ -251,18 +250,11 @@ def main() -> None:
     options = parser.parse_args()
     need_wrk()
     texts = [text for request in WORKLOADS["mixed"].requests()[:400] for text in request]
-    tokens = asyncio.run(count_tokens(texts))
+    tokenizer = TextTokenizer(Artifact.load(ARTIFACT), max_chars=10_000)
+    rows = [list(row.ids) for row in tokenizer.rows_of_texts(texts, None, "truncate")]
     python = options.environments.absolute() / "sentence-transformers/bin/python"
-    print(compare(python, texts, tokens, options.rounds), end="\n\n")
-    print(limits(options.environments, texts, tokens, options.seconds))
-
-
-async def count_tokens(texts: list[str]) -> int:
-    """Return the tokens of all texts, as the model counts them."""
-    runtime = await opened("auto", "float32")
-    rows = runtime.tokenizer.rows_of_texts(texts, None, "truncate")
-    await runtime.batcher.close()
-    return sum(len(row.ids) for row in rows)
+    print(compare(python, texts, sum(map(len, rows)), options.rounds), end="\n\n")
+    print(limits(options.environments, rows, options.seconds))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def agree(engine: Engine, found: NDArray[np.float32], wanted: NDArray[np.float32
     if engine.precision == "float32":
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
     assert cosines(found, wanted).min() >= SELF_CHECK_COSINE[engine.precision]
+    assert cosines(found, wanted).mean() >= 0.9999
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +142,7 @@ def test_a_run_has_all_threads_unless_it_or_the_one_before_met_another() -> None
 
         return recorded
 
-    engine = CpuEngine("fake", "float32", 2, one_thread=run("one"), all_threads=run("all"))
+    engine = CpuEngine("fake", "float32", 2, {2: run("one"), 1: run("all")}.__getitem__)
     short, held = pack([[1]]), pack([[1], [2]])
     engine.run(short)
     engine.run(short)
@@ -155,6 +156,12 @@ def test_a_run_has_all_threads_unless_it_or_the_one_before_met_another() -> None
     engine.run(short)
     engine.run(short)
     assert [ran.get(), ran.get(), ran.get()] == ["one", "one", "all"]
+
+
+def test_one_thread_needs_the_graph_once(artifact: Artifact) -> None:
+    engine = open_engine(artifact, threads=1)
+    assert engine.lanes == 1
+    assert len(set(engine.runs)) == 1
 
 
 def test_an_unknown_engine_is_refused_with_those_there_are(artifact: Artifact) -> None:
