@@ -9,6 +9,8 @@ there is no timer, and a request that finds a lane free leaves at once.
 - Filling: the batch takes the items nearest in length to that one, whosever they are and the oldest
   first, while the cost (tokens, plus attention over padded rows) stays within the budget, and no
   item costs the batch more than twice what it would cost alone.
+- Sharing: a batch takes no more than a lane's share of all that waits and runs. Otherwise the lane
+  that comes first would take everything, and the others would be left with what trickles in.
 - Faults: a batch that raises is run again in halves, until the one item that raises is alone; its
   request fails, and the others get their results.
 - A run that does not come back cannot be stopped in its thread. All callers fail, the batcher
@@ -95,6 +97,7 @@ class Batcher(Generic[Item, Result]):
         length: Tokens of an item.
         lanes: Batches that run at once.
         max_cost: Budget of a batch; a single item may exceed it.
+        min_share: Tokens below which what waits is not divided among the lanes.
         pair_cost: Cost of one pair in the padded attention product, in tokens.
         max_queue: Tokens that may wait.
         timeout_s: A run that takes longer is taken for hung.
@@ -108,6 +111,7 @@ class Batcher(Generic[Item, Result]):
         *,
         lanes: int,
         max_cost: float,
+        min_share: int,
         pair_cost: float,
         max_queue: int,
         timeout_s: float,
@@ -116,6 +120,7 @@ class Batcher(Generic[Item, Result]):
         self._run = run
         self._length = length
         self._max_cost = max_cost
+        self._min_share = min_share
         self._pair_cost = pair_cost
         self._max_queue = max_queue
         self._timeout_s = timeout_s
@@ -124,6 +129,7 @@ class Batcher(Generic[Item, Result]):
         self._by_length: dict[int, deque[_Entry[Item, Result]]] = {}
         self._open: set[_Request[Item, Result]] = set()
         self._queued_tokens = 0
+        self._running_tokens = 0
         self._wake = asyncio.Event()
         self._threads = ThreadPoolExecutor(lanes, "engine")
         self._lanes = lanes
@@ -208,7 +214,10 @@ class Batcher(Generic[Item, Result]):
             now = time.perf_counter()
             for entry in batch:
                 entry.request.started = entry.request.started or now
+            tokens = sum(entry.length for entry in batch)
+            self._running_tokens += tokens
             await self._run_halving(batch)
+            self._running_tokens -= tokens
 
     def _stopped(self, worker: asyncio.Task[None]) -> None:
         for request in self._open:
@@ -224,10 +233,13 @@ class Batcher(Generic[Item, Result]):
         if first is None:
             self._by_length.clear()  # what still stands there has been taken
             return []
+        share = max(self._min_share, (self._queued_tokens + self._running_tokens) / self._lanes)
         batch = [first]
         tokens = longest = first.length
         cost = self._cost(tokens, 1, longest)
         for entry in self._nearest(first):
+            if tokens >= share:
+                break
             tokens, longest = tokens + entry.length, max(longest, entry.length)
             before, cost = cost, self._cost(tokens, len(batch) + 1, longest)
             alone = self._cost(entry.length, 1, entry.length)

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+STAGES = ("tokenize", "queue", "infer")
 _POWERS = tuple(2**i for i in range(15))
 
 
@@ -24,13 +25,15 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.stage_seconds = Histogram(
+        stage_seconds = Histogram(
             "vitrine_stage_seconds",
             "Time of an encode request by stage",
             ["stage"],
             buckets=_SECONDS,
             registry=self.registry,
         )
+        # Looked up once: a look-up by label takes a lock.
+        self.stage_seconds = {stage: stage_seconds.labels(stage) for stage in STAGES}
         self.batch_rows = Histogram(
             "vitrine_batch_rows", "Rows of a batch", buckets=_POWERS, registry=self.registry
         )

@@ -148,7 +148,7 @@ async def encode(request: Request) -> Response:
     vectors = finish(np.stack(outcome.results), asked.dimensions, normalize)  # (B, dimensions)
     stages = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
     for stage, seconds in stages.items():
-        metrics.stage_seconds.labels(stage).observe(seconds)
+        metrics.stage_seconds[stage].observe(seconds)
     headers = {
         "Server-Timing": ", ".join(f"{name};dur={s * 1e3:.3f}" for name, s in stages.items()),
         "Vary": "Accept",
@@ -190,11 +190,13 @@ async def _submit(
     """Run the rows, and take them out of the queue if the client goes away meanwhile."""
     work = asyncio.ensure_future(runtime.batcher.submit(rows))
     gone = asyncio.ensure_future(request.receive())  # the body is read: what comes now is the end
+    gone.add_done_callback(lambda _: work.cancel())
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientDisconnect
-        return work.result()
+        return await work
+    except asyncio.CancelledError:
+        if gone.done():
+            raise ClientDisconnect from None
+        raise
     except QueueFull:
         raise Overloaded("the queue is full; try again later") from None
     except ItemFailed as error:
@@ -202,7 +204,6 @@ async def _submit(
     except Stopped:
         raise NotReady("the engine has stopped; this process ends") from None
     finally:
-        work.cancel()
         gone.cancel()
 
 

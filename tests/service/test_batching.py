@@ -32,6 +32,7 @@ def batcher_of(
     *,
     lanes: int = 1,
     max_cost: float = 100,
+    min_share: int = 100,
     pair_cost: float = 0.0,
     max_queue: int = 10**9,
     timeout_s: float = 10,
@@ -42,6 +43,7 @@ def batcher_of(
         abs,
         lanes=lanes,
         max_cost=max_cost,
+        min_share=min_share,
         pair_cost=pair_cost,
         max_queue=max_queue,
         timeout_s=timeout_s,
@@ -100,7 +102,7 @@ def test_every_item_comes_back_once_and_in_order_whatever_arrives_fails_or_leave
         assert batcher.queued_tokens == 0
         assert (await batcher.submit([7])).results == [49]
 
-    asyncio.run(with_batcher(batcher_of(run, lanes=lanes), story))
+    asyncio.run(with_batcher(batcher_of(run, lanes=lanes, min_share=1), story))
     for batch in run.batches:
         assert len(batch) == 1 or sum(map(abs, batch)) <= 100
 
@@ -160,6 +162,34 @@ async def test_as_many_batches_run_at_once_as_there_are_lanes() -> None:
         await first
 
     await with_batcher(batcher_of(run, lanes=3), story)
+
+
+async def test_a_batch_leaves_the_other_lanes_their_share_of_what_waits_and_runs() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        run.gate.clear()
+        eight = [asyncio.create_task(batcher.submit([6])) for _ in range(8)]
+        await until(lambda: len(run.batches) == 2)
+        assert [len(batch) for batch in run.batches] == [4, 4]
+        two_more = [asyncio.create_task(batcher.submit([6])) for _ in range(2)]
+        await settled()
+        run.gate.set()
+        await asyncio.gather(*eight, *two_more)
+        # 12 waited and 24 or 48 ran: a share of 18 or more, so they go together.
+        assert [len(batch) for batch in run.batches] == [4, 4, 2]
+
+    await with_batcher(batcher_of(run, lanes=2, min_share=1), story)
+
+
+async def test_what_would_make_too_small_shares_goes_in_one_batch() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        await asyncio.gather(*(batcher.submit([6]) for _ in range(8)))
+        assert [len(batch) for batch in run.batches] == [6, 2]
+
+    await with_batcher(batcher_of(run, lanes=2, min_share=33), story)
 
 
 async def test_similar_lengths_go_together_from_the_oldest_on() -> None:
