@@ -314,7 +314,10 @@ class Embeddings(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
         """Return `(..., D)` of ids and positions `(...)`; no token types means type 0."""
-        x = self.word(ids)
+        return self.place(self.word(ids), positions, token_types)
+
+    def place(self, x: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
+        """Return `(..., D)` of word vectors `(..., D)`: what `forward` does behind the table."""
         if self.token_type is not None:
             x = x + (
                 self.token_type.weight[0] if token_types is None else self.token_type(token_types)
@@ -396,9 +399,15 @@ class Encoder(nn.Module):
 
     def encode(self, x: Tensor, rows: Rows) -> Tensor:
         """Return the tokens after all layers, in the layout of `x`, `(B, L, D)` or `(T, D)`."""
-        for layer in self.layers:
-            x = cast(EncoderLayer, layer).encode(x, rows)
-        return x if self.final_norm is None else self.final_norm(x)
+        for index in range(len(self.layers)):
+            x = self.run_layer(index, x, rows)
+        return x
+
+    def run_layer(self, index: int, x: Tensor, rows: Rows) -> Tensor:
+        """Return the tokens after one layer, which for the last one includes the final norm."""
+        x = cast(EncoderLayer, self.layers[index]).encode(x, rows)
+        is_last = index == len(self.layers) - 1
+        return self.final_norm(x) if is_last and self.final_norm is not None else x
 
     def positions(self, input_ids: Tensor) -> Tensor:
         """Return the position of each token of `(B, L)`, shaped alike."""
