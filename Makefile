@@ -1,4 +1,4 @@
-# make serve   install, export the default model if need be, serve on 127.0.0.1:8000
+# make serve   install, export the default model if need be, serve on 127.0.0.1:8000 with gradients
 # make test    install, run the whole test suite
 # make lint    ruff and mypy
 # make bench      this service against infinity, over HTTP (a quarter of an hour; needs wrk)
@@ -24,7 +24,7 @@ PEERS := .venv-bench
 
 # Large pages for the weights: 6 to 9 % more vectors.
 serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
-	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 exec $(BIN)/vitrine-serve
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 VITRINE_DEBUG__ENABLED=true exec $(BIN)/vitrine-serve
 
 test: $(VENV)/dev.done
 	$(BIN)/pytest $(PYTEST_ARGS)

@@ -15,12 +15,15 @@ from starlette.responses import Response
 from models.artifact import ArtifactError
 from models.engines import EngineError
 from service.auth import KeyRing
+from service.debug import routes as debug
+from service.debug.process import GradientProcess, worker_command
+from service.debug.schemas import AttributeRequest, PairRequest
 from service.errors import ServiceError, problem, problem_response
 from service.metrics import Metrics
 from service.middleware import RequestLayer
 from service.routes import direct_router, router
 from service.runtime import open_runtime
-from service.schemas import VERSION, openapi
+from service.schemas import VERSION, EncodeRequest, openapi
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")
@@ -58,6 +61,7 @@ def create_app(
         yield
         loading.cancel()
         await asyncio.wait([loading])
+        await app.state.gradients.close()
         if app.state.runtime is not None:
             await app.state.runtime.batcher.close()
 
@@ -72,13 +76,18 @@ def create_app(
         lifespan=lifespan,
         exception_handlers={ServiceError: _answer, HTTPException: _answer_http},
     )
-    app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
+    bodies = (EncodeRequest, AttributeRequest, PairRequest)
+    app.openapi = lambda: openapi(app, bodies)  # type: ignore[method-assign]
     app.state.settings = settings
     app.state.metrics = metrics
     app.state.keys = KeyRing(settings.auth.all_keys())
     app.state.runtime = None
+    app.state.gradients = GradientProcess(
+        worker_command(settings.model.path, settings.debug.device), settings.debug
+    )
     app.include_router(direct_router)
     app.include_router(router)
+    app.include_router(debug.router)
     app.add_middleware(RequestLayer, metrics=metrics)
     return app
 

@@ -1,7 +1,9 @@
-"""A request's body to a checked `EncodeRequest`, or to the error that says what is wrong."""
+"""A request's body to a checked model, or to the error that says what is wrong."""
+
+from typing import Any, TypeVar
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from service.errors import InvalidInput, Malformed, TooLarge, UnsupportedMedia
@@ -9,22 +11,53 @@ from service.schemas import EncodeRequest
 from service.settings import LimitSettings
 from service.vectors import JSON
 
+Model = TypeVar("Model", bound=BaseModel)
+
 
 async def read_encode_request(request: Request, limits: LimitSettings) -> EncodeRequest:
-    """Return the body of `POST /encode`.
+    """Return the body of `POST /encode`; errors are those of `read_request`.
+
+    Raises:
+        InvalidInput: It has too many inputs.
+    """
+    given = await _read_object(request, limits.max_body_bytes)
+    inputs = given.get("inputs")
+    # Looked at first: pydantic would report each.
+    if isinstance(inputs, list) and len(inputs) > limits.max_inputs:
+        raise InvalidInput(
+            f"there are {len(inputs)} inputs; {limits.max_inputs} are taken",
+            code="too_many_inputs",
+            pointer="/inputs",
+        )
+    return _check(EncodeRequest, given)
+
+
+async def read_request(request: Request, model: type[Model], max_bytes: int) -> Model:
+    """Return the body of a request.
 
     Raises:
         UnsupportedMedia: It is not plain application/json.
         TooLarge: It has too many bytes.
         Malformed: It is not JSON.
-        InvalidInput: It is JSON of another shape, or has too many inputs.
+        InvalidInput: It is JSON of another shape.
     """
+    return _check(model, await _read_object(request, max_bytes))
+
+
+async def _read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != JSON:
         raise UnsupportedMedia("the body must be application/json")
     if request.headers.get("content-encoding", "").lower() not in ("", "identity"):
         raise UnsupportedMedia("a compressed body is not taken")
-    return parse(await _read(request, limits.max_body_bytes), limits.max_inputs)
+    body = await _read(request, max_bytes)
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Malformed(f"the body is not JSON: {error.msg}, at character {error.pos}") from None
+    if not isinstance(given, dict):
+        raise InvalidInput("the body must be a JSON object")
+    return given
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -39,41 +72,41 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def parse(body: bytes, max_inputs: int) -> EncodeRequest:
-    """Return the checked request; errors are those of `read_encode_request`."""
-    try:
-        given = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Malformed(f"the body is not JSON: {error.msg}, at character {error.pos}") from None
-    if not isinstance(given, dict):
-        raise InvalidInput("the body must be a JSON object")
-    # Known fields and the number of inputs are looked at first: pydantic would report each.
-    if given.keys() - EncodeRequest.model_fields.keys():
+def _check(model: type[Model], given: dict[str, Any]) -> Model:
+    if given.keys() - model.model_fields.keys():
         raise InvalidInput(
-            f"there is an unknown field; the fields are: {', '.join(EncodeRequest.model_fields)}",
+            f"there is an unknown field; the fields are: {', '.join(model.model_fields)}",
             code="unknown_field",
         )
-    inputs = given.get("inputs")
-    if isinstance(inputs, list) and len(inputs) > max_inputs:
-        raise InvalidInput(
-            f"there are {len(inputs)} inputs; {max_inputs} are taken",
-            code="too_many_inputs",
-            pointer="/inputs",
-        )
     try:
-        return EncodeRequest.model_validate(given)
+        return model.model_validate(given)
     except ValidationError as error:
-        raise _first(error) from None
+        raise _first(error, given) from None
 
 
-def _first(error: ValidationError) -> InvalidInput:
+def _first(error: ValidationError, given: dict[str, Any]) -> InvalidInput:
     """The first thing that pydantic found, without the value that it found."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    field, *path = found["loc"]
-    # Between a field and its element stands the name of the member of the union.
-    places = [part for part in path if isinstance(part, int)]
+    found = error.errors(include_url=False, include_input=False)[0]
+    *outer, last = found["loc"]
+    kept: list[int | str] = []
+    value: Any = given
+    # Names of members of unions stand in the location too; what is there in the body is kept.
+    for part in (*outer, last):
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            continue
+        kept.append(part)
+    if found["type"] == "missing":
+        kept.append(last)
+    elif found["type"] == "extra_forbidden":
+        kept.pop()  # a name of the client's own
+    places = [part for part in kept[1:] if isinstance(part, int)]
+    message = found["msg"]
+    if found["type"] == "union_tag_invalid":  # which repeats what was given
+        message = f"there is no such type; there are: {found['ctx']['expected_tags']}"
     return InvalidInput(
-        found["msg"],
-        index=places[0] if field == "inputs" and places else None,
-        pointer="/" + "/".join(map(str, [field, *places])),
+        message,
+        index=places[0] if kept[:1] == ["inputs"] and places else None,
+        pointer="/" + "/".join(map(str, kept)),
     )

@@ -3,13 +3,15 @@
     ServiceError
     ├── Malformed             400  the body is not JSON
     ├── Unauthorized          401  no key, or an unknown one
-    ├── Forbidden             403  a key without the scope
+    ├── Forbidden             403  a key without the scope, or a page of another host
+    ├── NotFound              404  a part of the service that is switched off
     ├── TooLarge              413  a body, or one text in it
     ├── UnsupportedMedia      415  not application/json, or compressed
     ├── InvalidInput          422  a field or an input is not what it should be
     ├── Overloaded            429  the queue is full
     ├── InferenceFailed       500  the engine failed on this input
-    └── NotReady              503  starting, stopping, or the engine is gone
+    ├── NotReady              503  starting, stopping, or the engine is gone
+    └── DeadlineExceeded      504  a gradient job took too long
 
 The wire format is RFC 9457: `application/problem+json`. Nothing of the request is ever echoed.
 """
@@ -28,12 +30,14 @@ DESCRIPTIONS = {
     400: "The body is not JSON",
     401: "No API key, or an unknown one",
     403: "The API key does not have the scope",
+    404: "Switched off",
     413: "The body, or one text in it, is too large",
     415: "The body is not plain application/json",
     422: "A field or an input is not what it should be; `index` and `pointer` say which",
     429: "The queue is full; `Retry-After` says when to come back",
     500: "The engine fails on this input, or the service has a defect",
     503: "The model is being loaded, or the engine is gone",
+    504: "It took longer than it may",
 }
 
 
@@ -93,6 +97,14 @@ class Forbidden(ServiceError):
     code = "forbidden"
 
 
+class NotFound(ServiceError):
+    """A part of the service that is switched off."""
+
+    status = 404
+    title = "Not Found"
+    code = "disabled"
+
+
 class TooLarge(ServiceError):
     """The body, or one text in it, is larger than the service takes."""
 
@@ -139,6 +151,14 @@ class NotReady(ServiceError):
     title = "Service Unavailable"
     code = "not_ready"
     headers: ClassVar = {"Retry-After": "1"}
+
+
+class DeadlineExceeded(ServiceError):
+    """The work took longer than it may."""
+
+    status = 504
+    title = "Gateway Timeout"
+    code = "deadline"
 
 
 def problem(error: ServiceError, request_id: str) -> Response:

@@ -1,5 +1,6 @@
 """What requests and answers look like; the OpenAPI document is made from these."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
@@ -205,13 +206,19 @@ ENCODE_HEADERS = {
 }
 
 
-def openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document, with the models that only references name."""
+def openapi(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """Return the OpenAPI document, with the models that only references name.
+
+    Args:
+        app: The application.
+        bodies: Models of requests that handlers parse themselves.
+    """
     if app.openapi_schema is None:
         app.openapi_schema = get_openapi(
             title=app.title, version=app.version, summary=app.summary, routes=app.routes
         )
         schemas = app.openapi_schema["components"]["schemas"]
-        for model in (EncodeRequest, Problem):
-            schemas[model.__name__] = model.model_json_schema()
+        for model in (*bodies, Problem):
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
     return app.openapi_schema

@@ -78,6 +78,23 @@ class LimitSettings(_Group):
     max_body_bytes: int = Field(4 * 2**20, ge=1, description="Bytes of a request body")
 
 
+class DebugSettings(_Group):
+    """The gradient routes under /debug."""
+
+    enabled: bool = Field(False, description="Whether there are any")
+    device: str = Field("auto", description="Of the twin: `auto`, `cpu`, `cuda`, `cuda:1`")
+    hosts: tuple[str, ...] = Field(
+        ("localhost", "127.0.0.1", "[::1]"), description="Host names that they answer to"
+    )
+    max_tokens: int = Field(256, ge=3, description="Tokens of one text")
+    max_token_steps: int = Field(
+        65_536, ge=1, description="Tokens that one request may run through the twin"
+    )
+    max_waiting: int = Field(4, ge=0, description="Requests that wait while one runs")
+    deadline_s: float = Field(30.0, gt=0, description="A job that takes longer is ended")
+    max_jobs: int = Field(1000, ge=1, description="Then the gradient process is replaced")
+
+
 def _check_key(key: SecretStr) -> SecretStr:
     # What a header can carry as it is; a trailing newline is the usual accident.
     if not re.fullmatch(r"[!-~]{16,}", key.get_secret_value()):
@@ -149,6 +166,7 @@ class Settings(BaseSettings):
     batch: BatchSettings = BatchSettings()
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
+    debug: DebugSettings = DebugSettings()
 
 
 def table() -> list[tuple[str, str, str]]:

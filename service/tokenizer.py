@@ -1,6 +1,6 @@
 """Text to rows of token ids, each checked and cut to the model's length."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,29 @@ class Row:
     ids: Sequence[int]
     truncated: bool
     unpooled: int
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """A text and its tokens, for people to look at.
+
+    Attributes:
+        row: What the model sees of it.
+        tokens: As the vocabulary spells them.
+        spans: Start and end of each token in the text, in characters; None for tokens that are not
+            of it: special ones and those of a prompt.
+        baseline: Ids of the same length in which a padding, or mask, token stands for each token
+            of the text; by the name of what stands there.
+    """
+
+    row: Row
+    tokens: Sequence[str]
+    spans: Sequence[tuple[int, int] | None]
+    baseline: Mapping[str, Sequence[int]]
+
+
+# How the families spell the tokens that can stand for nothing.
+_NOTHING = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
 
 
 class TextTokenizer:
@@ -82,6 +105,39 @@ class TextTokenizer:
                 )
         self._check_overflow(rows, on_overflow)
         return rows
+
+    def tokenized_text(self, text: str, prompt_name: str | None) -> TokenizedText:
+        """Return the tokens of one text, and where they are in it.
+
+        Raises:
+            InvalidInput: As `rows_of_texts`; it is longer than the model takes, in any case.
+            TooLarge: The text has too many characters.
+        """
+        (row,) = self.rows_of_texts([text], prompt_name, "error")
+        default = self._manifest.default_prompt
+        prompt, _ = self._prompt(default if prompt_name is None else prompt_name)
+        encoding = self._tokenizer.encode(prompt + text)
+        start = len(prompt)
+        spans = [
+            None if special or end <= start else (max(begin, start) - start, end - start)
+            for (begin, end), special in zip(
+                encoding.offsets, encoding.special_tokens_mask, strict=True
+            )
+        ]
+        baseline = {
+            name: [
+                token if span is None else stand_in
+                for token, span in zip(row.ids, spans, strict=True)
+            ]
+            for name, spellings in _NOTHING.items()
+            for stand_in in [self._first_id(spellings)]
+            if stand_in is not None
+        }
+        return TokenizedText(row, encoding.tokens, spans, baseline)
+
+    def _first_id(self, spellings: Sequence[str]) -> int | None:
+        ids = map(self._tokenizer.token_to_id, spellings)
+        return next((token for token in ids if token is not None), None)
 
     def rows_of_ids(self, inputs: Sequence[Sequence[int]], on_overflow: OnOverflow) -> list[Row]:
         """Return the row of each list of token ids, taken as it is, special tokens and all.

@@ -15,14 +15,15 @@ from tests.serving import flat_routes
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+DEBUG = (ROOT / "service/debug/README.md").read_text()
 
 
 def rows(header: str) -> list[list[str]]:
-    """The cells of the table under a header line."""
-    body = README.split(header, 1)[1].split("\n\n", 1)[0]
+    """The cells of the tables under a header line, of the README and of that of /debug."""
+    bodies = [page.split(header, 1)[1].split("\n\n", 1)[0] for page in (README, DEBUG)]
     return [
         [cell.strip() for cell in line.strip("|").split(" | ")]
-        for line in body.splitlines()
+        for line in "\n".join(bodies).splitlines()
         if line.startswith("|") and not line.startswith("|---")
     ]
 
@@ -47,7 +48,7 @@ def test_the_table_of_routes_is_that_of_the_code(settings: Settings) -> None:
     documented = {
         path: row[1]
         for row in rows("| route | scope of its key | |")
-        for path in re.findall(r"/[a-z.]+", row[0])
+        for path in re.findall(r"/[a-z./]+", row[0])
     }
     found: dict[str, str] = {}
     for route in flat_routes(app.routes):
@@ -61,7 +62,7 @@ def test_the_table_of_routes_is_that_of_the_code(settings: Settings) -> None:
 
 
 def test_the_table_of_errors_has_every_code() -> None:
-    sources = "".join(path.read_text() for path in (ROOT / "service").glob("*.py"))
+    sources = "".join(path.read_text() for path in (ROOT / "service").rglob("*.py"))
     codes = set(re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"', sources)) | {
         "not_found",
         "method_not_allowed",

@@ -1,0 +1,180 @@
+"""What the gradient process does, a function for each kind of job. Here alone torch is imported."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from models.add_layer_norm import implementation
+from models.artifact import Artifact
+from models.gradients import attribution
+from models.gradients.attribution import Target, attribute
+from models.gradients.budget import Settings
+from models.gradients.integration import Integral
+from models.gradients.pair import Side, explain_pair
+from models.gradients.twin import Row, Twin
+from service.debug.frames import Message
+
+_MOST_NONFINITE = 64
+
+
+class JobRefused(Exception):
+    """The twin cannot do what was asked.
+
+    Attributes:
+        code: Stable, for programs.
+        field: JSON pointer to what is meant.
+    """
+
+    def __init__(self, detail: str, code: str, field: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.field = field
+
+
+_opened: dict[str, Twin] = {}
+
+
+def open_twin(path: Path, device: str) -> Message:
+    """Open the artifact's twin, and say what it is.
+
+    Raises:
+        ArtifactError: It has none, or not that of its graph.
+        RuntimeError: The device is not there.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    twin = _opened["twin"] = Twin.open(Artifact.load(path), device)
+    word = twin.model.encoder.embeddings.word.weight
+    return {
+        "points": twin.points,
+        "device": device,
+        "torch": torch.__version__,
+        "op": {
+            "forward": implementation(word),
+            "backward": implementation(word, backward=True),
+        },
+    }
+
+
+def run(job: Message) -> Message:
+    """Return the answer to a job, and the twin's vectors of the rows that it compares.
+
+    Raises:
+        JobRefused: The twin cannot do what was asked.
+    """
+    twin = _opened["twin"]
+    answer = JOBS[job["kind"]](twin, job)
+    vectors = [twin.vector(Row(**row)).cpu().numpy() for row in job["compare"]]
+    return {"answer": answer, "nonfinite": nonfinite(answer), "vectors": vectors}
+
+
+def _attribute(twin: Twin, job: Message) -> Message:
+    found = attribute(
+        twin,
+        Row(**job["row"]),
+        _target(twin, job["target"]),
+        method=job["method"],
+        point=_point(twin, job["point"]),
+        baseline=job["baseline"],
+        settings=Settings(**job["settings"]),
+    )
+    return {
+        "scores": found.scores,
+        "value": found.value,
+        "baseline_value": found.baseline_value,
+        "sum": found.scores.sum(),
+        "completeness": found.integral and _completeness(found.integral),
+        "path": found.integral
+        and [[place, value[0]] for place, value in zip(*found.integral.path, strict=True)],
+    }
+
+
+def _pair(twin: Twin, job: Message) -> Message:
+    sides = [Side(Row(**job[name]["row"]), job[name]["baseline"]) for name in ("a", "b")]
+    found = explain_pair(
+        twin,
+        *sides,
+        point=_point(twin, job["point"]),
+        tolerance=job["tolerance"],
+        max_evaluations=job["max_evaluations"],
+    )
+    return {
+        "matrix": found.matrix,
+        "sum": found.matrix.sum(),
+        "cosine": found.cosine,
+        "reference_terms": {
+            "a_baseline": found.a_baseline,
+            "baseline_b": found.baseline_b,
+            "baselines": found.baselines,
+        },
+        "delta": found.delta,
+        "completeness": [_completeness(integral) for integral in found.integrals],
+    }
+
+
+def _completeness(integral: Integral) -> Message:
+    return {
+        "delta": float(np.linalg.norm(integral.delta)),
+        "error": integral.error,
+        "allowed": integral.allowed,
+        "converged": integral.converged,
+        "evaluations": integral.evaluations,
+    }
+
+
+JOBS: dict[str, Callable[[Twin, Message], Message]] = {"attribute": _attribute, "pair": _pair}
+
+
+def _point(twin: Twin, point: str) -> str:
+    if point not in twin.points:
+        raise JobRefused(
+            f"the model has no such point; it has: {', '.join(twin.points)}",
+            code="unknown_point",
+            field="/point",
+        )
+    return point
+
+
+def _target(twin: Twin, target: Message) -> Target:
+    def vector(name: str) -> torch.Tensor:
+        return twin.vector(Row(**target[name]))
+
+    weight = twin.model.encoder.embeddings.word.weight
+    build: dict[str, Callable[[], Target]] = {
+        "cosine": lambda: attribution.cosine(vector("row")),
+        "margin": lambda: attribution.margin(vector("positive"), vector("negative")),
+        "dot": lambda: attribution.dot(weight.new_tensor(target["vector"]), twin.normalize),
+        "dim": lambda: attribution.dim(target["index"], twin.normalize),
+        "norm": attribution.norm,
+    }
+    return build[target["type"]]()
+
+
+def nonfinite(answer: Message) -> list[Message]:
+    """Return where an answer has numbers that JSON has not, and which; the first of them."""
+    found: list[Message] = []
+    for pointer, value in _numbers(answer, ""):
+        if not math.isfinite(value):
+            kind = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+            found.append({"pointer": pointer, "kind": kind})
+            if len(found) == _MOST_NONFINITE:
+                break
+    return found
+
+
+def _numbers(value: Any, pointer: str) -> Iterator[tuple[str, float]]:  # noqa: ANN401 - JSON
+    if isinstance(value, float):
+        yield pointer, value
+    elif isinstance(value, np.ndarray):
+        for index in np.argwhere(~np.isfinite(value)):
+            yield f"{pointer}/{'/'.join(map(str, index))}", float(value[tuple(index)])
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _numbers(inner, f"{pointer}/{name}")
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _numbers(inner, f"{pointer}/{place}")

@@ -1,0 +1,306 @@
+"""The gradient routes. A handler checks, tokenises, sends a job and says what came of it."""
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel
+
+from models.engines import cosines
+from models.gradients.budget import COSTS, Settings, pair_token_steps, token_steps
+from service.body import read_request
+from service.debug import schemas
+from service.debug.frames import Message
+from service.debug.process import GradientProcess
+from service.debug.schemas import (
+    AttributeAnswer,
+    AttributeRequest,
+    Baseline,
+    Capabilities,
+    Cost,
+    Hashes,
+    PairAnswer,
+    PairRequest,
+    Parity,
+    Text,
+    Token,
+)
+from service.errors import Forbidden, InvalidInput, NotFound, TooLarge
+from service.routing import DirectRoute, problems, runtime_of, scope, submit, while_connected
+from service.runtime import Runtime
+from service.schemas import reference
+from service.settings import DebugSettings
+from service.tokenizer import TokenizedText
+from service.vectors import JSON
+
+_MAX_BODY_BYTES = 256 * 1024
+# Below it the twin is not what is served, in float32 and in bfloat16 alike.
+_MIN_PARITY = 0.999
+
+
+async def _switched_on(request: Request) -> None:
+    """Refuse where gradients are switched off, and pages that other hosts have sent."""
+    settings = _settings(request)
+    if not settings.enabled:
+        raise NotFound("the gradient routes are switched off; VITRINE_DEBUG__ENABLED=true")
+    host = request.headers.get("host", "")
+    # A name that somebody else's DNS has made ours would make a page there one of ours.
+    if host.rpartition(":")[0] not in settings.hosts and host not in settings.hosts:
+        raise Forbidden("this host name is not one of VITRINE_DEBUG__HOSTS", code="host")
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise Forbidden("the page that asks is of another host", code="origin")
+
+
+router = APIRouter(
+    prefix="/debug", route_class=DirectRoute, dependencies=[scope("debug"), Depends(_switched_on)]
+)
+
+
+def _documented(asked: type[BaseModel], answer: type[BaseModel], summary: str) -> dict[str, Any]:
+    """What the API's documentation says of a route that reads its own body."""
+    return {
+        "summary": summary,
+        "response_model": answer,
+        "openapi_extra": {
+            "requestBody": {"required": True, "content": {JSON: {"schema": reference(asked)}}}
+        },
+        "responses": problems(400, 401, 403, 404, 413, 415, 422, 429, 500, 503, 504),
+    }
+
+
+@router.post("/attribute", **_documented(AttributeRequest, AttributeAnswer, "Score the tokens"))
+async def attribute(request: Request) -> Response:
+    """Tell which tokens of a text made a number: a similarity, a dimension, a length."""
+    runtime = runtime_of(request)
+    asked = await read_request(request, AttributeRequest, _MAX_BODY_BYTES)
+    text = _tokenize(request, asked.text, "/text")
+    target = _target(request, asked.target)
+    settings = Settings(
+        asked.tolerance, asked.max_evaluations, asked.samples, asked.sigma, asked.seed
+    )
+    cost = _cost(request, token_steps(asked.method, len(text.row.ids), settings))
+    if asked.dry_run:
+        return _answer(AttributeAnswer(model=_hashes(runtime), cost=cost))
+
+    job = {
+        "kind": "attribute",
+        "row": _row(text),
+        "target": target,
+        "method": asked.method,
+        "point": asked.point,
+        "baseline": _baseline(text, asked.baseline, "/text"),
+        "settings": vars(settings),
+    }
+    found, about = await _run(request, job, [text])
+    return _answer(AttributeAnswer(**about, cost=cost, tokens=_tokens(text), **found))
+
+
+@router.post("/attribute/pair", **_documented(PairRequest, PairAnswer, "Score pairs of tokens"))
+async def pair(request: Request) -> Response:
+    """Tell which tokens of two texts made their similarity, as a matrix that adds up to it."""
+    runtime = runtime_of(request)
+    asked = await read_request(request, PairRequest, _MAX_BODY_BYTES)
+    a, b = _tokenize(request, asked.a, "/a"), _tokenize(request, asked.b, "/b")
+    steps = pair_token_steps(len(a.row.ids), len(b.row.ids), asked.max_evaluations)
+    cost = _cost(request, steps)
+    if asked.dry_run:
+        return _answer(PairAnswer(model=_hashes(runtime), cost=cost))
+
+    job = {
+        "kind": "pair",
+        "a": {"row": _row(a), "baseline": _baseline(a, asked.baseline, "/a")},
+        "b": {"row": _row(b), "baseline": _baseline(b, asked.baseline, "/b")},
+        "point": asked.point,
+        "tolerance": asked.tolerance,
+        "max_evaluations": asked.max_evaluations,
+    }
+    found, about = await _run(request, job, [a, b])
+    return _answer(
+        PairAnswer(**about, cost=cost, tokens_a=_tokens(a), tokens_b=_tokens(b), **found)
+    )
+
+
+@router.get(
+    "/capabilities",
+    summary="What can be asked for",
+    response_model=Capabilities,
+    responses=problems(401, 403, 404, 503),
+)
+async def capabilities(request: Request) -> Response:
+    """Tell what can be asked for here, within which limits, and on what device it runs."""
+    runtime, settings = runtime_of(request), _settings(request)
+    opened = await _process(request).start()
+    return _answer(
+        Capabilities(
+            model=_hashes(runtime),
+            points=opened["points"],
+            methods=list(COSTS),
+            targets=[
+                get_args(target.model_fields["type"].annotation)[0]
+                for target in get_args(get_args(schemas.Target)[0])
+            ],
+            baselines=list(get_args(Baseline)),
+            device=opened["device"],
+            torch=opened["torch"],
+            op=opened["op"],
+            limits=settings.model_dump(include={"max_tokens", "max_token_steps", "deadline_s"}),
+        )
+    )
+
+
+def _settings(request: Request) -> DebugSettings:
+    settings: DebugSettings = request.app.state.settings.debug
+    return settings
+
+
+def _process(request: Request) -> GradientProcess:
+    process: GradientProcess = request.app.state.gradients
+    return process
+
+
+async def _run(
+    request: Request, job: Message, texts: Sequence[TokenizedText]
+) -> tuple[Message, Message]:
+    """Return the answer of a job, and what every answer tells: model, parity, time, warnings."""
+    job["compare"] = [_row(text) for text in texts]
+    reply = await while_connected(request, _process(request).run(job))
+    parity = await _compare(request, texts, reply["vectors"])
+    answer, warnings = reply["answer"], []
+    if parity.cosine < _MIN_PARITY:
+        warnings.append("the served vectors are not the twin's: see parity")
+    integrals = answer["completeness"] or []
+    if not all(i["converged"] for i in (integrals if isinstance(integrals, list) else [integrals])):
+        warnings.append("the integral has not converged: allow more evaluations")
+    about = {
+        "model": _hashes(runtime_of(request)),
+        "parity": parity,
+        "wall_ms": reply["wall_ms"],
+        "warnings": warnings,
+        "nonfinite": reply["nonfinite"],
+    }
+    return answer, about
+
+
+def _tokenize(request: Request, text: Text, pointer: str) -> TokenizedText:
+    """Return the tokens of a text, which are few enough.
+
+    Raises:
+        InvalidInput: It has too many, or none, or is not a text that /encode would take.
+        TooLarge: It has too many characters.
+    """
+    limit = _settings(request).max_tokens
+    content, prompt = (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
+    try:
+        tokenized = runtime_of(request).tokenizer.tokenized_text(content, prompt)
+    except (InvalidInput, TooLarge) as error:
+        error.index, error.pointer = None, pointer  # it is no element of `inputs`
+        raise
+    if len(tokenized.row.ids) > limit:
+        raise InvalidInput(
+            f"the text has {len(tokenized.row.ids)} tokens; {limit} are taken here",
+            code="too_many_tokens",
+            pointer=pointer,
+        )
+    return tokenized
+
+
+def _target(request: Request, target: schemas.Target) -> Message:
+    """Return the target with texts as rows of ids.
+
+    Raises:
+        InvalidInput: A text or number does not suit the model.
+    """
+    width = runtime_of(request).artifact.manifest.width
+    match target:
+        case schemas.Cosine():
+            return {"type": "cosine", "row": _row(_tokenize(request, target.text, "/target/text"))}
+        case schemas.Margin():
+            nearer = _tokenize(request, target.positive, "/target/positive")
+            farther = _tokenize(request, target.negative, "/target/negative")
+            return {"type": "margin", "positive": _row(nearer), "negative": _row(farther)}
+        case schemas.Dot() if len(target.vector) != width:
+            raise InvalidInput(
+                f"the vector has {len(target.vector)} numbers; the model's have {width}",
+                code="vector_length",
+                pointer="/target/vector",
+            )
+        case schemas.Dim() if target.index >= width:
+            raise InvalidInput(
+                f"the model has dimensions 0 to {width - 1}",
+                code="dimensions",
+                pointer="/target/index",
+            )
+    return target.model_dump()
+
+
+def _cost(request: Request, steps: int) -> Cost:
+    limit = _settings(request).max_token_steps
+    if steps > limit:
+        raise InvalidInput(
+            f"this may run {steps} tokens through the model; {limit} are taken: shorten the text, "
+            "or allow fewer evaluations or samples",
+            code="budget",
+        )
+    return Cost(token_steps=steps, limit=limit)
+
+
+def _row(text: TokenizedText) -> Message:
+    return {"ids": text.row.ids, "unpooled": text.row.unpooled}
+
+
+def _baseline(text: TokenizedText, name: Baseline, pointer: str) -> Sequence[int] | None:
+    """Return ids for the baseline, or None for zeros.
+
+    Raises:
+        InvalidInput: The tokenizer has no such token, or the text consists of it.
+    """
+    if name == "zero":
+        return None
+    if name not in text.baseline:
+        raise InvalidInput(
+            f"the model's tokenizer has no {name} token; take another baseline",
+            code="no_baseline",
+            pointer="/baseline",
+        )
+    if text.baseline[name] == text.row.ids:
+        raise InvalidInput(
+            "the text is its own baseline", code="baseline_equals_input", pointer=pointer
+        )
+    return text.baseline[name]
+
+
+async def _compare(
+    request: Request, texts: Sequence[TokenizedText], vectors: Sequence[Sequence[float]]
+) -> Parity:
+    """Return how far the twin's vectors are from the served ones."""
+    runtime = runtime_of(request)
+    outcome = await submit(runtime, [text.row for text in texts])
+    served, ours = np.stack(outcome.results), np.array(vectors, np.float32)  # (B, W)
+    return Parity(
+        cosine=float(cosines(served, ours).min()),
+        max_abs=float(np.abs(served - ours).max()),
+        engine=f"{runtime.engine.name}; precision={runtime.engine.precision}",
+    )
+
+
+def _tokens(text: TokenizedText) -> list[Token]:
+    return [
+        Token(token=token, start=span and span[0], end=span and span[1])
+        for token, span in zip(text.tokens, text.spans, strict=True)
+    ]
+
+
+def _hashes(runtime: Runtime) -> Hashes:
+    manifest = runtime.artifact.manifest
+    return Hashes(
+        name=manifest.name,
+        weights_sha256=dict(manifest.weights_sha256),
+        graph_sha256=manifest.files[manifest.graphs[0].file],
+        tokenizer_sha256=manifest.files["tokenizer.json"],
+    )
+
+
+def _answer(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), media_type=JSON)

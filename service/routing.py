@@ -1,0 +1,121 @@
+"""What routes share.
+
+They are declared with a lean route class, scopes of keys and documented problems; and they ask for
+the runtime, for vectors, and to be told when their client leaves.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import numpy as np
+from fastapi import Depends, Request, Response, Security
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from numpy.typing import NDArray
+from starlette.requests import ClientDisconnect
+
+from service.auth import KeyRing
+from service.batching import ItemFailed, Outcome, QueueFull, Stopped
+from service.errors import DESCRIPTIONS, PROBLEM, InferenceFailed, NotReady, Overloaded
+from service.runtime import Runtime
+from service.schemas import Problem, reference
+from service.settings import Scope
+from service.tokenizer import Row
+
+Result = TypeVar("Result")
+
+_BEARER = HTTPBearer(auto_error=False, description="An API key, where the service has any set")
+
+
+class DirectRoute(APIRoute):
+    """Hands its handler the request, once the dependencies of the route have let it pass.
+
+    Those of the route alone and of the router that it was declared on, and given no more than the
+    request: what the application or an including router adds does not count.
+
+    FastAPI's own way takes 50 us more a request, and 8 % fewer short texts are answered.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what serves a request."""
+        checks = [dependency.dependency for dependency in self.dependencies]
+
+        async def handle(request: Request) -> Response:
+            for check in filter(None, checks):
+                await check(request)
+            response: Response = await self.endpoint(request)
+            return response
+
+        return handle
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return how the API's documentation describes these errors."""
+    content = {PROBLEM: {"schema": reference(Problem)}}
+    return {
+        status: {"description": DESCRIPTIONS[status], "content": content} for status in statuses
+    }
+
+
+def scope(name: Scope) -> Any:  # noqa: ANN401 - FastAPI's own type of a dependency
+    """Declare that a route needs an API key with this scope, where keys are set."""
+
+    async def require(request: Request, _documented: Any = Security(_BEARER)) -> None:  # noqa: ANN401, B008
+        keys: KeyRing = request.app.state.keys
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        keys.require(key.strip() if scheme.lower() == "bearer" and key else None, name)
+
+    require.__name__ = f"require_{name}"
+    return Depends(require)
+
+
+def runtime_of(request: Request) -> Runtime:
+    """Return what the service runs with.
+
+    Raises:
+        NotReady: The model is being loaded, or the engine is gone.
+    """
+    runtime: Runtime | None = request.app.state.runtime
+    if runtime is None:
+        raise NotReady("the model is being loaded")
+    if not runtime.batcher.is_alive:
+        raise NotReady("the engine has stopped; this process ends")
+    return runtime
+
+
+async def submit(runtime: Runtime, rows: list[Row]) -> Outcome[NDArray[np.float32]]:
+    """Return the vector `(W,)` of each row, not normalised.
+
+    Raises:
+        Overloaded: The queue is full.
+        InferenceFailed: The engine fails on one of the rows.
+        NotReady: The engine has stopped.
+    """
+    try:
+        return await runtime.batcher.submit(rows)
+    except QueueFull:
+        raise Overloaded("the queue is full; try again later") from None
+    except ItemFailed as error:
+        raise InferenceFailed("the engine fails on this input", index=error.index) from error
+    except Stopped:
+        raise NotReady("the engine has stopped; this process ends") from None
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return what the work returns; it is cancelled if the client goes away meanwhile.
+
+    Raises:
+        ClientDisconnect: The client has gone.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())  # the body is read: what comes now is the end
+    gone.add_done_callback(lambda _: task.cancel())
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if gone.done():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        gone.cancel()

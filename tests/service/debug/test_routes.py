@@ -1,0 +1,272 @@
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from models.artifact import Artifact
+from models.gradients import attribution
+from models.gradients.attribution import attribute
+from models.gradients.budget import COSTS
+from models.gradients.twin import Row, Twin
+from service.app import create_app
+from service.debug import frames
+from service.debug.jobs import nonfinite
+from service.settings import DebugSettings, Settings
+from tests.serving import flat_routes, serving
+
+CAT = "The cat sat on the mat."
+FELINE = "A feline rested on the rug."
+COSINE = {"type": "cosine", "text": FELINE}
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def debugging(settings: Settings) -> Settings:
+    debug = DebugSettings(enabled=True, hosts=("testserver",), device="cpu", deadline_s=60)
+    return settings.model_copy(update={"debug": debug})
+
+
+@pytest.fixture(scope="module")
+def client(debugging: Settings) -> Iterator[TestClient]:
+    with serving(create_app(debugging)) as client:
+        yield client
+
+
+def ask(client: TestClient, path: str, **body: object) -> Json:
+    response = client.post(f"/debug/{path}", json=body)
+    assert response.status_code == 200, response.text
+    answer: Json = response.json()
+    return answer
+
+
+def vector(client: TestClient, text: str, *, normalize: bool = True) -> np.ndarray:
+    answer = client.post("/encode", json={"inputs": text, "normalize": normalize}).json()
+    return np.array(answer["embeddings"][0])
+
+
+def test_the_scores_are_those_of_the_tokens_and_add_up(client: TestClient) -> None:
+    answer = ask(client, "attribute", text=CAT, target=COSINE)
+    places = [(t["start"], t["end"]) for t in answer["tokens"]]
+    assert places[0] == places[-1] == (None, None)
+    assert [CAT[start:end] for start, end in places[1:-1]] == [
+        "The",
+        "cat",
+        "sat",
+        "on",
+        "the",
+        "mat",
+        ".",
+    ]
+    assert [t["token"] for t in answer["tokens"]][:3] == ["[CLS]", "the", "cat"]
+    assert len(answer["scores"]) == len(answer["tokens"])
+    assert answer["sum"] == pytest.approx(sum(answer["scores"]))
+    change = answer["value"] - answer["baseline_value"]
+    complete = answer["completeness"]
+    assert complete["converged"]
+    assert answer["sum"] - change == pytest.approx(complete["delta"], abs=1e-9)
+    assert abs(complete["delta"]) <= complete["error"] <= complete["allowed"] <= 0.01 * abs(change)
+    assert answer["path"][0] == [0.0, answer["baseline_value"]]
+    assert answer["path"][-1] == [1.0, answer["value"]]
+    assert (answer["warnings"], answer["nonfinite"]) == ([], [])
+
+
+@pytest.mark.parametrize("method", list(COSTS))
+def test_every_method_gives_the_scores_of_the_twin(
+    client: TestClient, artifact: Artifact, method: str
+) -> None:
+    answer = ask(client, "attribute", text=CAT, target={"type": "dim", "index": 7}, method=method)
+    ids = [101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102]
+    wanted = attribute(
+        Twin.open(artifact),
+        Row(ids),
+        attribution.dim(7, normalize=True),
+        method=method,
+        baseline=[101, *[0] * 7, 102],
+    )
+    np.testing.assert_allclose(answer["scores"], wanted.scores, atol=1e-5)
+    assert answer["cost"]["token_steps"] > 0
+
+
+def test_the_value_of_a_target_is_that_of_the_served_vectors(client: TestClient) -> None:
+    cat, feline = vector(client, CAT), vector(client, FELINE)
+    other = "Stock prices fell."
+    wanted: list[tuple[Json, float]] = [
+        (COSINE, cat @ feline),
+        (
+            {"type": "margin", "positive": FELINE, "negative": {"text": other}},
+            cat @ feline - cat @ vector(client, other),
+        ),
+        ({"type": "dot", "vector": [2.0] * 384}, 2 * cat.sum()),
+        ({"type": "dim", "index": 5}, cat[5]),
+        ({"type": "norm"}, float(np.linalg.norm(vector(client, CAT, normalize=False)))),
+    ]
+    for target, value in wanted:
+        answer = ask(client, "attribute", text=CAT, target=target, method="saliency")
+        assert answer["value"] == pytest.approx(value, abs=2e-6)
+        assert answer["completeness"] is None
+
+
+def test_what_does_not_converge_is_an_answer_with_a_warning(client: TestClient) -> None:
+    hard = {"point": "embeddings", "baseline": "zero", "max_evaluations": 10}
+    answer = ask(client, "attribute", text=CAT, target=COSINE, **hard)
+    assert not answer["completeness"]["converged"]
+    assert answer["warnings"] == ["the integral has not converged: allow more evaluations"]
+
+
+def test_the_pairs_add_up_to_the_cosine_of_the_served_vectors(client: TestClient) -> None:
+    answer = ask(client, "attribute/pair", a=CAT, b=FELINE)
+    cosine = vector(client, CAT) @ vector(client, FELINE)
+    matrix = np.array(answer["matrix"])
+    assert matrix.shape == (len(answer["tokens_a"]), len(answer["tokens_b"]))
+    assert matrix.sum() == pytest.approx(cosine, abs=1e-5)
+    assert answer["cosine"] == pytest.approx(cosine, abs=1e-6)
+    pad = ask(client, "attribute/pair", a=CAT, b=FELINE, baseline="pad")
+    terms = pad["reference_terms"]
+    whole = pad["sum"] + terms["a_baseline"] + terms["baseline_b"] - terms["baselines"]
+    assert whole == pytest.approx(cosine, abs=1e-5)
+    assert all(side["converged"] for side in pad["completeness"])
+
+
+def test_every_answer_says_what_it_speaks_of(client: TestClient, artifact: Artifact) -> None:
+    manifest = artifact.manifest
+    answer = ask(client, "attribute", text=CAT, target=COSINE, method="saliency")
+    assert answer["model"] == {
+        "name": manifest.name,
+        "weights_sha256": manifest.weights_sha256,
+        "graph_sha256": manifest.files["model.onnx"],
+        "tokenizer_sha256": manifest.files["tokenizer.json"],
+    }
+    assert answer["parity"]["cosine"] >= 1 - 1e-6
+    assert answer["parity"]["max_abs"] < 1e-5
+    assert answer["parity"]["engine"] == "onnxruntime; precision=float32"
+    assert answer["wall_ms"] > 0
+
+
+def test_a_dry_run_tells_the_cost_and_starts_nothing(debugging: Settings) -> None:
+    with serving(create_app(debugging)) as client:
+        answer = ask(client, "attribute", text=CAT, target=COSINE, dry_run=True)
+        assert answer["cost"] == {"token_steps": 9 * 256, "limit": 65536}
+        assert answer["tokens"] == answer["scores"] == []
+        answer = ask(client, "attribute/pair", a=CAT, b=FELINE, dry_run=True)
+        assert answer["cost"]["token_steps"] == 64 * (9**2 + 10**2)
+        assert client.app.state.gradients.pid is None  # type: ignore[attr-defined]
+
+
+def test_the_capabilities_are_what_can_be_asked_for(client: TestClient) -> None:
+    found = client.get("/debug/capabilities").json()
+    assert found["points"] == ["words", "embeddings", *(f"layers.{i}" for i in range(5)), "output"]
+    assert found["methods"] == list(COSTS)
+    assert found["targets"] == ["cosine", "margin", "dot", "dim", "norm"]
+    assert found["baselines"] == ["pad", "mask", "zero"]
+    assert (found["device"], found["op"]) == ("cpu", {"forward": "aten", "backward": "aten"})
+
+
+LONG = "word " * 300
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "pointer"),
+    [
+        ({"text": ""}, "empty", "/text"),
+        ({"text": 3}, "invalid", "/text"),
+        ({"text": {"text": "a", "prompt_name": "haiku"}}, "unknown_prompt", "/text"),
+        ({"text": "\u200b"}, "no_tokens", "/text"),
+        ({"text": LONG}, "too_long", "/text"),
+        ({"text": "a" * 100_001}, "text_too_large", "/text"),
+        ({"text": "a", "extra": 1}, "unknown_field", None),
+        ({"target": None}, "invalid", "/target"),
+        ({"target": {"type": "sum"}}, "invalid", "/target"),
+        ({"target": {"type": "cosine"}}, "invalid", "/target/text"),
+        ({"target": {"type": "cosine", "text": " "}}, "empty", "/target/text"),
+        (
+            {"target": {"type": "margin", "positive": "a", "negative": ""}},
+            "empty",
+            "/target/negative",
+        ),
+        ({"target": {"type": "dim", "index": 384}}, "dimensions", "/target/index"),
+        ({"target": {"type": "dim", "index": -1}}, "invalid", "/target/index"),
+        ({"target": {"type": "dot", "vector": [1.0]}}, "vector_length", "/target/vector"),
+        ({"target": {"type": "norm", "mine": 1}}, "invalid", "/target"),
+        ({"method": "deeplift"}, "invalid", "/method"),
+        ({"baseline": "noise"}, "invalid", "/baseline"),
+        ({"point": "layers.5"}, "unknown_point", "/point"),
+        ({"max_evaluations": 9}, "invalid", "/max_evaluations"),
+        ({"text": "a " * 200, "max_evaluations": 4096}, "budget", None),
+    ],
+)  # fmt: skip
+def test_a_bad_request_is_told_what_is_wrong_and_where(
+    client: TestClient, changes: Json, code: str, pointer: str | None
+) -> None:
+    response = client.post("/debug/attribute", json={"text": CAT, "target": COSINE, **changes})
+    problem = response.json()
+    status = 413 if code == "text_too_large" else 422
+    assert (response.status_code, problem.get("code")) == (status, code), problem
+    assert problem.get("pointer") == pointer
+    assert not {"mine", "extra", "deeplift", "noise", "layers.5"} & set(
+        problem["detail"].split("'")
+    )
+    assert ask(client, "attribute", text=CAT, target=COSINE, dry_run=True)
+
+
+def test_a_text_longer_than_gradients_take_is_refused(debugging: Settings) -> None:
+    debug = debugging.debug.model_copy(update={"max_tokens": 8})
+    with serving(create_app(debugging.model_copy(update={"debug": debug}))) as client:
+        response = client.post("/debug/attribute/pair", json={"a": "short", "b": CAT})
+        assert response.json()["code"] == "too_many_tokens"
+        assert response.json()["pointer"] == "/b"
+
+
+def test_switched_off_they_are_not_there(settings: Settings) -> None:
+    with serving(create_app(settings)) as client:
+        routes = [route.path for route in flat_routes(create_app(settings).routes)]
+        debug = [path for path in routes if path.startswith("/debug/")]
+        assert len(debug) >= 3
+        for path in debug:
+            method = "GET" if path == "/debug/capabilities" else "POST"
+            response = client.request(method, path, json={})
+            assert (response.status_code, response.json()["code"]) == (404, "disabled")
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Host": "evil.example"}, "host"),
+        ({"Host": "evil.example:8000"}, "host"),
+        ({"Host": "testserver", "Origin": "http://evil.example"}, "origin"),
+        ({"Host": "testserver", "Origin": "null"}, "origin"),
+        ({"Host": "testserver", "Origin": "http://testserver"}, None),
+        ({"Host": "testserver:8000", "Origin": "http://testserver:8000"}, None),
+    ],
+)
+def test_pages_of_other_hosts_are_refused(
+    client: TestClient, headers: dict[str, str], code: str | None
+) -> None:
+    body = {"text": CAT, "target": COSINE, "dry_run": True}
+    response = client.post("/debug/attribute", json=body, headers=headers)
+    assert response.status_code == (403 if code else 200)
+    assert response.json().get("code") == code
+
+
+def test_numbers_that_json_has_not_travel_as_null_with_a_list_of_where() -> None:
+    answer = {
+        "value": math.nan,
+        "scores": np.array([1.0, -math.inf]),
+        "path": [[0.0, math.inf]],
+        "pid": 3,
+    }
+    assert json.loads(frames.encode(answer)[4:]) == {
+        "value": None,
+        "scores": [1.0, None],
+        "path": [[0.0, None]],
+        "pid": 3,
+    }
+    assert nonfinite(answer) == [
+        {"pointer": "/value", "kind": "nan"},
+        {"pointer": "/scores/1", "kind": "-inf"},
+        {"pointer": "/path/0/1", "kind": "inf"},
+    ]
