@@ -218,7 +218,8 @@ def openapi(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
             title=app.title, version=app.version, summary=app.summary, routes=app.routes
         )
         schemas = app.openapi_schema["components"]["schemas"]
-        for model in (*bodies, Problem):
+        models: list[type[BaseModel]] = [*bodies, Problem]
+        for model in models:
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
     return app.openapi_schema

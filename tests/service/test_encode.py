@@ -273,7 +273,8 @@ def test_the_openapi_document_is_one_that_a_generator_can_use(client: TestClient
         for path in document["paths"].values()
         for operation in path.values()
     }
-    assert operations.keys() == {"encode", "healthz", "readyz", "info", "metrics"}
+    debug = {"attribute", "pair", "capabilities"}
+    assert operations.keys() == {"encode", "healthz", "readyz", "info", "metrics", *debug}
     assert set(operations["encode"]["responses"]) == {
         "200", "400", "401", "403", "413", "415", "422", "429", "500", "503",
     }  # fmt: skip
@@ -281,9 +282,9 @@ def test_the_openapi_document_is_one_that_a_generator_can_use(client: TestClient
     assert content.keys() == {"application/json", "application/octet-stream"}
     (bearer,) = document["components"]["securitySchemes"]
     secured = {name for name, operation in operations.items() if "security" in operation}
-    assert secured == {"encode", "info", "metrics"}
+    assert secured == {"encode", "info", "metrics", *debug}
     assert operations["encode"]["security"] == [{bearer: []}]
-    references = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
+    references = set(re.findall(r"#/(?:components/schemas|\$defs)/(\w+)", json.dumps(document)))
     assert references <= document["components"]["schemas"].keys()
 
 
