@@ -15,9 +15,10 @@ from starlette.responses import Response
 from models.artifact import ArtifactError
 from models.engines import EngineError
 from service.auth import KeyRing
+from service.debug import page
 from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
-from service.debug.schemas import AttributeRequest, PairRequest
+from service.debug.schemas import BODIES
 from service.errors import ServiceError, problem, problem_response
 from service.metrics import Metrics
 from service.middleware import RequestLayer
@@ -76,7 +77,7 @@ def create_app(
         lifespan=lifespan,
         exception_handlers={ServiceError: _answer, HTTPException: _answer_http},
     )
-    bodies = (EncodeRequest, AttributeRequest, PairRequest)
+    bodies = (EncodeRequest, *BODIES)
     app.openapi = lambda: openapi(app, bodies)  # type: ignore[method-assign]
     app.state.settings = settings
     app.state.metrics = metrics
@@ -88,6 +89,7 @@ def create_app(
     app.include_router(direct_router)
     app.include_router(router)
     app.include_router(debug.router)
+    app.include_router(page.router)
     app.add_middleware(RequestLayer, metrics=metrics)
     return app
 

@@ -4,4 +4,8 @@
 - `integration`: path integrals that refine themselves until they add up.
 - `attribution`: which tokens made a number that is computed from a text's vector.
 - `pair`: which tokens of two texts made their similarity, token by token.
+- `budget`: what those two can be told and what they cost; torch-free.
+- `flow`: where the gradient of a training objective shrinks, grows or breaks.
+- `layer_norm_trace`: the op step by step; `layer_norm_check`: whether implementations are right.
+- `parity`: whether the served graph is still the model that gradients are taken of.
 """

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ from models.artifact import Artifact
 from models.gradients import attribution
 from models.gradients.attribution import Target, attribute
 from models.gradients.budget import Settings
+from models.gradients.flow import Objective, flow
 from models.gradients.integration import Integral
+from models.gradients.layer_norm_check import Operands, draw, judge, rounded_to
+from models.gradients.layer_norm_trace import norm_names, rows_of_layer, trace
 from models.gradients.pair import Side, explain_pair
+from models.gradients.parity import parity
 from models.gradients.twin import Row, Twin
 from service.debug.frames import Message
 
@@ -35,7 +40,7 @@ class JobRefused(Exception):
         self.field = field
 
 
-_opened: dict[str, Twin] = {}
+_opened: dict[str, Any] = {}
 
 
 def open_twin(path: Path, device: str) -> Message:
@@ -47,10 +52,13 @@ def open_twin(path: Path, device: str) -> Message:
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    twin = _opened["twin"] = Twin.open(Artifact.load(path), device)
+    artifact = Artifact.load(path)
+    twin = Twin.open(artifact, device)
+    _opened.update(artifact=artifact, twin=twin)
     word = twin.model.encoder.embeddings.word.weight
     return {
         "points": twin.points,
+        "norms": norm_names(twin),
         "device": device,
         "torch": torch.__version__,
         "op": {
@@ -66,7 +74,7 @@ def run(job: Message) -> Message:
     Raises:
         JobRefused: The twin cannot do what was asked.
     """
-    twin = _opened["twin"]
+    twin: Twin = _opened["twin"]
     answer = JOBS[job["kind"]](twin, job)
     vectors = [twin.vector(Row(**row)).cpu().numpy() for row in job["compare"]]
     return {"answer": answer, "nonfinite": nonfinite(answer), "vectors": vectors}
@@ -126,7 +134,87 @@ def _completeness(integral: Integral) -> Message:
     }
 
 
-JOBS: dict[str, Callable[[Twin, Message], Message]] = {"attribute": _attribute, "pair": _pair}
+def _flow(twin: Twin, job: Message) -> Message:
+    try:
+        found = flow(
+            twin,
+            [Row(**row) for row in job["rows"]],
+            Objective(job["objective"], job["vectors"]),
+            emulate=job["emulate"],
+            loss_scale=job["loss_scale"],
+        )
+    except ValueError as error:
+        raise JobRefused(str(error), code="objective", field="/objective") from None
+    first = found.first_nonfinite
+    return {
+        "objective": found.objective,
+        "places": [asdict(place) for place in found.places],
+        "first_nonfinite": first and asdict(first),
+        "nonfinite_places": [asdict(place) for place in found.nonfinite],
+        "verdicts": [asdict(verdict) for verdict in found.verdicts],
+    }
+
+
+def _parity(twin: Twin, job: Message) -> Message:
+    rows = [Row(**row) for row in job["rows"]] or None
+    found = parity(_opened["artifact"], twin, rows)
+    return {**asdict(found), "passes": found.passes, "failures": found.failures}
+
+
+def _layer_norm(twin: Twin, job: Message) -> Message:
+    source, seed = job["source"], job["seed"]
+    try:
+        if source["type"] == "random":
+            operands, dout = draw(source["shape"], source["distribution"], seed)
+        else:
+            operands = _operands(twin, source)
+            dout = np.random.default_rng(seed).normal(size=operands.x.shape)
+        if job["dout"] == "ones":
+            dout = np.ones_like(dout)
+        traced = trace(operands, dout, row=job["row"])
+        verdicts = judge(*rounded_to(operands, dout, np.dtype(job["dtype"]).type))
+    except ValueError as error:
+        raise JobRefused(str(error), code="source", field="/source") from None
+    return {
+        "passes": all(verdict.passes is not False for verdict in verdicts),
+        "steps": [asdict(step) for step in traced.steps],
+        "invariants": [asdict(invariant) for invariant in traced.invariants],
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+    }
+
+
+def _operands(twin: Twin, source: Message) -> Operands:
+    if source["type"] == "text":
+        names = norm_names(twin)
+        if source["norm"] not in names:
+            raise JobRefused(
+                f"the model has no such norm; it has: {', '.join(names)}",
+                code="unknown_norm",
+                field="/source/norm",
+            )
+        return rows_of_layer(twin, Row(**source["row"]), source["norm"])
+    given = {
+        name: np.array(source[name], np.float64)
+        for name in ("x", "residual", "gamma", "beta")
+        if source[name] is not None
+    }
+    D = given["x"].shape[-1]
+    return Operands(
+        given["x"],
+        given.get("residual"),
+        given.get("gamma", np.ones(D)),
+        given.get("beta", np.zeros(D)),
+        source["eps"],
+    )
+
+
+JOBS: dict[str, Callable[[Twin, Message], Message]] = {
+    "attribute": _attribute,
+    "pair": _pair,
+    "flow": _flow,
+    "layer_norm": _layer_norm,
+    "parity": _parity,
+}
 
 
 def _point(twin: Twin, point: str) -> str:

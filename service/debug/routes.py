@@ -11,6 +11,7 @@ from models.engines import cosines
 from models.gradients.budget import COSTS, Settings, pair_token_steps, token_steps
 from service.body import read_request
 from service.debug import schemas
+from service.debug.access import debug_settings, switched_on
 from service.debug.frames import Message
 from service.debug.process import GradientProcess
 from service.debug.schemas import (
@@ -19,18 +20,23 @@ from service.debug.schemas import (
     Baseline,
     Capabilities,
     Cost,
+    FlowAnswer,
+    FlowRequest,
     Hashes,
+    LayerNormAnswer,
+    LayerNormRequest,
     PairAnswer,
     PairRequest,
     Parity,
+    ParityAnswer,
+    ParityRequest,
     Text,
     Token,
 )
-from service.errors import Forbidden, InvalidInput, NotFound, TooLarge
+from service.errors import InvalidInput, TooLarge
 from service.routing import DirectRoute, problems, runtime_of, scope, submit, while_connected
 from service.runtime import Runtime
 from service.schemas import reference
-from service.settings import DebugSettings
 from service.tokenizer import TokenizedText
 from service.vectors import JSON
 
@@ -39,22 +45,8 @@ _MAX_BODY_BYTES = 256 * 1024
 _MIN_PARITY = 0.999
 
 
-async def _switched_on(request: Request) -> None:
-    """Refuse where gradients are switched off, and pages that other hosts have sent."""
-    settings = _settings(request)
-    if not settings.enabled:
-        raise NotFound("the gradient routes are switched off; VITRINE_DEBUG__ENABLED=true")
-    host = request.headers.get("host", "")
-    # A name that somebody else's DNS has made ours would make a page there one of ours.
-    if host.rpartition(":")[0] not in settings.hosts and host not in settings.hosts:
-        raise Forbidden("this host name is not one of VITRINE_DEBUG__HOSTS", code="host")
-    origin = request.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != host:
-        raise Forbidden("the page that asks is of another host", code="origin")
-
-
 router = APIRouter(
-    prefix="/debug", route_class=DirectRoute, dependencies=[scope("debug"), Depends(_switched_on)]
+    prefix="/debug", route_class=DirectRoute, dependencies=[scope("debug"), Depends(switched_on)]
 )
 
 
@@ -122,6 +114,52 @@ async def pair(request: Request) -> Response:
     )
 
 
+@router.post("/flow", **_documented(FlowRequest, FlowAnswer, "Follow a training gradient"))
+async def flow(request: Request) -> Response:
+    """Tell where the gradient of a training objective shrinks, grows or breaks."""
+    asked = await read_request(request, FlowRequest, _MAX_BODY_BYTES)
+    texts = _tokenize_all(request, asked.texts)
+    cost = _cost(request, sum(len(text.row.ids) for text in texts))
+    kind, *given = asked.objective.model_dump().values()
+    job = {
+        "kind": "flow",
+        "rows": [_row(text) for text in texts],
+        "objective": kind,
+        "vectors": given and ([given[0]] if kind == "dot" else given[0]),
+        "emulate": asked.emulate,
+        "loss_scale": asked.loss_scale,
+    }
+    found, about = await _run(request, job, texts)
+    return _answer(FlowAnswer(**about, cost=cost, **found))
+
+
+@router.post("/layernorm", **_documented(LayerNormRequest, LayerNormAnswer, "Check the op"))
+async def layer_norm(request: Request) -> Response:
+    """Tell whether add + LayerNorm is right, step by step, on a text's rows or any others."""
+    asked = await read_request(request, LayerNormRequest, _MAX_BODY_BYTES)
+    source, texts = asked.source.model_dump(), []
+    if isinstance(asked.source, schemas.NormOfText):
+        texts = [_tokenize(request, asked.source.text, "/source/text")]
+        source["row"] = _row(texts[0])
+    cost = _cost(request, sum(len(text.row.ids) for text in texts))
+    job = {"kind": "layer_norm", **asked.model_dump(), "source": source}
+    found, about = await _run(request, job, texts)
+    return _answer(LayerNormAnswer(**about, cost=cost, **found))
+
+
+@router.post("/parity", **_documented(ParityRequest, ParityAnswer, "Compare graph and twin"))
+async def parity(request: Request) -> Response:
+    """Tell whether the served graph still is the model of the twin, and name what differs."""
+    asked = await read_request(request, ParityRequest, _MAX_BODY_BYTES)
+    texts = _tokenize_all(request, asked.texts)
+    checked = runtime_of(request).artifact.check().rows
+    lengths = [len(text.row.ids) for text in texts] or [len(row) for row in checked]
+    cost = Cost(token_steps=sum(lengths), limit=debug_settings(request).max_token_steps)
+    job = {"kind": "parity", "rows": [_row(text) for text in texts]}
+    found, about = await _run(request, job, texts)
+    return _answer(ParityAnswer(**about, cost=cost, **found))
+
+
 @router.get(
     "/capabilities",
     summary="What can be asked for",
@@ -130,12 +168,13 @@ async def pair(request: Request) -> Response:
 )
 async def capabilities(request: Request) -> Response:
     """Tell what can be asked for here, within which limits, and on what device it runs."""
-    runtime, settings = runtime_of(request), _settings(request)
+    runtime, settings = runtime_of(request), debug_settings(request)
     opened = await _process(request).start()
     return _answer(
         Capabilities(
             model=_hashes(runtime),
             points=opened["points"],
+            norms=opened["norms"],
             methods=list(COSTS),
             targets=[
                 get_args(target.model_fields["type"].annotation)[0]
@@ -150,11 +189,6 @@ async def capabilities(request: Request) -> Response:
     )
 
 
-def _settings(request: Request) -> DebugSettings:
-    settings: DebugSettings = request.app.state.settings.debug
-    return settings
-
-
 def _process(request: Request) -> GradientProcess:
     process: GradientProcess = request.app.state.gradients
     return process
@@ -166,11 +200,11 @@ async def _run(
     """Return the answer of a job, and what every answer tells: model, parity, time, warnings."""
     job["compare"] = [_row(text) for text in texts]
     reply = await while_connected(request, _process(request).run(job))
-    parity = await _compare(request, texts, reply["vectors"])
+    parity = await _compare(request, texts, reply["vectors"]) if texts else None
     answer, warnings = reply["answer"], []
-    if parity.cosine < _MIN_PARITY:
+    if parity is not None and not parity.cosine >= _MIN_PARITY:
         warnings.append("the served vectors are not the twin's: see parity")
-    integrals = answer["completeness"] or []
+    integrals = answer.get("completeness") or []
     if not all(i["converged"] for i in (integrals if isinstance(integrals, list) else [integrals])):
         warnings.append("the integral has not converged: allow more evaluations")
     about = {
@@ -190,7 +224,7 @@ def _tokenize(request: Request, text: Text, pointer: str) -> TokenizedText:
         InvalidInput: It has too many, or none, or is not a text that /encode would take.
         TooLarge: It has too many characters.
     """
-    limit = _settings(request).max_tokens
+    limit = debug_settings(request).max_tokens
     content, prompt = (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
     try:
         tokenized = runtime_of(request).tokenizer.tokenized_text(content, prompt)
@@ -204,6 +238,10 @@ def _tokenize(request: Request, text: Text, pointer: str) -> TokenizedText:
             pointer=pointer,
         )
     return tokenized
+
+
+def _tokenize_all(request: Request, texts: Sequence[Text]) -> list[TokenizedText]:
+    return [_tokenize(request, text, f"/texts/{place}") for place, text in enumerate(texts)]
 
 
 def _target(request: Request, target: schemas.Target) -> Message:
@@ -236,7 +274,7 @@ def _target(request: Request, target: schemas.Target) -> Message:
 
 
 def _cost(request: Request, steps: int) -> Cost:
-    limit = _settings(request).max_token_steps
+    limit = debug_settings(request).max_token_steps
     if steps > limit:
         raise InvalidInput(
             f"this may run {steps} tokens through the model; {limit} are taken: shorten the text, "

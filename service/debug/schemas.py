@@ -24,6 +24,9 @@ Text = Annotated[
 ]
 
 
+Vector = Annotated[list[FiniteFloat], Field(min_length=1, max_length=16_384, fail_fast=True)]
+
+
 class Cosine(_Asked):
     """The cosine to another text."""
 
@@ -43,7 +46,7 @@ class Dot(_Asked):
     """The product of the served vector with another one."""
 
     type: Literal["dot"]
-    vector: Annotated[list[FiniteFloat], Field(min_length=1, max_length=16_384, fail_fast=True)]
+    vector: Vector
 
 
 class Dim(_Asked):
@@ -96,6 +99,102 @@ class PairRequest(_Asked):
     tolerance: float = Field(0.01, gt=0, le=1, description="As in /debug/attribute, of each text")
     max_evaluations: int = Field(64, ge=10, le=4096, description="Of each text")
     dry_run: bool = Field(False, description="Tell the cost and run nothing")
+
+
+class Cosines(_Asked):
+    """Sum of the cosines of texts 2i and 2i + 1."""
+
+    type: Literal["cosine"]
+
+
+class Ranking(_Asked):
+    """Multiple negatives ranking of texts 2i and 2i + 1, at a scale of 20."""
+
+    type: Literal["mnrl"]
+
+
+class Product(_Asked):
+    """Sum of the served vectors' products with another one."""
+
+    type: Literal["dot"]
+    vector: Vector
+
+
+class SquaredError(_Asked):
+    """Mean squared difference of the served vectors from others."""
+
+    type: Literal["mse"]
+    vectors: Annotated[list[Vector], Field(min_length=1, max_length=16)]
+
+
+class Cotangent(_Asked):
+    """Sum of the served vectors' products with one of their own each."""
+
+    type: Literal["cotangent"]
+    vectors: Annotated[list[Vector], Field(min_length=1, max_length=16)]
+
+
+class FlowRequest(_Asked):
+    """Where does a training gradient shrink, grow or break?"""
+
+    texts: Annotated[list[Text], Field(min_length=1, max_length=16)]
+    objective: Annotated[
+        Cosines | Ranking | Product | SquaredError | Cotangent, Field(discriminator="type")
+    ]
+    emulate: Literal["float16", "bfloat16"] | None = Field(
+        None, description="Round what goes from step to step, both ways, as training in it does"
+    )
+    loss_scale: float = Field(1.0, gt=0, le=2.0**32, description="Of the backward pass")
+
+
+class ParityRequest(_Asked):
+    """Is the served graph still the model of the twin?"""
+
+    texts: Annotated[list[Text], Field(max_length=16)] = Field(
+        [], description="What both are run on; none: the artifact's check inputs"
+    )
+
+
+class NormOfText(_Asked):
+    """What one norm of the model reads, for a text."""
+
+    type: Literal["text"]
+    text: Text
+    norm: str = Field(max_length=64, description="/debug/capabilities lists them")
+
+
+Rows = Annotated[list[Vector], Field(min_length=1, max_length=256)]
+
+
+class GivenRows(_Asked):
+    """Rows of the caller's own."""
+
+    type: Literal["rows"]
+    x: Rows
+    residual: Rows | None = None
+    gamma: Vector | None = None
+    beta: Vector | None = None
+    eps: float = Field(1e-12, ge=0, le=1)
+
+
+class RandomRows(_Asked):
+    """Rows of a distribution, gradcheck."""
+
+    type: Literal["random"]
+    distribution: Literal["normal", "constant_row", "large_mean", "tiny_var", "huge"] = "normal"
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=2)]
+
+
+class LayerNormRequest(_Asked):
+    """Is the fused op right on these rows, step by step?"""
+
+    source: Annotated[NormOfText | GivenRows | RandomRows, Field(discriminator="type")]
+    dtype: Literal["float32", "float64"] = Field(
+        "float32", description="That implementations are judged in; the trace is in float32"
+    )
+    dout: Literal["random", "ones"] = Field("random", description="The gradient by the output")
+    seed: int = Field(0, ge=0, lt=2**63)
+    row: int | None = Field(None, ge=0, description="Whose values are wanted, step by step")
 
 
 class Token(BaseModel):
@@ -193,11 +292,192 @@ class PairAnswer(Answer):
     completeness: list[Completeness] = []
 
 
+class ForwardSizes(BaseModel):
+    """What comes out of a step."""
+
+    rms: float | None
+    absmax: float | None
+    nan: int
+    inf: int
+    zero_fraction: float
+
+
+class GradientSizes(BaseModel):
+    """The gradient by what comes out of a step."""
+
+    l2: float | None
+    absmax: float | None
+    nan: int
+    inf: int
+    underflow_fraction: float
+
+
+class ParameterGradient(BaseModel):
+    """The gradient by the weights of a step."""
+
+    l2: float | None
+    ratio_to_weights: float | None
+
+
+class Place(BaseModel):
+    """A step of the forward pass."""
+
+    name: str
+    forward: ForwardSizes
+    gradient: GradientSizes | None
+    parameters: ParameterGradient | None
+
+
+class BrokenPlace(BaseModel):
+    """A step with NaN or infinity."""
+
+    phase: Literal["forward", "backward"]
+    place: str
+    role: Literal["producer", "propagator"]
+    row: int | None = Field(description="Index of the text")
+    token: int | None
+
+
+class Verdict(BaseModel):
+    """What is wrong with a gradient."""
+
+    place: str
+    kind: Literal["vanishing", "exploding", "missing_gradient"]
+    ratio: float | None
+    threshold: float | None
+
+
+class FlowAnswer(Answer):
+    """The gradient's sizes, step by step."""
+
+    objective: float | None
+    places: list[Place]
+    first_nonfinite: BrokenPlace | None
+    nonfinite_places: list[BrokenPlace]
+    verdicts: list[Verdict]
+
+
+class Step(BaseModel):
+    """One step of the op, as `models.add_layer_norm.reference` names it."""
+
+    name: str
+    phase: Literal["forward", "backward"]
+    shape: list[int]
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+    rms: float | None
+    nan: int
+    inf: int
+    first_nonfinite: list[int] | None
+    values: list[float | None] | None
+    error_float64: float | None
+    error_autograd: float | None
+    error_finite_difference: float | None
+
+
+class Invariant(BaseModel):
+    """What holds on every finite row, whatever the numbers."""
+
+    name: str
+    phase: Literal["forward", "backward"]
+    residual: float | None
+    bound: float | None
+    row: int
+    passes: bool
+
+
+class Comparison(BaseModel):
+    """One value of an implementation against what it should be."""
+
+    value: str
+    against: str
+    max_abs: float | None
+    ulp: float | None
+    share_of_bound: float | None
+    worst_index: list[int]
+    passes: bool
+
+
+class Judgement(BaseModel):
+    """One half of an implementation; `passes` is null where `not_run` says why."""
+
+    implementation: str
+    phase: Literal["forward", "backward"]
+    passes: bool | None
+    not_run: str | None
+    comparisons: list[Comparison]
+    invariants: list[Invariant]
+
+
+class LayerNormAnswer(Answer):
+    """The op's steps, its invariants, and a verdict on every implementation."""
+
+    passes: bool
+    steps: list[Step]
+    invariants: list[Invariant]
+    verdicts: list[Judgement]
+
+
+class FileHash(BaseModel):
+    """A file of the artifact."""
+
+    name: str
+    expected: str
+    found: str | None
+
+
+class VectorDifference(BaseModel):
+    """A served vector against the twin's."""
+
+    cosine: float | None
+    max_abs: float | None
+    relative: float | None
+
+
+class WeightDifference(BaseModel):
+    """A weight in the graph against the twin's; null: the graph has none in its place."""
+
+    name: str
+    max_abs: float | None
+
+
+class PointDifference(BaseModel):
+    """Tokens in the graph against the twin's."""
+
+    point: str
+    max_abs: float | None
+    relative: float | None
+
+
+class StressRow(BaseModel):
+    """The served norm on a row that is hard for it."""
+
+    row: str
+    finite: bool
+    error: float | None
+    bound: float
+
+
+class ParityAnswer(Answer):
+    """What was compared."""
+
+    passes: bool
+    failures: list[str] = Field(description="What is wrong, in sentences")
+    files: list[FileHash]
+    vectors: list[VectorDifference]
+    weights: list[WeightDifference]
+    curve: list[PointDifference]
+    first_divergence: str | None
+    layer_norm: list[StressRow]
+
+
 class Capabilities(BaseModel):
     """What can be asked for here."""
 
     model: Hashes
     points: list[str]
+    norms: list[str]
     methods: list[str]
     targets: list[str]
     baselines: list[str]
@@ -205,3 +485,6 @@ class Capabilities(BaseModel):
     torch: str
     op: dict[str, str] = Field(description="What runs the fused op, forward and backward")
     limits: dict[str, Any]
+
+
+BODIES = (AttributeRequest, PairRequest, FlowRequest, LayerNormRequest, ParityRequest)
