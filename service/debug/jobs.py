@@ -193,6 +193,9 @@ def _operands(twin: Twin, source: Message) -> Operands:
                 field="/source/norm",
             )
         return rows_of_layer(twin, Row(**source["row"]), source["norm"])
+    for name in ("x", "residual"):
+        if len({len(row) for row in source[name] or ()}) > 1:
+            raise ValueError(f"the rows of {name} are not equally long")
     given = {
         name: np.array(source[name], np.float64)
         for name in ("x", "residual", "gamma", "beta")

@@ -18,7 +18,7 @@ KEYS: dict[Scope, str] = {
     "debug": "debug-key-0123456789",
 }
 DOCS = {"/docs", "/docs/oauth2-redirect", "/static-offline-docs", "/openapi.json"}
-PUBLIC = {"/", "/healthz", "/readyz", *DOCS}
+PUBLIC = {"/", "/healthz", "/readyz", "/debug", "/debug/assets/{name}", *DOCS}
 
 
 def api_key(scope: Scope) -> ApiKey:

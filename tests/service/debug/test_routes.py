@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from models.add_layer_norm.reference import BackwardSteps, ForwardSteps
 from models.artifact import Artifact
 from models.gradients import attribution
 from models.gradients.attribution import attribute
@@ -132,6 +133,146 @@ def test_the_pairs_add_up_to_the_cosine_of_the_served_vectors(client: TestClient
     assert all(side["converged"] for side in pad["completeness"])
 
 
+def test_the_flow_shows_every_step_and_where_half_precision_breaks(client: TestClient) -> None:
+    pairs = [CAT, FELINE, "A dog sat on the mat.", "The cat lay on a rug."]
+    answer = ask(client, "flow", texts=pairs, objective={"type": "mnrl"})
+    names = [place["name"] for place in answer["places"]]
+    assert names[0] == "embeddings.sum"
+    assert names[-1] == "objective"
+    assert {f"layers.{i}.norm2" for i in range(6)} <= set(names)
+    assert all(place["gradient"]["l2"] > 0 for place in answer["places"])
+    assert (answer["first_nonfinite"], answer["verdicts"]) == (None, [])
+    scores = (
+        20
+        * np.stack([vector(client, t) for t in pairs[::2]])
+        @ np.stack([vector(client, t) for t in pairs[1::2]]).T
+    )
+    wanted = np.mean(np.log(np.exp(scores).sum(1)) - np.diag(scores))
+    assert answer["objective"] == pytest.approx(wanted, rel=1e-4)
+
+    # 2^32 is not a float16: the gradient breaks where it enters half precision.
+    huge = {"emulate": "float16", "loss_scale": 2.0**32}
+    broken = ask(client, "flow", texts=pairs, objective={"type": "mnrl"}, **huge)
+    assert broken["first_nonfinite"]["phase"] == "backward"
+    assert broken["first_nonfinite"]["role"] == "producer"
+    assert broken["nonfinite_places"][0] == broken["first_nonfinite"]
+
+
+def test_the_flow_takes_every_objective(client: TestClient) -> None:
+    cat = vector(client, CAT)
+    objectives: list[tuple[Json, float]] = [
+        ({"type": "cosine"}, cat @ vector(client, FELINE)),
+        ({"type": "dot", "vector": [1.0] * 384}, cat.sum() + vector(client, FELINE).sum()),
+        ({"type": "mse", "vectors": [[0.0] * 384] * 2}, 1 / 384),
+        ({"type": "cotangent", "vectors": [[1.0] * 384, [0.0] * 384]}, cat.sum()),
+    ]
+    for objective, value in objectives:
+        answer = ask(client, "flow", texts=[CAT, FELINE], objective=objective)
+        assert answer["objective"] == pytest.approx(value, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "pointer"),
+    [
+        ({"texts": [CAT], "objective": {"type": "cosine"}}, "objective", "/objective"),
+        ({"texts": [CAT, ""], "objective": {"type": "cosine"}}, "empty", "/texts/1"),
+        ({"texts": [], "objective": {"type": "cosine"}}, "invalid", "/texts"),
+        (
+            {"texts": [CAT], "objective": {"type": "dot", "vector": [1.0]}},
+            "objective",
+            "/objective",
+        ),
+    ],
+)
+def test_a_flow_that_cannot_be_is_told_why(
+    client: TestClient, body: Json, code: str, pointer: str
+) -> None:
+    problem = client.post("/debug/flow", json=body).json()
+    assert (problem["code"], problem["pointer"]) == (code, pointer)
+
+
+def steps_of(answer: Json, phase: str) -> list[str]:
+    return [step["name"] for step in answer["steps"] if step["phase"] == phase]
+
+
+def test_the_op_is_shown_step_by_step_on_the_rows_of_a_text(client: TestClient) -> None:
+    source = {"type": "text", "text": CAT, "norm": "layers.2.norm2"}
+    answer = ask(client, "layernorm", source=source, row=1)
+    assert answer["passes"]
+    assert tuple(steps_of(answer, "forward")) == ForwardSteps._fields
+    assert tuple(steps_of(answer, "backward")) == BackwardSteps._fields
+    assert all(step["error_float64"] < 1e-5 for step in answer["steps"])
+    assert len(answer["steps"][0]["values"]) == 384
+    assert len(answer["invariants"]) >= 4
+    assert all(invariant["passes"] for invariant in answer["invariants"])
+    verdicts = {(v["implementation"], v["phase"]): v for v in answer["verdicts"]}
+    assert verdicts["aten", "forward"]["passes"]
+    assert verdicts["aten", "backward"]["passes"]
+    assert verdicts["onnxruntime", "forward"]["passes"]
+    assert verdicts["onnxruntime", "backward"]["passes"] is None
+    assert "no backward pass" in verdicts["onnxruntime", "backward"]["not_run"]
+    assert answer["parity"]["cosine"] > 0.999999
+
+
+@pytest.mark.parametrize(
+    "distribution", ["normal", "constant_row", "large_mean", "tiny_var", "huge"]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradcheck_judges_rows_of_every_distribution(
+    client: TestClient, distribution: str, dtype: str
+) -> None:
+    source = {"type": "random", "shape": [4, 16], "distribution": distribution}
+    answer = ask(client, "layernorm", source=source, dtype=dtype)
+    assert answer["passes"]
+    (aten,) = [
+        v for v in answer["verdicts"] if (v["implementation"], v["phase"]) == ("aten", "backward")
+    ]
+    against = {comparison["against"] for comparison in aten["comparisons"]}
+    assert ("finite differences" in against) == (dtype == "float64")
+
+
+def test_a_norm_that_overflows_is_an_answer_with_nulls_and_a_list_of_where(
+    client: TestClient,
+) -> None:
+    source = {"type": "rows", "x": [[3e38, -3e38, 1.0, 2.0]], "residual": [[3e38, 0.0, 0.0, 0.0]]}
+    answer = ask(client, "layernorm", source=source, row=0)
+    assert answer["steps"][0]["inf"] == 1
+    assert answer["steps"][0]["first_nonfinite"] == [0, 0]
+    assert answer["steps"][0]["values"] == [None, pytest.approx(-3e38), 1.0, 2.0]
+    assert {"pointer": "/steps/0/values/0", "kind": "inf"} in answer["nonfinite"]
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "pointer"),
+    [
+        ({"type": "text", "text": CAT, "norm": "layers.9.norm1"}, "unknown_norm", "/source/norm"),
+        ({"type": "rows", "x": [[1.0, 2.0], [3.0]]}, "source", "/source"),
+        ({"type": "rows", "x": [[1.0, 2.0]], "gamma": [1.0]}, "source", "/source"),
+        ({"type": "random", "shape": [64, 128]}, "source", "/source"),
+        ({"type": "random", "shape": [4]}, "invalid", "/source/shape"),
+    ],
+)
+def test_rows_that_cannot_be_are_told_why(
+    client: TestClient, source: Json, code: str, pointer: str
+) -> None:
+    response = client.post("/debug/layernorm", json={"source": source})
+    problem = response.json()
+    assert (response.status_code, problem["code"]) == (422, code), problem
+    assert problem["pointer"] == pointer
+
+
+def test_the_served_graph_is_the_model_of_the_twin(client: TestClient) -> None:
+    answer = ask(client, "parity")
+    assert (answer["passes"], answer["failures"]) == (True, [])
+    assert len(answer["weights"]) > 70
+    assert {weight["max_abs"] for weight in answer["weights"]} == {0.0}
+    assert [point["point"] for point in answer["curve"]][-1] == "output"
+    assert len(answer["vectors"]) == 8
+    one = ask(client, "parity", texts=[CAT])
+    assert len(one["vectors"]) == 1
+    assert one["parity"]["cosine"] >= 1 - 1e-6
+
+
 def test_every_answer_says_what_it_speaks_of(client: TestClient, artifact: Artifact) -> None:
     manifest = artifact.manifest
     answer = ask(client, "attribute", text=CAT, target=COSINE, method="saliency")
@@ -160,6 +301,7 @@ def test_a_dry_run_tells_the_cost_and_starts_nothing(debugging: Settings) -> Non
 def test_the_capabilities_are_what_can_be_asked_for(client: TestClient) -> None:
     found = client.get("/debug/capabilities").json()
     assert found["points"] == ["words", "embeddings", *(f"layers.{i}" for i in range(5)), "output"]
+    assert found["norms"][:2] == ["embeddings", "layers.0.norm1"]
     assert found["methods"] == list(COSTS)
     assert found["targets"] == ["cosine", "margin", "dot", "dim", "norm"]
     assert found["baselines"] == ["pad", "mask", "zero"]
@@ -225,10 +367,10 @@ def test_switched_off_they_are_not_there(settings: Settings) -> None:
     with serving(create_app(settings)) as client:
         routes = [route.path for route in flat_routes(create_app(settings).routes)]
         debug = [path for path in routes if path.startswith("/debug/")]
-        assert len(debug) >= 3
-        for path in debug:
-            method = "GET" if path == "/debug/capabilities" else "POST"
-            response = client.request(method, path, json={})
+        assert len(debug) >= 7
+        for path in [*debug, "/debug"]:
+            reads = ("/debug", "/debug/capabilities", "/debug/assets/{name}")
+            response = client.request("GET" if path in reads else "POST", path, json={})
             assert (response.status_code, response.json()["code"]) == (404, "disabled")
 
 
