@@ -5,6 +5,7 @@
 # make bench-engines   the engines against sentence-transformers, in process
 # make soak       resident memory over half an hour of varied load
 # make profile    where an engine's time goes, operator by operator
+# make bench-debug    what a gradient job costs those who wait for vectors
 # make bench-op   the fused op against eager and compiled torch, on this machine's device
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 # Each in an environment of its own, with nothing but what it needs to run.
 PEERS := .venv-bench
 
-.PHONY: serve test lint format bench bench-engines bench-op profile soak clean
+.PHONY: serve test lint format bench bench-engines bench-debug bench-op profile soak clean
 
 # Large pages for the weights: 6 to 9 % more vectors.
 serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
@@ -38,7 +39,7 @@ format: $(VENV)/dev.done
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench bench-engines soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
+bench bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done
 	$(BIN)/python -m tests.benchmarks.bench_servers --environments $(PEERS)
 
@@ -50,6 +51,9 @@ soak: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done
 
 profile: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.profile_engines
+
+bench-debug: $(VENV)/dev.done $(ARTIFACT)/manifest.json
+	$(BIN)/python -m tests.benchmarks.bench_debug
 
 bench-op: $(VENV)/dev.done
 	$(BIN)/python -m tests.benchmarks.bench_op

@@ -92,6 +92,9 @@ class DebugSettings(_Group):
     )
     max_waiting: int = Field(4, ge=0, description="Requests that wait while one runs")
     deadline_s: float = Field(30.0, gt=0, description="A job that takes longer is ended")
+    full_gradients: bool = Field(
+        False, description="Whether /debug/vjp may return all of a gradient"
+    )
     max_jobs: int = Field(1000, ge=1, description="Then the gradient process is replaced")
 
 

@@ -29,7 +29,7 @@ Target = Callable[[Tensor], Tensor]
 Function = Callable[[Tensor], Tensor]
 
 # So many tokens are on their way at once: memory grows with them, speed hardly.
-_TOKENS_AT_ONCE = 2048
+TOKENS_AT_ONCE = 2048
 
 
 # Targets. What is served is a unit vector where `normalize` is set; `norm` alone looks before that.
@@ -181,10 +181,27 @@ def attribute(
     )
 
 
+def vjp(twin: Twin, row: Row, cotangent: Sequence[float], point: str) -> tuple[Tensor, Tensor]:
+    """Return the row's tokens at a point, and the gradient by them, both `(L, D)`.
+
+    Args:
+        twin: Of the served graph.
+        row: The text.
+        cotangent: The gradient by the served vector, `(W,)`.
+        point: One of `twin.points`.
+    """
+    x = twin.tokens(point, row)  # (L, D)
+    target = dot(x.new_tensor(cotangent), twin.normalize)
+    _, gradient = value_and_gradient(
+        lambda tokens: target(twin.onwards(point, tokens, row)), x[None]
+    )
+    return x, gradient[0]
+
+
 def value_and_gradient(function: Function, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the function's value `(S,)` and gradient `(S, L, D)` for each version in `x`."""
     values, gradients = [], []
-    for part in x.split(max(1, _TOKENS_AT_ONCE // x.shape[1])):
+    for part in x.split(max(1, TOKENS_AT_ONCE // x.shape[1])):
         leaf = part.detach().requires_grad_()
         value = function(leaf)
         # The versions do not meet, so the gradient of the sum is that of each.
@@ -194,7 +211,7 @@ def value_and_gradient(function: Function, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_chunks(function: Function, x: Tensor) -> Tensor:
-    return torch.cat([function(part) for part in x.split(max(1, _TOKENS_AT_ONCE // x.shape[1]))])
+    return torch.cat([function(part) for part in x.split(max(1, TOKENS_AT_ONCE // x.shape[1]))])
 
 
 def _array(x: Tensor) -> Array:

@@ -11,15 +11,16 @@ and r_b have a part in is not attributed, but told apart, so that all adds up to
 Source: Moeller et al. 2023, arXiv:2310.05703.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from models.gradients.attribution import TOKENS_AT_ONCE
 from models.gradients.integration import Integral, integrate
 from models.gradients.twin import Row, Twin
 
@@ -110,19 +111,25 @@ def _integral(
     # The i-th direction moves token i alone.
     directions = torch.diag_embed((x - baseline).T, dim1=0, dim2=1)  # (L, L, D)
 
-    def along(tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vector at tokens `(L, D)`, and how it changes along each direction."""
-        versions = tokens.repeat(L, 1, 1)
+    def along(places: Array) -> tuple[Array, Array]:
+        """Return the vectors at some places, and how they change along each direction."""
+        S = len(places)
+        alpha = torch.from_numpy(places).to(x)[:, None, None, None]  # (S, 1, 1, 1)
+        tokens = (baseline + alpha * (x - baseline)).expand(-1, L, -1, -1)  # (S, L, L, D)
         # torch types the result as if it could have a third part.
         vectors, changes = torch.func.jvp(  # type: ignore[misc]
-            lambda x: twin.onwards(point, x, side.row), (versions,), (directions,)
+            lambda versions: twin.onwards(point, versions, side.row),
+            (tokens.reshape(S * L, L, -1),),
+            (directions.repeat(S, 1, 1),),
         )
-        return vectors[0], changes  # (W,), (L, W)
+        values, slopes = (part.reshape(S, L, -1) for part in (vectors, changes))  # (S, L, W)
+        return values[:, 0].double().cpu().numpy(), slopes.double().cpu().numpy()
 
     def evaluate(places: Array) -> tuple[Array, Array]:
-        found = [along(baseline + float(place) * (x - baseline)) for place in places]
-        values, slopes = (torch.stack(part) for part in zip(*found, strict=True))
-        return values.double().cpu().numpy(), slopes.double().cpu().numpy()
+        parts = math.ceil(len(places) * L * L / TOKENS_AT_ONCE)
+        found = [along(part) for part in np.array_split(places, min(parts, len(places)))]
+        values, slopes = (np.concatenate(part) for part in zip(*found, strict=True))
+        return values, slopes
 
     # Fused attention has no forward derivative.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):

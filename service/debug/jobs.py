@@ -12,7 +12,7 @@ import torch
 from models.add_layer_norm import implementation
 from models.artifact import Artifact
 from models.gradients import attribution
-from models.gradients.attribution import Target, attribute
+from models.gradients.attribution import Target, attribute, vjp
 from models.gradients.budget import Settings
 from models.gradients.flow import Objective, flow
 from models.gradients.integration import Integral
@@ -134,6 +134,17 @@ def _completeness(integral: Integral) -> Message:
     }
 
 
+def _vjp(twin: Twin, job: Message) -> Message:
+    point = _point(twin, job["point"])
+    x, gradient = vjp(twin, Row(**job["row"]), job["cotangent"], point)  # (L, D)
+    reduced: dict[str, Callable[[], torch.Tensor]] = {
+        "norm": lambda: gradient.norm(dim=-1),
+        "dot": lambda: (gradient * x).sum(-1),
+        "full": lambda: gradient,
+    }
+    return {"gradient": reduced[job["reduce"]]().cpu().numpy()}
+
+
 def _flow(twin: Twin, job: Message) -> Message:
     try:
         found = flow(
@@ -217,6 +228,7 @@ JOBS: dict[str, Callable[[Twin, Message], Message]] = {
     "flow": _flow,
     "layer_norm": _layer_norm,
     "parity": _parity,
+    "vjp": _vjp,
 }
 
 

@@ -32,8 +32,10 @@ from service.debug.schemas import (
     ParityRequest,
     Text,
     Token,
+    VjpAnswer,
+    VjpRequest,
 )
-from service.errors import InvalidInput, TooLarge
+from service.errors import Forbidden, InvalidInput, TooLarge
 from service.routing import DirectRoute, problems, runtime_of, scope, submit, while_connected
 from service.runtime import Runtime
 from service.schemas import reference
@@ -160,6 +162,26 @@ async def parity(request: Request) -> Response:
     return _answer(ParityAnswer(**about, cost=cost, **found))
 
 
+@router.post("/vjp", **_documented(VjpRequest, VjpAnswer, "Take a gradient back"))
+async def vjp(request: Request) -> Response:
+    """Take the caller's gradient by the vector back to the tokens."""
+    asked = await read_request(request, VjpRequest, _MAX_BODY_BYTES)
+    if asked.reduce == "full" and not debug_settings(request).full_gradients:
+        raise Forbidden(
+            "full gradients are switched off; VITRINE_DEBUG__FULL_GRADIENTS=true",
+            code="full_gradients",
+            pointer="/reduce",
+        )
+    text = _tokenize(request, asked.text, "/text")
+    _check_width(request, asked.cotangent, "/cotangent")
+    if not any(asked.cotangent):
+        raise InvalidInput("the cotangent is zero", code="zero_cotangent", pointer="/cotangent")
+    cost = _cost(request, len(text.row.ids))
+    job = {"kind": "vjp", "row": _row(text), **asked.model_dump(exclude={"text"})}
+    found, about = await _run(request, job, [text])
+    return _answer(VjpAnswer(**about, cost=cost, tokens=_tokens(text), **found))
+
+
 @router.get(
     "/capabilities",
     summary="What can be asked for",
@@ -258,12 +280,8 @@ def _target(request: Request, target: schemas.Target) -> Message:
             nearer = _tokenize(request, target.positive, "/target/positive")
             farther = _tokenize(request, target.negative, "/target/negative")
             return {"type": "margin", "positive": _row(nearer), "negative": _row(farther)}
-        case schemas.Dot() if len(target.vector) != width:
-            raise InvalidInput(
-                f"the vector has {len(target.vector)} numbers; the model's have {width}",
-                code="vector_length",
-                pointer="/target/vector",
-            )
+        case schemas.Dot():
+            _check_width(request, target.vector, "/target/vector")
         case schemas.Dim() if target.index >= width:
             raise InvalidInput(
                 f"the model has dimensions 0 to {width - 1}",
@@ -271,6 +289,16 @@ def _target(request: Request, target: schemas.Target) -> Message:
                 pointer="/target/index",
             )
     return target.model_dump()
+
+
+def _check_width(request: Request, vector: Sequence[float], pointer: str) -> None:
+    width = runtime_of(request).artifact.manifest.width
+    if len(vector) != width:
+        raise InvalidInput(
+            f"the vector has {len(vector)} numbers; the model's have {width}",
+            code="vector_length",
+            pointer=pointer,
+        )
 
 
 def _cost(request: Request, steps: int) -> Cost:

@@ -197,6 +197,17 @@ class LayerNormRequest(_Asked):
     row: int | None = Field(None, ge=0, description="Whose values are wanted, step by step")
 
 
+class VjpRequest(_Asked):
+    """What does a gradient by the vector become on its way back to the tokens?"""
+
+    text: Text
+    cotangent: Vector = Field(description="The gradient by the served vector")
+    point: str = Field("words", max_length=64, description="As in /debug/attribute")
+    reduce: Literal["norm", "dot", "full"] = Field(
+        "norm", description="Its length or its product with the token; or all of it, if allowed"
+    )
+
+
 class Token(BaseModel):
     """A token of a text."""
 
@@ -419,6 +430,13 @@ class LayerNormAnswer(Answer):
     verdicts: list[Judgement]
 
 
+class VjpAnswer(Answer):
+    """The gradient by each token."""
+
+    tokens: list[Token]
+    gradient: list[float | None] | list[list[float | None]]
+
+
 class FileHash(BaseModel):
     """A file of the artifact."""
 
@@ -487,4 +505,11 @@ class Capabilities(BaseModel):
     limits: dict[str, Any]
 
 
-BODIES = (AttributeRequest, PairRequest, FlowRequest, LayerNormRequest, ParityRequest)
+BODIES = (
+    AttributeRequest,
+    PairRequest,
+    FlowRequest,
+    LayerNormRequest,
+    ParityRequest,
+    VjpRequest,
+)

@@ -273,7 +273,7 @@ def test_the_openapi_document_is_one_that_a_generator_can_use(client: TestClient
         for path in document["paths"].values()
         for operation in path.values()
     }
-    debug = {"attribute", "pair", "flow", "layer_norm", "parity", "capabilities"}
+    debug = {"attribute", "pair", "flow", "layer_norm", "parity", "vjp", "capabilities"}
     assert operations.keys() == {"encode", "healthz", "readyz", "info", "metrics", *debug}
     assert set(operations["encode"]["responses"]) == {
         "200", "400", "401", "403", "413", "415", "422", "429", "500", "503",

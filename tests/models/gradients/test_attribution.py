@@ -190,9 +190,27 @@ def test_many_versions_run_in_parts_with_the_same_scores(monkeypatch: pytest.Mon
     for method in ("occlusion", "smoothgrad", "integrated_gradients"):
         whole = attribute(twin, A, target, method=method, baseline=PAD).scores
         with monkeypatch.context() as patch:
-            patch.setattr(attribution, "_TOKENS_AT_ONCE", 2 * len(A.ids) + 1)
+            patch.setattr(attribution, "TOKENS_AT_ONCE", 2 * len(A.ids) + 1)
             parts = attribute(twin, A, target, method=method, baseline=PAD).scores
         np.testing.assert_allclose(parts, whole, atol=1e-12)
+
+
+@pytest.mark.parametrize("point", ["words", "layers.0", "output"])
+def test_a_vector_jacobian_product_is_the_adjoint_of_a_jacobian_vector_product(
+    twin: Twin, point: str
+) -> None:
+    draw = torch.Generator().manual_seed(3)
+    u = torch.randn(16, dtype=torch.float64, generator=draw)
+    x, gradient = attribution.vjp(twin, A, u.tolist(), point)
+    v = torch.randn(x.shape, dtype=torch.float64, generator=draw)
+
+    def served(tokens: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(twin.onwards(point, tokens[None], A)[0], dim=0)
+
+    jacobian_v = (served(x + 1e-6 * v) - served(x - 1e-6 * v)) / 2e-6
+    assert (u @ jacobian_v).item() == pytest.approx((gradient * v).sum().item(), rel=1e-6)
+    _, twice = attribution.vjp(twin, A, (2 * u).tolist(), point)
+    torch.testing.assert_close(twice, 2 * gradient)
 
 
 def test_the_default_model_names_the_words_that_make_two_texts_alike(artifact: Artifact) -> None:

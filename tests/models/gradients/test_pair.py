@@ -84,3 +84,11 @@ def test_tokens_that_pooling_leaves_out_have_no_part_at_the_output() -> None:
     found = exact(twin, Side(Row(A.ids, unpooled=2)), Side(B), "output")
     assert np.all(found.matrix[:2] == 0)
     assert np.all(found.matrix[2:] != 0)
+
+
+def test_many_versions_run_in_parts_with_the_same_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = toy_twin()
+    whole = exact(twin, Side(A, PAD_A), Side(B, PAD_B), "embeddings")
+    monkeypatch.setattr("models.gradients.pair.TOKENS_AT_ONCE", 2 * len(A.ids) ** 2 + 1)
+    parts = exact(twin, Side(A, PAD_A), Side(B, PAD_B), "embeddings")
+    np.testing.assert_allclose(parts.matrix, whole.matrix, atol=1e-12)

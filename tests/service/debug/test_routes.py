@@ -261,6 +261,38 @@ def test_rows_that_cannot_be_are_told_why(
     assert problem["pointer"] == pointer
 
 
+def test_a_gradient_by_the_vector_is_taken_back_to_the_tokens(
+    client: TestClient, debugging: Settings
+) -> None:
+    cotangent = [1.0, *[0.0] * 382, -2.0]
+    for reduce, method in (("norm", "saliency"), ("dot", "grad_x_input")):
+        answer = ask(client, "vjp", text=CAT, cotangent=cotangent, reduce=reduce)
+        target = {"type": "dot", "vector": cotangent}
+        same = ask(client, "attribute", text=CAT, target=target, method=method)
+        np.testing.assert_allclose(answer["gradient"], same["scores"], rtol=1e-4, atol=1e-6)
+        assert answer["tokens"] == same["tokens"]
+
+    body = {"text": CAT, "cotangent": cotangent, "reduce": "full"}
+    refused = client.post("/debug/vjp", json=body)
+    assert (refused.status_code, refused.json()["code"]) == (403, "full_gradients")
+    debug = debugging.debug.model_copy(update={"full_gradients": True})
+    with serving(create_app(debugging.model_copy(update={"debug": debug}))) as open_client:
+        full = np.array(ask(open_client, "vjp", **body)["gradient"])
+    norms = ask(client, "vjp", text=CAT, cotangent=cotangent)["gradient"]
+    np.testing.assert_allclose(np.linalg.norm(full, axis=1), norms, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("cotangent", "code"),
+    [([0.0] * 384, "zero_cotangent"), ([1.0], "vector_length"), ([], "invalid")],
+)
+def test_a_cotangent_that_cannot_be_is_told_why(
+    client: TestClient, cotangent: list[float], code: str
+) -> None:
+    problem = client.post("/debug/vjp", json={"text": CAT, "cotangent": cotangent}).json()
+    assert (problem["code"], problem["pointer"]) == (code, "/cotangent")
+
+
 def test_the_served_graph_is_the_model_of_the_twin(client: TestClient) -> None:
     answer = ask(client, "parity")
     assert (answer["passes"], answer["failures"]) == (True, [])
