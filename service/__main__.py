@@ -34,7 +34,15 @@ def main() -> int:
     except (ValueError, OSError, SettingsError) as error:
         print(f"vitrine-serve: {error}", file=sys.stderr)
         return 2
-    if not _is_loopback(settings.server.host) and app.state.keys.is_open:
+    is_exposed = not _is_loopback(settings.server.host) and app.state.keys.is_open
+    if is_exposed and settings.debug.enabled:
+        print(
+            f"vitrine-serve: {settings.server.host} can be reached from other machines, and "
+            "gradients give the model away: set API keys, or switch debug.enabled off",
+            file=sys.stderr,
+        )
+        return 2
+    if is_exposed:
         log.warning(
             "%s can be reached from other machines and no API key is set: anybody may call",
             settings.server.host,
@@ -50,6 +58,7 @@ def main() -> int:
             proxy_headers=False,  # nothing here looks at the client's address
             # Longer than the usual 60 s of a proxy, which must be the one that closes.
             timeout_keep_alive=75,
+            timeout_graceful_shutdown=25,  # less than supervisors wait before they kill
         )
     )
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
@@ -65,6 +74,8 @@ def _greet(server: uvicorn.Server, settings: Settings, *, is_open: bool) -> None
     key = "" if is_open else " -H 'Authorization: Bearer KEY'"
     log.info("Serving %s on %s", settings.model.path, url)
     log.info("Docs on %s/docs", url)
+    if settings.debug.enabled:
+        log.info("Gradients on %s/debug", url)
     log.info("Try: curl %s/encode%s -H 'Content-Type: application/json' -d '%s'", url, key, body)
 
 

@@ -9,7 +9,7 @@ there is no timer, and a request that finds a lane free leaves at once.
 - Filling: the batch takes the items nearest in length to that one, whosever they are and the oldest
   first, while the cost (tokens, plus attention over padded rows) stays within the budget, and no
   item costs the batch more than twice what it would cost alone.
-- Sharing: a batch takes no more than a lane's share of all that waits and runs. Otherwise the lane
+- Sharing: a batch is full once it has a lane's share of all that waits and runs. Otherwise the lane
   that comes first would take everything, and the others would be left with what trickles in.
 - Faults: a batch that raises is run again in halves, until the one item that raises is alone; its
   request fails, and the others get their results.

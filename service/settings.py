@@ -88,10 +88,10 @@ class DebugSettings(_Group):
     )
     max_tokens: int = Field(256, ge=3, description="Tokens of one text")
     max_token_steps: int = Field(
-        65_536, ge=1, description="Tokens that one request may run through the twin"
+        131_072, ge=1, description="Tokens that one request may run through the twin"
     )
     max_waiting: int = Field(4, ge=0, description="Requests that wait while one runs")
-    deadline_s: float = Field(30.0, gt=0, description="A job that takes longer is ended")
+    deadline_s: float = Field(60.0, gt=0, description="A job that takes longer is ended")
     full_gradients: bool = Field(
         False, description="Whether /debug/vjp may return all of a gradient"
     )

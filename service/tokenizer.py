@@ -116,7 +116,8 @@ class TextTokenizer:
         (row,) = self.rows_of_texts([text], prompt_name, "error")
         default = self._manifest.default_prompt
         prompt, _ = self._prompt(default if prompt_name is None else prompt_name)
-        encoding = self._tokenizer.encode(prompt + text)
+        # The batch call: it alone releases the interpreter lock.
+        (encoding,) = self._tokenizer.encode_batch([prompt + text])
         start = len(prompt)
         spans = [
             None if special or end <= start else (max(begin, start) - start, end - start)

@@ -104,13 +104,16 @@ def grad_x_input(
 def smoothgrad(function: Function, x: Tensor, _baseline: Tensor, settings: Settings) -> Attribution:
     """Score each token by itself times its mean gradient around the text."""
     draw = torch.Generator().manual_seed(settings.seed)
-    shape = (settings.samples, *x.shape)
-    noise = torch.randn(shape, generator=draw, dtype=x.dtype).to(x.device)  # (S, L, D)
-    rms = x.square().mean().sqrt()
-    _, gradients = value_and_gradient(function, x + settings.sigma * rms * noise)
+    size = settings.sigma * x.square().mean().sqrt()
+    total = torch.zeros_like(x)  # (L, D)
+    for part in torch.arange(settings.samples).split(_versions_at_once(x)):
+        # One by one, so that the noise does not depend on how many go at once.
+        noise = torch.stack([torch.randn(x.shape, generator=draw, dtype=x.dtype) for _ in part])
+        _, gradients = value_and_gradient(function, x + size * noise.to(x.device))
+        total += gradients.sum(0)
     with torch.no_grad():
         value = function(x[None]).item()
-    return Attribution(_array((gradients.mean(0) * x).sum(-1)), value)
+    return Attribution(_array((total / settings.samples * x).sum(-1)), value)
 
 
 def occlusion(function: Function, x: Tensor, baseline: Tensor, _settings: Settings) -> Attribution:
@@ -201,7 +204,7 @@ def vjp(twin: Twin, row: Row, cotangent: Sequence[float], point: str) -> tuple[T
 def value_and_gradient(function: Function, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the function's value `(S,)` and gradient `(S, L, D)` for each version in `x`."""
     values, gradients = [], []
-    for part in x.split(max(1, TOKENS_AT_ONCE // x.shape[1])):
+    for part in x.split(_versions_at_once(x[0])):
         leaf = part.detach().requires_grad_()
         value = function(leaf)
         # The versions do not meet, so the gradient of the sum is that of each.
@@ -210,8 +213,12 @@ def value_and_gradient(function: Function, x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(values), torch.cat(gradients)
 
 
+def _versions_at_once(x: Tensor) -> int:
+    return max(1, TOKENS_AT_ONCE // len(x))
+
+
 def _in_chunks(function: Function, x: Tensor) -> Tensor:
-    return torch.cat([function(part) for part in x.split(max(1, TOKENS_AT_ONCE // x.shape[1]))])
+    return torch.cat([function(part) for part in x.split(_versions_at_once(x[0]))])
 
 
 def _array(x: Tensor) -> Array:

@@ -43,7 +43,9 @@ def token_steps(method: str, length: int, settings: Settings) -> int:
     return length * COSTS[method](length, settings)
 
 
-def pair_token_steps(length_a: int, length_b: int, max_evaluations: int) -> int:
+def pair_token_steps(point: str, length_a: int, length_b: int, max_evaluations: int) -> int:
     """Return how many tokens a matrix of token pairs runs through the twin, at most."""
+    if point == "output":  # each text goes there once, and from there on no layer is run
+        return length_a + length_b
     # Each evaluation moves every token of a text in a version of its own.
     return max_evaluations * (length_a**2 + length_b**2)

@@ -11,13 +11,13 @@ and r_b have a part in is not attributed, but told apart, so that all adds up to
 Source: Moeller et al. 2023, arXiv:2310.05703.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.gradients.attribution import TOKENS_AT_ONCE
@@ -108,28 +108,32 @@ def _integral(
         if side.baseline is None
         else twin.tokens(point, side.row, side.baseline)
     )
-    # The i-th direction moves token i alone.
-    directions = torch.diag_embed((x - baseline).T, dim1=0, dim2=1)  # (L, L, D)
+    change = x - baseline
 
-    def along(places: Array) -> tuple[Array, Array]:
-        """Return the vectors at some places, and how they change along each direction."""
-        S = len(places)
-        alpha = torch.from_numpy(places).to(x)[:, None, None, None]  # (S, 1, 1, 1)
-        tokens = (baseline + alpha * (x - baseline)).expand(-1, L, -1, -1)  # (S, L, L, D)
+    def along(places: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """Return vectors `(P, W)` at P places, and how each changes as one token moves on."""
+        tokens = baseline + places[:, None, None] * change  # (P, L, D)
+        directions = torch.zeros_like(tokens)
+        directions[torch.arange(len(moved)), moved] = change[moved]
         # torch types the result as if it could have a third part.
         vectors, changes = torch.func.jvp(  # type: ignore[misc]
-            lambda versions: twin.onwards(point, versions, side.row),
-            (tokens.reshape(S * L, L, -1),),
-            (directions.repeat(S, 1, 1),),
+            lambda versions: twin.onwards(point, versions, side.row), (tokens,), (directions,)
         )
-        values, slopes = (part.reshape(S, L, -1) for part in (vectors, changes))  # (S, L, W)
-        return values[:, 0].double().cpu().numpy(), slopes.double().cpu().numpy()
+        return vectors, changes
 
     def evaluate(places: Array) -> tuple[Array, Array]:
-        parts = math.ceil(len(places) * L * L / TOKENS_AT_ONCE)
-        found = [along(part) for part in np.array_split(places, min(parts, len(places)))]
-        values, slopes = (np.concatenate(part) for part in zip(*found, strict=True))
-        return values, slopes
+        S = len(places)
+        # Every token moves at every place, in a version of the text of its own.
+        where = torch.from_numpy(places).to(x).repeat_interleave(L)  # (S * L,)
+        moved = torch.arange(L, device=x.device).repeat(S)
+        at_once = max(1, TOKENS_AT_ONCE // L)
+        found = [
+            along(*part) for part in zip(where.split(at_once), moved.split(at_once), strict=True)
+        ]
+        vectors, changes = (
+            torch.cat(part).view(S, L, -1).double().cpu() for part in zip(*found, strict=True)
+        )
+        return vectors[:, 0].numpy(), changes.numpy()
 
     # Fused attention has no forward derivative.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):

@@ -29,3 +29,13 @@ async def switched_on(request: Request) -> None:
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
         raise Forbidden("the page that asks is of another host", code="origin")
+
+
+async def from_no_other_site(request: Request) -> None:
+    """Refuse what a page of another site makes a browser ask for, such as an image.
+
+    Raises:
+        Forbidden: It does.
+    """
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise Forbidden("the page that asks is of another site", code="origin")

@@ -4,11 +4,13 @@ Never pickles: whoever writes a pickle decides what its reader executes.
 """
 
 import asyncio
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import orjson
 
 _LENGTH_BYTES = 4
+# So many numbers that JSON has not are told of, one by one.
+MOST_NONFINITE = 64
 
 Message = dict[str, Any]
 
@@ -30,7 +32,7 @@ async def receive(stream: asyncio.StreamReader) -> Message:
     return message
 
 
-def read(file: BinaryIO) -> Message | None:
+def read(file: IO[bytes]) -> Message | None:
     """Return the next message of a file, or None at its end."""
     length = file.read(_LENGTH_BYTES)
     if len(length) < _LENGTH_BYTES:

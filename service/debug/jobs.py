@@ -11,6 +11,7 @@ import torch
 
 from models.add_layer_norm import implementation
 from models.artifact import Artifact
+from models.engines import available_cpus
 from models.gradients import attribution
 from models.gradients.attribution import Target, attribute, vjp
 from models.gradients.budget import Settings
@@ -21,9 +22,7 @@ from models.gradients.layer_norm_trace import norm_names, rows_of_layer, trace
 from models.gradients.pair import Side, explain_pair
 from models.gradients.parity import parity
 from models.gradients.twin import Row, Twin
-from service.debug.frames import Message
-
-_MOST_NONFINITE = 64
+from service.debug.frames import MOST_NONFINITE, Message
 
 
 class JobRefused(Exception):
@@ -50,6 +49,7 @@ def open_twin(path: Path, device: str) -> Message:
         ArtifactError: It has none, or not that of its graph.
         RuntimeError: The device is not there.
     """
+    torch.set_num_threads(available_cpus())
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     artifact = Artifact.load(path)
@@ -95,7 +95,8 @@ def _attribute(twin: Twin, job: Message) -> Message:
         "value": found.value,
         "baseline_value": found.baseline_value,
         "sum": found.scores.sum(),
-        "completeness": found.integral and _completeness(found.integral),
+        "completeness": found.integral
+        and _completeness(found.integral, found.integral.delta.item()),
         "path": found.integral
         and [[place, value[0]] for place, value in zip(*found.integral.path, strict=True)],
     }
@@ -120,13 +121,16 @@ def _pair(twin: Twin, job: Message) -> Message:
             "baselines": found.baselines,
         },
         "delta": found.delta,
-        "completeness": [_completeness(integral) for integral in found.integrals],
+        "completeness": [
+            _completeness(integral, float(np.linalg.norm(integral.delta)))
+            for integral in found.integrals
+        ],
     }
 
 
-def _completeness(integral: Integral) -> Message:
+def _completeness(integral: Integral, delta: float) -> Message:
     return {
-        "delta": float(np.linalg.norm(integral.delta)),
+        "delta": delta,
         "error": integral.error,
         "allowed": integral.allowed,
         "converged": integral.converged,
@@ -182,6 +186,10 @@ def _layer_norm(twin: Twin, job: Message) -> Message:
             dout = np.random.default_rng(seed).normal(size=operands.x.shape)
         if job["dout"] == "ones":
             dout = np.ones_like(dout)
+        if job["row"] is not None and job["row"] >= len(operands.x):
+            raise JobRefused(
+                f"there are rows 0 to {len(operands.x) - 1}", code="no_such_row", field="/row"
+            )
         traced = trace(operands, dout, row=job["row"])
         verdicts = judge(*rounded_to(operands, dout, np.dtype(job["dtype"]).type))
     except ValueError as error:
@@ -264,7 +272,7 @@ def nonfinite(answer: Message) -> list[Message]:
         if not math.isfinite(value):
             kind = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
             found.append({"pointer": pointer, "kind": kind})
-            if len(found) == _MOST_NONFINITE:
+            if len(found) == MOST_NONFINITE:
                 break
     return found
 

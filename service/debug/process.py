@@ -19,7 +19,8 @@ _START_S = 120.0
 
 def worker_command(artifact: Path, device: str) -> list[str]:
     """Return what starts the gradient process of an artifact."""
-    return [sys.executable, "-m", "service.debug.worker", str(artifact), device]
+    # -P: a folder named models in the current directory is not ours.
+    return [sys.executable, "-P", "-m", "service.debug.worker", str(artifact), device]
 
 
 class GradientProcess:
@@ -40,7 +41,8 @@ class GradientProcess:
         self._callers = 0
         self._process: asyncio.subprocess.Process | None = None
         self._jobs = 0
-        self.opened: Message = {}
+        self._opened: Message = {}
+        self._closed = False
 
     @property
     def pid(self) -> int | None:
@@ -78,12 +80,17 @@ class GradientProcess:
         Raises:
             NotReady: It cannot be started.
         """
-        async with self._turn:
-            await self._running()
-        return self.opened
+        if self.pid is None:  # else it may be busy, and need not be asked
+            async with self._turn:
+                await self._running()
+        return self._opened
 
     async def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process for good, whatever it does."""
+        self._closed = True
+        await self._kill()
+
+    async def _kill(self) -> None:
         process, self._process, self._jobs = self._process, None, 0
         if process is not None and process.returncode is None:
             process.kill()
@@ -99,49 +106,52 @@ class GradientProcess:
                 await process.stdin.drain()
                 reply = await frames.receive(process.stdout)
         except TimeoutError:
-            await self.close()
+            await self._kill()
             raise DeadlineExceeded(
                 f"the job took longer than {self._settings.deadline_s:g} s; ask for less"
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            await self.close()
+            await self._kill()
             log.error("the gradient process died, with status %s", process.returncode)
             raise NotReady(
                 "the gradient process died; the next request starts a new one",
                 code="gradients_unavailable",
             ) from None
         except asyncio.CancelledError:
-            await self.close()
+            await self._kill()
             raise
         self._jobs += 1
         # Before memory that a job has left behind can add up.
         if self._jobs >= self._settings.max_jobs:
-            await self.close()
+            await self._kill()
         return reply
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
+        if self._closed:
+            raise NotReady("the service is stopping", code="gradients_unavailable")
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe)
         self._process, self._jobs = process, 0
         assert process.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
             async with asyncio.timeout(_START_S):
-                self.opened = await frames.receive(process.stdout)
+                opened = await frames.receive(process.stdout)
         except (TimeoutError, asyncio.IncompleteReadError):
-            await self.close()
+            await self._kill()
             raise NotReady(
                 "the gradient process did not start; its log says why",
                 code="gradients_unavailable",
             ) from None
         except asyncio.CancelledError:
-            await self.close()
+            await self._kill()
             raise
-        if "failed" in self.opened:
-            await self.close()
+        if "failed" in opened:
+            await self._kill()
             raise NotReady(
                 "gradients cannot be taken here; the log says why", code="gradients_unavailable"
             )
+        self._opened = opened
         log.info("the gradient process %d has opened the twin", process.pid)
         return process

@@ -1,5 +1,6 @@
 """The gradient routes. A handler checks, tokenises, sends a job and says what came of it."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -11,8 +12,8 @@ from models.engines import cosines
 from models.gradients.budget import COSTS, Settings, pair_token_steps, token_steps
 from service.body import read_request
 from service.debug import schemas
-from service.debug.access import debug_settings, switched_on
-from service.debug.frames import Message
+from service.debug.access import debug_settings, from_no_other_site, switched_on
+from service.debug.frames import MOST_NONFINITE, Message
 from service.debug.process import GradientProcess
 from service.debug.schemas import (
     AttributeAnswer,
@@ -42,13 +43,15 @@ from service.schemas import reference
 from service.tokenizer import TokenizedText
 from service.vectors import JSON
 
-_MAX_BODY_BYTES = 256 * 1024
+_MAX_BODY_BYTES = 2**20
 # Below it the twin is not what is served, in float32 and in bfloat16 alike.
 _MIN_PARITY = 0.999
 
 
 router = APIRouter(
-    prefix="/debug", route_class=DirectRoute, dependencies=[scope("debug"), Depends(switched_on)]
+    prefix="/debug",
+    route_class=DirectRoute,
+    dependencies=[scope("debug"), Depends(switched_on), Depends(from_no_other_site)],
 )
 
 
@@ -69,8 +72,8 @@ async def attribute(request: Request) -> Response:
     """Tell which tokens of a text made a number: a similarity, a dimension, a length."""
     runtime = runtime_of(request)
     asked = await read_request(request, AttributeRequest, _MAX_BODY_BYTES)
-    text = _tokenize(request, asked.text, "/text")
-    target = _target(request, asked.target)
+    text = await _tokenize(request, asked.text, "/text")
+    target = await _target(request, asked.target)
     settings = Settings(
         asked.tolerance, asked.max_evaluations, asked.samples, asked.sigma, asked.seed
     )
@@ -96,8 +99,8 @@ async def pair(request: Request) -> Response:
     """Tell which tokens of two texts made their similarity, as a matrix that adds up to it."""
     runtime = runtime_of(request)
     asked = await read_request(request, PairRequest, _MAX_BODY_BYTES)
-    a, b = _tokenize(request, asked.a, "/a"), _tokenize(request, asked.b, "/b")
-    steps = pair_token_steps(len(a.row.ids), len(b.row.ids), asked.max_evaluations)
+    a, b = await _tokenize(request, asked.a, "/a"), await _tokenize(request, asked.b, "/b")
+    steps = pair_token_steps(asked.point, len(a.row.ids), len(b.row.ids), asked.max_evaluations)
     cost = _cost(request, steps)
     if asked.dry_run:
         return _answer(PairAnswer(model=_hashes(runtime), cost=cost))
@@ -120,14 +123,20 @@ async def pair(request: Request) -> Response:
 async def flow(request: Request) -> Response:
     """Tell where the gradient of a training objective shrinks, grows or breaks."""
     asked = await read_request(request, FlowRequest, _MAX_BODY_BYTES)
-    texts = _tokenize_all(request, asked.texts)
+    texts = await _tokenize_all(request, asked.texts)
     cost = _cost(request, sum(len(text.row.ids) for text in texts))
-    kind, *given = asked.objective.model_dump().values()
+    match asked.objective:
+        case schemas.Product(vector=vector):
+            vectors = [vector]
+        case schemas.SquaredError(vectors=vectors) | schemas.Cotangent(vectors=vectors):
+            pass
+        case _:
+            vectors = []
     job = {
         "kind": "flow",
         "rows": [_row(text) for text in texts],
-        "objective": kind,
-        "vectors": given and ([given[0]] if kind == "dot" else given[0]),
+        "objective": asked.objective.type,
+        "vectors": vectors,
         "emulate": asked.emulate,
         "loss_scale": asked.loss_scale,
     }
@@ -139,9 +148,9 @@ async def flow(request: Request) -> Response:
 async def layer_norm(request: Request) -> Response:
     """Tell whether add + LayerNorm is right, step by step, on a text's rows or any others."""
     asked = await read_request(request, LayerNormRequest, _MAX_BODY_BYTES)
-    source, texts = asked.source.model_dump(), []
+    source, texts = asked.source.model_dump(exclude={"text"}), []
     if isinstance(asked.source, schemas.NormOfText):
-        texts = [_tokenize(request, asked.source.text, "/source/text")]
+        texts = [await _tokenize(request, asked.source.text, "/source/text")]
         source["row"] = _row(texts[0])
     cost = _cost(request, sum(len(text.row.ids) for text in texts))
     job = {"kind": "layer_norm", **asked.model_dump(), "source": source}
@@ -153,10 +162,10 @@ async def layer_norm(request: Request) -> Response:
 async def parity(request: Request) -> Response:
     """Tell whether the served graph still is the model of the twin, and name what differs."""
     asked = await read_request(request, ParityRequest, _MAX_BODY_BYTES)
-    texts = _tokenize_all(request, asked.texts)
+    texts = await _tokenize_all(request, asked.texts)
     checked = runtime_of(request).artifact.check().rows
     lengths = [len(text.row.ids) for text in texts] or [len(row) for row in checked]
-    cost = Cost(token_steps=sum(lengths), limit=debug_settings(request).max_token_steps)
+    cost = _cost(request, sum(lengths))
     job = {"kind": "parity", "rows": [_row(text) for text in texts]}
     found, about = await _run(request, job, texts)
     return _answer(ParityAnswer(**about, cost=cost, **found))
@@ -172,7 +181,7 @@ async def vjp(request: Request) -> Response:
             code="full_gradients",
             pointer="/reduce",
         )
-    text = _tokenize(request, asked.text, "/text")
+    text = await _tokenize(request, asked.text, "/text")
     _check_width(request, asked.cotangent, "/cotangent")
     if not any(asked.cotangent):
         raise InvalidInput("the cotangent is zero", code="zero_cotangent", pointer="/cotangent")
@@ -191,7 +200,7 @@ async def vjp(request: Request) -> Response:
 async def capabilities(request: Request) -> Response:
     """Tell what can be asked for here, within which limits, and on what device it runs."""
     runtime, settings = runtime_of(request), debug_settings(request)
-    opened = await _process(request).start()
+    opened = await while_connected(request, _process(request).start())
     return _answer(
         Capabilities(
             model=_hashes(runtime),
@@ -229,6 +238,8 @@ async def _run(
     integrals = answer.get("completeness") or []
     if not all(i["converged"] for i in (integrals if isinstance(integrals, list) else [integrals])):
         warnings.append("the integral has not converged: allow more evaluations")
+    if len(reply["nonfinite"]) == MOST_NONFINITE:
+        warnings.append("more numbers may not be finite than are listed")
     about = {
         "model": _hashes(runtime_of(request)),
         "parity": parity,
@@ -239,7 +250,7 @@ async def _run(
     return answer, about
 
 
-def _tokenize(request: Request, text: Text, pointer: str) -> TokenizedText:
+async def _tokenize(request: Request, text: Text, pointer: str) -> TokenizedText:
     """Return the tokens of a text, which are few enough.
 
     Raises:
@@ -249,7 +260,8 @@ def _tokenize(request: Request, text: Text, pointer: str) -> TokenizedText:
     limit = debug_settings(request).max_tokens
     content, prompt = (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
     try:
-        tokenized = runtime_of(request).tokenizer.tokenized_text(content, prompt)
+        tokenizer = runtime_of(request).tokenizer
+        tokenized = await asyncio.to_thread(tokenizer.tokenized_text, content, prompt)
     except (InvalidInput, TooLarge) as error:
         error.index, error.pointer = None, pointer  # it is no element of `inputs`
         raise
@@ -262,11 +274,11 @@ def _tokenize(request: Request, text: Text, pointer: str) -> TokenizedText:
     return tokenized
 
 
-def _tokenize_all(request: Request, texts: Sequence[Text]) -> list[TokenizedText]:
-    return [_tokenize(request, text, f"/texts/{place}") for place, text in enumerate(texts)]
+async def _tokenize_all(request: Request, texts: Sequence[Text]) -> list[TokenizedText]:
+    return [await _tokenize(request, text, f"/texts/{place}") for place, text in enumerate(texts)]
 
 
-def _target(request: Request, target: schemas.Target) -> Message:
+async def _target(request: Request, target: schemas.Target) -> Message:
     """Return the target with texts as rows of ids.
 
     Raises:
@@ -275,10 +287,11 @@ def _target(request: Request, target: schemas.Target) -> Message:
     width = runtime_of(request).artifact.manifest.width
     match target:
         case schemas.Cosine():
-            return {"type": "cosine", "row": _row(_tokenize(request, target.text, "/target/text"))}
+            other = await _tokenize(request, target.text, "/target/text")
+            return {"type": "cosine", "row": _row(other)}
         case schemas.Margin():
-            nearer = _tokenize(request, target.positive, "/target/positive")
-            farther = _tokenize(request, target.negative, "/target/negative")
+            nearer = await _tokenize(request, target.positive, "/target/positive")
+            farther = await _tokenize(request, target.negative, "/target/negative")
             return {"type": "margin", "positive": _row(nearer), "negative": _row(farther)}
         case schemas.Dot():
             _check_width(request, target.vector, "/target/vector")

@@ -20,7 +20,11 @@ class PromptedText(_Asked):
 
 Text = Annotated[
     Annotated[str, Tag("text")] | Annotated[PromptedText, Tag("prompted")],
-    Discriminator(lambda given: "text" if isinstance(given, str) else "prompted"),
+    Discriminator(
+        lambda given: {str: "text", dict: "prompted"}.get(type(given)),
+        custom_error_type="text",
+        custom_error_message="Input should be a text, or an object of text and prompt_name",
+    ),
 ]
 
 
@@ -144,7 +148,7 @@ class FlowRequest(_Asked):
     emulate: Literal["float16", "bfloat16"] | None = Field(
         None, description="Round what goes from step to step, both ways, as training in it does"
     )
-    loss_scale: float = Field(1.0, gt=0, le=2.0**32, description="Of the backward pass")
+    loss_scale: float = Field(1.0, ge=2.0**-24, le=2.0**32, description="Of the backward pass")
 
 
 class ParityRequest(_Asked):
@@ -250,7 +254,9 @@ class NonFinite(BaseModel):
 class Completeness(BaseModel):
     """How exact an integral is."""
 
-    delta: float | None = Field(description="Sum of the scores less the change of the number")
+    delta: float | None = Field(
+        description="Sum of the scores less the change; its length for pairs"
+    )
     error: float | None = Field(description="Sum of the errors of the panels")
     allowed: float | None = Field(description="What the tolerance allows")
     converged: bool

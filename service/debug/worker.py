@@ -7,6 +7,7 @@ frames. It ends when its input does, so never outlives the service.
 import logging
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ log = logging.getLogger("vitrine.gradients")
 def main() -> None:
     """Serve until the input ends."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service has it too, and ends the input
     os.nice(19)  # what is left of the CPUs, after those who wait for vectors
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     # What a library prints must not fall between the frames.
@@ -36,9 +38,11 @@ def main() -> None:
 
 def _read(file: BinaryIO, jobs: queue.SimpleQueue[Message]) -> None:
     """Queue the jobs; end the process with its input, also while a job runs."""
-    while (job := frames.read(file)) is not None:
-        jobs.put(job)
-    os._exit(0)
+    try:
+        while (job := frames.read(file)) is not None:
+            jobs.put(job)
+    finally:  # also after half a frame
+        os._exit(0)
 
 
 def _write(answers: BinaryIO, answer: Message) -> None:

@@ -96,6 +96,17 @@ def test_it_prints_the_urls_and_a_curl_line_that_works(artifact: Artifact) -> No
         assert not any("anybody may call" in line for line in lines)
 
 
+def test_gradients_are_not_given_to_the_network_without_keys(artifact: Artifact) -> None:
+    with process(
+        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_SERVER__HOST="0.0.0.0",  # noqa: S104 - it does not come to that
+        VITRINE_DEBUG__ENABLED="true",
+    ) as started:
+        status, errors = outcome(started)
+        assert status == 2
+        assert "set API keys, or switch debug.enabled off" in errors
+
+
 def test_other_requests_are_answered_while_huge_ones_are_served(artifact: Artifact) -> None:
     many = json.dumps({"inputs": [f"text {i}" for i in range(8000)]})
     long = json.dumps({"inputs": ["word " * 19_000] * 40})

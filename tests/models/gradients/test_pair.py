@@ -86,9 +86,12 @@ def test_tokens_that_pooling_leaves_out_have_no_part_at_the_output() -> None:
     assert np.all(found.matrix[2:] != 0)
 
 
-def test_many_versions_run_in_parts_with_the_same_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [1, 13, 100])
+def test_many_versions_run_in_parts_with_the_same_matrix(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
     twin = toy_twin()
     whole = exact(twin, Side(A, PAD_A), Side(B, PAD_B), "embeddings")
-    monkeypatch.setattr("models.gradients.pair.TOKENS_AT_ONCE", 2 * len(A.ids) ** 2 + 1)
+    monkeypatch.setattr("models.gradients.pair.TOKENS_AT_ONCE", at_once)
     parts = exact(twin, Side(A, PAD_A), Side(B, PAD_B), "embeddings")
     np.testing.assert_allclose(parts.matrix, whole.matrix, atol=1e-12)

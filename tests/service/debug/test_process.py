@@ -1,6 +1,7 @@
 import asyncio
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -185,6 +186,50 @@ def test_the_worker_ends_with_its_input_even_within_a_job(artifact: Artifact) ->
         worker.stdin.write(frames.encode({"kind": "pair", "compare": [], **long}))
         worker.stdin.close()
         assert worker.wait(10) == 0
+
+
+@pytest.mark.parametrize("rest", [b"", b"\x00\x00\x03\xe8{half"], ids=["nothing", "half a frame"])
+def test_the_worker_ends_when_its_input_breaks_off_but_not_at_an_interrupt(
+    artifact: Artifact, rest: bytes, tmp_path: Path
+) -> None:
+    # Nor does it import what lies about in the directory that the service was started in.
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/__init__.py").write_text("raise SystemExit(9)")
+    command = worker_command(artifact.path.absolute(), "cpu")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=tmp_path) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        opened = frames.read(worker.stdout)
+        assert opened is not None
+        assert "failed" not in opened
+        worker.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            worker.wait(0.3)
+        worker.stdin.write(rest)
+        worker.stdin.close()
+        assert worker.wait(10) == 0
+
+
+async def test_who_asks_what_there_is_does_not_wait_for_a_job() -> None:
+    async with process_of() as process:
+        assert (await process.start())["points"] == ["words"]
+        job = asyncio.create_task(process.run({"seconds": 60}))
+        await asyncio.sleep(0.1)
+        assert (await asyncio.wait_for(process.start(), 1))["points"] == ["words"]
+        job.cancel()
+
+
+async def test_once_closed_it_starts_no_more() -> None:
+    async with process_of() as process:
+        assert await pid(process)
+        running = asyncio.create_task(process.run({"seconds": 60}))
+        waiting = asyncio.create_task(process.run({}))
+        await asyncio.sleep(0.1)
+        await process.close()
+        done = await asyncio.gather(running, waiting, return_exceptions=True)
+        assert all(isinstance(error, NotReady) for error in done)
+        assert process.pid is None
 
 
 def test_the_service_does_not_import_torch_for_its_gradient_routes() -> None:
