@@ -178,7 +178,7 @@ def test_the_worker_ends_with_its_input_even_within_a_job(artifact: Artifact) ->
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
-        opened = frames.read(worker.stdout)  # type: ignore[arg-type]
+        opened = frames.read(worker.stdout)
         assert opened is not None
         assert opened["points"][0] == "words"
         side = {"row": {"ids": list(range(1000, 1100)), "unpooled": 0}, "baseline": None}
