@@ -109,7 +109,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
         ClientDisconnect: The client has gone.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(request.receive())  # the body is read: what comes now is the end
+    gone = asyncio.ensure_future(_disconnected(request))
     gone.add_done_callback(lambda _: task.cancel())
     try:
         return await task
@@ -119,3 +119,9 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
         raise
     finally:
         gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    # Where the body has not been read, as that of a GET, it comes first.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

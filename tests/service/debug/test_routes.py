@@ -350,8 +350,9 @@ def test_a_dry_run_tells_the_cost_and_starts_nothing(debugging: Settings) -> Non
         assert client.app.state.gradients.pid is None  # type: ignore[attr-defined]
 
 
-def test_the_capabilities_are_what_can_be_asked_for(client: TestClient) -> None:
-    found = client.get("/debug/capabilities").json()
+def test_the_capabilities_are_what_can_be_asked_for(debugging: Settings) -> None:
+    with serving(create_app(debugging)) as client:  # a new one: it starts the gradient process
+        found = client.get("/debug/capabilities").json()
     assert found["points"] == ["words", "embeddings", *(f"layers.{i}" for i in range(5)), "output"]
     assert found["norms"][:2] == ["embeddings", "layers.0.norm1"]
     assert found["methods"] == list(COSTS)

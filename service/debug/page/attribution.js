@@ -1,0 +1,115 @@
+// The scores of tokens and of pairs of tokens, and whether they add up.
+
+import { chart, colour, divergingScale, label } from "./charts.js";
+import { element, facts, mark, raw, rounded, shown } from "./dom.js";
+import { chips, largest, legend, spelling } from "./tokens.js";
+
+const NAMES = {
+  integrated_gradients: "Integrated gradients",
+  grad_x_input: "Gradient × input",
+  saliency: "Saliency",
+  smoothgrad: "SmoothGrad",
+  occlusion: "Occlusion",
+};
+
+export function drawAttribution(runs) {
+  return runs.map(({ body, answer }) => element("article", { className: "method" },
+    element("div", { className: "heading" },
+      element("h3", {}, NAMES[body.method]), legend(answer.scores)),
+    chips(answer.tokens, answer.scores, body.text),
+    totals(answer),
+    ...(answer.path ? [pathChart(answer.path)] : [])));
+}
+
+function totals(answer) {
+  const complete = answer.completeness;
+  return facts({
+    "sum of scores": shown(answer.sum),
+    ...(answer.value !== null && { value: shown(answer.value) }),
+    ...(answer.baseline_value !== null && { "value of the baseline": shown(answer.baseline_value) }),
+    ...(complete && completeness(complete)),
+  });
+}
+
+function completeness(complete) {
+  return {
+    "error / allowed": `${shown(complete.error)} / ${shown(complete.allowed)}`,
+    completeness: mark(complete.converged, ["converged", "not converged"]),
+    evaluations: complete.evaluations,
+  };
+}
+
+function pathChart(path) {
+  const trace = {
+    x: path.map(([part]) => part),
+    y: path.map(([, value]) => value),
+    mode: "lines+markers",
+    line: { color: colour("accent"), width: 2 },
+    marker: { size: 6 },
+    hovertemplate: "%{x:.3f} of the way: %{y:.5f}<extra></extra>",
+  };
+  return element("figure", { className: "small" },
+    element("figcaption", {}, "The number on the way from the baseline to the text; points are where parts meet."),
+    chart("The number on the way from the baseline to the text", 150, [trace], {
+      xaxis: { range: [-0.02, 1.02], tickvals: [0, 0.25, 0.5, 0.75, 1], ticktext: ["baseline", "¼", "½", "¾", "text"] },
+      yaxis: { nticks: 4 },
+    }));
+}
+
+export function drawPairs([{ body, answer }]) {
+  const [a, b] = [
+    answer.tokens_a.map((token) => spelling(token, body.a)),
+    answer.tokens_b.map((token) => spelling(token, body.b)),
+  ];
+  return [
+    element("div", { className: "heading" },
+      element("h3", {}, "Tokens of A (rows) and of B (columns)"), legend(answer.matrix.flat())),
+    matrixChart(answer.matrix, a, b),
+    equation(answer),
+    element("div", { className: "side" }, ...answer.completeness.map((complete, place) =>
+      element("div", {}, element("h4", {}, `Integral of text ${"AB"[place]}`), facts(completeness(complete))))),
+  ];
+}
+
+const MOST_LABELS = 40;
+const MOST_NUMBERS = 14;
+
+function matrixChart(matrix, a, b) {
+  const scale = largest(matrix.flat()) || 1;
+  const trace = {
+    type: "heatmap",
+    z: matrix,
+    zmin: -scale,
+    zmax: scale,
+    colorscale: divergingScale(),
+    showscale: false,
+    xgap: 1,
+    ygap: 1,
+    hoverongaps: true,
+    customdata: matrix.map((row, i) => row.map((value, j) => [label(a[i]), label(b[j]), raw(value)])),
+    hovertemplate: "A: %{customdata[0]}<br>B: %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
+    ...(b.length <= MOST_NUMBERS && { text: matrix.map((row) => row.map((value) => rounded(value, scale))), texttemplate: "%{text}" }),
+  };
+  const height = Math.min(900, 60 + Math.max(24 * a.length, 120));
+  return chart("What each pair of tokens adds to the cosine", height, [trace], {
+    xaxis: { ...ticks(b), side: "top", showgrid: false, zeroline: false },
+    yaxis: { ...ticks(a), autorange: "reversed", showgrid: false, zeroline: false },
+  });
+}
+
+function ticks(words) {
+  const every = Math.ceil(words.length / MOST_LABELS);
+  const places = words.map((_, place) => place).filter((place) => place % every === 0);
+  const short = (word) => (word.length > 18 ? `${word.slice(0, 17)}…` : word);
+  return { tickvals: places, ticktext: places.map((place) => label(short(words[place]))), ticks: "" };
+}
+
+function equation({ sum, cosine, delta, reference_terms: terms }) {
+  const term = (value, name) =>
+    element("span", { className: "term" }, element("strong", { title: raw(value) }, shown(value)), element("small", {}, name));
+  return element("div", { className: "equation", role: "math" },
+    term(sum, "sum of pairs"), "+", term(terms.a_baseline, "A × baseline of B"), "+",
+    term(terms.baseline_b, "baseline of A × B"), "−", term(terms.baselines, "the baselines"),
+    "=", term(cosine, "cosine"),
+    element("span", { className: "muted" }, `off by ${shown(delta)}`));
+}

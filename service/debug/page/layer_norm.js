@@ -1,0 +1,149 @@
+// Add + LayerNorm as a circuit: forward down the left, backward up the right.
+
+import { element, facts, mark, percent, raw, shown, table } from "./dom.js";
+import { warmth } from "./tokens.js";
+
+// Each step's formula, and the steps before the one above it that it reads as well.
+const FORWARD = {
+  x: ["x + residual"],
+  mean: ["mean(x)"],
+  xmu: ["x − mean", "x"],
+  sq: ["xmu²"],
+  var: ["mean(sq)"],
+  var_eps: ["var + ε"],
+  sqrtvar: ["√var_eps"],
+  ivar: ["1 / sqrtvar"],
+  xhat: ["xmu · ivar", "xmu"],
+  gammax: ["γ · xhat"],
+  out: ["gammax + β"],
+};
+const BACKWARD = {
+  dbeta: ["Σ dout"],
+  dgamma: ["Σ dout · xhat"],
+  dxhat: ["dout · γ"],
+  divar: ["Σ dxhat · xmu"],
+  dxmu1: ["dxhat · ivar", "dxhat"],
+  dsqrtvar: ["−divar / sqrtvar²", "divar"],
+  dvar: ["dsqrtvar / 2 sqrtvar"],
+  dsq: ["dvar / D"],
+  dxmu2: ["2 xmu · dsq"],
+  dxmu: ["dxmu1 + dxmu2", "dxmu1"],
+  dmu: ["−Σ dxmu"],
+  dx2: ["dmu / D"],
+  dx: ["dxmu + dx2", "dxmu"],
+};
+// These do not read the step before them in the column.
+const STARTS = new Set(["x", "dbeta", "dgamma", "dxhat", "dxmu1", "dsqrtvar"]);
+
+const [PITCH, BOX, WIDTH, GAP] = [44, 34, 270, 96];
+// Of a float32's rounding, and of an error that shows in what is served.
+const [BEST, WORST] = [-8, -3];
+
+export function drawLayerNorm([{ answer }]) {
+  const chosen = element("aside", { className: "chosen", aria: { live: "polite" } });
+  const choose = (step) => chosen.replaceChildren(...statistics(step));
+  choose(answer.steps.find(({ name }) => name === "out") ?? answer.steps[0]);
+  return [
+    element("p", { className: "verdict" }, mark(answer.passes, ["The op is right on these rows.", "The op is wrong on these rows."])),
+    element("div", { className: "bench" }, circuit(answer.steps, choose), element("div", {}, scale(), chosen)),
+    table("Invariants of the op", ["invariant", "pass", "residual", "bound", ""], answer.invariants.map((invariant) =>
+      [invariant.name, invariant.phase, shown(invariant.residual), shown(invariant.bound), mark(invariant.passes)])),
+    table("Implementations", ["implementation", "pass", "", "worst, as a part of what is allowed", "why not"], answer.verdicts.map((verdict) =>
+      [verdict.implementation, verdict.phase, mark(verdict.passes), worst(verdict), verdict.not_run ?? ""])),
+  ];
+}
+
+function circuit(steps, choose) {
+  const byName = new Map(steps.map((step) => [step.name, step]));
+  const columns = [
+    { table: FORWARD, left: 44, side: -1, place: (index) => index + 1 },
+    { table: BACKWARD, left: 44 + WIDTH + GAP, side: 1, place: (index, count) => count - 1 - index },
+  ];
+  const rows = Object.keys(BACKWARD).length;
+  const [width, height] = [88 + 2 * WIDTH + GAP, rows * PITCH + 26];
+  const wires = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+  wires.append(arrowHead());
+  const boxes = columns.flatMap((column) => {
+    const names = Object.keys(column.table);
+    const top = (name) => 26 + PITCH * column.place(names.indexOf(name), names.length);
+    for (const name of names) wires.append(...wiresInto(name, names, top, column));
+    return names.filter((name) => byName.has(name)).map((name) =>
+      box(byName.get(name), column.table[name][0], column.left, top(name), choose));
+  });
+  const heads = columns.map(({ left }, place) =>
+    element("h4", { style: { left: `${left}px` } }, place ? "backward, up" : "forward, down"));
+  return element("div", { className: "scroll" },
+    element("div", { className: "circuit", style: { width: `${width}px`, height: `${height}px` } }, wires, ...heads, ...boxes));
+}
+
+function wiresInto(name, names, top, { table: steps, left, side }) {
+  const above = STARTS.has(name) ? [] : [names[names.indexOf(name) - 1]];
+  const straight = above.map((from) => {
+    const [start, end] = [top(from), top(name)];
+    const [y1, y2] = start < end ? [start + BOX, end] : [start, end + BOX];
+    return svg("path", { d: `M${left + WIDTH / 2} ${y1}V${y2}`, "marker-end": "url(#arrow)" });
+  });
+  const curved = steps[name].slice(1).map((from) => {
+    const edge = side < 0 ? left : left + WIDTH;
+    const [start, end] = [top(from) + BOX / 2, top(name) + BOX / 2];
+    const reach = edge + side * Math.min(40, 12 + Math.abs(end - start) / 6);
+    return svg("path", { d: `M${edge} ${start}C${reach} ${start} ${reach} ${end} ${edge} ${end}`, "marker-end": "url(#arrow)" });
+  });
+  return [...straight, ...curved];
+}
+
+function arrowHead() {
+  const head = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto" });
+  head.append(svg("path", { d: "M0 0L8 4L0 8z" }));
+  return head;
+}
+
+function svg(tag, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+function box(step, formula, left, top, choose) {
+  const error = step.error_float64;
+  const finite = Number.isFinite(error);
+  const weight = error === 0 ? 0 : Math.min(1, Math.max(0, (Math.log10(error) - BEST) / (WORST - BEST)));
+  const made = element("button", {
+    className: finite ? "step" : "step broken",
+    style: { left: `${left}px`, top: `${top}px`, width: `${WIDTH}px`, height: `${BOX}px`, ...(finite && warmth(weight)) },
+    data: { step: step.name },
+  }, element("strong", {}, step.name), element("span", { className: "formula" }, formula), element("span", { className: "error" }, shown(error)));
+  for (const event of ["click", "focus", "mouseenter"]) made.addEventListener(event, () => choose(step));
+  return made;
+}
+
+function statistics(step) {
+  const optional = (value) => (value === null ? "–" : shown(value));
+  return [
+    element("h3", {}, step.name),
+    facts({
+      pass: step.phase,
+      shape: step.shape.join(" × "),
+      minimum: shown(step.minimum),
+      maximum: shown(step.maximum),
+      mean: shown(step.mean),
+      rms: shown(step.rms),
+      "NaN / ∞": `${step.nan} / ${step.inf}`,
+      ...(step.first_nonfinite && { "first not finite": `[${step.first_nonfinite.join(", ")}]` }),
+      "error to float64": shown(step.error_float64),
+      "error to autograd": optional(step.error_autograd),
+      "to finite differences": optional(step.error_finite_difference),
+    }),
+  ];
+}
+
+function scale() {
+  return element("div", { className: "legend" },
+    `error 1e${BEST}`.replace("-", "−"), element("span", { className: "ramp warm" }), `1e${WORST}`.replace("-", "−"));
+}
+
+function worst({ passes, comparisons }) {
+  if (passes === null) return "–";
+  const shares = comparisons.map(({ share_of_bound: share }) => share ?? NaN);
+  return element("span", { title: shares.map(raw).join(", ") }, percent(Math.max(...shares)));
+}

@@ -1,0 +1,230 @@
+// The page: its inputs, its tabs, what runs, and what the last run has shown.
+
+import { element, lamp, shown } from "./dom.js";
+import { ask, curl, Problem } from "./request.js";
+import { SECTIONS } from "./sections.js";
+
+const KEY = "vitrine-key";
+const DRY_RUN_AFTER_MS = 400;
+
+const byId = (id) => document.getElementById(id);
+const named = [...document.querySelectorAll("[name]:not(meta)")];
+const tabs = [...document.querySelectorAll("[role=tab]")];
+const defaults = inputs();
+const shownRuns = {};
+let current = "attribute";
+let costTimer;
+let costs = new AbortController();
+
+function inputs() {
+  const found = {};
+  for (const { name, type, value, checked } of named) {
+    if (type === "checkbox") found[name] = [...(found[name] ?? []), ...(checked ? [value] : [])];
+    else found[name] = value;
+  }
+  return found;
+}
+
+// The address keeps every input but the key, so that it can be handed on.
+
+function writeAddress() {
+  const address = new URLSearchParams({ tab: current });
+  for (const [name, value] of Object.entries(inputs())) {
+    if (String(value) !== String(defaults[name])) address.set(name, value);
+  }
+  history.replaceState(null, "", `#${address}`);
+}
+
+function readAddress() {
+  const address = new URLSearchParams(location.hash.slice(1));
+  for (const input of named) {
+    const value = address.get(input.name) ?? String(defaults[input.name]);
+    if (input.type === "checkbox") input.checked = value.split(",").includes(input.value);
+    else setValue(input, value);
+  }
+  show(address.get("tab") in SECTIONS ? address.get("tab") : "attribute");
+}
+
+function setValue(input, value) {
+  // What may be chosen is known only when the service has told it.
+  if (input.dataset.choices && ![...input.options].some((option) => option.value === value)) {
+    input.append(element("option", {}, value));
+  }
+  input.value = value;
+}
+
+function show(name) {
+  current = name;
+  for (const tab of tabs) {
+    const chosen = tab.id === `tab-${name}`;
+    tab.ariaSelected = String(chosen);
+    tab.tabIndex = chosen ? 0 : -1;
+    byId(tab.id.replace("tab-", "")).hidden = !chosen;
+  }
+  changed();
+  redraw(name);
+}
+
+function changed() {
+  const found = inputs();
+  for (const label of document.querySelectorAll("[data-when]")) {
+    const [name, value] = label.dataset.when.split("=");
+    label.hidden = found[name] !== value;
+  }
+  clearTimeout(costTimer);
+  costTimer = setTimeout(tellCost, DRY_RUN_AFTER_MS);
+}
+
+async function tellCost() {
+  const name = current;
+  const { path, bodies, hasCost } = SECTIONS[name];
+  if (!hasCost) return;
+  costs.abort();
+  costs = new AbortController();
+  const say = (problem, cost) => {
+    part(name, "cost").textContent = cost;
+    if (!part(name, "go").disabled) part(name, "problem").textContent = problem;
+  };
+  try {
+    const answers = await Promise.all(
+      bodies(inputs()).map((body) => ask(path, { ...body, dry_run: true }, byId("key").value, costs.signal)));
+    say("", answers.length ? costSentence(answers.map(({ cost }) => cost)) : "");
+  } catch (error) {
+    if (error.name !== "AbortError") say(problemSentence(error), "");
+  }
+}
+
+function costSentence(costs) {
+  const count = (number) => number.toLocaleString("en");
+  const steps = costs.map(({ token_steps: number }) => count(number)).join(" + ");
+  return `${steps} of ${count(costs[0].limit)} token steps${costs.length > 1 ? " each" : ""}`;
+}
+
+const part = (name, className) => byId(name).querySelector(`.${className}`);
+
+function prepare(name, { button }) {
+  byId(name).append(byId("run").content.cloneNode(true));
+  part(name, "go").textContent = button;
+  part(name, "go").addEventListener("click", () => run(name));
+  part(name, "copy").addEventListener("click", () => copy(name));
+}
+
+async function run(name) {
+  const { path, bodies, nothing } = SECTIONS[name];
+  const [key, asked, controller] = [byId("key").value, bodies(inputs()), new AbortController()];
+  const cancel = part(name, "cancel");
+  const started = performance.now();
+  const seconds = () => `${((performance.now() - started) / 1000).toFixed(1)} s`;
+  const clock = setInterval(() => { part(name, "elapsed").textContent = seconds(); }, 100);
+  cancel.onclick = () => controller.abort();
+  begin(name, asked.length ? "" : nothing);
+  shownRuns[name] = [];
+  try {
+    part(name, "curl").dataset.command = asked.map((body) => curl(path, body, key !== "")).join("\n");
+    part(name, "copy").hidden = !asked.length;
+    for (const body of asked) {
+      const answer = await ask(path, body, key, controller.signal);
+      shownRuns[name].push({ body, answer });
+      redraw(name);
+    }
+    part(name, "elapsed").textContent = `took ${seconds()}`;
+  } catch (error) {
+    part(name, "elapsed").textContent = "";
+    part(name, "problem").textContent = problemSentence(error);
+  } finally {
+    clearInterval(clock);
+    part(name, "go").disabled = false;
+    cancel.hidden = true;
+    byId(name).ariaBusy = "false";
+  }
+}
+
+function begin(name, problem) {
+  part(name, "go").disabled = true;
+  part(name, "cancel").hidden = false;
+  part(name, "problem").textContent = problem;
+  part(name, "curl").hidden = true;
+  part(name, "answer").replaceChildren();
+  byId(name).ariaBusy = "true";
+}
+
+function problemSentence(error) {
+  if (error.name === "AbortError") return "Cancelled: the service has stopped the job.";
+  if (error instanceof Problem) return error.message;
+  console.error(error);
+  return "The page has a defect; the browser's console has it.";
+}
+
+function redraw(name) {
+  const runs = shownRuns[name] ?? [];
+  drawLamps(runs.map(({ answer }) => answer));
+  if (!runs.length) return;
+  const warnings = [...new Set(runs.flatMap(({ answer }) => answer.warnings))];
+  part(name, "answer").replaceChildren(
+    ...warnings.map((warning) => element("p", { className: "warning" }, `Warning: ${warning}.`)),
+    ...SECTIONS[name].draw(runs));
+}
+
+// What the last run of the section in view says of itself.
+function drawLamps(answers) {
+  const cosines = answers.flatMap(({ parity, vectors }) => parity ?? vectors ?? []).map(({ cosine }) => cosine);
+  const integrals = answers.flatMap(({ completeness }) => completeness ?? []);
+  const finite = answers.every(({ nonfinite }) => !nonfinite.length);
+  const worst = Math.min(...cosines);
+  const converged = integrals.every((integral) => integral.converged);
+  byId("lamps").replaceChildren(
+    lamp("Parity", cosines.length ? worst >= 0.999 : null, cosines.length ? `cosine ${shown(worst, 6)}` : "not run"),
+    lamp("Completeness", integrals.length ? converged : null,
+      integrals.length ? (converged ? "converged" : "not converged") : "not run"),
+    lamp("Finite", answers.length ? finite : null, answers.length ? (finite ? "all numbers" : "some are NaN or ∞") : "not run"));
+}
+
+async function copy(name) {
+  const place = part(name, "curl");
+  place.textContent = place.dataset.command;
+  place.hidden = false;
+  // Without a secure origin there is no clipboard: the command can be marked by hand.
+  const copied = await navigator.clipboard?.writeText(place.dataset.command).then(() => true, () => false);
+  part(name, "copy").textContent = copied ? "Copied" : "Copy as curl";
+}
+
+async function tellCapabilities() {
+  try {
+    const found = await ask("capabilities", null, byId("key").value);
+    byId("unavailable").textContent = "";
+    byId("model").textContent = `${found.model.name} on ${found.device}, torch ${found.torch}`;
+    for (const select of document.querySelectorAll("[data-choices]")) {
+      const { value } = select;
+      select.replaceChildren(...found[select.dataset.choices].map((choice) => element("option", {}, choice)));
+      setValue(select, value);
+    }
+  } catch (error) {
+    byId("model").textContent = "";
+    byId("unavailable").textContent = problemSentence(error);
+  }
+}
+
+function turn(event) {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!step) return;
+  const tab = tabs[(tabs.indexOf(event.target) + step + tabs.length) % tabs.length];
+  tab.focus();
+  tab.click();
+}
+
+for (const [name, section] of Object.entries(SECTIONS)) prepare(name, section);
+for (const tab of tabs) {
+  tab.addEventListener("click", () => { show(tab.id.replace("tab-", "")); writeAddress(); });
+  tab.addEventListener("keydown", turn);
+}
+for (const input of named) input.addEventListener("input", () => { changed(); writeAddress(); });
+addEventListener("hashchange", readAddress);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(current));
+byId("key").value = sessionStorage.getItem(KEY) ?? "";
+byId("key").addEventListener("change", () => {
+  sessionStorage.setItem(KEY, byId("key").value);
+  tellCapabilities();
+  changed();
+});
+readAddress();
+tellCapabilities();

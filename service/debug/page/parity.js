@@ -1,0 +1,60 @@
+// What agrees between the served graph and the twin, and what does not.
+
+import { chart, colour } from "./charts.js";
+import { element, facts, lamp, mark, shown, table } from "./dom.js";
+
+// What it is, whether it passes, and in how many words.
+const LAMPS = [
+  ["Files", ({ files }) => files.every(({ found, expected }) => found === expected), ({ files }) => `${files.length} hashes`],
+  ["Vectors", ({ failures }) => !failures.some((failure) => failure.startsWith("the vector")), ({ vectors }) => `${vectors.length} texts`],
+  ["Weights", ({ weights }) => weights.every(({ max_abs: difference }) => difference === 0), ({ weights }) => `${weights.length} tensors`],
+  ["Tokens", (answer) => answer.first_divergence === null, ({ curve }) => `${curve.length} points`],
+  ["LayerNorm", (answer) => answer.layer_norm.every(({ error, bound }) => error <= bound), (answer) => `${answer.layer_norm.length} hard rows`],
+];
+
+export function drawParity([{ answer }]) {
+  const lamps = LAMPS.map(([name, passes, count]) => {
+    const good = passes(answer);
+    return lamp(name, good, `${count(answer)} ${good ? "agree" : "differ"}`);
+  });
+  const failures = answer.passes
+    ? ["The served graph is the model of the twin."]
+    : answer.failures.map((failure) => `${failure[0].toUpperCase()}${failure.slice(1)}.`);
+  return [
+    element("ul", { className: "lamps wide" }, ...lamps),
+    element("ul", { className: "sentences" }, ...failures.map((failure) => element("li", {}, failure))),
+    facts(worst(answer)),
+    element("h3", {}, "Tokens on their way through the model"),
+    curveChart(answer.curve),
+    stressTable(answer.layer_norm),
+  ];
+}
+
+function worst({ vectors }) {
+  return {
+    "worst cosine": shown(Math.min(...vectors.map(({ cosine }) => cosine)), 9),
+    "largest difference of vectors": shown(Math.max(...vectors.map((vector) => vector.max_abs))),
+  };
+}
+
+function curveChart(curve) {
+  const trace = {
+    x: curve.map(({ point }) => point),
+    y: curve.map(({ relative }) => relative || null),
+    mode: "lines+markers",
+    line: { color: colour("accent"), width: 2 },
+    marker: { size: 7 },
+    hovertemplate: "%{x}: %{y:.2e} of the largest number<extra></extra>",
+  };
+  return element("figure", {},
+    element("figcaption", {}, "Largest difference, as a part of the largest number at that point."),
+    chart("Largest relative difference by point", 240, [trace], {
+      xaxis: { type: "category" },
+      yaxis: { type: "log", exponentformat: "power", nticks: 6 },
+    }));
+}
+
+function stressTable(rows) {
+  return table("The served LayerNorm on hard rows", ["row", "error", "bound", ""], rows.map(({ row, finite, error, bound }) =>
+    [row, finite ? shown(error) : "not finite", shown(bound), mark(error <= bound)]));
+}

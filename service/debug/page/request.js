@@ -1,0 +1,47 @@
+// What is asked of the service, and what goes wrong on the way.
+
+export class Problem extends Error {}
+
+export async function ask(path, body, key, signal) {
+  const headers = { ...(body && { "Content-Type": "application/json" }), ...(key && { Authorization: `Bearer ${key}` }) };
+  let response;
+  try {
+    response = await fetch(`debug/${path}`, {
+      method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem("The service could not be reached: it is down, or the connection broke.");
+  }
+  const answer = await response.json().catch((error) => {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(`The service answered ${response.status}, and not in JSON.`);
+  });
+  if (!response.ok) throw new Problem(sentence(answer, response.status));
+  return withNonfinite(answer);
+}
+
+function sentence({ detail, pointer }, status) {
+  const where = pointer ? ` (at ${pointer})` : "";
+  return `${(detail || `The service answered ${status}`).replace(/\.$/, "")}${where}.`.replace(/^./u, (first) => first.toUpperCase());
+}
+
+// Where JSON has null for a number that it has not, the answer says which one it was.
+function withNonfinite(answer) {
+  const numbers = { nan: NaN, inf: Infinity, "-inf": -Infinity };
+  for (const { pointer, kind } of answer.nonfinite ?? []) {
+    const steps = pointer.split("/").slice(1);
+    const last = steps.pop();
+    const place = steps.reduce((inner, step) => inner?.[step], answer);
+    if (place) place[last] = numbers[kind];
+  }
+  return answer;
+}
+
+export function curl(path, body, hasKey) {
+  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const url = new URL(`debug/${path}`, document.baseURI);
+  url.hash = "";
+  const key = hasKey ? " -H 'Authorization: Bearer KEY'" : "";
+  return `curl ${quoted(url.href)}${key} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(body))}`;
+}

@@ -1,0 +1,75 @@
+// The table of sections: what each one asks for, and who draws the answers.
+
+import { drawAttribution, drawPairs } from "./attribution.js";
+import { drawFlow } from "./flow.js";
+import { drawLayerNorm } from "./layer_norm.js";
+import { drawParity } from "./parity.js";
+
+const TARGETS = {
+  cosine: (inputs) => ({ type: "cosine", text: inputs.b }),
+  norm: () => ({ type: "norm" }),
+  dim: (inputs) => ({ type: "dim", index: Number(inputs.dimension) }),
+};
+
+const ROWS = {
+  text: (inputs) => ({ type: "text", text: inputs.a, norm: inputs.norm }),
+  random: (inputs) => ({
+    type: "random", distribution: inputs.distribution, shape: [Number(inputs.count), Number(inputs.width)],
+  }),
+};
+
+export const SECTIONS = {
+  attribute: {
+    path: "attribute",
+    button: "Attribute",
+    nothing: "Choose a method.",
+    hasCost: true,
+    bodies: (inputs) => inputs.method.map((method) => ({
+      text: inputs.a,
+      target: TARGETS[inputs.target](inputs),
+      method,
+      point: inputs.point,
+      baseline: inputs.baseline,
+      tolerance: Number(inputs.tolerance),
+      max_evaluations: Number(inputs.evaluations),
+    })),
+    draw: drawAttribution,
+  },
+  pair: {
+    path: "attribute/pair",
+    button: "Compare tokens",
+    hasCost: true,
+    bodies: (inputs) => [{
+      a: inputs.a,
+      b: inputs.b,
+      point: inputs["pair-point"],
+      baseline: inputs["pair-baseline"],
+      tolerance: Number(inputs["pair-tolerance"]),
+      max_evaluations: Number(inputs["pair-evaluations"]),
+    }],
+    draw: drawPairs,
+  },
+  flow: {
+    path: "flow",
+    button: "Follow the gradient",
+    bodies: (inputs) => [{
+      texts: [inputs.a, inputs.b],
+      objective: { type: "cosine" },
+      emulate: inputs.emulate || null,
+      loss_scale: Number(inputs.scale),
+    }],
+    draw: drawFlow,
+  },
+  layernorm: {
+    path: "layernorm",
+    button: "Check the op",
+    bodies: (inputs) => [{ source: ROWS[inputs.rows](inputs), dtype: inputs.dtype, dout: inputs.dout }],
+    draw: drawLayerNorm,
+  },
+  parity: {
+    path: "parity",
+    button: "Compare",
+    bodies: (inputs) => [{ texts: inputs["parity-texts"] === "texts" ? [inputs.a, inputs.b] : [] }],
+    draw: drawParity,
+  },
+};

@@ -1,0 +1,73 @@
+// Tokens of a text as chips, coloured by their scores.
+
+import { colour } from "./charts.js";
+import { element, raw, rounded } from "./dom.js";
+
+// The characters a token stands for; special tokens stand for none.
+export function spelling(token, text) {
+  // The service counts characters, a string's own indices count halves of some.
+  return token.start === null ? token.token : [...text].slice(token.start, token.end).join("");
+}
+
+export function largest(scores) {
+  return Math.max(0, ...scores.filter(Number.isFinite).map(Math.abs));
+}
+
+export function chips(tokens, scores, text) {
+  const scale = largest(scores);
+  return element("ol", { className: "chips" }, ...tokens.map((token, place) => {
+    const score = scores[place];
+    const special = token.start === null;
+    const words = special ? `[${token.token.replace(/^\[|\]$/g, "")}]` : spelling(token, text);
+    return element("li", {
+      className: special ? "chip special" : "chip",
+      title: `${token.token}: ${raw(score)}`,
+      tabIndex: 0,
+      data: { score: raw(score) },
+      style: chipColours(score, scale),
+    }, element("span", { className: "word" }, words), element("span", { className: "score" }, rounded(score, scale)));
+  }));
+}
+
+export function legend(scores) {
+  const scale = largest(scores);
+  return element("div", { className: "legend", aria: { hidden: "true" } },
+    rounded(-scale, scale), element("span", { className: "ramp diverging" }), `+${rounded(scale, scale)}`);
+}
+
+function chipColours(score, scale) {
+  if (!Number.isFinite(score)) return { background: "transparent", color: colour("bad") };
+  const weight = scale ? score / scale : 0;
+  const [half, end] = weight < 0 ? ["low-half", "low"] : ["high-half", "high"];
+  const size = Math.abs(weight);
+  const background = size < 0.5
+    ? mixed(colour("neutral"), colour(half), size * 2)
+    : mixed(colour(half), colour(end), size * 2 - 1);
+  return { background: css(background), color: readable(background) };
+}
+
+function mixed(from, to, weight) {
+  const numbers = (hex) => [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
+  const [start, stop] = [numbers(from), numbers(to)];
+  return start.map((channel, place) => Math.round(channel + (stop[place] - channel) * weight));
+}
+
+const css = (rgb) => `rgb(${rgb.join(" ")})`;
+
+// Black or white, whichever has the greater contrast (WCAG's relative luminance).
+export function readable(rgb) {
+  const linear = rgb.map((channel) => {
+    const part = channel / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  const luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+  return luminance > 0.179 ? "#101418" : "#ffffff";
+}
+
+// A colour between neutral and the warm end, for sizes that have no sign.
+export function warmth(weight) {
+  const background = weight < 0.5
+    ? mixed(colour("neutral"), colour("high-half"), weight * 2)
+    : mixed(colour("high-half"), colour("high"), weight * 2 - 1);
+  return { background: css(background), color: readable(background) };
+}
