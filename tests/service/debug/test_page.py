@@ -102,7 +102,7 @@ def asked(url: str, path: str, **body: object) -> Json:
 
 def test_the_tokens_show_the_scores_of_the_route_and_their_sum(page: Browser, url: str) -> None:
     typed(page, "a", "A cat on a mat")
-    until(page, lambda: found(page, "#attribute .cost").text == "1,792 of 65,536 token steps")
+    until(page, lambda: found(page, "#attribute .cost").text == "1,792 of 131,072 token steps")
     shown = run(page, "attribute")
     target = {"type": "cosine", "text": FELINE}
     answer = asked(url, "attribute", text="A cat on a mat", target=target)
