@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
+import numpy as np
 import pytest
 
 from models.artifact import Artifact
+from service.vectors import as_json
 
 # Starts the service where importing torch, transformers or onnx fails.
 WITHOUT_TORCH = """
@@ -107,6 +109,16 @@ def test_gradients_are_not_given_to_the_network_without_keys(artifact: Artifact)
         assert "set API keys, or switch debug.enabled off" in errors
 
 
+def seconds_to_write(vectors: int) -> float:
+    numbers = np.random.default_rng(0).normal(size=(vectors, 384)).astype(np.float32)
+    taken: list[float] = []
+    for _ in range(3):
+        started = time.perf_counter()
+        as_json("model", numbers, [3] * vectors, [False] * vectors, in_base64=False)
+        taken.append(time.perf_counter() - started)
+    return sorted(taken)[1]
+
+
 def test_other_requests_are_answered_while_huge_ones_are_served(artifact: Artifact) -> None:
     many = json.dumps({"inputs": [f"text {i}" for i in range(8000)]})
     long = json.dumps({"inputs": ["word " * 19_000] * 40})
@@ -136,9 +148,10 @@ def test_other_requests_are_answered_while_huge_ones_are_served(artifact: Artifa
             time.sleep(0.01)
         assert [request.result().status_code for request in huge] == [200] * 4
         assert len(waits) > 50
-        # Measured: 0.11 s; with the long texts tokenised in the event loop 0.54 s; with the many
-        # vectors written there 0.39 s.
-        assert max(waits) < 0.25
+        # Measured on a fast machine: 0.11 s; with the vectors written in the event loop 0.39 s,
+        # with the long texts tokenised there 0.54 s. On a slow one 0.29 s, so the bound goes with
+        # the machine: with what it takes to write the vectors of one of these answers, there 0.2 s.
+        assert max(waits) < 2.5 * seconds_to_write(8000)
 
 
 def waiting_tokens(url: str) -> float:
