@@ -1,8 +1,10 @@
 """What the application does when the engine behind it misbehaves."""
 
+import pkgutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -131,6 +133,29 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(stub: Stub, settings:
         running.join()
         waiting.join()
         assert encode(client, 4, 5)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "step", ["service.routes.as_json", "service.tokenizer.TextTokenizer.rows_of_texts"]
+)
+def test_others_are_answered_while_a_large_request_is_tokenised_and_written(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    begun, others_answered = threading.Event(), threading.Event()
+    real = pkgutil.resolve_name(step)
+
+    def waiting(*arguments: object, **named: object) -> object:
+        begun.set()
+        assert others_answered.wait(10), "nobody was answered meanwhile"
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(step, waiting)
+    with ThreadPoolExecutor(1) as clients:
+        large = clients.submit(client.post, "/encode", json={"inputs": ["a text"] * 100})
+        assert begun.wait(10)
+        assert client.get("/healthz").status_code == 200
+        others_answered.set()
+        assert len(large.result().json()["embeddings"]) == 100
 
 
 def test_an_error_that_nobody_foresaw_is_a_500_without_a_word_of_it(

@@ -148,10 +148,14 @@ def test_other_requests_are_answered_while_huge_ones_are_served(artifact: Artifa
             time.sleep(0.01)
         assert [request.result().status_code for request in huge] == [200] * 4
         assert len(waits) > 50
-        # Measured on a fast machine: 0.11 s; with the vectors written in the event loop 0.39 s,
-        # with the long texts tokenised there 0.54 s. On a slow one 0.29 s, so the bound goes with
-        # the machine: with what it takes to write the vectors of one of these answers, there 0.2 s.
-        assert max(waits) < 2.5 * seconds_to_write(8000)
+        # The bounds go with the machine: with what it takes to write one of these answers. Measured
+        # in those units, four runs each: the longest wait 1.0 and the third 0.3; with the long
+        # texts tokenised in the event loop the longest is 3.5 to 7.6; with the three answers
+        # written there the third is 1.0 to 1.3.
+        third, _, longest = sorted(waits)[-3:]
+        unit = seconds_to_write(8000)
+        assert longest < 2.5 * unit
+        assert third < 0.65 * unit
 
 
 def waiting_tokens(url: str) -> float:
