@@ -18,7 +18,7 @@ from service.auth import KeyRing
 from service.debug import page
 from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
-from service.debug.schemas import BODIES
+from service.debug.requests import BODIES
 from service.errors import ServiceError, problem, problem_response
 from service.metrics import Metrics
 from service.middleware import RequestLayer

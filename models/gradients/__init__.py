@@ -5,7 +5,9 @@
 - `attribution`: which tokens made a number that is computed from a text's vector.
 - `pair`: which tokens of two texts made their similarity, token by token.
 - `budget`: what those two can be told and what they cost; torch-free.
-- `flow`: where the gradient of a training objective shrinks, grows or breaks.
-- `layer_norm_trace`: the op step by step; `layer_norm_check`: whether implementations are right.
+- `flow`: where the gradient of a training objective shrinks, grows or breaks, in the passes of
+  `flow_passes`; `objectives`: what it can be the gradient of.
+- `layer_norm_trace`: the op step by step; `layer_norm_check`: whether the implementations of
+  `layer_norm_implementations` are right.
 - `parity`: whether the served graph is still the model that gradients are taken of.
 """

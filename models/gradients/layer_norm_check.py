@@ -1,24 +1,21 @@
 """Whether implementations of add + LayerNorm are right, forward and backward apart.
 
-`judge` holds them against the float64 reference on given rows; `gradcheck` does that on rows of a
-named distribution.
+`judge` holds them against the float64 reference on given rows, or on those that `draw` gives.
 
 How far off an implementation may be depends on the row. One around 40000 with a spread of 1 has
 lost five digits before its norm begins. So bounds scale with a row's condition, its largest
 magnitude over sqrt(var + eps). What is lost beyond that, as by a variance from squares, fails.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
-from onnx import TensorProto, helper
 
-from models.add_layer_norm import add_layer_norm, implementation, layer_norm, reference
+from models.add_layer_norm import reference
 from models.add_layer_norm.reference import Array
-from models.engines import onnxruntime_session
+from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Implementation, Operands
 
 Phase = Literal["forward", "backward"]
 
@@ -27,29 +24,6 @@ MAX_ELEMENTS = 4096
 EPS = float(np.float32(1e-5))
 # Of random signs, along which slopes are taken. Coordinates one by one would cost N D passes.
 DIRECTIONS = 8
-
-
-class Operands(NamedTuple):
-    """What the op is applied to; `eps` is added to the variance."""
-
-    x: Array  #                (N, D)
-    residual: Array | None  #  (N, D)
-    gamma: Array  #            (D,)
-    beta: Array  #             (D,)
-    eps: float
-
-
-class Outcome(NamedTuple):
-    """What an implementation gives, or the sentence that says why it was not run.
-
-    Gradients are "dx", "dresidual" (where there is a residual), "dgamma" and "dbeta".
-    """
-
-    out: Array | str  #  (N, D)
-    gradients: dict[str, Array] | str
-
-
-Implementation = Callable[[Operands, Array], Outcome]
 
 
 @dataclass(frozen=True)
@@ -97,96 +71,6 @@ class Verdict:
     not_run: str | None
     comparisons: tuple[Comparison, ...]
     invariants: tuple[Invariant, ...]
-
-
-@dataclass(frozen=True)
-class Gradcheck:
-    """All verdicts; `passes` where none that was run fails."""
-
-    passes: bool
-    verdicts: tuple[Verdict, ...]
-
-
-# Implementations, all in the dtype of their operands.
-
-
-def _reference(operands: Operands, dout: Array) -> Outcome:
-    x, residual, gamma, beta, eps = operands
-    out, cache = reference.forward(x, gamma, beta, eps, residual)
-    dx, dgamma, dbeta = reference.backward(dout, cache)
-    gradients = {"dx": dx, "dgamma": dgamma, "dbeta": dbeta}
-    return Outcome(out, gradients if residual is None else {**gradients, "dresidual": dx})
-
-
-def aten(operands: Operands, dout: Array) -> Outcome:
-    """Return what the op gives on CPU."""
-    return _op(operands, dout, "cpu")
-
-
-def _triton(operands: Operands, dout: Array) -> Outcome:
-    reason = "no CUDA device is here"
-    if torch.cuda.is_available():
-        on_device = torch.from_numpy(operands.x).to("cuda")
-        if all(implementation(on_device, backward=half) == "triton" for half in (False, True)):
-            return _op(operands, dout, "cuda")
-        reason = "ATen takes rows of this dtype and width"
-    return Outcome(reason, reason)
-
-
-def _op(operands: Operands, dout: Array, device: str) -> Outcome:
-    """The op under autograd, by the implementation that the device has for it."""
-    arrays = {"dx": operands.x, "dgamma": operands.gamma, "dbeta": operands.beta}
-    if operands.residual is not None:
-        arrays["dresidual"] = operands.residual
-    leaves = {name: torch.tensor(a, device=device).requires_grad_() for name, a in arrays.items()}
-    x, gamma, beta = (leaves[name] for name in ("dx", "dgamma", "dbeta"))
-    if operands.residual is None:
-        out = layer_norm(x, gamma, beta, operands.eps)
-    else:
-        out = add_layer_norm(x, leaves["dresidual"], gamma, beta, operands.eps)
-    found = torch.autograd.grad(out, list(leaves.values()), torch.tensor(dout, device=device))
-    gradients = {name: g.cpu().numpy() for name, g in zip(leaves, found, strict=True)}
-    return Outcome(out.detach().cpu().numpy(), gradients)
-
-
-def _onnxruntime(operands: Operands, _dout: Array) -> Outcome:
-    """The nodes that stand for the op in a graph for CPU."""
-    no_backward = "a served graph has no backward pass"
-    if operands.x.dtype != np.float32:
-        return Outcome("a served graph computes in float32", no_backward)
-    arrays = {"x": operands.x}
-    nodes, normed = [], "x"
-    if operands.residual is not None:
-        arrays["residual"] = operands.residual
-        nodes, normed = [helper.make_node("Add", ["x", "residual"], ["sum"])], "sum"
-    nodes.append(
-        helper.make_node(
-            "LayerNormalization", [normed, "gamma", "beta"], ["out"], axis=-1, epsilon=operands.eps
-        )
-    )
-    D = operands.x.shape[-1]
-    graph = helper.make_graph(
-        nodes,
-        "add_layer_norm",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in arrays.items()],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, operands.x.shape)],
-        [
-            helper.make_tensor("gamma", TensorProto.FLOAT, [D], operands.gamma),
-            helper.make_tensor("beta", TensorProto.FLOAT, [D], operands.beta),
-        ],
-    )
-    # The version of the file that came with opset 20.
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    session = onnxruntime_session(model.SerializeToString(), threads=1)
-    return Outcome(session.run(["out"], arrays)[0], no_backward)
-
-
-IMPLEMENTATIONS: dict[str, Implementation] = {
-    "reference": _reference,
-    "aten": aten,
-    "triton": _triton,
-    "onnxruntime": _onnxruntime,
-}
 
 
 # Rows. Each distribution is drawn twice, for x and for the residual.
@@ -354,27 +238,25 @@ def _sum(values: Array) -> Array:
 
 
 def judge(
-    operands: Operands, dout: Array, implementations: Sequence[str] | None = None
+    operands: Operands, dout: Array, implementations: Mapping[str, Implementation] = IMPLEMENTATIONS
 ) -> tuple[Verdict, ...]:
     """Return two verdicts on each implementation: on its forward pass and on its backward pass.
 
     Args:
         operands: In float32 or float64, the dtype that implementations compute in.
         dout: The gradient by the output, `(N, D)`.
-        implementations: Names in `IMPLEMENTATIONS`; None means all.
+        implementations: By their names.
 
     Returns:
         Verdicts. In float64 the gradients are held against finite differences too; float32 has too
         few digits for them. Where the reference is not finite, no implementation may be.
 
     Raises:
-        ValueError: Shapes do not fit together, eps is out of range, or a name is not known.
+        ValueError: Shapes do not fit together, eps is out of range, or the dtype is another one.
     """
-    names = tuple(IMPLEMENTATIONS) if implementations is None else tuple(implementations)
-    for name in names:
-        if name not in IMPLEMENTATIONS:
-            raise ValueError(f"implementation {name!r} is not one of {', '.join(IMPLEMENTATIONS)}")
-    operands, dout = checked(operands, dout, _dtype(operands.x.dtype.name))
+    if operands.x.dtype not in (np.float32, np.float64):
+        raise ValueError(f"x is in {operands.x.dtype}; float32 or float64 is needed")
+    operands, dout = checked(operands, dout, operands.x.dtype.type)
     with np.errstate(all="ignore"):
         exact = _exact(operands, dout)
         bounds = _bounds(exact, operands, dout)
@@ -383,9 +265,9 @@ def judge(
         wanted |= {"dgamma": steps.dgamma, "dbeta": steps.dbeta, "out": exact.forward.out}
         slopes = list(slopes_along(operands, dout)) if operands.x.dtype == np.float64 else []
         verdicts: list[Verdict] = []
-        for name in names:
-            out, gradients = IMPLEMENTATIONS[name](operands, dout)
-            invariants = invariants_of(IMPLEMENTATIONS[name], operands, dout)
+        for name, run in implementations.items():
+            out, gradients = run(operands, dout)
+            invariants = invariants_of(run, operands, dout)
             halves: dict[Phase, dict[str, Array] | str] = {
                 "forward": out if isinstance(out, str) else {"out": out},
                 "backward": gradients,
@@ -433,32 +315,17 @@ def _compare(
     )
 
 
-def gradcheck(
-    shape: tuple[int, int],
-    distribution: str = "normal",
-    dtype: str = "float64",
-    seed: int = 0,
-    implementations: Sequence[str] | None = None,
-) -> Gradcheck:
-    """Judge implementations on random rows.
+def draw(shape: tuple[int, int], distribution: str, seed: int = 0) -> tuple[Operands, Array]:
+    """Return random operands and dout in float64.
 
     Args:
         shape: `(N, D)`, at most `MAX_ELEMENTS` numbers.
         distribution: A name in `DISTRIBUTIONS`.
-        dtype: "float32" or "float64"; only the latter is held against finite differences.
         seed: Of the rows, gamma, beta and dout.
-        implementations: Names in `IMPLEMENTATIONS`; None means all.
 
     Raises:
-        ValueError: The shape is too large or empty, or a name is not known.
+        ValueError: The shape is too large or empty, or the name is not known.
     """
-    drawn = draw(shape, distribution, seed)
-    verdicts = judge(*rounded_to(*drawn, _dtype(dtype)), implementations)
-    return Gradcheck(all(verdict.passes is not False for verdict in verdicts), verdicts)
-
-
-def draw(shape: tuple[int, int], distribution: str, seed: int = 0) -> tuple[Operands, Array]:
-    """Return random operands and dout in float64; arguments and errors are those of `gradcheck`."""
     N, D = shape
     if min(shape) < 1 or N * D > MAX_ELEMENTS:
         raise ValueError(f"{N} x {D} numbers; 1 to {MAX_ELEMENTS} are taken, in rows of 1 or more")
@@ -468,15 +335,6 @@ def draw(shape: tuple[int, int], distribution: str, seed: int = 0) -> tuple[Oper
     x, residual = (DISTRIBUTIONS[distribution](rng, shape) for _ in range(2))
     gamma, beta = rng.normal(size=(2, D))
     return Operands(x, residual, gamma, beta, EPS), rng.normal(size=shape)
-
-
-def _dtype(name: str) -> type[np.floating]:
-    if name not in _DTYPES:
-        raise ValueError(f"dtype {name!r} is not one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]
-
-
-_DTYPES: dict[str, type[np.floating]] = {"float32": np.float32, "float64": np.float64}
 
 
 def checked(operands: Operands, dout: Array, dtype: type[np.floating]) -> tuple[Operands, Array]:

@@ -16,14 +16,13 @@ from models.add_layer_norm.reference import Array
 from models.gradients.layer_norm_check import (
     DIRECTIONS,
     Invariant,
-    Operands,
     Phase,
-    aten,
     checked,
     invariants_of,
     rounded_to,
     slopes_along,
 )
+from models.gradients.layer_norm_implementations import Operands, aten
 from models.gradients.twin import Row, Twin
 
 

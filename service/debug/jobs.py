@@ -15,10 +15,12 @@ from models.engines import available_cpus
 from models.gradients import attribution
 from models.gradients.attribution import Target, attribute, vjp
 from models.gradients.budget import Settings
-from models.gradients.flow import Objective, flow
+from models.gradients.flow import flow
 from models.gradients.integration import Integral
-from models.gradients.layer_norm_check import Operands, draw, judge, rounded_to
+from models.gradients.layer_norm_check import draw, judge, rounded_to
+from models.gradients.layer_norm_implementations import Operands
 from models.gradients.layer_norm_trace import norm_names, rows_of_layer, trace
+from models.gradients.objectives import Objective
 from models.gradients.pair import Side, explain_pair
 from models.gradients.parity import parity
 from models.gradients.twin import Row, Twin

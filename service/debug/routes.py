@@ -11,29 +11,31 @@ from pydantic import BaseModel
 from models.engines import cosines
 from models.gradients.budget import COSTS, Settings, pair_token_steps, token_steps
 from service.body import read_request
-from service.debug import schemas
+from service.debug import requests
 from service.debug.access import debug_settings, from_no_other_site, switched_on
-from service.debug.frames import MOST_NONFINITE, Message
-from service.debug.process import GradientProcess
-from service.debug.schemas import (
+from service.debug.answers import (
     AttributeAnswer,
-    AttributeRequest,
-    Baseline,
     Capabilities,
     Cost,
     FlowAnswer,
-    FlowRequest,
     Hashes,
     LayerNormAnswer,
-    LayerNormRequest,
     PairAnswer,
-    PairRequest,
     Parity,
     ParityAnswer,
-    ParityRequest,
-    Text,
     Token,
     VjpAnswer,
+)
+from service.debug.frames import MOST_NONFINITE, Message
+from service.debug.process import GradientProcess
+from service.debug.requests import (
+    AttributeRequest,
+    Baseline,
+    FlowRequest,
+    LayerNormRequest,
+    PairRequest,
+    ParityRequest,
+    Text,
     VjpRequest,
 )
 from service.errors import Forbidden, InvalidInput, TooLarge
@@ -126,9 +128,9 @@ async def flow(request: Request) -> Response:
     texts = await _tokenize_all(request, asked.texts)
     cost = _cost(request, sum(len(text.row.ids) for text in texts))
     match asked.objective:
-        case schemas.Product(vector=vector):
+        case requests.Product(vector=vector):
             vectors = [vector]
-        case schemas.SquaredError(vectors=vectors) | schemas.Cotangent(vectors=vectors):
+        case requests.SquaredError(vectors=vectors) | requests.Cotangent(vectors=vectors):
             pass
         case _:
             vectors = []
@@ -149,7 +151,7 @@ async def layer_norm(request: Request) -> Response:
     """Tell whether add + LayerNorm is right, step by step, on a text's rows or any others."""
     asked = await read_request(request, LayerNormRequest, _MAX_BODY_BYTES)
     source, texts = asked.source.model_dump(exclude={"text"}), []
-    if isinstance(asked.source, schemas.NormOfText):
+    if isinstance(asked.source, requests.NormOfText):
         texts = [await _tokenize(request, asked.source.text, "/source/text")]
         source["row"] = _row(texts[0])
     cost = _cost(request, sum(len(text.row.ids) for text in texts))
@@ -163,9 +165,12 @@ async def parity(request: Request) -> Response:
     """Tell whether the served graph still is the model of the twin, and name what differs."""
     asked = await read_request(request, ParityRequest, _MAX_BODY_BYTES)
     texts = await _tokenize_all(request, asked.texts)
-    checked = runtime_of(request).artifact.check().rows
-    lengths = [len(text.row.ids) for text in texts] or [len(row) for row in checked]
-    cost = _cost(request, sum(lengths))
+    if texts:
+        tokens = sum(len(text.row.ids) for text in texts)
+    else:
+        check = await asyncio.to_thread(runtime_of(request).artifact.check)
+        tokens = sum(map(len, check.rows))
+    cost = _cost(request, tokens)
     job = {"kind": "parity", "rows": [_row(text) for text in texts]}
     found, about = await _run(request, job, texts)
     return _answer(ParityAnswer(**about, cost=cost, **found))
@@ -209,7 +214,7 @@ async def capabilities(request: Request) -> Response:
             methods=list(COSTS),
             targets=[
                 get_args(target.model_fields["type"].annotation)[0]
-                for target in get_args(get_args(schemas.Target)[0])
+                for target in get_args(get_args(requests.Target)[0])
             ],
             baselines=list(get_args(Baseline)),
             device=opened["device"],
@@ -278,7 +283,7 @@ async def _tokenize_all(request: Request, texts: Sequence[Text]) -> list[Tokeniz
     return [await _tokenize(request, text, f"/texts/{place}") for place, text in enumerate(texts)]
 
 
-async def _target(request: Request, target: schemas.Target) -> Message:
+async def _target(request: Request, target: requests.Target) -> Message:
     """Return the target with texts as rows of ids.
 
     Raises:
@@ -286,16 +291,16 @@ async def _target(request: Request, target: schemas.Target) -> Message:
     """
     width = runtime_of(request).artifact.manifest.width
     match target:
-        case schemas.Cosine():
+        case requests.Cosine():
             other = await _tokenize(request, target.text, "/target/text")
             return {"type": "cosine", "row": _row(other)}
-        case schemas.Margin():
+        case requests.Margin():
             nearer = await _tokenize(request, target.positive, "/target/positive")
             farther = await _tokenize(request, target.negative, "/target/negative")
             return {"type": "margin", "positive": _row(nearer), "negative": _row(farther)}
-        case schemas.Dot():
+        case requests.Dot():
             _check_width(request, target.vector, "/target/vector")
-        case schemas.Dim() if target.index >= width:
+        case requests.Dim() if target.index >= width:
             raise InvalidInput(
                 f"the model has dimensions 0 to {width - 1}",
                 code="dimensions",

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from models.artifact import Artifact
 from models.encoder import Activation, EncoderLayer, Rows
-from models.gradients.flow import EXPLODING, VANISHING, Flow, Objective, Place, flow
+from models.gradients.flow import EXPLODING, VANISHING, Flow, Place, flow
+from models.gradients.objectives import Objective
 from models.gradients.twin import Row, Twin
 from models.sentence_encoder import DenseHead, SentenceEncoder
 from tests.models.gradients.toys import A, B, toy_twin

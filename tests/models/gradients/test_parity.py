@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from models.artifact import Artifact, ArtifactError
-from models.encoder import Encoder, EncoderConfig
 from models.engines import onnxruntime_session
 from models.export import export
 from models.gradients.parity import (
@@ -27,9 +26,10 @@ from models.gradients.parity import (
 from models.gradients.twin import Row, Twin
 from models.onnx_graph import build_graph
 from models.recipe import Overrides
-from models.sentence_encoder import DenseHead, SentenceEncoder
+from models.sentence_encoder import DenseHead
 from models.sources import resolve
 from tests.models.checkpoints import save_checkpoint, save_tokenizer
+from tests.models.gradients.toys import toy_twin
 
 LAYER = "encoder.layers.3"
 LAYERS = 5
@@ -162,23 +162,20 @@ def test_the_report_says_which_weight_and_by_how_much(
 
 
 def test_relative_positions_heads_and_biases_of_zero_are_weights_too() -> None:
-    config = EncoderConfig(
-        vocab_size=20,
-        d_model=8,
+    heads = [DenseHead(16, 6, bias=False, activation="Tanh"), DenseHead(6, 4, True, "Identity")]
+    twin = toy_twin(
+        normalize=False,
+        pooling="cls",
+        heads=heads,
         num_layers=1,
-        num_heads=2,
-        dim_feedforward=12,
-        max_positions=16,
+        type_vocab_size=0,
         relative_buckets=8,
     )
-    heads = [DenseHead(8, 6, bias=False, activation="Tanh"), DenseHead(6, 4, True, "Identity")]
-    model = SentenceEncoder(Encoder(config), ["cls"], heads).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter)
+    model = twin.model.float()
     # The exporter leaves it out.
     zero = "encoder.layers.0.linear1.bias"
     model.get_parameter(zero).zero_()
-    graph, twin = build_graph(model, "cpu"), Twin(model, normalize=False)
+    graph = build_graph(model, "cpu")
     assert blamed(graph, twin) == {}
     assert first_divergence(graph, twin, [Row([3, 9, 4]), Row([5])])[1] is None
     names = ["encoder.relative_bias.weight", "heads.0.linear.weight", "heads.1.linear.bias"]

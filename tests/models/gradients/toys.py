@@ -1,17 +1,32 @@
-"""A small random encoder in float64, where finite differences and other people's sums are exact."""
+"""Small things with random numbers: an encoder in float64, where slopes are exact, and rows."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+import torch.nn.functional as F
 
+from models.add_layer_norm.reference import Array
 from models.encoder import Encoder, EncoderConfig
+from models.gradients.layer_norm_check import EPS
+from models.gradients.layer_norm_implementations import Operands
 from models.gradients.twin import Row, Twin
-from models.sentence_encoder import SentenceEncoder
+from models.sentence_encoder import DenseHead, SentenceEncoder
+
+# Rows of a norm, and their width.
+N, D = 4, 16
 
 A = Row([0, 7, 21, 4, 9, 2])
 B = Row([0, 33, 8, 15, 2])
 
 
 def toy_twin(
-    *, normalize: bool = True, pooling: str = "mean", norm_first: bool = False, **changes: object
+    *,
+    normalize: bool = True,
+    pooling: str = "mean",
+    heads: Sequence[DenseHead] = (),
+    norm_first: bool = False,
+    **changes: object,
 ) -> Twin:
     """A twin of two layers and 16 dimensions; `changes` go into its `EncoderConfig`."""
     torch.manual_seed(0)
@@ -26,7 +41,25 @@ def toy_twin(
         "norm_first": norm_first,
         **changes,
     }
-    model = SentenceEncoder(Encoder(EncoderConfig(**config)), [pooling]).double()  # type: ignore[arg-type]
+    model = SentenceEncoder(Encoder(EncoderConfig(**config)), [pooling], heads).double()  # type: ignore[arg-type]
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return Twin(model.eval().requires_grad_(False), normalize)
+
+
+def random_case(residual: bool = True, dtype: type = np.float64) -> tuple[Operands, Array]:
+    rng = np.random.default_rng(0)
+    x, other, dout = rng.normal(size=(3, N, D)).astype(dtype)
+    gamma, beta = rng.normal(size=(2, D)).astype(dtype)
+    return Operands(x, other if residual else None, gamma, beta, EPS), dout
+
+
+def by_torch(operands: Operands, dout: Array) -> dict[str, Array]:
+    """The output and its gradients by torch, in float64."""
+    x, residual, gamma, beta, eps = operands
+    rows = x.astype(np.float64) + (0 if residual is None else residual.astype(np.float64))
+    leaves = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in (rows, gamma, beta)]
+    out = F.layer_norm(leaves[0], (x.shape[-1],), leaves[1], leaves[2], eps)
+    found = torch.autograd.grad(out, leaves, torch.tensor(dout, dtype=torch.float64))
+    gradients = dict(zip(("dx", "dgamma", "dbeta"), (g.numpy() for g in found), strict=True))
+    return {"out": out.detach().numpy(), **gradients}
