@@ -81,21 +81,26 @@ class LimitSettings(_Group):
 class DebugSettings(_Group):
     """The gradient routes under /debug."""
 
-    enabled: bool = Field(False, description="Whether there are any")
-    device: str = Field("auto", description="Of the twin: `auto`, `cpu`, `cuda`, `cuda:1`")
+    enabled: bool = Field(False, description="Whether the routes under /debug answer")
+    device: str = Field(
+        "auto", description="Where gradients are computed: `auto`, `cpu`, `cuda`, `cuda:1`"
+    )
     hosts: tuple[str, ...] = Field(
-        ("localhost", "127.0.0.1", "[::1]"), description="Host names that they answer to"
+        ("localhost", "127.0.0.1", "[::1]"),
+        description="Host names that the routes under /debug answer to",
     )
-    max_tokens: int = Field(256, ge=3, description="Tokens of one text")
+    max_tokens: int = Field(256, ge=3, description="Tokens of one text in a gradient request")
     max_token_steps: int = Field(
-        131_072, ge=1, description="Tokens that one request may run through the twin"
+        131_072, ge=1, description="Tokens that one gradient request may run through the twin"
     )
-    max_waiting: int = Field(4, ge=0, description="Requests that wait while one runs")
-    deadline_s: float = Field(60.0, gt=0, description="A job that takes longer is ended")
+    max_waiting: int = Field(4, ge=0, description="Gradient requests that wait while one runs")
+    deadline_s: float = Field(60.0, gt=0, description="Seconds after which a gradient job is ended")
     full_gradients: bool = Field(
         False, description="Whether /debug/vjp may return all of a gradient"
     )
-    max_jobs: int = Field(1000, ge=1, description="Then the gradient process is replaced")
+    max_jobs: int = Field(
+        1000, ge=1, description="Jobs after which the gradient process is replaced"
+    )
 
 
 def _check_key(key: SecretStr) -> SecretStr:
