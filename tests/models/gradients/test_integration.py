@@ -1,8 +1,11 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from numpy.polynomial.legendre import leggauss
+from torch import Tensor
 
 from models.gradients.attribution import value_and_gradient
 from models.gradients.integration import Array, Evaluate, Integral, integrate
@@ -115,3 +118,22 @@ def test_a_function_that_does_not_change_is_right_at_once(sign: float) -> None:
     found = of(lambda x: sign + 0 * x.sum(-1))
     assert found.converged
     assert found.evaluations == 10
+
+
+def test_the_tolerance_is_of_the_change_not_of_the_values() -> None:
+    found = of(lambda x: 100 + x.sum(-1), tolerance=1e-2)
+    change = abs(found.value_input - found.value_baseline).item()
+    assert found.allowed == pytest.approx(1e-2 * change)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 1e6 + 1e-9 * x.sum(-1),  # large at both ends
+        lambda x: 1e6 * torch.sin(x).sum(-1),  # at one alone
+    ],
+)
+def test_what_rounding_hides_is_not_searched_for(function: Callable[[Tensor], Tensor]) -> None:
+    found = of(function, tolerance=1e-18)
+    assert found.converged
+    assert found.evaluations < 100
