@@ -55,6 +55,8 @@ class ServiceError(Exception):
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal Server Error"
     code: str = "internal"
+    index: int | None = None
+    pointer: str | None = None
     headers: ClassVar[dict[str, str]] = {}
 
     def __init__(
@@ -68,8 +70,15 @@ class ServiceError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.code = code or self.code
+        if index is not None:
+            self.at(index)
+        if pointer is not None:
+            self.pointer = pointer
+
+    def at(self, index: int) -> None:
+        """Say which of the inputs is meant."""
         self.index = index
-        self.pointer = pointer if pointer or index is None else f"/inputs/{index}"
+        self.pointer = f"/inputs/{index}"
 
 
 class Malformed(ServiceError):

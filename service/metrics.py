@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-STAGES = ("tokenize", "queue", "infer")
+STAGES = ("tokenize", "queue", "infer", "serialize")
 _POWERS = tuple(2**i for i in range(15))
 
 

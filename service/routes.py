@@ -1,17 +1,17 @@
 """The native routes. The handler of `/encode` reads as the story of a request."""
 
 import asyncio
-import time
 from functools import partial
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
 from service.body import read_encode_request
+from service.encoding import encode as encode_inputs
+from service.encoding import respond
 from service.errors import InvalidInput
 from service.metrics import Metrics
-from service.routing import DirectRoute, problems, runtime_of, scope, submit, while_connected
+from service.routing import DirectRoute, problems, runtime_of, scope
 from service.schemas import (
     ENCODE_BODY,
     ENCODE_HEADERS,
@@ -21,16 +21,10 @@ from service.schemas import (
     Health,
     Limits,
     ServiceInfo,
+    TokensResponse,
 )
 from service.settings import Settings
-from service.tokenizer import Row, TextTokenizer
-from service.vectors import JSON, OCTETS, as_json, finish, prefers_octets, raw
-
-# So much is tokenised, and so many numbers written, within a millisecond or two. A thread of its
-# own would wait longer for its turn, where engines keep every core busy.
-_INPUTS_AT_ONCE = 8
-_CHARACTERS_AT_ONCE = 4000
-_NUMBERS_AT_ONCE = 20_000
+from service.vectors import OCTETS, as_json, finish, prefers_octets, raw, tokens_as_json
 
 router = APIRouter()
 direct_router = APIRouter(route_class=DirectRoute)
@@ -46,7 +40,7 @@ async def root() -> RedirectResponse:
     "/encode",
     summary="Encode texts or token ids",
     dependencies=[scope("encode")],
-    response_model=EncodeResponse,
+    response_model=EncodeResponse | TokensResponse,
     openapi_extra={"requestBody": ENCODE_BODY},
     responses={
         200: {"headers": ENCODE_HEADERS, "content": {OCTETS: {"schema": {"format": "binary"}}}},
@@ -57,61 +51,58 @@ async def encode(request: Request) -> Response:
     """Encode texts, or rows of token ids, into one vector each.
 
     With `Accept: application/octet-stream` the answer is the vectors alone, as little-endian
-    float32, and `X-Shape` says how many of what width. `Server-Timing` tells where the time went.
+    float32, and `X-Shape` says how many of what width. `Server-Timing` tells where the time
+    went. With `"output": "tokens"` there is a vector for each token, not normalised unless asked
+    for, and always JSON.
     """
-    runtime = runtime_of(request)
-    metrics: Metrics = request.app.state.metrics
     asked = await read_encode_request(request, request.app.state.settings.limits)
-    manifest = runtime.artifact.manifest
+    manifest = runtime_of(request).artifact.manifest
+    if asked.output == "tokens":
+        return await _encode_tokens(request, asked)
     if asked.dimensions is not None and asked.dimensions > manifest.width:
         raise InvalidInput(
             f"the model has {manifest.width} dimensions", pointer="/dimensions", code="dimensions"
         )
 
-    started = time.perf_counter()
-    rows = await _tokenize(runtime.tokenizer, asked)
-    tokenize_s = time.perf_counter() - started
-
-    outcome = await while_connected(request, submit(runtime, rows))
+    encoded = await encode_inputs(request, asked.rows(), asked.prompt_name, asked.on_overflow)
 
     normalize = manifest.normalize if asked.normalize is None else asked.normalize
-    vectors = finish(np.stack(outcome.results), asked.dimensions, normalize)  # (B, dimensions)
-    stages = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
-    for stage, seconds in stages.items():
-        metrics.stage_seconds[stage].observe(seconds)
-    headers = {
-        "Server-Timing": ", ".join(f"{name};dur={s * 1e3:.3f}" for name, s in stages.items()),
-        "Vary": "Accept",
-        "X-Engine": f"{runtime.engine.name}; precision={runtime.engine.precision}",
-    }
-
+    vectors = finish(encoded.vectors, asked.dimensions, normalize)  # (B, dimensions)
     if prefers_octets(",".join(request.headers.getlist("accept"))):
-        headers["X-Shape"] = ",".join(map(str, vectors.shape))
-        return Response(raw(vectors), headers=headers, media_type=OCTETS)
+        shape = ",".join(map(str, vectors.shape))
+        headers = {"Vary": "Accept", "X-Shape": shape}
+        return await respond(request, encoded, partial(raw, vectors), OCTETS, headers)
     write = partial(
         as_json,
         manifest.name,
         vectors,
-        tokens=[len(row.ids) for row in rows],
-        truncated=[row.truncated for row in rows],
+        tokens=[len(row.ids) for row in encoded.rows],
+        truncated=[row.truncated for row in encoded.rows],
         in_base64=asked.encoding == "base64",
     )
-    body = write() if vectors.size <= _NUMBERS_AT_ONCE else await asyncio.to_thread(write)
-    return Response(body, headers=headers, media_type=JSON)
+    return await respond(request, encoded, write, headers={"Vary": "Accept"})
 
 
-async def _tokenize(tokenizer: TextTokenizer, asked: EncodeRequest) -> list[Row]:
-    texts, ids = asked.texts_or_ids()
-    if ids is not None and asked.prompt_name is not None:
-        raise InvalidInput("a prompt goes with texts, not with token ids", pointer="/prompt_name")
-    work = (
-        partial(tokenizer.rows_of_texts, texts, asked.prompt_name, asked.on_overflow)
-        if ids is None
-        else partial(tokenizer.rows_of_ids, ids, asked.on_overflow)
+async def _encode_tokens(request: Request, asked: EncodeRequest) -> Response:
+    """Answer with the vectors of tokens, `(L, D)` of each input."""
+    if asked.dimensions is not None:
+        raise InvalidInput("dimensions go with pooled vectors", pointer="/dimensions")
+    runtime, inputs = runtime_of(request), asked.rows()
+    encoded = await encode_inputs(
+        request, inputs, asked.prompt_name, asked.on_overflow, output="tokens"
     )
-    inputs = texts if ids is None else ids
-    is_short = len(inputs) <= _INPUTS_AT_ONCE and sum(map(len, inputs)) <= _CHARACTERS_AT_ONCE
-    return work() if is_short else await asyncio.to_thread(work)
+    texts = [text for text in inputs if isinstance(text, str)]
+    placed = await asyncio.to_thread(runtime.tokenizer.tokens_and_spans, texts, asked.prompt_name)
+    write = partial(
+        tokens_as_json,
+        runtime.artifact.manifest.name,
+        finish(encoded.vectors, None, normalize=bool(asked.normalize)),  # (T, D)
+        ids=[row.ids for row in encoded.rows],
+        truncated=[row.truncated for row in encoded.rows],
+        offsets=[spans for _, spans in placed] if texts else [None] * len(inputs),
+        in_base64=asked.encoding == "base64",
+    )
+    return await respond(request, encoded, write)
 
 
 @router.get("/healthz", summary="Is the process alive?")

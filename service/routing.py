@@ -5,7 +5,7 @@ the runtime, for vectors, and to be told when their client leaves.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,10 +15,11 @@ from fastapi.security import HTTPBearer
 from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect
 
+from models.engines import Output
 from service.auth import KeyRing
 from service.batching import ItemFailed, Outcome, QueueFull, Stopped
 from service.errors import DESCRIPTIONS, PROBLEM, InferenceFailed, NotReady, Overloaded
-from service.runtime import Runtime
+from service.runtime import Runtime, Wanted
 from service.schemas import Problem, reference
 from service.settings import Scope
 from service.tokenizer import Row
@@ -84,8 +85,10 @@ def runtime_of(request: Request) -> Runtime:
     return runtime
 
 
-async def submit(runtime: Runtime, rows: list[Row]) -> Outcome[NDArray[np.float32]]:
-    """Return the vector `(W,)` of each row, not normalised.
+async def submit(
+    runtime: Runtime, rows: Sequence[Row], output: Output = "pooled"
+) -> Outcome[NDArray[np.float32]]:
+    """Return the vector `(W,)` of each row, or those of its tokens `(L, D)`, not normalised.
 
     Raises:
         Overloaded: The queue is full.
@@ -93,7 +96,7 @@ async def submit(runtime: Runtime, rows: list[Row]) -> Outcome[NDArray[np.float3
         NotReady: The engine has stopped.
     """
     try:
-        return await runtime.batcher.submit(rows)
+        return await runtime.batcher.submit([Wanted(row, output) for row in rows])
     except QueueFull:
         raise Overloaded("the queue is full; try again later") from None
     except ItemFailed as error:

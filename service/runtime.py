@@ -3,17 +3,31 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.artifact import Artifact
-from models.engines import Engine, open_engine, self_check
+from models.engines import Engine, Output, open_engine, self_check
 from models.packing import pack
 from service.batching import Batcher
 from service.metrics import Metrics
 from service.settings import Settings
 from service.tokenizer import Row, TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the engine is asked for.
+
+    Attributes:
+        row: One input.
+        output: Its vector `(W,)`, or those of its tokens `(L, D)`.
+    """
+
+    row: Row
+    output: Output
 
 
 class NotFinite(Exception):
@@ -28,7 +42,7 @@ class Runtime:
     tokenizer: TextTokenizer
     engine: Engine
     self_check_cosine: float
-    batcher: Batcher[Row, NDArray[np.float32]]
+    batcher: Batcher[Wanted, NDArray[np.float32]]
 
 
 async def open_runtime(
@@ -42,20 +56,31 @@ async def open_runtime(
     """
     artifact, tokenizer, engine, cosine = await asyncio.to_thread(_open, settings)
 
-    def run(rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+    def run(batch: Sequence[Wanted]) -> list[NDArray[np.float32]]:
+        results: dict[int, NDArray[np.float32]] = {}
+        for output in get_args(Output):
+            places = [place for place, wanted in enumerate(batch) if wanted.output == output]
+            if places:
+                rows = [batch[place].row for place in places]
+                results |= zip(places, run_rows(rows, output), strict=True)
+        return [results[place] for place in range(len(batch))]
+
+    def run_rows(rows: Sequence[Row], output: Output) -> Sequence[NDArray[np.float32]]:
         batch = pack([row.ids for row in rows], [row.unpooled for row in rows])
         with metrics.batch_seconds.time():
-            vectors = engine.run(batch)  # (B, D)
+            vectors = engine.run(batch, output)  # (B, W), or (T, D)
         if not np.isfinite(vectors).all():
             raise NotFinite
         metrics.batch_rows.observe(batch.rows)
         metrics.batch_tokens.observe(len(batch.input_ids))
         metrics.padded_tokens.inc(batch.padded_index.size)
-        return list(vectors)
+        if output == "pooled":
+            return list(vectors)
+        return np.split(vectors, np.cumsum([len(row.ids) for row in rows])[:-1])
 
-    batcher: Batcher[Row, NDArray[np.float32]] = Batcher(
+    batcher: Batcher[Wanted, NDArray[np.float32]] = Batcher(
         run,
-        lambda row: len(row.ids),
+        lambda wanted: len(wanted.row.ids),
         lanes=engine.lanes,
         max_cost=settings.batch.max_tokens,
         # A token of a short text costs 1.2 times as much in a batch of 40, 2.5 times in one of 10.

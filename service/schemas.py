@@ -60,6 +60,9 @@ class EncodeRequest(BaseModel):
     dimensions: int | None = Field(
         None, ge=1, description="Keep the first so many numbers, then normalise"
     )
+    output: Literal["pooled", "tokens"] = Field(
+        "pooled", description="One vector for each input, or one for each of its tokens"
+    )
     on_overflow: Literal["truncate", "error"] = Field(
         "truncate", description="What to do with an input that is longer than the model takes"
     )
@@ -67,12 +70,9 @@ class EncodeRequest(BaseModel):
         "float", description="Numbers, or base64 of their little-endian float32 bytes"
     )
 
-    def texts_or_ids(self) -> tuple[list[str], list[list[int]] | None]:
-        """Return the texts, or no text and the rows of ids."""
-        if isinstance(self.inputs, str):
-            return [self.inputs], None
-        texts = [text for text in self.inputs if isinstance(text, str)]
-        return texts, None if texts else [ids for ids in self.inputs if isinstance(ids, list)]
+    def rows(self) -> Sequence[str | list[int]]:
+        """Return the inputs, one by one."""
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
 
 class EncodeResponse(BaseModel):
@@ -100,6 +100,21 @@ class EncodeResponse(BaseModel):
     embeddings: list[list[float]] | list[str]
     tokens: list[int] = Field(description="Tokens of each input that were encoded")
     truncated: list[bool] = Field(description="Whether each input had more tokens than that")
+
+
+class TokensResponse(BaseModel):
+    """The vectors of each input's tokens, in order; of `"output": "tokens"`."""
+
+    model: str
+    dimensions: int
+    embeddings: list[list[list[float]]] | list[str]
+    tokens: list[int] = Field(description="Tokens of each input that were encoded")
+    truncated: list[bool] = Field(description="Whether each input had more tokens than that")
+    ids: list[list[int]] = Field(description="Of the tokens, special ones included")
+    offsets: list[list[tuple[int, int] | None] | None] = Field(
+        description="Start and end of each token in its text, in characters; null for tokens that "
+        "are not of it, and for rows of ids"
+    )
 
 
 class Problem(BaseModel):
@@ -143,6 +158,7 @@ class Limits(BaseModel):
 
     max_inputs: int
     max_chars: int
+    max_token_vectors: int
     max_body_bytes: int
     max_tokens: int
 
@@ -198,7 +214,8 @@ def _header(description: str, example: str) -> dict[str, Any]:
 
 ENCODE_HEADERS = {
     "Server-Timing": _header(
-        "Milliseconds of each stage", "tokenize;dur=0.661, queue;dur=0.052, infer;dur=8.916"
+        "Milliseconds of each stage",
+        "tokenize;dur=0.661, queue;dur=0.052, infer;dur=8.916, serialize;dur=0.104",
     ),
     "X-Engine": _header("What computed the vectors", "onnxruntime; precision=float32"),
     "X-Request-Id": _header("Of the request, or made", "0c9e8b7a6f5d4c3b2a190807060504ff"),

@@ -75,6 +75,9 @@ class LimitSettings(_Group):
 
     max_inputs: int = Field(2048, ge=1, description="Inputs of a request")
     max_chars: int = Field(100_000, ge=1, description="Characters of one text")
+    max_token_vectors: int = Field(
+        16_384, ge=1, description="Tokens whose vectors one answer may hold"
+    )
     max_body_bytes: int = Field(4 * 2**20, ge=1, description="Bytes of a request body")
 
 

@@ -1,17 +1,19 @@
 """Text to rows of token ids, each checked and cut to the model's length."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
-from service.errors import InvalidInput, TooLarge
+from service.errors import InvalidInput, ServiceError, TooLarge
 
 # Characters that are tokenised in one call.
 _SLICE_CHARS = 200_000
 
+Input = TypeVar("Input")
+Span = tuple[int, int]
 OnOverflow = Literal["truncate", "error"]
 
 
@@ -45,7 +47,7 @@ class TokenizedText:
 
     row: Row
     tokens: Sequence[str]
-    spans: Sequence[tuple[int, int] | None]
+    spans: Sequence[Span | None]
     baseline: Mapping[str, Sequence[int]]
 
 
@@ -73,6 +75,28 @@ class TextTokenizer:
             for name, text in manifest.prompts.items()
         }
 
+    def rows(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+    ) -> list[Row]:
+        """Return the row of each text and of each list of token ids.
+
+        Raises:
+            InvalidInput: As `rows_of_texts` and `rows_of_ids`; or a prompt is to go before ids.
+            TooLarge: A text has too many characters.
+        """
+        texts = {place: text for place, text in enumerate(inputs) if isinstance(text, str)}
+        ids = {place: row for place, row in enumerate(inputs) if not isinstance(row, str)}
+        if ids and prompt_name is not None:
+            raise InvalidInput(
+                "a prompt goes with texts, not with token ids", pointer="/prompt_name"
+            )
+        rows = _placed(texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow))
+        rows |= _placed(ids, lambda ids: self.rows_of_ids(ids, on_overflow))
+        return [rows[place] for place in range(len(inputs))]
+
     def rows_of_texts(
         self, texts: Sequence[str], prompt_name: str | None, on_overflow: OnOverflow
     ) -> list[Row]:
@@ -85,8 +109,7 @@ class TextTokenizer:
         """
         for index, text in enumerate(texts):
             self._check_text(text, index)
-        default = self._manifest.default_prompt
-        prompt, unpooled = self._prompt(default if prompt_name is None else prompt_name)
+        prompt, unpooled = self._prompt(prompt_name)
         rows = [
             Row(ids, truncated, unpooled)
             for part in _slices(texts)
@@ -114,17 +137,7 @@ class TextTokenizer:
             TooLarge: The text has too many characters.
         """
         (row,) = self.rows_of_texts([text], prompt_name, "error")
-        default = self._manifest.default_prompt
-        prompt, _ = self._prompt(default if prompt_name is None else prompt_name)
-        # The batch call: it alone releases the interpreter lock.
-        (encoding,) = self._tokenizer.encode_batch([prompt + text])
-        start = len(prompt)
-        spans = [
-            None if special or end <= start else (max(begin, start) - start, end - start)
-            for (begin, end), special in zip(
-                encoding.offsets, encoding.special_tokens_mask, strict=True
-            )
-        ]
+        ((tokens, spans),) = self.tokens_and_spans([text], prompt_name)
         baseline = {
             name: [
                 token if span is None else stand_in
@@ -134,7 +147,16 @@ class TextTokenizer:
             for stand_in in [self._first_id(spellings)]
             if stand_in is not None
         }
-        return TokenizedText(row, encoding.tokens, spans, baseline)
+        return TokenizedText(row, tokens, spans, baseline)
+
+    def tokens_and_spans(
+        self, texts: Sequence[str], prompt_name: str | None
+    ) -> list[tuple[Sequence[str], Sequence[Span | None]]]:
+        """Return the tokens of texts that have a row, and where they are; see `TokenizedText`."""
+        prompt, _ = self._prompt(prompt_name)
+        # The batch call, also for one text: it alone releases the interpreter lock.
+        encodings = self._tokenizer.encode_batch([prompt + text for text in texts])
+        return [(encoding.tokens, _spans(encoding, len(prompt))) for encoding in encodings]
 
     def _first_id(self, spellings: Sequence[str]) -> int | None:
         ids = map(self._tokenizer.token_to_id, spellings)
@@ -196,6 +218,9 @@ class TextTokenizer:
                 )
 
     def _prompt(self, name: str | None) -> tuple[str, int]:
+        """Return the prompt, or else the default prompt, and its unpooled tokens."""
+        if name is None:
+            name = self._manifest.default_prompt
         if name is None:
             return "", 0
         if name not in self._manifest.prompts:
@@ -214,6 +239,29 @@ class TextTokenizer:
 
     def _has_tokens(self, text: str) -> bool:
         return len(self._encode([text])[0][0]) > self._special
+
+
+def _placed(
+    inputs: Mapping[int, Input], rows_of: Callable[[Sequence[Input]], list[Row]]
+) -> dict[int, Row]:
+    """Return the row of each input by its place in the request, which an error names too."""
+    places = list(inputs)
+    try:
+        return dict(zip(places, rows_of(list(inputs.values())), strict=True))
+    except ServiceError as error:
+        if error.index is not None:
+            error.at(places[error.index])
+        raise
+
+
+def _spans(encoding: Encoding, start: int) -> list[Span | None]:
+    """Where the tokens are in the text, which begins at `start` of what was encoded."""
+    return [
+        None if special or end <= start else (max(begin, start) - start, end - start)
+        for (begin, end), special in zip(
+            encoding.offsets, encoding.special_tokens_mask, strict=True
+        )
+    ]
 
 
 def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:

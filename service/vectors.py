@@ -1,7 +1,7 @@
 """From the engine's vectors to the bytes of an answer."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import orjson
@@ -50,18 +50,48 @@ def as_json(
         {
             "model": model,
             "dimensions": vectors.shape[1],
-            "embeddings": [base64.b64encode(raw(row)).decode() for row in vectors]
-            if in_base64
-            else [orjson.Fragment(_numbers(row)) for row in vectors],
+            "embeddings": _embeddings(vectors, in_base64),
             "tokens": tokens,
             "truncated": truncated,
         }
     )
 
 
-def _numbers(row: NDArray[np.float32]) -> bytes:
+def tokens_as_json(
+    model: str,
+    vectors: NDArray[np.float32],
+    ids: Sequence[Sequence[int]],
+    truncated: Sequence[bool],
+    offsets: Sequence[Sequence[tuple[int, int] | None] | None],
+    in_base64: bool,
+) -> bytes:
+    """Return the JSON answer with the vectors of all inputs' tokens, `(T, D)`, input by input."""
+    lengths = [len(row) for row in ids]
+    by_input = np.split(vectors, np.cumsum(lengths)[:-1])  # (L, D) each
+    return orjson.dumps(
+        {
+            "model": model,
+            "dimensions": vectors.shape[1],
+            "embeddings": _embeddings(by_input, in_base64),
+            "tokens": lengths,
+            "truncated": truncated,
+            "ids": ids,
+            "offsets": offsets,
+        }
+    )
+
+
+def _embeddings(
+    vectors: Iterable[NDArray[np.float32]], in_base64: bool
+) -> list[str] | list[orjson.Fragment]:
+    if in_base64:
+        return [base64.b64encode(raw(part)).decode() for part in vectors]
+    return [orjson.Fragment(_numbers(part)) for part in vectors]
+
+
+def _numbers(part: NDArray[np.float32]) -> bytes:
     # One by one, because orjson keeps the interpreter's lock while it writes.
-    return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def raw(vectors: NDArray[np.float32]) -> bytes:

@@ -33,6 +33,7 @@ from models.engines import ENGINES, Precision, cosines, open_engine
 from models.packing import PackedBatch, pack
 from models.sources import resolve
 from service.metrics import Metrics
+from service.routing import submit
 from service.runtime import Runtime, open_runtime
 from service.settings import EngineSettings, ModelSettings, Settings
 from service.tokenizer import TextTokenizer
@@ -66,7 +67,7 @@ def ours(name: str, precision: Precision, texts: list[str]) -> Iterator[Contende
 
         async def encode() -> NDArray[np.float32]:
             rows = runtime.tokenizer.rows_of_texts(texts, None, "truncate")
-            return np.stack((await runtime.batcher.submit(rows)).results)
+            return np.stack((await submit(runtime, rows)).results)
 
         def seconds() -> float:
             started = time.perf_counter()

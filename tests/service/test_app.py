@@ -135,9 +135,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(stub: Stub, settings:
         assert encode(client, 4, 5)[0] == 200
 
 
-@pytest.mark.parametrize(
-    "step", ["service.routes.as_json", "service.tokenizer.TextTokenizer.rows_of_texts"]
-)
+@pytest.mark.parametrize("step", ["service.routes.as_json", "service.tokenizer.TextTokenizer.rows"])
 def test_others_are_answered_while_a_large_request_is_tokenised_and_written(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

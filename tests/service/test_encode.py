@@ -164,7 +164,7 @@ def test_octets_are_sent_to_who_likes_them_no_less_than_json(
 def test_every_answer_tells_where_the_time_went_and_what_ran(client: TestClient) -> None:
     headers = client.post("/encode", json={"inputs": CAT}).headers
     stages = re.findall(r"(\w+);dur=(\d+\.\d+)", headers["Server-Timing"])
-    assert [name for name, _ in stages] == ["tokenize", "queue", "infer"]
+    assert [name for name, _ in stages] == ["tokenize", "queue", "infer", "serialize"]
     assert float(stages[2][1]) > 0
     assert headers["X-Engine"] == "onnxruntime; precision=float32"
 

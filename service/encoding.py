@@ -1,0 +1,111 @@
+"""What every route that encodes does between the body of its request and its answer."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
+from fastapi import Request, Response
+from numpy.typing import NDArray
+
+from models.engines import Output
+from service.errors import InvalidInput
+from service.metrics import Metrics
+from service.routing import runtime_of, submit, while_connected
+from service.tokenizer import OnOverflow, Row
+from service.vectors import JSON
+
+Result = TypeVar("Result")
+
+# So much is tokenised, and so many numbers written, within a millisecond or two. A thread of its
+# own would wait longer for its turn, where engines keep every core busy.
+_INPUTS_AT_ONCE = 8
+_CHARACTERS_AT_ONCE = 4000
+_NUMBERS_AT_ONCE = 20_000
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What came of the inputs of a request, in their order.
+
+    Attributes:
+        rows: What the model saw of each.
+        vectors: Of each, `(B, W)`, or of the tokens of all, `(T, D)`; not normalised.
+        seconds: What each stage took.
+    """
+
+    rows: Sequence[Row]
+    vectors: NDArray[np.float32]
+    seconds: Mapping[str, float]
+
+
+async def encode(
+    request: Request,
+    inputs: Sequence[str | Sequence[int]],
+    prompt_name: str | None,
+    on_overflow: OnOverflow,
+    output: Output = "pooled",
+) -> Encoded:
+    """Return the vectors of texts and rows of ids, or of their tokens, unless the client goes away.
+
+    Raises:
+        InvalidInput: An input is not what it should be; see `TextTokenizer.rows`; or
+            there are more tokens than vectors of tokens are given for.
+        TooLarge: A text has too many characters.
+        Overloaded: The queue is full.
+        InferenceFailed: The engine fails on one of the inputs.
+        NotReady: There is no engine, or it has stopped.
+    """
+    runtime = runtime_of(request)
+    started = time.perf_counter()
+    rows = await _here_or_in_thread(
+        partial(runtime.tokenizer.rows, inputs, prompt_name, on_overflow),
+        is_short=len(inputs) <= _INPUTS_AT_ONCE and sum(map(len, inputs)) <= _CHARACTERS_AT_ONCE,
+    )
+    tokenize_s = time.perf_counter() - started
+    if output == "tokens":
+        _check_size(rows, request.app.state.settings.limits.max_token_vectors)
+    outcome = await while_connected(request, submit(runtime, rows, output))
+    seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
+    joined = np.stack if output == "pooled" else np.concatenate
+    return Encoded(rows, joined(outcome.results), seconds)
+
+
+def _check_size(rows: Sequence[Row], most: int) -> None:
+    tokens = sum(len(row.ids) for row in rows)
+    if tokens > most:
+        raise InvalidInput(
+            f"the inputs have {tokens} tokens; vectors of {most} are given in one answer",
+            code="too_many_tokens",
+            pointer="/inputs",
+        )
+
+
+async def respond(
+    request: Request,
+    encoded: Encoded,
+    write: Callable[[], bytes],
+    media_type: str = JSON,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """Return what `write` makes of the vectors, and tell where the time went."""
+    metrics: Metrics = request.app.state.metrics
+    engine = runtime_of(request).engine
+    started = time.perf_counter()
+    body = await _here_or_in_thread(write, is_short=encoded.vectors.size <= _NUMBERS_AT_ONCE)
+    stages = {**encoded.seconds, "serialize": time.perf_counter() - started}
+    for stage, seconds in stages.items():
+        metrics.stage_seconds[stage].observe(seconds)
+    told = {
+        "Server-Timing": ", ".join(f"{name};dur={s * 1e3:.3f}" for name, s in stages.items()),
+        "X-Engine": f"{engine.name}; precision={engine.precision}",
+    }
+    return Response(body, headers={**told, **headers}, media_type=media_type)
+
+
+async def _here_or_in_thread(work: Callable[[], Result], *, is_short: bool) -> Result:
+    return work() if is_short else await asyncio.to_thread(work)
