@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi_offline import FastAPIOffline
@@ -15,11 +14,12 @@ from starlette.responses import Response
 from models.artifact import ArtifactError
 from models.engines import EngineError
 from service.auth import KeyRing
+from service.compat import openai
 from service.debug import page
 from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
 from service.debug.requests import BODIES
-from service.errors import ServiceError, problem, problem_response
+from service.errors import FrameworkError, ServiceError, problem
 from service.metrics import Metrics
 from service.middleware import RequestLayer
 from service.routes import direct_router, router
@@ -28,6 +28,8 @@ from service.schemas import VERSION, EncodeRequest, openapi
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")
+
+_WORDS = {f"{openai.PREFIX}/": openai.error}
 
 
 def end_process(reason: str) -> None:
@@ -75,9 +77,9 @@ def create_app(
         version=VERSION,
         summary="Serves a Transformer encoder over HTTP.",
         lifespan=lifespan,
-        exception_handlers={ServiceError: _answer, HTTPException: _answer_http},
+        exception_handlers={ServiceError: _answer, HTTPException: _answer},
     )
-    bodies = (EncodeRequest, *BODIES)
+    bodies = (EncodeRequest, *openai.BODIES, *BODIES)
     app.openapi = lambda: openapi(app, bodies)  # type: ignore[method-assign]
     app.state.settings = settings
     app.state.metrics = metrics
@@ -88,9 +90,10 @@ def create_app(
     )
     app.include_router(direct_router)
     app.include_router(router)
+    app.include_router(openai.router)
     app.include_router(debug.router)
     app.include_router(page.router)
-    app.add_middleware(RequestLayer, metrics=metrics)
+    app.add_middleware(RequestLayer, metrics=metrics, answer=_in_words)
     return app
 
 
@@ -119,28 +122,17 @@ def _tell_stopped(error: BaseException, on_fatal: Callable[[str], None]) -> None
     on_fatal(f"the engine has stopped: {error}")
 
 
-def _request_id(request: Request) -> str:
-    identifier: str = request.state.request_id
-    return identifier
-
-
 async def _answer(request: Request, error: Exception) -> Response:
+    request_id: str = request.state.request_id
+    if isinstance(error, HTTPException):
+        error = FrameworkError(error.status_code, error.detail, error.headers)
     assert isinstance(error, ServiceError)  # noqa: S101 - what Starlette promises a handler
-    request_id = _request_id(request)
     if error.status == 500:  # the client is told no more than that, so the log is
         log.error("request %s: %s", request_id, error.detail, exc_info=error)
-    return problem(error, request_id)
+    return _in_words(request.scope["path"], error, request_id)
 
 
-async def _answer_http(request: Request, error: Exception) -> Response:
-    """Give the framework's own errors (no such route, no such method) the same form."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - what Starlette promises a handler
-    phrase = HTTPStatus(error.status_code).phrase
-    return problem_response(
-        error.status_code,
-        phrase,
-        phrase.lower().replace(" ", "_"),
-        error.detail,
-        _request_id(request),
-        headers=error.headers,
-    )
+def _in_words(path: str, error: ServiceError, request_id: str) -> Response:
+    """Return the error in the words of the server that a route stands in for, or in our own."""
+    words = next((words for prefix, words in _WORDS.items() if path.startswith(prefix)), problem)
+    return words(error, request_id)

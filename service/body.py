@@ -7,29 +7,44 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from service.errors import InvalidInput, Malformed, TooLarge, UnsupportedMedia
-from service.schemas import EncodeRequest
 from service.settings import LimitSettings
 from service.vectors import JSON
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-async def read_encode_request(request: Request, limits: LimitSettings) -> EncodeRequest:
-    """Return the body of `POST /encode`; errors are those of `read_request`.
+async def read_inputs(request: Request, model: type[Model], field: str) -> Model:
+    """Return the body of a request for vectors; errors are those of `read_request`.
+
+    Args:
+        request: The request.
+        model: What its body should be.
+        field: Of the model; it holds the inputs.
 
     Raises:
         InvalidInput: It has too many inputs.
     """
+    limits: LimitSettings = request.app.state.settings.limits
     given = await _read_object(request, limits.max_body_bytes)
-    inputs = given.get("inputs")
-    # Looked at first: pydantic would report each.
-    if isinstance(inputs, list) and len(inputs) > limits.max_inputs:
+    inputs = given.get(field)
+    # Counted first, because pydantic would look at each. A list of numbers is one input.
+    if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int):
+        check_count(len(inputs), limits.max_inputs, field)
+    return _check(model, given)
+
+
+def check_count(inputs: int, most: int, field: str) -> None:
+    """Refuse more inputs than are taken.
+
+    Raises:
+        InvalidInput: They are.
+    """
+    if inputs > most:
         raise InvalidInput(
-            f"there are {len(inputs)} inputs; {limits.max_inputs} are taken",
+            f"there are {inputs} inputs; {most} are taken",
             code="too_many_inputs",
-            pointer="/inputs",
+            pointer=f"/{field}",
         )
-    return _check(EncodeRequest, given)
 
 
 async def read_request(request: Request, model: type[Model], max_bytes: int) -> Model:
@@ -73,7 +88,8 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _check(model: type[Model], given: dict[str, Any]) -> Model:
-    if given.keys() - model.model_fields.keys():
+    is_strict = model.model_config.get("extra") == "forbid"
+    if is_strict and given.keys() - model.model_fields.keys():
         raise InvalidInput(
             f"there is an unknown field; the fields are: {', '.join(model.model_fields)}",
             code="unknown_field",
@@ -107,6 +123,6 @@ def _first(error: ValidationError, given: dict[str, Any]) -> InvalidInput:
         message = f"there is no such type; there are: {found['ctx']['expected_tags']}"
     return InvalidInput(
         message,
-        index=places[0] if kept[:1] == ["inputs"] and places else None,
+        index=places[0] if kept[:1] in (["inputs"], ["input"]) and places else None,
         pointer="/" + "/".join(map(str, kept)),
     )

@@ -75,6 +75,19 @@ async def encode(
     return Encoded(rows, joined(outcome.results), seconds)
 
 
+def check_dimensions(request: Request, dimensions: int | None) -> None:
+    """Refuse more dimensions than the model's vectors have.
+
+    Raises:
+        InvalidInput: They are.
+    """
+    width = runtime_of(request).artifact.manifest.width
+    if dimensions is not None and dimensions > width:
+        raise InvalidInput(
+            f"the model has {width} dimensions", pointer="/dimensions", code="dimensions"
+        )
+
+
 def _check_size(rows: Sequence[Row], most: int) -> None:
     tokens = sum(len(row.ids) for row in rows)
     if tokens > most:

@@ -17,8 +17,8 @@ The wire format is RFC 9457: `application/problem+json`. Nothing of the request 
 """
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import MappingProxyType
-from typing import ClassVar
 
 import orjson
 from starlette.responses import Response
@@ -52,12 +52,12 @@ class ServiceError(Exception):
     """
 
     # Written down: the interpreter's own phrases change from version to version.
-    status: ClassVar[int] = 500
-    title: ClassVar[str] = "Internal Server Error"
+    status: int = 500
+    title: str = "Internal Server Error"
     code: str = "internal"
     index: int | None = None
     pointer: str | None = None
-    headers: ClassVar[dict[str, str]] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Unauthorized(ServiceError):
     status = 401
     title = "Unauthorized"
     code = "unauthorized"
-    headers: ClassVar = {"WWW-Authenticate": "Bearer"}
+    headers = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
 class Forbidden(ServiceError):
@@ -144,7 +144,18 @@ class Overloaded(ServiceError):
     status = 429
     title = "Too Many Requests"
     code = "overloaded"
-    headers: ClassVar = {"Retry-After": "1"}
+    headers = MappingProxyType({"Retry-After": "1"})
+
+
+class FrameworkError(ServiceError):
+    """What the framework refuses by itself: no such route, no such method."""
+
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None) -> None:
+        phrase = HTTPStatus(status).phrase
+        super().__init__(detail, code=phrase.lower().replace(" ", "_"))
+        self.status = status
+        self.title = phrase
+        self.headers = headers or self.headers
 
 
 class InferenceFailed(ServiceError):
@@ -159,7 +170,7 @@ class NotReady(ServiceError):
     status = 503
     title = "Service Unavailable"
     code = "not_ready"
-    headers: ClassVar = {"Retry-After": "1"}
+    headers = MappingProxyType({"Retry-After": "1"})
 
 
 class DeadlineExceeded(ServiceError):
@@ -173,29 +184,14 @@ class DeadlineExceeded(ServiceError):
 def problem(error: ServiceError, request_id: str) -> Response:
     """Return the error as an `application/problem+json` response."""
     where = {"index": error.index, "pointer": error.pointer}
-    return problem_response(
-        error.status, error.title, error.code, error.detail, request_id, where, error.headers
-    )
-
-
-def problem_response(
-    status: int,
-    title: str,
-    code: str,
-    detail: str,
-    request_id: str,
-    where: Mapping[str, int | str | None] = MappingProxyType({}),
-    headers: Mapping[str, str] | None = None,
-) -> Response:
-    """Return a problem of any status; members of `where` that are None are left out."""
     members = {
         # "about:blank": the title says what the status says, and `code` says more.
         "type": "about:blank",
-        "title": title,
-        "status": status,
-        "code": code,
-        "detail": detail,
+        "title": error.title,
+        "status": error.status,
+        "code": error.code,
+        "detail": error.detail,
         **{name: value for name, value in where.items() if value is not None},
         "request_id": request_id,
     }
-    return Response(orjson.dumps(members), status, headers, PROBLEM)
+    return Response(orjson.dumps(members), error.status, error.headers, PROBLEM)

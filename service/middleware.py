@@ -7,12 +7,13 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import ServiceError, problem
+from service.errors import ServiceError
 from service.metrics import Metrics
 
 REQUEST_ID = "X-Request-Id"
@@ -22,11 +23,20 @@ log = logging.getLogger("vitrine")
 
 
 class RequestLayer:
-    """Wraps the application; see the module."""
+    """Wraps the application; see the module.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    Args:
+        app: The application.
+        metrics: Counts requests.
+        answer: Path, error and request id to a response.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, answer: Callable[[str, ServiceError, str], ASGIApp]
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or the lifespan."""
@@ -55,7 +65,8 @@ class RequestLayer:
             # it the next request of whoever shares it.
             if status != "disconnected":
                 raise
-            answer = problem(ServiceError("the service failed; its log says why"), request_id)
+            error = ServiceError("the service failed; its log says why")
+            answer = self._answer(scope["path"], error, request_id)
             await answer(scope, receive, send_marked)
         finally:
             route = getattr(scope.get("route"), "path", "none")

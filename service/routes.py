@@ -6,9 +6,9 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
-from service.body import read_encode_request
+from service.body import read_inputs
+from service.encoding import check_dimensions, respond
 from service.encoding import encode as encode_inputs
-from service.encoding import respond
 from service.errors import InvalidInput
 from service.metrics import Metrics
 from service.routing import DirectRoute, problems, runtime_of, scope
@@ -55,14 +55,11 @@ async def encode(request: Request) -> Response:
     went. With `"output": "tokens"` there is a vector for each token, not normalised unless asked
     for, and always JSON.
     """
-    asked = await read_encode_request(request, request.app.state.settings.limits)
+    asked = await read_inputs(request, EncodeRequest, "inputs")
     manifest = runtime_of(request).artifact.manifest
     if asked.output == "tokens":
         return await _encode_tokens(request, asked)
-    if asked.dimensions is not None and asked.dimensions > manifest.width:
-        raise InvalidInput(
-            f"the model has {manifest.width} dimensions", pointer="/dimensions", code="dimensions"
-        )
+    check_dimensions(request, asked.dimensions)
 
     encoded = await encode_inputs(request, asked.rows(), asked.prompt_name, asked.on_overflow)
 

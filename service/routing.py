@@ -13,6 +13,7 @@ from fastapi import Depends, Request, Response, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from models.engines import Output
@@ -51,12 +52,20 @@ class DirectRoute(APIRoute):
         return handle
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problems(
+    *statuses: int, shape: type[BaseModel] = Problem, media_type: str = PROBLEM
+) -> dict[int | str, dict[str, Any]]:
     """Return how the API's documentation describes these errors."""
-    content = {PROBLEM: {"schema": reference(Problem)}}
+    content = {media_type: {"schema": reference(shape)}}
     return {
         status: {"description": DESCRIPTIONS[status], "content": content} for status in statuses
     }
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return how the API's documentation describes a body that the handler reads itself."""
+    content = {"application/json": {"schema": reference(model)}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def scope(name: Scope) -> Any:  # noqa: ANN401 - FastAPI's own type of a dependency

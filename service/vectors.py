@@ -50,7 +50,7 @@ def as_json(
         {
             "model": model,
             "dimensions": vectors.shape[1],
-            "embeddings": _embeddings(vectors, in_base64),
+            "embeddings": written(vectors, in_base64),
             "tokens": tokens,
             "truncated": truncated,
         }
@@ -72,7 +72,7 @@ def tokens_as_json(
         {
             "model": model,
             "dimensions": vectors.shape[1],
-            "embeddings": _embeddings(by_input, in_base64),
+            "embeddings": written(by_input, in_base64),
             "tokens": lengths,
             "truncated": truncated,
             "ids": ids,
@@ -81,9 +81,10 @@ def tokens_as_json(
     )
 
 
-def _embeddings(
+def written(
     vectors: Iterable[NDArray[np.float32]], in_base64: bool
 ) -> list[str] | list[orjson.Fragment]:
+    """Return each part of the vectors as JSON numbers, or as base64 of its bytes."""
     if in_base64:
         return [base64.b64encode(raw(part)).decode() for part in vectors]
     return [orjson.Fragment(_numbers(part)) for part in vectors]

@@ -1,5 +1,9 @@
-"""A service in this process, as a client sees it."""
+"""A service as a client sees it: in this process, or in one of its own."""
 
+import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,3 +33,36 @@ def flat_routes(routes: list[BaseRoute]) -> list[Route]:
         included = getattr(route, "original_router", None)
         flat += flat_routes(included.routes) if included is not None else [cast(Route, route)]
     return flat
+
+
+@contextmanager
+def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    settings = {"VITRINE_SERVER__PORT": "0", "VITRINE_ENGINE__THREADS": "2", **environment}
+    with subprocess.Popen(
+        [sys.executable, *(arguments or ["-m", "service"])],
+        env={**os.environ, **settings},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def lines_until(started: subprocess.Popen[str], pattern: str) -> tuple[list[str], re.Match[str]]:
+    assert started.stderr is not None
+    lines: list[str] = []
+    for line in started.stderr:
+        lines.append(line.rstrip())
+        match = re.search(pattern, line)
+        if match:
+            return lines, match
+    raise AssertionError(f"{pattern} was not said: {lines}")
+
+
+def outcome(started: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = started.communicate(timeout=60)
+    assert "Traceback" not in errors
+    return started.returncode, errors

@@ -39,9 +39,16 @@ from service.debug.requests import (
     VjpRequest,
 )
 from service.errors import Forbidden, InvalidInput, TooLarge
-from service.routing import DirectRoute, problems, runtime_of, scope, submit, while_connected
+from service.routing import (
+    DirectRoute,
+    body_of,
+    problems,
+    runtime_of,
+    scope,
+    submit,
+    while_connected,
+)
 from service.runtime import Runtime
-from service.schemas import reference
 from service.tokenizer import TokenizedText
 from service.vectors import JSON
 
@@ -62,9 +69,7 @@ def _documented(asked: type[BaseModel], answer: type[BaseModel], summary: str) -
     return {
         "summary": summary,
         "response_model": answer,
-        "openapi_extra": {
-            "requestBody": {"required": True, "content": {JSON: {"schema": reference(asked)}}}
-        },
+        "openapi_extra": body_of(asked),
         "responses": problems(400, 401, 403, 404, 413, 415, 422, 429, 500, 503, 504),
     }
 

@@ -1,16 +1,12 @@
 """The service as a process of its own, as a user starts it."""
 
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -19,6 +15,7 @@ import pytest
 
 from models.artifact import Artifact
 from service.vectors import as_json
+from tests.serving import lines_until, outcome, process
 
 # Starts the service where importing torch, transformers or onnx fails.
 WITHOUT_TORCH = """
@@ -43,39 +40,6 @@ engines.CpuEngine.run = hang
 from service.__main__ import main
 sys.exit(main())
 """
-
-
-@contextmanager
-def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    settings = {"VITRINE_SERVER__PORT": "0", "VITRINE_ENGINE__THREADS": "2", **environment}
-    with subprocess.Popen(
-        [sys.executable, *(arguments or ["-m", "service"])],
-        env={**os.environ, **settings},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
-
-
-def lines_until(started: subprocess.Popen[str], pattern: str) -> tuple[list[str], re.Match[str]]:
-    assert started.stderr is not None
-    lines: list[str] = []
-    for line in started.stderr:
-        lines.append(line.rstrip())
-        match = re.search(pattern, line)
-        if match:
-            return lines, match
-    raise AssertionError(f"{pattern} was not said: {lines}")
-
-
-def outcome(started: subprocess.Popen[str]) -> tuple[int, str]:
-    _, errors = started.communicate(timeout=60)
-    assert "Traceback" not in errors
-    return started.returncode, errors
 
 
 def test_it_serves_where_torch_cannot_be_imported(artifact: Artifact) -> None:

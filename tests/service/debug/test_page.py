@@ -16,7 +16,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from tests.service.test_process import lines_until, process
+from tests.serving import lines_until, process
 
 Browser = webdriver.Chrome
 Json = dict[str, Any]

@@ -1,0 +1,23 @@
+"""A service in a process of its own, for the clients of other servers."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from models.artifact import Artifact
+from tests.serving import lines_until, process
+
+KEY = "a-key-that-encodes"
+
+
+@pytest.fixture(scope="package")
+def url(artifact: Artifact) -> Iterator[str]:
+    keys = f'[{{"name": "tests", "key": "{KEY}", "scopes": ["encode"]}}]'
+    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_AUTH__KEYS=keys) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        yield match[1]
+
+
+@pytest.fixture(scope="session")
+def key() -> str:
+    return KEY
