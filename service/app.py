@@ -14,7 +14,7 @@ from starlette.responses import Response
 from models.artifact import ArtifactError
 from models.engines import EngineError
 from service.auth import KeyRing
-from service.compat import openai
+from service.compat import openai, tei, tei_schemas
 from service.debug import page
 from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
@@ -29,7 +29,7 @@ from service.settings import Settings
 
 log = logging.getLogger("vitrine")
 
-_WORDS = {f"{openai.PREFIX}/": openai.error}
+_WORDS = {f"{server.PREFIX}/": server.error for server in (openai, tei)}
 
 
 def end_process(reason: str) -> None:
@@ -79,7 +79,7 @@ def create_app(
         lifespan=lifespan,
         exception_handlers={ServiceError: _answer, HTTPException: _answer},
     )
-    bodies = (EncodeRequest, *openai.BODIES, *BODIES)
+    bodies = (EncodeRequest, *openai.BODIES, *tei_schemas.BODIES, *BODIES)
     app.openapi = lambda: openapi(app, bodies)  # type: ignore[method-assign]
     app.state.settings = settings
     app.state.metrics = metrics
@@ -91,6 +91,7 @@ def create_app(
     app.include_router(direct_router)
     app.include_router(router)
     app.include_router(openai.router)
+    app.include_router(tei.router)
     app.include_router(debug.router)
     app.include_router(page.router)
     app.add_middleware(RequestLayer, metrics=metrics, answer=_in_words)
@@ -134,5 +135,5 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 def _in_words(path: str, error: ServiceError, request_id: str) -> Response:
     """Return the error in the words of the server that a route stands in for, or in our own."""
-    words = next((words for prefix, words in _WORDS.items() if path.startswith(prefix)), problem)
+    words = next((w for prefix, w in _WORDS.items() if f"{path}/".startswith(prefix)), problem)
     return words(error, request_id)

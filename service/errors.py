@@ -34,6 +34,7 @@ DESCRIPTIONS = {
     413: "The body, or one text in it, is too large",
     415: "The body is not plain application/json",
     422: "A field or an input is not what it should be; `index` and `pointer` say which",
+    424: "The engine fails on this input",
     429: "The queue is full; `Retry-After` says when to come back",
     500: "The engine fails on this input, or the service has a defect",
     503: "The model is being loaded, or the engine is gone",

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Literal, TypeVar
 
 from tokenizers import Encoding, Tokenizer
@@ -14,7 +16,7 @@ _SLICE_CHARS = 200_000
 
 Input = TypeVar("Input")
 Span = tuple[int, int]
-OnOverflow = Literal["truncate", "error"]
+OnOverflow = Literal["truncate", "truncate_left", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class TextTokenizer:
         rows = [
             Row(ids, truncated, unpooled)
             for part in _slices(texts)
-            for ids, truncated in self._encode([prompt + text for text in part])
+            for ids, truncated in self._encode([prompt + text for text in part], on_overflow)
         ]
         for index, row in enumerate(rows):
             # A prompt's last token can merge with the text's first, so a short row is looked at
@@ -121,6 +123,12 @@ class TextTokenizer:
             if len(row.ids) <= self._special + unpooled and not self._has_tokens(texts[index]):
                 raise InvalidInput(
                     "the text has no token that the model knows", code="no_tokens", index=index
+                )
+            if row.truncated and unpooled and on_overflow == "truncate_left":
+                raise InvalidInput(
+                    "pooling leaves the prompt out, so it cannot be cut off with the left end",
+                    code="too_long",
+                    index=index,
                 )
             if row.truncated and len(row.ids) <= unpooled:
                 raise InvalidInput(
@@ -169,25 +177,61 @@ class TextTokenizer:
             InvalidInput: A list is empty, an id is not in the vocabulary, or a list is too long
                 where that is an error.
         """
+        self._check_ids(inputs)
         limit = self._manifest.max_tokens
-        for index, ids in enumerate(inputs):
-            if not ids:
-                raise InvalidInput("the list of ids is empty", code="empty", index=index)
-            if min(ids) < 0 or max(ids) >= self._manifest.vocab_size:
-                raise InvalidInput(
-                    f"ids must be from 0 to {self._manifest.vocab_size - 1}",
-                    code="id_out_of_range",
-                    index=index,
-                )
-        rows = [Row(ids[:limit], len(ids) > limit, 0) for ids in inputs]
+        kept = slice(-limit, None) if on_overflow == "truncate_left" else slice(limit)
+        rows = [Row(ids[kept], len(ids) > limit, 0) for ids in inputs]
         self._check_overflow(rows, on_overflow)
         return rows
 
-    def _encode(self, texts: Sequence[str]) -> list[tuple[list[int], bool]]:
+    def pieces(
+        self, texts: Sequence[str], prompt_name: str | None, add_special_tokens: bool
+    ) -> list[list[tuple[int, str, Span | None]]]:
+        """Return id, text and place in bytes of each token of texts, the prompt before them.
+
+        Nothing is cut. Special tokens have no place, and are spelt as the vocabulary does.
+
+        Raises:
+            InvalidInput: A text is empty or holds a NUL, or the prompt is not known.
+            TooLarge: A text has too many characters.
+        """
+        for index, text in enumerate(texts):
+            self._check_text(text, index)
+        prompt, _ = self._prompt(prompt_name)
+        prompted = [prompt + text for text in texts]
+        encodings = self._uncut.encode_batch(prompted, add_special_tokens=add_special_tokens)
+        return [_pieces(*pair) for pair in zip(prompted, encodings, strict=True)]
+
+    def decode(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        """Return the text of each list of token ids.
+
+        Raises:
+            InvalidInput: A list is empty, or an id is not in the vocabulary.
+        """
+        self._check_ids(rows)
+        texts: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens)
+        return texts
+
+    @cached_property
+    def _uncut(self) -> Tokenizer:
+        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.no_truncation()
+        return tokenizer
+
+    @cached_property
+    def _cutting_left(self) -> Tokenizer:
+        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.enable_truncation(self._manifest.max_tokens, direction="left")
+        return tokenizer
+
+    def _encode(
+        self, texts: Sequence[str], on_overflow: OnOverflow = "truncate"
+    ) -> list[tuple[list[int], bool]]:
         """Return the ids of each text, and whether there were more."""
+        tokenizer = self._cutting_left if on_overflow == "truncate_left" else self._tokenizer
         try:
             # The batch call, also for one text: it alone releases the interpreter lock.
-            encodings = self._tokenizer.encode_batch_fast(texts)
+            encodings = tokenizer.encode_batch_fast(texts)
         except Exception:
             raise
         except BaseException as panic:  # a panic of the tokenizer's library is no Exception
@@ -206,8 +250,19 @@ class TextTokenizer:
         if "\0" in text:
             raise InvalidInput("the text holds a NUL character", code="nul", index=index)
 
+    def _check_ids(self, inputs: Sequence[Sequence[int]]) -> None:
+        for index, ids in enumerate(inputs):
+            if not ids:
+                raise InvalidInput("the list of ids is empty", code="empty", index=index)
+            if min(ids) < 0 or max(ids) >= self._manifest.vocab_size:
+                raise InvalidInput(
+                    f"ids must be from 0 to {self._manifest.vocab_size - 1}",
+                    code="id_out_of_range",
+                    index=index,
+                )
+
     def _check_overflow(self, rows: Sequence[Row], on_overflow: OnOverflow) -> None:
-        if on_overflow == "truncate":
+        if on_overflow != "error":
             return
         for index, row in enumerate(rows):
             if row.truncated:
@@ -260,6 +315,23 @@ def _spans(encoding: Encoding, start: int) -> list[Span | None]:
         None if special or end <= start else (max(begin, start) - start, end - start)
         for (begin, end), special in zip(
             encoding.offsets, encoding.special_tokens_mask, strict=True
+        )
+    ]
+
+
+def _pieces(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]:
+    # Where each character begins, in bytes.
+    starts = list(accumulate((len(char.encode()) for char in text), initial=0))
+    return [
+        (token_id, token, None)
+        if special
+        else (token_id, text[begin:end], (starts[begin], starts[end]))
+        for token_id, token, special, (begin, end) in zip(
+            encoding.ids,
+            encoding.tokens,
+            encoding.special_tokens_mask,
+            encoding.offsets,
+            strict=True,
         )
     ]
 
