@@ -10,17 +10,21 @@ from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
 from service.app import create_app
+from service.compat import openai
 from service.settings import Settings, table, variable
 from tests.serving import flat_routes
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-DEBUG = (ROOT / "service/debug/README.md").read_text()
+PAGES = [
+    README,
+    *((ROOT / f"service{part}/README.md").read_text() for part in ("", "/debug", "/compat")),
+]
 
 
 def rows(header: str) -> list[list[str]]:
-    """The cells of the tables under a header line, of the README and of that of /debug."""
-    bodies = [page.split(header, 1)[1].split("\n\n", 1)[0] for page in (README, DEBUG)]
+    """The cells of the tables under a header line, of all READMEs that have one."""
+    bodies = [page.split(header, 1)[1].split("\n\n", 1)[0] for page in PAGES if header in page]
     return [
         [cell.strip() for cell in line.strip("|").split(" | ")]
         for line in "\n".join(bodies).splitlines()
@@ -45,19 +49,22 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
 
 def test_the_table_of_routes_is_that_of_the_code(settings: Settings) -> None:
     app = create_app(settings)
-    documented = {
-        path: row[1]
-        for row in rows("| route | scope of its key | |")
-        for path in re.findall(r"/[a-z./{}]+", row[0])
-    }
+    documented: dict[str, str] = {}
+    for cells in rows("| route | scope of its key | |"):
+        method = cells[0].strip("`").split()[0]
+        documented |= {
+            f"{method} {path}": cells[1] for path in re.findall(r"/[a-z0-9_./{}]+", cells[0])
+        }
     found: dict[str, str] = {}
     for route in flat_routes(app.routes):
         dependencies = route.dependencies if isinstance(route, APIRoute) else []
         names = [getattr(d.dependency, "__name__", "") for d in dependencies]
         scopes = [name.removeprefix("require_") for name in names if name.startswith("require_")]
-        found[route.path] = scopes[0] if scopes else "none"
+        path = route.path.replace(":path}", "}")
+        for method in (getattr(route, "methods", None) or {"GET"}) - {"HEAD"}:
+            found[f"{method} {path}"] = scopes[0] if scopes else "none"
     for behind_the_page in ("/", "/docs/oauth2-redirect", "/static-offline-docs"):
-        found.pop(behind_the_page)
+        found.pop(f"GET {behind_the_page}")
     assert documented == found
 
 
@@ -66,6 +73,7 @@ def test_the_table_of_errors_has_every_code() -> None:
     codes = set(re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"', sources)) | {
         "not_found",
         "method_not_allowed",
+        *openai.CODES.values(),
     }
     documented = {
         code for row in rows("| status | code | when |") for code in re.findall(r"`(\w+)`", row[1])

@@ -20,6 +20,8 @@ from service.schemas import TokenId
 from service.vectors import JSON, finish, written
 
 PREFIX = "/v1"
+# By status, where OpenAI has a code of its own.
+CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
 router = APIRouter(prefix=PREFIX, route_class=DirectRoute, dependencies=[scope("encode")])
 
@@ -177,7 +179,7 @@ async def model(request: Request) -> Response:
 def error(error: ServiceError, _request_id: str) -> Response:
     """Return an error as OpenAI writes it. What others answer with 422 is a 400 there."""
     status = 400 if error.status == 422 else error.status
-    code = {401: "invalid_api_key", 429: "rate_limit_exceeded"}.get(status, error.code)
+    code = CODES.get(status, error.code)
     kind = {403: "permission_error", 429: "rate_limit_error"}.get(
         status, "invalid_request_error" if status < 500 else "server_error"
     )
