@@ -234,3 +234,58 @@ def test_the_default_model_names_the_words_that_make_two_texts_alike(artifact: A
 
 def function_of(twin: Twin, row: Row, target: Target) -> Callable[[Tensor], Tensor]:
     return lambda tokens: target(twin.onwards("words", tokens, row))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_targets_are_the_numbers_that_they_are_named_after(normalize: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    vectors, (p, n, other) = torch.randn(4, 8, generator=draw), torch.randn(3, 8, generator=draw)
+    lengths = vectors.norm(dim=1)
+    served = vectors / lengths[:, None] if normalize else vectors
+    wanted = {
+        attribution.cosine(p): vectors @ p / (lengths * p.norm()),
+        attribution.margin(p, n): vectors @ (p / p.norm() - n / n.norm()) / lengths,
+        attribution.dot(other, normalize): served @ other,
+        attribution.dim(5, normalize): served[:, 5],
+        attribution.norm(): lengths,
+    }
+    for target, numbers in wanted.items():
+        torch.testing.assert_close(target(vectors), numbers)
+
+
+@pytest.mark.parametrize("method", ["occlusion", "integrated_gradients"])
+def test_the_baseline_keeps_the_positions_of_the_text(method: str) -> None:
+    twin = toy_twin(position_padding_id=1)  # as RoBERTa, which numbers padding in another way
+    target = targets(twin)["cosine"]
+    found = attribute(twin, A, target, method=method, point="embeddings", baseline=PAD)
+    tokens = twin.tokens("embeddings", A, PAD)
+    wanted = target(twin.onwards("embeddings", tokens[None], A)).item()
+    assert found.baseline_value == pytest.approx(wanted, rel=1e-9)
+
+
+def test_smoothgrads_noise_is_as_large_at_every_token() -> None:
+    seen: list[Tensor] = []
+
+    def watched(versions: Tensor) -> Tensor:
+        seen.append(versions.detach())
+        return versions.sum((1, 2))
+
+    x = torch.tensor([[0.01], [10.0]], dtype=torch.float64) * torch.ones(2, 400)
+    METHODS["smoothgrad"](watched, x, torch.zeros_like(x), Settings(samples=50, sigma=0.1))
+    noise = torch.cat([versions for versions in seen if len(versions) > 1]) - x
+    size = 0.1 * x.square().mean().sqrt().item()
+    assert noise.std(dim=(0, 2)).tolist() == pytest.approx([size, size], rel=0.05)
+
+
+def test_no_more_tokens_are_on_their_way_than_memory_is_meant_for() -> None:
+    most = 0
+
+    def watched(versions: Tensor) -> Tensor:
+        nonlocal most
+        most = max(most, versions.shape[0] * versions.shape[1])
+        return versions.sum((1, 2))
+
+    x = torch.ones(100, 4, dtype=torch.float64)
+    for method in ("smoothgrad", "occlusion"):
+        METHODS[method](watched, x, torch.zeros_like(x), Settings(samples=64))
+    assert attribution.TOKENS_AT_ONCE / 2 < most <= attribution.TOKENS_AT_ONCE

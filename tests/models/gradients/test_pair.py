@@ -95,3 +95,13 @@ def test_many_versions_run_in_parts_with_the_same_matrix(
     monkeypatch.setattr("models.gradients.pair.TOKENS_AT_ONCE", at_once)
     parts = exact(twin, Side(A, PAD_A), Side(B, PAD_B), "embeddings")
     np.testing.assert_allclose(parts.matrix, whole.matrix, atol=1e-12)
+
+
+def test_the_terms_of_the_baselines_are_the_products_that_they_are_named_after() -> None:
+    twin = toy_twin()
+    found = exact(twin, Side(A, PAD_A), Side(B, PAD_B), "words")
+    e_a, e_b, r_a, r_b = (twin.vector(row) for row in (A, B, Row(PAD_A), Row(PAD_B)))
+    scale = 1 / (e_a.norm() * e_b.norm())
+    assert found.a_baseline == pytest.approx((scale * e_a @ r_b).item())
+    assert found.baseline_b == pytest.approx((scale * r_a @ e_b).item())
+    assert found.baselines == pytest.approx((scale * r_a @ r_b).item())

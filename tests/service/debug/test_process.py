@@ -24,8 +24,10 @@ from service.settings import DebugSettings
 
 # A gradient process without gradients: what it does with a job, the job says.
 FAKE = """
-import os, sys, time
+import os, signal, sys, time
 from service.debug import frames
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as deaf as torch in the middle of a product
 
 def send(message):
     sys.stdout.buffer.write(frames.encode(message))
@@ -136,6 +138,29 @@ async def test_a_process_that_dies_gives_a_clear_error_and_the_next_job_works() 
         assert await pid(process) != first
 
 
+async def test_a_process_that_died_between_jobs_is_replaced_unnoticed() -> None:
+    async with process_of() as process:
+        first = await pid(process)
+        os.kill(first, signal.SIGKILL)
+        await asyncio.sleep(0.1)
+        assert await pid(process) != first
+
+
+async def test_a_caller_that_leaves_while_it_starts_leaves_no_process_behind(
+    tmp_path: Path,
+) -> None:
+    script = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); "
+    async with process_of([sys.executable, "-c", script + "time.sleep(60)"]) as process:
+        job = asyncio.create_task(process.run({}))
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            await asyncio.sleep(0.01)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        await asyncio.wait_for(ended(int((tmp_path / "pid").read_text())), 5)
+        assert process.pid is None
+
+
 async def test_it_is_replaced_after_so_many_jobs() -> None:
     async with process_of(max_jobs=2) as process:
         pids = [await pid(process) for _ in range(4)]
@@ -155,22 +180,48 @@ async def test_what_the_twin_refuses_is_an_invalid_input_and_what_fails_is_an_er
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("script", "reason"),
     [
-        "raise SystemExit(1)",
+        ("raise SystemExit(1)", "the gradient process did not start; its log says why"),
         # As where torch is not installed.
-        "import sys; sys.modules['torch'] = None; sys.argv = ['', 'nowhere', 'cpu']; "
-        "from service.debug.worker import main; main()",
+        (
+            "import sys; sys.modules['torch'] = None; sys.argv = ['', 'nowhere', 'cpu']; "
+            "from service.debug.worker import main; main()",
+            "gradients cannot be taken here; the log says why",
+        ),
     ],
     ids=["ends", "without torch"],
 )
-async def test_a_process_that_cannot_start_says_so_each_time(script: str) -> None:
+async def test_a_process_that_cannot_start_says_so_each_time(script: str, reason: str) -> None:
     async with process_of([sys.executable, "-c", script]) as process:
         for _ in range(2):
             with pytest.raises(NotReady) as error:
                 await process.run({})
-            assert error.value.code == "gradients_unavailable"
+            assert (error.value.code, error.value.detail) == ("gradients_unavailable", reason)
             assert process.pid is None
+
+
+def test_what_a_library_prints_falls_between_no_frames_and_it_gives_way_to_encoding() -> None:
+    script = (
+        "import os, sys\n"
+        "from service.debug import jobs, worker\n"
+        "def opened(*_): os.write(1, b'noise'); print('noise', flush=True); return {'points': []}\n"
+        "jobs.open_twin = opened\n"
+        "jobs.run = lambda job: {'answer': os.nice(0)}\n"
+        "sys.argv = ['', 'nowhere', 'cpu']\n"
+        "worker.main()\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert frames.read(worker.stdout) == {"points": []}
+        worker.stdin.write(frames.encode({}))
+        worker.stdin.flush()
+        reply = frames.read(worker.stdout)
+        assert reply is not None
+        assert reply["answer"] == 19
+        worker.stdin.close()
 
 
 def test_the_worker_ends_with_its_input_even_within_a_job(artifact: Artifact) -> None:
