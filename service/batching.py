@@ -130,6 +130,7 @@ class Batcher(Generic[Item, Result]):
         self._open: set[_Request[Item, Result]] = set()
         self._queued_tokens = 0
         self._running_tokens = 0
+        self._recent_s = self._recent_tokens = 0.0
         self._wake = asyncio.Event()
         self._threads = ThreadPoolExecutor(lanes, "engine")
         self._lanes = lanes
@@ -144,6 +145,18 @@ class Batcher(Generic[Item, Result]):
     def queued_tokens(self) -> int:
         """Tokens that wait for a batch."""
         return self._queued_tokens
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds until what waits has been run, at the speed of late; 0 before the first batch."""
+        if not self._recent_tokens:
+            return 0.0
+        return self._queued_tokens * self._recent_s / self._recent_tokens / self._lanes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is taken, however small."""
+        return self._queued_tokens >= self._max_queue
 
     def start(self) -> None:
         """Begin to run batches, in the running event loop."""
@@ -218,6 +231,9 @@ class Batcher(Generic[Item, Result]):
             self._running_tokens += tokens
             await self._run_halving(batch)
             self._running_tokens -= tokens
+            # Of the latest ten batches, mostly.
+            self._recent_s = 0.9 * self._recent_s + time.perf_counter() - now
+            self._recent_tokens = 0.9 * self._recent_tokens + tokens
 
     def _stopped(self, worker: asyncio.Task[None]) -> None:
         for request in self._open:

@@ -1,16 +1,22 @@
 """A request's body to a checked model, or to the error that says what is wrong."""
 
+import asyncio
+import json
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from service.errors import InvalidInput, Malformed, TooLarge, UnsupportedMedia
+from service.errors import BodyTooSlow, InvalidInput, Malformed, TooLarge, UnsupportedMedia
 from service.settings import LimitSettings
 from service.vectors import JSON
 
 Model = TypeVar("Model", bound=BaseModel)
+
+# So much is parsed within a millisecond.
+_BYTES_AT_ONCE = 65_536
 
 
 async def read_inputs(request: Request, model: type[Model], field: str) -> Model:
@@ -25,20 +31,18 @@ async def read_inputs(request: Request, model: type[Model], field: str) -> Model
         InvalidInput: It has too many inputs.
     """
     limits: LimitSettings = request.app.state.settings.limits
-    given = await _read_object(request, limits.max_body_bytes)
-    inputs = given.get(field)
-    # Counted first, because pydantic would look at each. A list of numbers is one input.
-    if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int):
-        check_count(len(inputs), limits.max_inputs, field)
-    return _check(model, given)
+
+    def check(given: dict[str, Any]) -> Model:
+        inputs = given.get(field)
+        # Counted first, because pydantic would look at each. A list of numbers is one input.
+        if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int):
+            _check_count(len(inputs), limits.max_inputs, field)
+        return _check(model, given)
+
+    return await _checked(request, check, limits.max_body_bytes)
 
 
-def check_count(inputs: int, most: int, field: str) -> None:
-    """Refuse more inputs than are taken.
-
-    Raises:
-        InvalidInput: They are.
-    """
+def _check_count(inputs: int, most: int, field: str) -> None:
     if inputs > most:
         raise InvalidInput(
             f"there are {inputs} inputs; {most} are taken",
@@ -53,26 +57,48 @@ async def read_request(request: Request, model: type[Model], max_bytes: int) -> 
     Raises:
         UnsupportedMedia: It is not plain application/json.
         TooLarge: It has too many bytes.
+        BodyTooSlow: It is not there in time.
         Malformed: It is not JSON.
         InvalidInput: It is JSON of another shape.
     """
-    return _check(model, await _read_object(request, max_bytes))
+    return await _checked(request, lambda given: _check(model, given), max_bytes)
 
 
-async def _read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+async def _checked(
+    request: Request, check: Callable[[dict[str, Any]], Model], max_bytes: int
+) -> Model:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != JSON:
         raise UnsupportedMedia("the body must be application/json")
     if request.headers.get("content-encoding", "").lower() not in ("", "identity"):
         raise UnsupportedMedia("a compressed body is not taken")
-    body = await _read(request, max_bytes)
+    seconds = request.app.state.settings.limits.body_s
+    try:
+        async with asyncio.timeout(seconds):
+            body = await _read(request, max_bytes)
+    except TimeoutError:
+        raise BodyTooSlow(f"the body was not there within {seconds:g} s") from None
+    if len(body) <= _BYTES_AT_ONCE:
+        return check(_parse(body))
+    # Each step holds the interpreter's lock, but others have their turn between them.
+    return await asyncio.to_thread(lambda: check(_parse(body)))
+
+
+def _parse(body: bytes) -> dict[str, Any]:
     try:
         given = orjson.loads(body)
+        # Once more, for orjson keeps the last of equal keys, and another reader the first.
+        json.loads(body, object_pairs_hook=_unique)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error.msg}, at character {error.pos}") from None
     if not isinstance(given, dict):
         raise InvalidInput("the body must be a JSON object")
     return given
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise Malformed("the body has a key twice")
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -13,13 +13,16 @@ from fastapi import Request, Response
 from numpy.typing import NDArray
 
 from models.engines import Output
-from service.errors import InvalidInput
+from service.errors import DeadlineExceeded, InvalidInput, Malformed
 from service.metrics import Metrics
-from service.routing import runtime_of, submit, while_connected
+from service.routing import full, runtime_of, submit, while_connected
+from service.runtime import Runtime
 from service.tokenizer import OnOverflow, Row
 from service.vectors import JSON
 
 Result = TypeVar("Result")
+
+TIMEOUT = "X-Request-Timeout-Ms"
 
 # So much is tokenised, and so many numbers written, within a millisecond or two. A thread of its
 # own would wait longer for its turn, where engines keep every core busy.
@@ -56,11 +59,31 @@ async def encode(
         InvalidInput: An input is not what it should be; see `TextTokenizer.rows`; or
             there are more tokens than vectors of tokens are given for.
         TooLarge: A text has too many characters.
+        Malformed: The client's deadline is no number of milliseconds.
+        DeadlineExceeded: It, or the service's own, has passed.
         Overloaded: The queue is full.
         InferenceFailed: The engine fails on one of the inputs.
         NotReady: There is no engine, or it has stopped.
     """
     runtime = runtime_of(request)
+    if runtime.batcher.is_full:  # known before anything is tokenised in vain
+        raise full(runtime)
+    seconds = _seconds_allowed(request)
+    try:
+        async with asyncio.timeout(seconds):
+            return await _encode(request, runtime, inputs, prompt_name, on_overflow, output)
+    except TimeoutError:
+        raise DeadlineExceeded(f"it was not done within {seconds:g} s") from None
+
+
+async def _encode(
+    request: Request,
+    runtime: Runtime,
+    inputs: Sequence[str | Sequence[int]],
+    prompt_name: str | None,
+    on_overflow: OnOverflow,
+    output: Output,
+) -> Encoded:
     started = time.perf_counter()
     rows = await _here_or_in_thread(
         partial(runtime.tokenizer.rows, inputs, prompt_name, on_overflow),
@@ -73,6 +96,16 @@ async def encode(
     seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
     joined = np.stack if output == "pooled" else np.concatenate
     return Encoded(rows, joined(outcome.results), seconds)
+
+
+def _seconds_allowed(request: Request) -> float:
+    longest: float = request.app.state.settings.limits.request_s
+    given = request.headers.get(TIMEOUT)
+    if given is None:
+        return longest
+    if not (given.isascii() and given.isdecimal() and 0 < len(given) < 10 and int(given)):
+        raise Malformed(f"{TIMEOUT} must be a number of milliseconds", code="timeout")
+    return min(int(given) / 1e3, longest)
 
 
 def check_dimensions(request: Request, dimensions: int | None) -> None:

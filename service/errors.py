@@ -16,6 +16,8 @@
 The wire format is RFC 9457: `application/problem+json`. Nothing of the request is ever echoed.
 """
 
+import math
+import random
 from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
@@ -27,10 +29,11 @@ PROBLEM = "application/problem+json"
 
 # What the API's documentation says of each status.
 DESCRIPTIONS = {
-    400: "The body is not JSON",
+    400: "The body is not JSON, or a header is not what it should be",
     401: "No API key, or an unknown one",
     403: "The API key does not have the scope",
     404: "Switched off",
+    408: "The body was not there in time",
     413: "The body, or one text in it, is too large",
     415: "The body is not plain application/json",
     422: "A field or an input is not what it should be; `index` and `pointer` say which",
@@ -40,6 +43,9 @@ DESCRIPTIONS = {
     503: "The model is being loaded, or the engine is gone",
     504: "It took longer than it may",
 }
+
+
+_LONGEST_RETRY_S = 60
 
 
 class ServiceError(Exception):
@@ -83,7 +89,7 @@ class ServiceError(Exception):
 
 
 class Malformed(ServiceError):
-    """The body is not JSON."""
+    """The body is not JSON, or a header is not what it should be."""
 
     status = 400
     title = "Bad Request"
@@ -115,6 +121,16 @@ class NotFound(ServiceError):
     code = "disabled"
 
 
+class BodyTooSlow(ServiceError):
+    """The body was not there in time."""
+
+    status = 408
+    title = "Request Timeout"
+    code = "body_timeout"
+    # What is left of the body would be read as the next request.
+    headers = MappingProxyType({"Connection": "close"})
+
+
 class TooLarge(ServiceError):
     """The body, or one text in it, is larger than the service takes."""
 
@@ -140,12 +156,24 @@ class InvalidInput(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """The queue is full."""
+    """The queue is full.
+
+    Args:
+        detail: See `ServiceError`.
+        retry_after_s: When it will have room again, as far as one can tell.
+        code: See `ServiceError`.
+    """
 
     status = 429
     title = "Too Many Requests"
     code = "overloaded"
-    headers = MappingProxyType({"Retry-After": "1"})
+
+    def __init__(self, detail: str, retry_after_s: float = 0.0, *, code: str | None = None) -> None:
+        super().__init__(detail, code=code)
+        # Not all at once: those who are told the same second would be refused together again.
+        later = retry_after_s * random.uniform(1.0, 1.5)  # noqa: S311
+        seconds = min(max(1, math.ceil(later)), _LONGEST_RETRY_S)
+        self.headers = MappingProxyType({"Retry-After": str(seconds)})
 
 
 class FrameworkError(ServiceError):

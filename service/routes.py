@@ -44,7 +44,7 @@ async def root() -> RedirectResponse:
     openapi_extra={"requestBody": ENCODE_BODY},
     responses={
         200: {"headers": ENCODE_HEADERS, "content": {OCTETS: {"schema": {"format": "binary"}}}},
-        **problems(400, 401, 403, 413, 415, 422, 429, 500, 503),
+        **problems(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
     },
 )
 async def encode(request: Request) -> Response:

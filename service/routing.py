@@ -107,11 +107,16 @@ async def submit(
     try:
         return await runtime.batcher.submit([Wanted(row, output) for row in rows])
     except QueueFull:
-        raise Overloaded("the queue is full; try again later") from None
+        raise full(runtime) from None
     except ItemFailed as error:
         raise InferenceFailed("the engine fails on this input", index=error.index) from error
     except Stopped:
         raise NotReady("the engine has stopped; this process ends") from None
+
+
+def full(runtime: Runtime) -> Overloaded:
+    """Return what is told to those who find the queue full."""
+    return Overloaded("the queue is full; try again later", runtime.batcher.drain_s)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -79,6 +79,10 @@ class LimitSettings(_Group):
         16_384, ge=1, description="Tokens whose vectors one answer may hold"
     )
     max_body_bytes: int = Field(4 * 2**20, ge=1, description="Bytes of a request body")
+    body_s: float = Field(30.0, gt=0, description="Seconds in which a body has to be there")
+    request_s: float = Field(
+        120.0, gt=0, description="Seconds to encode in; X-Request-Timeout-Ms asks for less"
+    )
 
 
 class DebugSettings(_Group):

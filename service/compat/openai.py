@@ -133,7 +133,7 @@ BODIES = (EmbeddingsRequest, OpenAIErrorResponse)
     summary="Embeddings, as OpenAI",
     response_model=EmbeddingsResponse,
     openapi_extra=body_of(EmbeddingsRequest),
-    responses=_problems(400, 401, 403, 404, 413, 415, 429, 500, 503),
+    responses=_problems(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504),
 )
 async def embeddings(request: Request) -> Response:
     """Encode as OpenAI's API does: vectors of unit length, with the model's default prompt.

@@ -51,7 +51,7 @@ _problems = partial(problems, shape=TEIError, media_type=JSON)
 
 
 def _documented(asked: type[BaseModel], answer: object, summary: str) -> dict[str, Any]:
-    statuses = (400, 401, 403, 413, 415, 422, 424, 429, 500, 503)
+    statuses = (400, 401, 403, 408, 413, 415, 422, 424, 429, 500, 503, 504)
     return {
         "summary": summary,
         "dependencies": [_KEY],

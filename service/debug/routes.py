@@ -70,7 +70,7 @@ def _documented(asked: type[BaseModel], answer: type[BaseModel], summary: str) -
         "summary": summary,
         "response_model": answer,
         "openapi_extra": body_of(asked),
-        "responses": problems(400, 401, 403, 404, 413, 415, 422, 429, 500, 503, 504),
+        "responses": problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
     }
 
 

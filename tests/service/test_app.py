@@ -17,6 +17,7 @@ from models.engines import Engine, Output, Precision, Run
 from models.packing import PackedBatch
 from service import runtime
 from service.app import create_app
+from service.errors import Overloaded
 from service.settings import BatchSettings, EngineSettings, ModelSettings, Settings
 from tests.serving import serving
 
@@ -154,6 +155,79 @@ def test_others_are_answered_while_a_large_request_is_tokenised_and_written(
         assert client.get("/healthz").status_code == 200
         others_answered.set()
         assert len(large.result().json()["embeddings"]) == 100
+
+
+def test_a_full_queue_is_told_before_anything_is_tokenised(
+    stub: Stub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stubbed(settings, batch=BatchSettings(max_tokens=1, max_queue_tokens=3)) as (client, _):
+        stub.fault = "hang"
+        with ThreadPoolExecutor(2) as clients:
+            running = clients.submit(encode, client, POISON)
+            while not stub.batches:
+                time.sleep(0.001)
+            waiting = clients.submit(encode, client, 1, 2, 3)
+            while "vitrine_queue_tokens 3.0" not in client.get("/metrics").text:
+                time.sleep(0.001)
+            with monkeypatch.context() as patch:
+                patch.setattr("service.tokenizer.TextTokenizer.rows", pytest.fail)
+                assert encode(client, 4)[0] == 429
+            stub.gate.set()
+            running.result()
+            assert waiting.result()[0] == 200
+
+
+def test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue(
+    stub: Stub, settings: Settings
+) -> None:
+    with (
+        stubbed(settings, batch=BatchSettings(max_tokens=1)) as (client, _),
+        ThreadPoolExecutor(1) as clients,
+    ):
+        stub.fault = "hang"
+        running = clients.submit(encode, client, POISON)
+        while not stub.batches:
+            time.sleep(0.001)
+        late = client.post(
+            "/encode", json={"inputs": [[4], [5]]}, headers={"X-Request-Timeout-Ms": "50"}
+        )
+        assert (late.status_code, late.json()["code"]) == (504, "deadline")
+        assert "within 0.05 s" in late.json()["detail"]
+        assert "vitrine_queue_tokens 0.0" in client.get("/metrics").text
+        stub.gate.set()
+        running.result()
+        assert encode(client, 6)[0] == 200
+        assert sum(stub.batches) == 2
+
+
+def test_nobody_may_ask_for_more_time_than_the_service_gives(
+    stub: Stub, settings: Settings
+) -> None:
+    limits = settings.limits.model_copy(update={"request_s": 0.05})
+    with stubbed(settings, limits=limits) as (client, _):
+        stub.fault = "hang"
+        for headers in ({}, {"X-Request-Timeout-Ms": "60000"}):
+            late = client.post("/encode", json={"inputs": [[POISON]]}, headers=headers)
+            assert late.status_code == 504
+        stub.gate.set()
+
+
+@pytest.mark.parametrize("given", ["", "0", "-1", "1.5", "NaN", "1" + "0" * 20, "²", "1 ms"])
+def test_a_deadline_that_is_no_number_of_milliseconds_is_a_400(
+    client: TestClient, given: str
+) -> None:
+    headers = [(b"X-Request-Timeout-Ms", given.encode("latin-1"))]
+    response = client.post("/encode", json={"inputs": "a"}, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, "timeout")
+
+
+def test_when_to_come_back_is_told_in_whole_seconds_not_the_same_to_all() -> None:
+    def told(seconds: float) -> set[str]:
+        return {Overloaded("", seconds).headers["Retry-After"] for _ in range(300)}
+
+    assert told(0.0) == told(0.2) == {"1"}
+    assert told(10.0) == {"11", "12", "13", "14", "15"}
+    assert told(1e9) == {"60"}
 
 
 def test_an_error_that_nobody_foresaw_is_a_500_without_a_word_of_it(

@@ -30,6 +30,9 @@ MALFORMED = {
     "a PNG": b"\x89PNG\r\n\x1a\n" + bytes(200),
     "half an object": b'{"inputs": "a"',
     "two objects": b'{"inputs": "a"} {}',
+    "a key twice": b'{"inputs": "a", "inputs": "b"}',
+    "a key twice, once escaped": b'{"inputs": "a", "\\u0069nputs": "b"}',
+    "a key twice, deep down": b'{"inputs": {"a": 1, "a": 1}}',
     "a raw NUL": b'{"inputs": "a\x00"}',
 }
 

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -572,3 +573,25 @@ async def test_even_a_panic_in_the_run_fails_that_item_alone() -> None:
         assert (await batcher.submit([3])).results == [3]
 
     await with_batcher(batcher_of(run), story)
+
+
+async def test_it_tells_how_long_what_waits_will_take() -> None:
+    def slow(items: Sequence[int]) -> list[int]:
+        time.sleep(0.01 * sum(items))
+        return list(items)
+
+    batcher = batcher_of(slow, max_cost=1, max_queue=20)
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        assert batcher.drain_s == 0
+        await batcher.submit([1, 2, 3])
+        assert not batcher.is_full
+        waiting = asyncio.create_task(batcher.submit([2] * 11))
+        while batcher.queued_tokens != 20:
+            await asyncio.sleep(0)
+        assert batcher.is_full
+        assert 0.2 <= batcher.drain_s < 1.0
+        await waiting
+        assert batcher.drain_s == 0
+
+    await with_batcher(batcher, story)

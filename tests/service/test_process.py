@@ -281,3 +281,18 @@ def test_a_damaged_artifact_is_refused_with_the_files_name(
     assert status == 1
     assert "model.onnx" in errors
     assert "is not the file that was exported" in errors
+
+
+def test_a_body_that_does_not_come_is_given_up_and_the_connection_closed(
+    artifact: Artifact,
+) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_LIMITS__BODY_S="0.3") as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        url = httpx2.URL(match[1])
+        head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((url.host, url.port or 80), timeout=10) as connection:
+            connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"body_timeout" in answer
+        assert httpx2.post(f"{match[1]}/encode", json={"inputs": "a"}).status_code == 200
