@@ -1,17 +1,16 @@
 """`vitrine-serve`: read the settings, say where the service is, and serve."""
 
-import contextlib
 import ipaddress
 import json
 import logging
 import sys
 
-import uvicorn
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from service.app import create_app
 from service.schemas import EXAMPLE_INPUTS
+from service.server import Server
 from service.settings import Settings, from_command_line
 
 log = logging.getLogger("vitrine")
@@ -47,26 +46,12 @@ def main() -> int:
             "%s can be reached from other machines and no API key is set: anybody may call",
             settings.server.host,
         )
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=settings.server.host,
-            port=settings.server.port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,  # nothing here looks at the client's address
-            # Longer than the usual 60 s of a proxy, which must be the one that closes.
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=25,  # less than supervisors wait before they kill
-        )
-    )
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
-        server.run()
+    server = Server(app, settings.server)
+    server.run()
     return 0
 
 
-def _greet(server: uvicorn.Server, settings: Settings, *, is_open: bool) -> None:
+def _greet(server: Server, settings: Settings, *, is_open: bool) -> None:
     """Say where the service is; the system may have chosen the port."""
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

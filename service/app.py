@@ -85,6 +85,7 @@ def create_app(
     app.state.metrics = metrics
     app.state.keys = KeyRing(settings.auth.all_keys())
     app.state.runtime = None
+    app.state.stopping = False
     app.state.gradients = GradientProcess(
         worker_command(settings.model.path, settings.debug.device), settings.debug
     )

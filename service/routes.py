@@ -11,7 +11,7 @@ from service.encoding import check_dimensions, respond
 from service.encoding import encode as encode_inputs
 from service.errors import InvalidInput
 from service.metrics import Metrics
-from service.routing import DirectRoute, problems, runtime_of, scope
+from service.routing import DirectRoute, check_ready, problems, runtime_of, scope
 from service.schemas import (
     ENCODE_BODY,
     ENCODE_HEADERS,
@@ -110,8 +110,8 @@ async def healthz() -> Health:
 
 @router.get("/readyz", summary="Can it encode?", responses=problems(503))
 async def readyz(request: Request) -> Health:
-    """Answer 200 once the self-check has passed, and 503 again if the engine stops."""
-    runtime_of(request)
+    """Answer 200 once the self-check has passed, and 503 again when the service stops."""
+    check_ready(request)
     return Health()
 
 

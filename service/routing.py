@@ -94,6 +94,17 @@ def runtime_of(request: Request) -> Runtime:
     return runtime
 
 
+def check_ready(request: Request) -> None:
+    """Let pass where new requests are welcome.
+
+    Raises:
+        NotReady: The model is being loaded, the engine is gone, or the service is stopping.
+    """
+    runtime_of(request)
+    if request.app.state.stopping:
+        raise NotReady("the service is stopping")
+
+
 async def submit(
     runtime: Runtime, rows: Sequence[Row], output: Output = "pooled"
 ) -> Outcome[NDArray[np.float32]]:

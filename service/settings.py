@@ -32,10 +32,14 @@ class _Group(BaseModel):
 
 
 class ServerSettings(_Group):
-    """Where the service listens."""
+    """Where the service listens, and how it stops."""
 
     host: str = Field("127.0.0.1", description="Address to bind")
     port: int = Field(8000, ge=0, le=65535, description="Port to bind; 0 takes a free one")
+    drain_s: float = Field(
+        5.0, ge=0, description="Seconds from SIGTERM, with /readyz at 503, until the port closes"
+    )
+    grace_s: int = Field(20, ge=0, description="Seconds after that for the requests in flight")
 
 
 class ModelSettings(_Group):

@@ -35,7 +35,7 @@ from service.errors import (
     TooLarge,
     Unauthorized,
 )
-from service.routing import DirectRoute, body_of, problems, runtime_of, scope
+from service.routing import DirectRoute, body_of, check_ready, problems, runtime_of, scope
 from service.schemas import VERSION
 from service.settings import Settings
 from service.vectors import JSON, finish, written
@@ -167,7 +167,7 @@ async def tei_info(request: Request) -> Response:
 @router.get("/health", summary="Can it encode?", response_class=Response, responses=_problems(503))
 async def tei_health(request: Request) -> Response:
     """Answer 200 with an empty body while the service can encode, or else 503."""
-    runtime_of(request)
+    check_ready(request)
     return Response()
 
 

@@ -161,7 +161,7 @@ class Server:
     def stop(self) -> None:
         """End the process."""
         self.resume()
-        self._process.terminate()
+        self._process.send_signal(signal.SIGINT)  # at which none waits for load balancers
         self._process.wait(30)
         self._log.close()
 

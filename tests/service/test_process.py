@@ -133,17 +133,6 @@ def long_texts(count: int) -> dict[str, list[str]]:
     return {"inputs": [f"word{i} " * 200 for i in range(count)]}
 
 
-def test_sigterm_lets_a_request_finish(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started, ThreadPoolExecutor() as pool:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        request = pool.submit(httpx2.post, f"{match[1]}/encode", json=long_texts(128), timeout=60)
-        while not waiting_tokens(match[1]):
-            time.sleep(0.01)
-        started.send_signal(signal.SIGTERM)
-        assert len(request.result().json()["embeddings"]) == 128
-        started.wait(timeout=20)
-
-
 def test_a_client_that_goes_away_takes_its_texts_out_of_the_queue(artifact: Artifact) -> None:
     with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
@@ -173,8 +162,8 @@ def test_a_body_that_ends_too_soon_is_no_error_of_the_service(artifact: Artifact
             connection.sendall(f'{head}Content-Length: 100\r\n\r\n{{"inputs"'.encode())
         while 'status="disconnected"} 1.0' not in httpx2.get(f"{match[1]}/metrics").text:
             time.sleep(0.01)
-        started.terminate()
-        assert "Traceback" not in started.communicate(timeout=20)[1]
+        started.send_signal(signal.SIGINT)
+        assert outcome(started)[0] == 0
 
 
 def test_an_engine_that_hangs_answers_its_callers_and_ends_the_process(artifact: Artifact) -> None:
@@ -191,13 +180,6 @@ def test_an_engine_that_hangs_answers_its_callers_and_ends_the_process(artifact:
         status, errors = outcome(started)
     assert status == 1
     assert "the engine has stopped: a batch did not come back within 0.5 s" in errors
-
-
-def test_control_c_ends_it_without_a_traceback(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
-        lines_until(started, r"Try: ")
-        started.send_signal(signal.SIGINT)
-        outcome(started)
 
 
 def test_a_bind_to_other_than_loopback_without_keys_warns(artifact: Artifact) -> None:
