@@ -53,9 +53,8 @@ async def test_two_hundred_requests_in_flight_get_their_vectors(
         assert outcome(started)[0] == 0
     assert [answer.status_code for answer in answers] == [200] * 200
     found = np.array([answer.json()["embeddings"] for answer in answers]).reshape(400, -1)
-    wanted = client.post(
-        "/encode", json={"inputs": [text for pair in texts for text in pair]}
-    ).json()["embeddings"]
+    every = [text for pair in texts for text in pair]
+    wanted = client.post("/encode", json={"inputs": every}).json()["embeddings"]
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 

@@ -125,6 +125,18 @@ def test_what_does_not_converge_is_an_answer_with_a_warning(client: TestClient) 
     assert answer["warnings"] == ["the integral has not converged: allow more evaluations"]
 
 
+def test_a_twin_that_is_not_what_is_served_is_an_answer_with_a_warning(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = client.app.state.runtime.engine  # type: ignore[attr-defined]
+    served = engine.run
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run", lambda *arguments: served(*arguments)[:, ::-1])
+        answer = ask(client, "attribute", text=CAT, target=COSINE, method="saliency")
+    assert answer["parity"]["cosine"] < 0.5
+    assert answer["warnings"] == ["the served vectors are not the twin's: see parity"]
+
+
 def test_the_pairs_add_up_to_the_cosine_of_the_served_vectors(client: TestClient) -> None:
     answer = ask(client, "attribute/pair", a=CAT, b=FELINE)
     cosine = vector(client, CAT) @ vector(client, FELINE)
@@ -433,10 +445,12 @@ def test_switched_off_they_are_not_there(settings: Settings) -> None:
         ({"Host": "evil.example"}, "host"),
         ({"Host": "evil.example:8000"}, "host"),
         ({"Host": "testserver", "Origin": "http://evil.example"}, "origin"),
+        ({"Host": "testserver", "Origin": "http://eviltestserver"}, "origin"),
         ({"Host": "testserver", "Origin": "null"}, "origin"),
         ({"Host": "testserver", "Origin": "http://testserver"}, None),
         ({"Host": "testserver:8000", "Origin": "http://testserver:8000"}, None),
         ({"Host": "testserver", "Sec-Fetch-Site": "cross-site"}, "origin"),
+        ({"Host": "testserver", "Sec-Fetch-Site": "same-site"}, "origin"),
         ({"Host": "testserver", "Sec-Fetch-Site": "same-origin"}, None),
     ],
 )
