@@ -34,6 +34,19 @@ class EngineError(Exception):
     """An engine that was asked for cannot be used here, or does not give the model's vectors."""
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A graph that is ready for some runs at once.
+
+    Attributes:
+        run: See `Engine.run`.
+        cancel: Makes the runs that are under way raise, soon.
+    """
+
+    run: Run
+    cancel: Callable[[], None]
+
+
 class Engine(Protocol):
     """An opened graph.
 
@@ -54,6 +67,9 @@ class Engine(Protocol):
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         """Return row vectors `(B, D)`, or token vectors `(T, D)`."""
 
+    def cancel(self) -> None:
+        """Make the runs that are under way raise, soon."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -70,7 +86,7 @@ class Entry:
     target: str
     precisions: Sequence[Precision]
     unusable: Callable[[Precision], str | None]
-    open: Callable[[bytes, Precision, int], Callable[[int], Run]]
+    open: Callable[[bytes, Precision, int], Callable[[int], Opened]]
 
 
 class CpuEngine:
@@ -82,13 +98,14 @@ class CpuEngine:
     """
 
     def __init__(
-        self, name: str, precision: Precision, threads: int, open_run: Callable[[int], Run]
+        self, name: str, precision: Precision, threads: int, open_for: Callable[[int], Opened]
     ) -> None:
         self.name = name
         self.precision = precision
         self.threads = self.lanes = threads
-        side_by_side = open_run(threads)
-        self.runs = (side_by_side, side_by_side if threads == 1 else open_run(1))
+        side_by_side = open_for(threads)
+        self._opened = (side_by_side, side_by_side if threads == 1 else open_for(1))
+        self.runs = tuple(opened.run for opened in self._opened)
         self._running = 0
         self._overlapping = False
         self._lock = threading.Lock()
@@ -108,18 +125,35 @@ class CpuEngine:
             with self._lock:
                 self._running -= 1
 
+    def cancel(self) -> None:
+        """Make the runs that are under way raise, soon."""
+        for opened in self._opened:
+            opened.cancel()
 
-def _open_onnxruntime(graph: bytes, _precision: Precision, threads: int) -> Callable[[int], Run]:
-    def open_run(at_once: int) -> Run:
+
+def _open_onnxruntime(graph: bytes, _precision: Precision, threads: int) -> Callable[[int], Opened]:
+    import onnxruntime
+
+    def open_for(at_once: int) -> Opened:
         session = onnxruntime_session(graph, threads // at_once)
+        under_way: set[onnxruntime.RunOptions] = set()
 
         def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
-            (result,) = session.run([output], batch.inputs())
+            options = onnxruntime.RunOptions()
+            under_way.add(options)
+            try:
+                (result,) = session.run([output], batch.inputs(), options)
+            finally:
+                under_way.discard(options)
             return result
 
-        return run
+        def cancel() -> None:
+            for options in tuple(under_way):
+                options.terminate = True
 
-    return open_run
+        return Opened(run, cancel)
+
+    return open_for
 
 
 def onnxruntime_session(
@@ -151,13 +185,13 @@ def onnxruntime_session(
     )
 
 
-def _open_openvino(graph: bytes, precision: Precision, threads: int) -> Callable[[int], Run]:
+def _open_openvino(graph: bytes, precision: Precision, threads: int) -> Callable[[int], Opened]:
     import openvino
 
     core = openvino.Core()
     model = core.read_model(graph)
 
-    def open_run(at_once: int) -> Run:
+    def open_for(at_once: int) -> Opened:
         compiled = core.compile_model(
             model,
             "CPU",
@@ -170,8 +204,9 @@ def _open_openvino(graph: bytes, precision: Precision, threads: int) -> Callable
             },
         )
         idle: queue.LifoQueue[openvino.InferRequest] = queue.LifoQueue()
-        for _ in range(at_once):
-            idle.put(compiled.create_infer_request())
+        requests = [compiled.create_infer_request() for _ in range(at_once)]
+        for request in requests:
+            idle.put(request)
 
         def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
             # It prepares itself for every shape that it has not seen.
@@ -185,9 +220,13 @@ def _open_openvino(graph: bytes, precision: Precision, threads: int) -> Callable
                 idle.put(request)
             return result if output == "pooled" else result[: len(batch.input_ids)]
 
-        return run
+        def cancel() -> None:
+            for request in requests:
+                request.cancel()
 
-    return open_run
+        return Opened(run, cancel)
+
+    return open_for
 
 
 def _onnxruntime_unusable(_precision: Precision) -> str | None:

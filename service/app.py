@@ -14,6 +14,7 @@ from starlette.responses import Response
 from models.artifact import ArtifactError
 from models.engines import EngineError
 from service.auth import KeyRing
+from service.batching import RunBroken
 from service.compat import openai, tei, tei_schemas
 from service.debug import page
 from service.debug import routes as debug
@@ -119,7 +120,7 @@ async def _load(
 
 
 def _tell_stopped(error: BaseException, on_fatal: Callable[[str], None]) -> None:
-    if not isinstance(error, TimeoutError):
+    if not isinstance(error, TimeoutError | RunBroken):
         log.error("the batcher has a defect", exc_info=error)
     on_fatal(f"the engine has stopped: {error}")
 

@@ -12,9 +12,10 @@ there is no timer, and a request that finds a lane free leaves at once.
 - Sharing: a batch is full once it has a lane's share of all that waits and runs. Otherwise the lane
   that comes first would take everything, and the others would be left with what trickles in.
 - Faults: a batch that raises is run again in halves, until the one item that raises is alone; its
-  request fails, and the others get their results.
-- A run that does not come back cannot be stopped in its thread. All callers fail, the batcher
-  stops, and whoever started it is told.
+  request fails, and the others get their results. If what ran before raises as well then, it is not
+  the item's fault: all callers fail, the batcher stops, and whoever started it is told.
+- A run that takes too long is cancelled, which makes it raise. One that does not come back even so
+  cannot be stopped in its thread, and stops the batcher too.
 """
 
 import asyncio
@@ -24,10 +25,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Done = TypeVar("Done")
+
+# A run that is cancelled ends at its next operator.
+_CANCEL_S = 1.0
 
 
 class QueueFull(Exception):
@@ -36,6 +42,10 @@ class QueueFull(Exception):
 
 class Stopped(Exception):
     """The batcher does not run: it was closed, a run did not come back, or it has a defect."""
+
+
+class RunBroken(Exception):
+    """The run raises on what it has run before."""
 
 
 class ItemFailed(Exception):
@@ -94,13 +104,15 @@ class Batcher(Generic[Item, Result]):
 
     Args:
         run: Takes a batch and returns one result per item, or raises. Called from all lanes.
+        probe: Runs what has been run before, to tell a bad item from a run that is broken.
+        cancel: Makes the runs that are under way raise.
         length: Tokens of an item.
         lanes: Batches that run at once.
         max_cost: Budget of a batch; a single item may exceed it.
         min_share: Tokens below which what waits is not divided among the lanes.
         pair_cost: Cost of one pair in the padded attention product, in tokens.
         max_queue: Tokens that may wait.
-        timeout_s: A run that takes longer is taken for hung.
+        timeout_s: A run that takes longer is cancelled.
         on_stop: Told why the batcher has stopped, after its callers have been; not told by `close`.
     """
 
@@ -109,6 +121,8 @@ class Batcher(Generic[Item, Result]):
         run: Callable[[Sequence[Item]], Sequence[Result]],
         length: Callable[[Item], int],
         *,
+        probe: Callable[[], object],
+        cancel: Callable[[], None],
         lanes: int,
         max_cost: float,
         min_share: int,
@@ -119,6 +133,9 @@ class Batcher(Generic[Item, Result]):
     ) -> None:
         self._run = run
         self._length = length
+        self._probe = probe
+        self._cancel = cancel
+        self._cancellations = 0
         self._max_cost = max_cost
         self._min_share = min_share
         self._pair_cost = pair_cost
@@ -309,27 +326,56 @@ class Batcher(Generic[Item, Result]):
 
         Raises:
             TimeoutError: The run did not come back.
+            RunBroken: It raises on anything.
         """
         batch = [entry for entry in batch if not entry.request.done.done()]
         if not batch:
             return
-        loop = asyncio.get_running_loop()
-        run = loop.run_in_executor(self._threads, self._run_all, [entry.item for entry in batch])
-        finished, _ = await asyncio.wait([run], timeout=self._timeout_s)
-        if not finished:
-            raise TimeoutError(f"a batch did not come back within {self._timeout_s:g} s")
+        cancellations = self._cancellations
+        run, took_too_long = await self._in_thread(
+            partial(self._run_all, [entry.item for entry in batch])
+        )
         error = run.exception()
         if error is None:
             self._hand_out(batch, run.result())
-        elif len(batch) == 1:
+        elif len(batch) > 1:
+            middle = len(batch) // 2
+            await self._run_halving(batch[:middle])
+            await self._run_halving(batch[middle:])
+        elif self._cancellations > cancellations and not took_too_long:
+            await self._run_halving(batch)  # another lane's batch took too long
+        else:
+            await self._check_run()
             failure = ItemFailed(batch[0].index)
             failure.__cause__ = error
             if not batch[0].request.done.done():
                 batch[0].request.done.set_exception(failure)
-        else:
-            middle = len(batch) // 2
-            await self._run_halving(batch[:middle])
-            await self._run_halving(batch[middle:])
+
+    async def _check_run(self) -> None:
+        """Raise if it is not the item's fault that the run raises."""
+        for _ in range(2):  # another lane may cancel it once
+            probe, _ = await self._in_thread(self._probe)
+            error = probe.exception()
+            if error is None:
+                return
+        raise RunBroken("it fails on its own check inputs") from error
+
+    async def _in_thread(self, work: Callable[[], Done]) -> tuple[asyncio.Future[Done], bool]:
+        """Return a finished run, and whether it was cancelled for the time that it took.
+
+        Raises:
+            TimeoutError: It did not come back.
+        """
+        run = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finished, _ = await asyncio.wait([run], timeout=self._timeout_s)
+        if finished:
+            return run, False
+        self._cancellations += 1
+        self._cancel()
+        finished, _ = await asyncio.wait([run], timeout=_CANCEL_S)
+        if not finished:
+            raise TimeoutError(f"a batch did not come back within {self._timeout_s:g} s")
+        return run, True
 
     def _run_all(self, items: Sequence[Item]) -> Sequence[Result]:
         results = self._run(items)

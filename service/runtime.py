@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -78,9 +79,12 @@ async def open_runtime(
             return list(vectors)
         return np.split(vectors, np.cumsum([len(row.ids) for row in rows])[:-1])
 
+    probe = [Wanted(Row(artifact.check().rows[0], truncated=False, unpooled=0), "pooled")]
     batcher: Batcher[Wanted, NDArray[np.float32]] = Batcher(
         run,
         lambda wanted: len(wanted.row.ids),
+        probe=partial(run, probe),
+        cancel=engine.cancel,
         lanes=engine.lanes,
         max_cost=settings.batch.max_tokens,
         # A token of a short text costs 1.2 times as much in a batch of 40, 2.5 times in one of 10.

@@ -1,6 +1,7 @@
 import queue
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from models.engines import (
     CpuEngine,
     Engine,
     EngineError,
+    Opened,
     Output,
     Precision,
     Run,
@@ -117,6 +119,9 @@ class Drifting:
         self.noise = noise
         self.runs: list[Run] = [engine.run, self.run]
 
+    def cancel(self) -> None:
+        self.engine.cancel()
+
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         vectors = self.engine.run(batch, output)
         noise = np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
@@ -134,15 +139,15 @@ def test_the_self_check_refuses_an_engine_that_drifts(
 def test_a_run_has_all_threads_unless_it_or_the_one_before_met_another() -> None:
     gate, ran = threading.Event(), queue.SimpleQueue[str]()
 
-    def run(name: str) -> Run:
+    def opened(name: str) -> Opened:
         def recorded(batch: PackedBatch, _output: Output) -> NDArray[np.float32]:
             ran.put(name)
             assert batch.rows == 1 or gate.wait(10)
             return np.zeros((batch.rows, 1), np.float32)
 
-        return recorded
+        return Opened(recorded, cancel=lambda: None)
 
-    engine = CpuEngine("fake", "float32", 2, {2: run("one"), 1: run("all")}.__getitem__)
+    engine = CpuEngine("fake", "float32", 2, {2: opened("one"), 1: opened("all")}.__getitem__)
     short, held = pack([[1]]), pack([[1], [2]])
     engine.run(short)
     engine.run(short)
@@ -156,6 +161,19 @@ def test_a_run_has_all_threads_unless_it_or_the_one_before_met_another() -> None
     engine.run(short)
     engine.run(short)
     assert [ran.get(), ran.get(), ran.get()] == ["one", "one", "all"]
+
+
+def test_a_run_that_is_cancelled_raises_soon_and_the_next_one_works(engine: Engine) -> None:
+    batch = pack([[1000 + i for i in range(256)]] * 64)  # seconds of work
+    with ThreadPoolExecutor(1) as lane:
+        running = lane.submit(engine.run, batch)
+        while not running.done():
+            engine.cancel()
+            time.sleep(0.01)
+        with pytest.raises(Exception, match=r"terminate flag|was canceled"):
+            running.result()
+    engine.cancel()  # of nothing
+    assert np.isfinite(engine.run(pack([[1000, 1001]]))).all()
 
 
 def test_one_thread_needs_the_graph_once(artifact: Artifact) -> None:

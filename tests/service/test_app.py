@@ -38,17 +38,23 @@ class Stub:
         self.gate = threading.Event()
         self.batches: list[int] = []
 
+    def cancel(self) -> None:
+        pass
+
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         assert output == "pooled"
         self.batches.append(batch.rows)
+        if self.fault == "always":
+            raise RuntimeError("engine fault")
         first = batch.input_ids[batch.padded_index[:, 0]]
         vectors = np.repeat(first[:, None], 384, 1).astype(np.float32)
         if POISON in batch.input_ids and self.fault is not None:
             if self.fault == "hang":
                 self.gate.wait(10)
-            if self.fault == "raise":
+            elif self.fault == "raise":
                 raise RuntimeError("engine fault")
-            vectors[first == POISON] = float(self.fault)
+            else:
+                vectors[first == POISON] = float(self.fault)
         return vectors
 
 
@@ -116,6 +122,16 @@ def test_an_engine_that_hangs_fails_its_callers_and_turns_readiness_off(
         assert reasons == ["the engine has stopped: a batch did not come back within 0.2 s"]
 
 
+def test_an_engine_that_fails_on_everything_turns_readiness_off_and_says_so(
+    stub: Stub, settings: Settings
+) -> None:
+    with stubbed(settings) as (client, reasons):
+        stub.fault = "always"
+        assert encode(client, 1, 2, 3)[0] == 503
+        assert client.get("/readyz").status_code == 503
+        assert reasons == ["the engine has stopped: it fails on its own check inputs"]
+
+
 def test_a_full_queue_is_a_429_that_says_when_to_come_back(stub: Stub, settings: Settings) -> None:
     with stubbed(settings, batch=BatchSettings(max_tokens=1, max_queue_tokens=4)) as (client, _):
         stub.fault = "hang"
@@ -173,8 +189,7 @@ def test_a_full_queue_is_told_before_anything_is_tokenised(
                 patch.setattr("service.tokenizer.TextTokenizer.rows", pytest.fail)
                 assert encode(client, 4)[0] == 429
             stub.gate.set()
-            running.result()
-            assert waiting.result()[0] == 200
+            assert running.result()[0] == waiting.result()[0] == 200
 
 
 def test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue(
@@ -195,7 +210,7 @@ def test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue(
         assert "within 0.05 s" in late.json()["detail"]
         assert "vitrine_queue_tokens 0.0" in client.get("/metrics").text
         stub.gate.set()
-        running.result()
+        assert running.result()[0] == 200
         assert encode(client, 6)[0] == 200
         assert sum(stub.batches) == 2
 

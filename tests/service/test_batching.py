@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.batching import Batcher, ItemFailed, Outcome, QueueFull, Stopped
+from service.batching import Batcher, ItemFailed, Outcome, QueueFull, RunBroken, Stopped
 
 POISON = -1
 
@@ -38,10 +38,14 @@ def batcher_of(
     max_queue: int = 10**9,
     timeout_s: float = 10,
     on_stop: Callable[[BaseException], None] = lambda error: pytest.fail(f"stopped: {error}"),
+    probe: Callable[[], object] = lambda: None,
+    cancel: Callable[[], None] = lambda: None,
 ) -> Batcher[int, int]:
     return Batcher(
         run,
         abs,
+        probe=probe,
+        cancel=cancel,
         lanes=lanes,
         max_cost=max_cost,
         min_share=min_share,
@@ -595,3 +599,66 @@ async def test_it_tells_how_long_what_waits_will_take() -> None:
         assert batcher.drain_s == 0
 
     await with_batcher(batcher, story)
+
+
+async def test_a_run_that_raises_on_anything_stops_the_batcher_and_says_so() -> None:
+    told: list[BaseException] = []
+
+    def broken(*_: object) -> list[int]:
+        raise ValueError("gone")
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        asked = [asyncio.create_task(batcher.submit([i, i + 1])) for i in range(1, 9)]
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(error) for error in done} == {Stopped}
+        assert not batcher.is_alive
+        with pytest.raises(Stopped):
+            await batcher.submit([1])
+
+    await with_batcher(batcher_of(broken, lanes=2, probe=broken, on_stop=told.append), story)
+    assert [type(error) for error in told] == [RunBroken]
+    assert isinstance(told[0].__cause__, ValueError)
+
+
+async def test_a_run_that_takes_too_long_is_cancelled_and_only_its_request_fails() -> None:
+    cancelled = threading.Event()
+
+    def slow(items: Sequence[int]) -> list[int]:
+        if POISON in items:
+            assert cancelled.wait(10)
+            cancelled.clear()
+            raise ValueError("cancelled")
+        return list(items)
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        asked = [asyncio.create_task(batcher.submit([i])) for i in (1, 2, POISON, 3)]
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(outcome) for outcome in done] == [Outcome, Outcome, ItemFailed, Outcome]
+        assert batcher.is_alive
+
+    await with_batcher(batcher_of(slow, timeout_s=0.05, cancel=cancelled.set), story)
+
+
+async def test_what_is_cancelled_for_the_sake_of_another_lane_is_run_again() -> None:
+    cancelled, runs = threading.Event(), []
+
+    def slow(items: Sequence[int]) -> list[int]:
+        runs.append(list(items))
+        if items == [POISON]:
+            assert cancelled.wait(10)
+            raise ValueError("cancelled")
+        if runs.count([7]) == 1:
+            assert cancelled.wait(10)
+            raise ValueError("cancelled")
+        return list(items)
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        poisoned = asyncio.create_task(batcher.submit([POISON]))
+        await asyncio.sleep(0.1)
+        assert (await batcher.submit([7])).results == [7]
+        with pytest.raises(ItemFailed):
+            await poisoned
+
+    batcher = batcher_of(slow, lanes=2, max_cost=1, timeout_s=0.2, cancel=cancelled.set)
+    await with_batcher(batcher, story)
+    assert runs.count([7]) == 2
