@@ -125,6 +125,8 @@ class OpenAIErrorResponse(BaseModel):
 
 _problems = partial(problems, shape=OpenAIErrorResponse, media_type=JSON)
 
+_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+
 BODIES = (EmbeddingsRequest, OpenAIErrorResponse)
 
 
@@ -167,6 +169,7 @@ async def models(request: Request) -> Response:
 @router.get(
     "/models/{model:path}",
     summary="Whether a model is served",
+    openapi_extra={"parameters": [_MODEL]},
     response_model=Model,
     responses=_problems(401, 403, 404, 503),
 )

@@ -47,7 +47,17 @@ _Item = TypeVar("_Item")
 router = APIRouter(prefix=PREFIX, route_class=DirectRoute)
 _KEY = scope("encode")
 
-_problems = partial(problems, shape=TEIError, media_type=JSON)
+_TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """As `routing.problems`; what its framework refuses is text, and 401 has no body."""
+    found = problems(*statuses, shape=TEIError, media_type=JSON)
+    for status in found.keys() & {400, 403, 404, 408, 413, 415, 422}:
+        found[status]["content"] = found[status]["content"] | _TEXT["content"]
+    if 401 in found:
+        del found[401]["content"]
+    return found
 
 
 def _documented(asked: type[BaseModel], answer: object, summary: str) -> dict[str, Any]:
@@ -61,7 +71,14 @@ def _documented(asked: type[BaseModel], answer: object, summary: str) -> dict[st
     }
 
 
-@router.post("", **_documented(EmbedRequest, list[list[float]], "As /tei/embed"))
+_HEALTH: dict[str, Any] = {
+    "summary": "Can it encode?",
+    "response_class": Response,
+    "responses": _problems(503),
+}
+
+
+@router.post("", name="tei", **_documented(EmbedRequest, list[list[float]], "As /tei/embed"))
 @router.post("/embed", **_documented(EmbedRequest, list[list[float]], "Vectors, as TEI"))
 async def tei_embed(request: Request) -> Response:
     """Encode as text-embeddings-inference does; token ids are taken as they are."""
@@ -162,9 +179,9 @@ async def tei_info(request: Request) -> Response:
     )
 
 
-@router.get("", include_in_schema=False)
-@router.get("/ping", include_in_schema=False)
-@router.get("/health", summary="Can it encode?", response_class=Response, responses=_problems(503))
+@router.get("", name="tei_root", **_HEALTH)
+@router.get("/ping", name="tei_ping", **_HEALTH)
+@router.get("/health", **_HEALTH)
 async def tei_health(request: Request) -> Response:
     """Answer 200 with an empty body while the service can encode, or else 503."""
     check_ready(request)
