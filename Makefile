@@ -6,6 +6,7 @@
 # make soak       resident memory over half an hour of varied load
 # make profile    where an engine's time goes, operator by operator
 # make bench-debug    what a gradient job costs those who wait for vectors
+# make fuzz     20,000 bodies for /encode that nobody meant to send
 # make bench-op   the fused op against eager and compiled torch, on this machine's device
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 # Each in an environment of its own, with nothing but what it needs to run.
 PEERS := .venv-bench
 
-.PHONY: serve test lint format bench bench-engines bench-debug bench-op profile soak clean
+.PHONY: serve test lint format bench bench-engines bench-debug bench-op fuzz profile soak clean
 
 # Large pages for the weights: 6 to 9 % more vectors.
 serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
@@ -54,6 +55,9 @@ profile: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 
 bench-debug: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_debug
+
+fuzz: $(VENV)/dev.done $(ARTIFACT)/manifest.json
+	$(BIN)/python -m tests.fuzz
 
 bench-op: $(VENV)/dev.done
 	$(BIN)/python -m tests.benchmarks.bench_op

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from service.app import create_app
+from service.logs import configure
 from service.schemas import EXAMPLE_INPUTS
 from service.server import Server
 from service.settings import Settings, from_command_line
@@ -18,10 +19,9 @@ log = logging.getLogger("vitrine")
 
 def main() -> int:
     """Run the command line; return its exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         settings = from_command_line(sys.argv[1:])
+        configure(settings.server.log)
         app = create_app(
             settings, on_ready=lambda: _greet(server, settings, is_open=app.state.keys.is_open)
         )

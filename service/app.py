@@ -88,7 +88,8 @@ def create_app(
     app.state.runtime = None
     app.state.stopping = False
     app.state.gradients = GradientProcess(
-        worker_command(settings.model.path, settings.debug.device), settings.debug
+        worker_command(settings.model.path, settings.debug.device, settings.server.log),
+        settings.debug,
     )
     app.include_router(direct_router)
     app.include_router(router)
@@ -131,7 +132,8 @@ async def _answer(request: Request, error: Exception) -> Response:
         error = FrameworkError(error.status_code, error.detail, error.headers)
     assert isinstance(error, ServiceError)  # noqa: S101 - what Starlette promises a handler
     if error.status == 500:  # the client is told no more than that, so the log is
-        log.error("request %s: %s", request_id, error.detail, exc_info=error)
+        told = {"request_id": request_id}
+        log.error("request %s: %s", request_id, error.detail, exc_info=error, extra=told)
     return _in_words(request.scope["path"], error, request_id)
 
 

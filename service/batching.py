@@ -164,6 +164,12 @@ class Batcher(Generic[Item, Result]):
         return self._queued_tokens
 
     @property
+    def oldest_s(self) -> float:
+        """Seconds that the oldest request has waited that nothing of has been run; 0 if none."""
+        waiting = [request.submitted for request in self._open if request.started is None]
+        return time.perf_counter() - min(waiting) if waiting else 0.0
+
+    @property
     def drain_s(self) -> float:
         """Seconds until what waits has been run, at the speed of late; 0 before the first batch."""
         if not self._recent_tokens:

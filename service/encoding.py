@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from models.engines import Output
 from service.errors import DeadlineExceeded, InvalidInput, Malformed
-from service.metrics import Metrics
+from service.metrics import Metrics, telling_outcome
 from service.routing import full, runtime_of, submit, while_connected
-from service.runtime import Runtime
 from service.tokenizer import OnOverflow, Row
 from service.vectors import JSON
 
@@ -65,25 +64,27 @@ async def encode(
         InferenceFailed: The engine fails on one of the inputs.
         NotReady: There is no engine, or it has stopped.
     """
-    runtime = runtime_of(request)
-    if runtime.batcher.is_full:  # known before anything is tokenised in vain
-        raise full(runtime)
+    metrics: Metrics = request.app.state.metrics
     seconds = _seconds_allowed(request)
-    try:
-        async with asyncio.timeout(seconds):
-            return await _encode(request, runtime, inputs, prompt_name, on_overflow, output)
-    except TimeoutError:
-        raise DeadlineExceeded(f"it was not done within {seconds:g} s") from None
+    metrics.inputs_received.inc(len(inputs))
+    with telling_outcome(lambda outcome: metrics.inputs[outcome].inc(len(inputs))):
+        try:
+            async with asyncio.timeout(seconds):
+                return await _encode(request, inputs, prompt_name, on_overflow, output)
+        except TimeoutError:
+            raise DeadlineExceeded(f"it was not done within {seconds:g} s") from None
 
 
 async def _encode(
     request: Request,
-    runtime: Runtime,
     inputs: Sequence[str | Sequence[int]],
     prompt_name: str | None,
     on_overflow: OnOverflow,
     output: Output,
 ) -> Encoded:
+    runtime = runtime_of(request)
+    if runtime.batcher.is_full:  # known before anything is tokenised in vain
+        raise full(runtime)
     started = time.perf_counter()
     rows = await _here_or_in_thread(
         partial(runtime.tokenizer.rows, inputs, prompt_name, on_overflow),

@@ -1,9 +1,17 @@
 """Prometheus metrics. Labels take values from the code alone, never from a request."""
 
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from starlette.requests import ClientDisconnect
+
+from service.errors import DeadlineExceeded, ServiceError
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 STAGES = ("tokenize", "queue", "infer", "serialize")
+OUTCOMES = ("done", "refused", "failed", "late", "cancelled")
 _POWERS = tuple(2**i for i in range(15))
 
 
@@ -34,6 +42,22 @@ class Metrics:
         )
         # Looked up once: a look-up by label takes a lock.
         self.stage_seconds = {stage: stage_seconds.labels(stage) for stage in STAGES}
+        self.inputs_received = Counter(
+            "vitrine_inputs_received", "Inputs of encode requests", registry=self.registry
+        )
+        inputs = Counter(
+            "vitrine_inputs",
+            "What became of the inputs; all together, and those under way, are those received",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.inputs = {outcome: inputs.labels(outcome) for outcome in OUTCOMES}
+        self.debug_jobs = Counter(
+            "vitrine_debug_jobs",
+            "Jobs of the gradient process",
+            ["kind", "outcome"],
+            registry=self.registry,
+        )
         self.batch_rows = Histogram(
             "vitrine_batch_rows", "Rows of a batch", buckets=_POWERS, registry=self.registry
         )
@@ -54,8 +78,32 @@ class Metrics:
         self.queue_tokens = Gauge(
             "vitrine_queue_tokens", "Tokens that wait for a batch", registry=self.registry
         )
+        self.queue_seconds = Gauge(
+            "vitrine_queue_seconds",
+            "How long the oldest request that waits has waited",
+            registry=self.registry,
+        )
         self.model = Info("vitrine_model", "What is served", registry=self.registry)
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+@contextmanager
+def telling_outcome(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell what becomes of the work that is done meanwhile, one of `OUTCOMES`."""
+    try:
+        yield
+    except BaseException as error:
+        tell(_outcome(error))
+        raise
+    tell("done")
+
+
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, ClientDisconnect | asyncio.CancelledError):
+        return "cancelled"
+    if isinstance(error, DeadlineExceeded):
+        return "late"
+    return "refused" if isinstance(error, ServiceError) and error.status < 500 else "failed"

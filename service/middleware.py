@@ -46,7 +46,7 @@ class RequestLayer:
         started = time.perf_counter()
         request_id = _request_id(Headers(scope=scope).get(REQUEST_ID))
         scope.setdefault("state", {})["request_id"] = request_id
-        status = "disconnected"
+        status, told = "disconnected", {"request_id": request_id}
 
         async def send_marked(message: Message) -> None:
             nonlocal status
@@ -58,9 +58,9 @@ class RequestLayer:
         try:
             await self._app(scope, receive, send_marked)
         except ClientDisconnect:
-            log.info("request %s: the client has gone", request_id)
+            log.info("request %s: the client has gone", request_id, extra=told)
         except Exception:
-            log.exception("request %s failed", request_id)
+            log.exception("request %s failed", request_id, extra=told)
             # Answered rather than raised again: the server would close the connection, and with
             # it the next request of whoever shares it.
             if status != "disconnected":

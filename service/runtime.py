@@ -97,6 +97,7 @@ async def open_runtime(
     )
     manifest = artifact.manifest
     metrics.queue_tokens.set_function(lambda: batcher.queued_tokens)
+    metrics.queue_seconds.set_function(lambda: batcher.oldest_s)
     metrics.model.info(
         {"model": manifest.name, "engine": engine.name, "precision": engine.precision}
     )

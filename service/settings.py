@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.engines import Precision
+from service.logs import LogFormat
 
 Scope = Literal["encode", "debug", "metrics"]
 SCOPES: tuple[Scope, ...] = ("encode", "debug", "metrics")
@@ -36,6 +37,7 @@ class ServerSettings(_Group):
 
     host: str = Field("127.0.0.1", description="Address to bind")
     port: int = Field(8000, ge=0, le=65535, description="Port to bind; 0 takes a free one")
+    log: LogFormat = Field("text", description="Lines for people, or `json`")
     drain_s: float = Field(
         5.0, ge=0, description="Seconds from SIGTERM, with /readyz at 503, until the port closes"
     )

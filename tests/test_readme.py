@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.compat import openai
+from service.metrics import Metrics
 from service.settings import Settings, table, variable
 from tests.serving import flat_routes
 
@@ -79,6 +80,14 @@ def test_the_table_of_errors_has_every_code() -> None:
         code for row in rows("| status | code | when |") for code in re.findall(r"`(\w+)`", row[1])
     }
     assert documented == codes
+
+
+def test_the_table_of_metrics_is_that_of_the_code() -> None:
+    documented = {
+        name for row in rows("| metric | |") for name in re.findall(r"`(vitrine_\w+)", row[0])
+    }
+    described = re.findall(r"^# TYPE (\w+) ", Metrics().exposition().decode(), re.MULTILINE)
+    assert documented == {name for name in described if not name.endswith("_created")}
 
 
 def test_the_answer_that_it_shows_is_real(client: TestClient) -> None:

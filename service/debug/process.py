@@ -9,6 +9,7 @@ from pathlib import Path
 from service.debug import frames
 from service.debug.frames import Message
 from service.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded, ServiceError
+from service.logs import LogFormat
 from service.settings import DebugSettings
 
 log = logging.getLogger("vitrine")
@@ -17,10 +18,10 @@ log = logging.getLogger("vitrine")
 _START_S = 120.0
 
 
-def worker_command(artifact: Path, device: str) -> list[str]:
+def worker_command(artifact: Path, device: str, log: LogFormat) -> list[str]:
     """Return what starts the gradient process of an artifact."""
     # -P: a folder named models in the current directory is not ours.
-    return [sys.executable, "-P", "-m", "service.debug.worker", str(artifact), device]
+    return [sys.executable, "-P", "-m", "service.debug.worker", str(artifact), device, log]
 
 
 class GradientProcess:

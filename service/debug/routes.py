@@ -39,6 +39,7 @@ from service.debug.requests import (
     VjpRequest,
 )
 from service.errors import Forbidden, InvalidInput, TooLarge
+from service.metrics import Metrics, telling_outcome
 from service.routing import (
     DirectRoute,
     body_of,
@@ -240,7 +241,9 @@ async def _run(
 ) -> tuple[Message, Message]:
     """Return the answer of a job, and what every answer tells: model, parity, time, warnings."""
     job["compare"] = [_row(text) for text in texts]
-    reply = await while_connected(request, _process(request).run(job))
+    metrics: Metrics = request.app.state.metrics
+    with telling_outcome(lambda outcome: metrics.debug_jobs.labels(job["kind"], outcome).inc()):
+        reply = await while_connected(request, _process(request).run(job))
     parity = await _compare(request, texts, reply["vectors"]) if texts else None
     answer, warnings = reply["answer"], []
     if parity is not None and not parity.cosine >= _MIN_PARITY:

@@ -1,4 +1,4 @@
-"""The gradient process: `python -m service.debug.worker ARTIFACT DEVICE`.
+"""The gradient process: `python -m service.debug.worker ARTIFACT DEVICE LOG`.
 
 It reads jobs from its standard input and writes answers to its standard output, one at a time, as
 frames. It ends when its input does, so never outlives the service.
@@ -12,17 +12,19 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from service.debug import frames
 from service.debug.frames import Message
+from service.logs import LogFormat, configure
 
 log = logging.getLogger("vitrine.gradients")
 
 
 def main() -> None:
     """Serve until the input ends."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    path, device, log_format = sys.argv[1:]
+    configure(cast(LogFormat, log_format))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service has it too, and ends the input
     os.nice(19)  # what is left of the CPUs, after those who wait for vectors
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -30,7 +32,6 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     jobs: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin.buffer, jobs), daemon=True).start()
-    path, device = sys.argv[1:]
     _write(answers, _open(Path(path), device))
     while True:
         _write(answers, _run(jobs.get()))

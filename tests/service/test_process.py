@@ -42,6 +42,21 @@ sys.exit(main())
 """
 
 
+# Starts the service with an engine that fails on the token id 2000.
+WITH_AN_ENGINE_THAT_FAILS = """
+import sys
+from models import engines
+run = engines.CpuEngine.run
+def fail(self, batch, output="pooled"):
+    if 2000 in batch.input_ids:
+        raise RuntimeError("engine fault")
+    return run(self, batch, output)
+engines.CpuEngine.run = fail
+from service.__main__ import main
+sys.exit(main())
+"""
+
+
 def test_it_serves_where_torch_cannot_be_imported(artifact: Artifact) -> None:
     with process("-c", WITHOUT_TORCH, VITRINE_MODEL__PATH=str(artifact.path)) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
@@ -278,3 +293,43 @@ def test_a_body_that_does_not_come_is_given_up_and_the_connection_closed(
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"body_timeout" in answer
         assert httpx2.post(f"{match[1]}/encode", json={"inputs": "a"}).status_code == 200
+
+
+def test_logs_are_json_if_wanted_and_hold_ids_but_nothing_of_what_was_sent(
+    artifact: Artifact,
+) -> None:
+    key, text = "canary-key-of-some-length", "canary-text"
+    with process(
+        "-c",
+        WITH_AN_ENGINE_THAT_FAILS,
+        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_SERVER__LOG="json",
+        VITRINE_AUTH__KEYS=json.dumps([{"name": "app", "key": key, "scopes": ["encode", "debug"]}]),
+        VITRINE_DEBUG__ENABLED="true",
+    ) as started:
+        lines, match = lines_until(started, r"Serving .* on (http://[^\s\"]+)")
+        headers = {"Authorization": f"Bearer {key}", "X-Request-Id": "an-id"}
+        statuses, answers = [], []
+        for route, body in (
+            ("/encode", {"inputs": [text, ""]}),
+            ("/encode", {"inputs": text, text: 1}),
+            ("/encode", {"inputs": [[1000], [2000]]}),
+            ("/v1/embeddings", {"input": text, "model": text}),
+            ("/tei/embed", {"inputs": [text, text * 10_000]}),
+            ("/debug/attribute", {"text": text, "target": {"type": "norm"}, "point": text}),
+        ):
+            answer = httpx2.post(f"{match[1]}{route}", json=body, headers=headers, timeout=60)
+            statuses.append(answer.status_code)
+            answers.append(answer.text)
+        stranger = {"Authorization": f"Bearer {text}"}
+        answers.append(httpx2.get(f"{match[1]}/info", headers=stranger).text)
+        assert statuses == [422, 422, 500, 404, 422, 422]
+        started.send_signal(signal.SIGINT)
+        _, rest = started.communicate(timeout=60)
+        assert started.returncode == 0
+    logged = [json.loads(line) for line in (*lines, *rest.splitlines())]
+    assert all({"time", "level", "message"} <= line.keys() for line in logged)
+    [failure] = [line for line in logged if line["level"] == "ERROR"]
+    assert failure["request_id"] == "an-id"
+    assert "engine fault" in failure["exc_info"]
+    assert "canary" not in "".join((*lines, rest, *answers))

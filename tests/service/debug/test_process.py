@@ -185,7 +185,7 @@ async def test_what_the_twin_refuses_is_an_invalid_input_and_what_fails_is_an_er
         ("raise SystemExit(1)", "the gradient process did not start; its log says why"),
         # As where torch is not installed.
         (
-            "import sys; sys.modules['torch'] = None; sys.argv = ['', 'nowhere', 'cpu']; "
+            "import sys; sys.modules['torch'] = None; sys.argv = ['', 'nowhere', 'cpu', 'text']; "
             "from service.debug.worker import main; main()",
             "gradients cannot be taken here; the log says why",
         ),
@@ -208,7 +208,7 @@ def test_what_a_library_prints_falls_between_no_frames_and_it_gives_way_to_encod
         "def opened(*_): os.write(1, b'noise'); print('noise', flush=True); return {'points': []}\n"
         "jobs.open_twin = opened\n"
         "jobs.run = lambda job: {'answer': os.nice(0)}\n"
-        "sys.argv = ['', 'nowhere', 'cpu']\n"
+        "sys.argv = ['', 'nowhere', 'cpu', 'text']\n"
         "worker.main()\n"
     )
     pipe = subprocess.PIPE
@@ -225,7 +225,7 @@ def test_what_a_library_prints_falls_between_no_frames_and_it_gives_way_to_encod
 
 
 def test_the_worker_ends_with_its_input_even_within_a_job(artifact: Artifact) -> None:
-    command = worker_command(artifact.path, "cpu")
+    command = worker_command(artifact.path, "cpu", "text")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -246,7 +246,7 @@ def test_the_worker_ends_when_its_input_breaks_off_but_not_at_an_interrupt(
     # Nor does it import what lies about in the directory that the service was started in.
     (tmp_path / "models").mkdir()
     (tmp_path / "models/__init__.py").write_text("raise SystemExit(9)")
-    command = worker_command(artifact.path.absolute(), "cpu")
+    command = worker_command(artifact.path.absolute(), "cpu", "text")
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=tmp_path) as worker:
         assert worker.stdin is not None

@@ -1,0 +1,83 @@
+"""The books balance: what is received is done, refused, failed, late, cancelled or under way."""
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from models.artifact import Artifact
+from tests.serving import lines_until, process
+
+
+@pytest.fixture(scope="module")
+def url(artifact: Artifact) -> Iterator[str]:
+    with process(
+        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_BATCH__MAX_QUEUE_TOKENS="20000",
+        VITRINE_DEBUG__ENABLED="true",
+    ) as started:
+        yield lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+
+
+def metrics(url: str) -> dict[str, float]:
+    lines = httpx2.get(f"{url}/metrics").text.splitlines()
+    return {
+        name: float(value)
+        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    }
+
+
+def outcomes(found: dict[str, float]) -> dict[str, float]:
+    return {
+        match[1]: value
+        for name, value in found.items()
+        if (match := re.fullmatch(r'vitrine_inputs_total\{outcome="(\w+)"\}', name))
+    }
+
+
+def test_every_input_is_accounted_for(url: str) -> None:
+    def post(count: int, tokens: int, headers: dict[str, str] | None = None) -> int:
+        inputs = [[1000 + i % 20_000] * tokens for i in range(count)]
+        answer = httpx2.post(f"{url}/encode", json={"inputs": inputs}, headers=headers, timeout=60)
+        return answer.status_code
+
+    assert post(5, 3) == 200
+    assert httpx2.post(f"{url}/encode", json={"inputs": ["a", ""]}).status_code == 422
+    with ThreadPoolExecutor(3) as clients:
+        large = clients.submit(post, 100, 250)  # an empty queue takes it, though it is too large
+        while metrics(url)["vitrine_queue_tokens"] < 20_000:
+            time.sleep(0.001)
+        assert post(7, 3) == 429
+        assert metrics(url)["vitrine_queue_seconds"] >= 0
+        while metrics(url)["vitrine_queue_tokens"] > 15_000:
+            time.sleep(0.001)
+        assert post(9, 100, {"X-Request-Timeout-Ms": "1"}) == 504
+        body = b'{"inputs": [[1000, 1001], [1002]]}'
+        head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        address = httpx2.URL(url)
+        with socket.create_connection((address.host, address.port or 80)) as leaving:
+            leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert large.result() == 200
+    found = metrics(url)
+    while outcomes(found)["cancelled"] + outcomes(found)["done"] < 107:
+        found = metrics(url)
+    told = outcomes(found)
+    assert (told["refused"], told["late"], told["failed"]) == (2 + 7, 9, 0)
+    # Who leaves may have been answered before.
+    assert (told["done"], told["cancelled"]) in ((105, 2), (107, 0))
+    assert found["vitrine_inputs_received_total"] == sum(told.values())
+    assert found["vitrine_queue_tokens"] == found["vitrine_queue_seconds"] == 0
+
+
+def test_gradient_jobs_are_counted(url: str) -> None:
+    asked = {"text": "a cat", "target": {"type": "norm"}, "method": "saliency"}
+    assert httpx2.post(f"{url}/debug/attribute", json=asked, timeout=60).status_code == 200
+    asked["point"] = "nowhere"
+    assert httpx2.post(f"{url}/debug/attribute", json=asked, timeout=60).status_code == 422
+    found = metrics(url)
+    for outcome in ("done", "refused"):
+        assert found[f'vitrine_debug_jobs_total{{kind="attribute",outcome="{outcome}"}}'] == 1
