@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 
 from models.artifact import ArtifactError
@@ -20,12 +22,13 @@ from service.debug import page
 from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
 from service.debug.requests import BODIES
+from service.encoding import TIMEOUT
 from service.errors import FrameworkError, ServiceError, problem
 from service.metrics import Metrics
-from service.middleware import RequestLayer
+from service.middleware import REQUEST_ID, RequestLayer
 from service.routes import direct_router, router
 from service.runtime import open_runtime
-from service.schemas import VERSION, EncodeRequest, openapi
+from service.schemas import ENCODE_HEADERS, VERSION, EncodeRequest, openapi
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")
@@ -97,6 +100,17 @@ def create_app(
     app.include_router(tei.router)
     app.include_router(debug.router)
     app.include_router(page.router)
+    if settings.server.hosts:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.server.hosts))
+    if settings.server.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.server.cors_origins,
+            allow_methods=("GET", "POST"),
+            # Without the first a page could not bring its key.
+            allow_headers=("Authorization", "Content-Type", REQUEST_ID, TIMEOUT),
+            expose_headers=(*ENCODE_HEADERS, "Retry-After", "X-Truncated-Inputs"),
+        )
     app.add_middleware(RequestLayer, metrics=metrics, answer=_in_words)
     return app
 

@@ -37,6 +37,10 @@ class ServerSettings(_Group):
 
     host: str = Field("127.0.0.1", description="Address to bind")
     port: int = Field(8000, ge=0, le=65535, description="Port to bind; 0 takes a free one")
+    hosts: tuple[str, ...] = Field((), description="Host names that are answered to; none: all")
+    cors_origins: tuple[str, ...] = Field(
+        (), description="Origins of web pages that may call, as `https://app.example`"
+    )
     log: LogFormat = Field("text", description="Lines for people, or `json`")
     drain_s: float = Field(
         5.0, ge=0, description="Seconds from SIGTERM, with /readyz at 503, until the port closes"
