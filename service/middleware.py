@@ -58,7 +58,8 @@ class RequestLayer:
         try:
             await self._app(scope, receive, send_marked)
         except ClientDisconnect:
-            log.info("request %s: the client has gone", request_id, extra=told)
+            # Counted, but not logged: it is not ours to say how often clients leave.
+            log.debug("request %s: the client has gone", request_id, extra=told)
         except Exception:
             log.exception("request %s failed", request_id, extra=told)
             # Answered rather than raised again: the server would close the connection, and with
