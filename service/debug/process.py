@@ -48,7 +48,9 @@ class GradientProcess:
     @property
     def pid(self) -> int | None:
         """Of the process, if it runs."""
-        return self._process.pid if self._process else None
+        if self._process is None or self._process.returncode is not None:
+            return None
+        return self._process.pid
 
     async def run(self, job: Message) -> Message:
         """Return the answer to a job, `{"answer", "nonfinite", "vectors", "wall_ms"}`.
@@ -128,7 +130,7 @@ class GradientProcess:
         return reply
 
     async def _running(self) -> asyncio.subprocess.Process:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self.pid is not None:
             return self._process
         if self._closed:
             raise NotReady("the service is stopping", code="gradients_unavailable")

@@ -143,7 +143,10 @@ async def test_a_process_that_died_between_jobs_is_replaced_unnoticed() -> None:
         first = await pid(process)
         os.kill(first, signal.SIGKILL)
         await asyncio.sleep(0.1)
-        assert await pid(process) != first
+        assert process.pid is None
+        assert (await process.start())["points"] == ["words"]
+        assert process.pid not in (None, first)
+        assert await pid(process) == process.pid
 
 
 async def test_a_caller_that_leaves_while_it_starts_leaves_no_process_behind(
