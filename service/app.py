@@ -10,7 +10,6 @@ from fastapi import FastAPI, Request
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 
 from models.artifact import ArtifactError
@@ -100,9 +99,8 @@ def create_app(
     app.include_router(tei.router)
     app.include_router(debug.router)
     app.include_router(page.router)
-    if settings.server.hosts:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.server.hosts))
-    if settings.server.cors_origins:
+    app.add_middleware(RequestLayer, metrics=metrics, answer=_in_words, hosts=settings.server.hosts)
+    if settings.server.cors_origins:  # outermost, so that a page may read every error
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.server.cors_origins,
@@ -111,7 +109,6 @@ def create_app(
             allow_headers=("Authorization", "Content-Type", REQUEST_ID, TIMEOUT),
             expose_headers=(*ENCODE_HEADERS, "Retry-After", "X-Truncated-Inputs"),
         )
-    app.add_middleware(RequestLayer, metrics=metrics, answer=_in_words)
     return app
 
 

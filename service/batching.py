@@ -41,7 +41,7 @@ class QueueFull(Exception):
 
 
 class Stopped(Exception):
-    """The batcher does not run: it was closed, a run did not come back, or it has a defect."""
+    """The batcher does not run: it was closed, the run is broken or hangs, or it has a defect."""
 
 
 class RunBroken(Exception):
@@ -165,7 +165,7 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def oldest_s(self) -> float:
-        """Seconds that the oldest request has waited that nothing of has been run; 0 if none."""
+        """Seconds that the oldest request has waited of which nothing has been run; or else 0."""
         waiting = [request.submitted for request in self._open if request.started is None]
         return time.perf_counter() - min(waiting) if waiting else 0.0
 

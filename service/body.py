@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -19,13 +19,19 @@ Model = TypeVar("Model", bound=BaseModel)
 _BYTES_AT_ONCE = 65_536
 
 
-async def read_inputs(request: Request, model: type[Model], field: str) -> Model:
+async def read_inputs(
+    request: Request,
+    model: type[Model],
+    field: str,
+    too_many: str = "there are {} inputs; {} are taken",
+) -> Model:
     """Return the body of a request for vectors; errors are those of `read_request`.
 
     Args:
         request: The request.
         model: What its body should be.
         field: Of the model; it holds the inputs.
+        too_many: How those are told who send more inputs than are taken.
 
     Raises:
         InvalidInput: It has too many inputs.
@@ -36,19 +42,17 @@ async def read_inputs(request: Request, model: type[Model], field: str) -> Model
         inputs = given.get(field)
         # Counted first, because pydantic would look at each. A list of numbers is one input.
         if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int):
-            _check_count(len(inputs), limits.max_inputs, field)
+            check_count(inputs, limits.max_inputs, field, too_many)
         return _check(model, given)
 
     return await _checked(request, check, limits.max_body_bytes)
 
 
-def _check_count(inputs: int, most: int, field: str) -> None:
-    if inputs > most:
-        raise InvalidInput(
-            f"there are {inputs} inputs; {most} are taken",
-            code="too_many_inputs",
-            pointer=f"/{field}",
-        )
+def check_count(inputs: Sequence[object], most: int, field: str, too_many: str) -> None:
+    """Refuse more inputs than are taken; see `read_inputs`."""
+    if len(inputs) > most:
+        told = too_many.format(len(inputs), most)
+        raise InvalidInput(told, code="too_many_inputs", pointer=f"/{field}")
 
 
 async def read_request(request: Request, model: type[Model], max_bytes: int) -> Model:
@@ -91,6 +95,8 @@ def _parse(body: bytes) -> dict[str, Any]:
         json.loads(body, object_pairs_hook=_unique)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error.msg}, at character {error.pos}") from None
+    except RecursionError:
+        raise Malformed("the body is not JSON that is taken: it is nested too deeply") from None
     if not isinstance(given, dict):
         raise InvalidInput("the body must be a JSON object")
     return given
@@ -144,11 +150,13 @@ def _first(error: ValidationError, given: dict[str, Any]) -> InvalidInput:
     elif found["type"] == "extra_forbidden":
         kept.pop()  # a name of the client's own
     places = [part for part in kept[1:] if isinstance(part, int)]
+    inputs = given.get("inputs", given.get("input"))
+    is_row = isinstance(inputs, list) and inputs and isinstance(inputs[0], int)
     message = found["msg"]
     if found["type"] == "union_tag_invalid":  # which repeats what was given
         message = f"there is no such type; there are: {found['ctx']['expected_tags']}"
     return InvalidInput(
         message,
-        index=places[0] if kept[:1] in (["inputs"], ["input"]) and places else None,
+        index=places[0] if kept[:1] in (["inputs"], ["input"]) and places and not is_row else None,
         pointer="/" + "/".join(map(str, kept)),
     )

@@ -16,7 +16,7 @@ from models.engines import Output
 from service.errors import DeadlineExceeded, InvalidInput, Malformed
 from service.metrics import Metrics, telling_outcome
 from service.routing import full, runtime_of, submit, while_connected
-from service.tokenizer import OnOverflow, Row
+from service.tokenizer import OnOverflow, Row, Span, TextTokenizer
 from service.vectors import JSON
 
 Result = TypeVar("Result")
@@ -37,11 +37,13 @@ class Encoded:
     Attributes:
         rows: What the model saw of each.
         vectors: Of each, `(B, W)`, or of the tokens of all, `(T, D)`; not normalised.
+        spans: Of each input's tokens, see `TextTokenizer.spans`; none where they are not wanted.
         seconds: What each stage took.
     """
 
     rows: Sequence[Row]
     vectors: NDArray[np.float32]
+    spans: Sequence[Sequence[Span | None] | None]
     seconds: Mapping[str, float]
 
 
@@ -86,8 +88,8 @@ async def _encode(
     if runtime.batcher.is_full:  # known before anything is tokenised in vain
         raise full(runtime)
     started = time.perf_counter()
-    rows = await _here_or_in_thread(
-        partial(runtime.tokenizer.rows, inputs, prompt_name, on_overflow),
+    rows, spans = await _here_or_in_thread(
+        partial(_tokenize, runtime.tokenizer, inputs, prompt_name, on_overflow, output),
         is_short=len(inputs) <= _INPUTS_AT_ONCE and sum(map(len, inputs)) <= _CHARACTERS_AT_ONCE,
     )
     tokenize_s = time.perf_counter() - started
@@ -96,7 +98,18 @@ async def _encode(
     outcome = await while_connected(request, submit(runtime, rows, output))
     seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
     joined = np.stack if output == "pooled" else np.concatenate
-    return Encoded(rows, joined(outcome.results), seconds)
+    return Encoded(rows, joined(outcome.results), spans, seconds)
+
+
+def _tokenize(
+    tokenizer: TextTokenizer,
+    inputs: Sequence[str | Sequence[int]],
+    prompt_name: str | None,
+    on_overflow: OnOverflow,
+    output: Output,
+) -> tuple[list[Row], Sequence[Sequence[Span | None] | None]]:
+    rows = tokenizer.rows(inputs, prompt_name, on_overflow)
+    return rows, tokenizer.spans(inputs, prompt_name) if output == "tokens" else ()
 
 
 def _seconds_allowed(request: Request) -> float:

@@ -1,17 +1,19 @@
 """Every error that a client can see, as one tree, and what it looks like on the wire.
 
     ServiceError
-    ├── Malformed             400  the body is not JSON
+    ├── Malformed             400  the body is not JSON, or a header is not what it should be
     ├── Unauthorized          401  no key, or an unknown one
     ├── Forbidden             403  a key without the scope, or a page of another host
-    ├── NotFound              404  a part of the service that is switched off
+    ├── NotFound              404  a model that is not served, or a part that is switched off
+    ├── BodyTooSlow           408  the body was not there in time
     ├── TooLarge              413  a body, or one text in it
     ├── UnsupportedMedia      415  not application/json, or compressed
     ├── InvalidInput          422  a field or an input is not what it should be
     ├── Overloaded            429  the queue is full
+    ├── FrameworkError        ...  no such route, no such method
     ├── InferenceFailed       500  the engine failed on this input
     ├── NotReady              503  starting, stopping, or the engine is gone
-    └── DeadlineExceeded      504  a gradient job took too long
+    └── DeadlineExceeded      504  it took longer than it may
 
 The wire format is RFC 9457: `application/problem+json`. Nothing of the request is ever echoed.
 """
@@ -32,7 +34,7 @@ DESCRIPTIONS = {
     400: "The body is not JSON, or a header is not what it should be",
     401: "No API key, or an unknown one",
     403: "The API key does not have the scope",
-    404: "Switched off",
+    404: "Switched off, or not served",
     408: "The body was not there in time",
     413: "The body, or one text in it, is too large",
     415: "The body is not plain application/json",
@@ -40,7 +42,7 @@ DESCRIPTIONS = {
     424: "The engine fails on this input",
     429: "The queue is full; `Retry-After` says when to come back",
     500: "The engine fails on this input, or the service has a defect",
-    503: "The model is being loaded, or the engine is gone",
+    503: "The model is being loaded, the engine is gone, or the service is stopping",
     504: "It took longer than it may",
 }
 
@@ -114,7 +116,7 @@ class Forbidden(ServiceError):
 
 
 class NotFound(ServiceError):
-    """A part of the service that is switched off."""
+    """A model that is not served, or a part of the service that is switched off."""
 
     status = 404
     title = "Not Found"
@@ -127,7 +129,7 @@ class BodyTooSlow(ServiceError):
     status = 408
     title = "Request Timeout"
     code = "body_timeout"
-    # What is left of the body would be read as the next request.
+    # Or the client would keep it, and go on being slow.
     headers = MappingProxyType({"Connection": "close"})
 
 

@@ -80,7 +80,7 @@ class Metrics:
         )
         self.queue_seconds = Gauge(
             "vitrine_queue_seconds",
-            "How long the oldest request that waits has waited",
+            "How long the oldest request has waited that nothing has been run of",
             registry=self.registry,
         )
         self.model = Info("vitrine_model", "What is served", registry=self.registry)

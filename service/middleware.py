@@ -3,20 +3,22 @@
 Plain ASGI: Starlette's BaseHTTPMiddleware would hide from a handler that its client has gone.
 """
 
+import asyncio
 import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import ServiceError
+from service.errors import Forbidden, NotReady, ServiceError
 from service.metrics import Metrics
 
 REQUEST_ID = "X-Request-Id"
+PROBES = ("/healthz", "/readyz")
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = logging.getLogger("vitrine")
@@ -29,14 +31,44 @@ class RequestLayer:
         app: The application.
         metrics: Counts requests.
         answer: Path, error and request id to a response.
+        hosts: Names that are answered to, beside probes, which come by address; none: all.
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, answer: Callable[[str, ServiceError, str], ASGIApp]
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        answer: Callable[[str, ServiceError, str], ASGIApp],
+        hosts: Collection[str],
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._answer = answer
+        self._hosts = hosts
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> ServiceError | None:
+        """Run the application, and return the error that it leaves to be told."""
+        request_id = scope["state"]["request_id"]
+        told = {"request_id": request_id}
+        try:
+            if not self._is_ours(scope):
+                return Forbidden("this host name is not one of VITRINE_SERVER__HOSTS", code="host")
+            await self._app(scope, receive, send)
+        except ClientDisconnect:
+            # Counted, but not logged: it is not ours to say how often clients leave.
+            log.debug("request %s: the client has gone", request_id, extra=told)
+        except asyncio.CancelledError:  # as the server does when its time to stop is over
+            return NotReady("the service is stopping")
+        except Exception:
+            log.exception("request %s failed", request_id, extra=told)
+            # Answered rather than raised again: the server would close the connection, and with
+            # it the next request of whoever shares it.
+            return ServiceError("the service failed; its log says why")
+        return None
+
+    def _is_ours(self, scope: Scope) -> bool:
+        host = Headers(scope=scope).get("host", "")
+        return not self._hosts or scope["path"] in PROBES or names_one_of(host, self._hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or the lifespan."""
@@ -46,7 +78,7 @@ class RequestLayer:
         started = time.perf_counter()
         request_id = _request_id(Headers(scope=scope).get(REQUEST_ID))
         scope.setdefault("state", {})["request_id"] = request_id
-        status, told = "disconnected", {"request_id": request_id}
+        status = "disconnected"
 
         async def send_marked(message: Message) -> None:
             nonlocal status
@@ -56,23 +88,20 @@ class RequestLayer:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_marked)
-        except ClientDisconnect:
-            # Counted, but not logged: it is not ours to say how often clients leave.
-            log.debug("request %s: the client has gone", request_id, extra=told)
-        except Exception:
-            log.exception("request %s failed", request_id, extra=told)
-            # Answered rather than raised again: the server would close the connection, and with
-            # it the next request of whoever shares it.
-            if status != "disconnected":
-                raise
-            error = ServiceError("the service failed; its log says why")
-            answer = self._answer(scope["path"], error, request_id)
-            await answer(scope, receive, send_marked)
+            error = await self._run(scope, receive, send_marked)
+            if error is not None and status != "disconnected":
+                raise error  # too late to tell it in an answer
+            if error is not None:
+                await self._answer(scope["path"], error, request_id)(scope, receive, send_marked)
         finally:
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.requests.labels(route, status).inc()
             self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
+
+
+def names_one_of(host: str, names: Collection[str]) -> bool:
+    """Return whether a Host header, with or without a port, is one of these names."""
+    return host in names or host.rpartition(":")[0] in names
 
 
 def _request_id(given: str | None) -> str:

@@ -1,6 +1,5 @@
 """The native routes. The handler of `/encode` reads as the story of a request."""
 
-import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -84,19 +83,16 @@ async def _encode_tokens(request: Request, asked: EncodeRequest) -> Response:
     """Answer with the vectors of tokens, `(L, D)` of each input."""
     if asked.dimensions is not None:
         raise InvalidInput("dimensions go with pooled vectors", pointer="/dimensions")
-    runtime, inputs = runtime_of(request), asked.rows()
     encoded = await encode_inputs(
-        request, inputs, asked.prompt_name, asked.on_overflow, output="tokens"
+        request, asked.rows(), asked.prompt_name, asked.on_overflow, output="tokens"
     )
-    texts = [text for text in inputs if isinstance(text, str)]
-    placed = await asyncio.to_thread(runtime.tokenizer.tokens_and_spans, texts, asked.prompt_name)
     write = partial(
         tokens_as_json,
-        runtime.artifact.manifest.name,
+        runtime_of(request).artifact.manifest.name,
         finish(encoded.vectors, None, normalize=bool(asked.normalize)),  # (T, D)
         ids=[row.ids for row in encoded.rows],
         truncated=[row.truncated for row in encoded.rows],
-        offsets=[spans for _, spans in placed] if texts else [None] * len(inputs),
+        offsets=encoded.spans,
         in_base64=asked.encoding == "base64",
     )
     return await respond(request, encoded, write)

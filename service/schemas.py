@@ -19,21 +19,26 @@ def _kind_of_inputs(inputs: object) -> str | None:
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+# One row of token ids.
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 Inputs = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")]
-    | Annotated[
-        list[Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]],
-        Field(min_length=1, fail_fast=True),
-        Tag("ids"),
-    ],
+    | Annotated[list[Ids], Field(min_length=1, fail_fast=True), Tag("ids")],
     Discriminator(
         _kind_of_inputs,
         custom_error_type="inputs",
         custom_error_message="Input should be a text, a list of texts or a list of lists of ids",
     ),
 ]
+
+
+def one_by_one(inputs: str | Sequence[Any]) -> Sequence[Any]:
+    """Return inputs one by one, of which a text, or a list of numbers, is one."""
+    is_one = isinstance(inputs, str) or (inputs and isinstance(inputs[0], int))
+    return [inputs] if is_one else inputs
+
 
 VERSION = version("vitrine")
 EXAMPLE_INPUTS = ("The cat sat on the mat.", "A feline rested on the rug.")
@@ -72,7 +77,7 @@ class EncodeRequest(BaseModel):
 
     def rows(self) -> Sequence[str | list[int]]:
         """Return the inputs, one by one."""
-        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+        return one_by_one(self.inputs)
 
 
 class EncodeResponse(BaseModel):

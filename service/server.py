@@ -38,6 +38,7 @@ class Server(uvicorn.Server):
                 app,
                 host=settings.host,
                 port=settings.port,
+                lifespan="on",  # what fails there must not pass for an application without one
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -65,7 +65,7 @@ class EngineSettings(_Group):
     )
     threads: int = Field(0, ge=0, description="CPUs to keep busy; 0: all that the quota allows")
     timeout_s: float = Field(
-        60.0, gt=0, description="A batch that takes longer ends the process, as hung"
+        10.0, gt=0, description="Seconds after which a batch is cancelled and run in halves"
     )
 
 

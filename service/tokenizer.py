@@ -1,6 +1,7 @@
 """Text to rows of token ids, each checked and cut to the model's length."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -162,9 +163,21 @@ class TextTokenizer:
     ) -> list[tuple[Sequence[str], Sequence[Span | None]]]:
         """Return the tokens of texts that have a row, and where they are; see `TokenizedText`."""
         prompt, _ = self._prompt(prompt_name)
-        # The batch call, also for one text: it alone releases the interpreter lock.
-        encodings = self._tokenizer.encode_batch([prompt + text for text in texts])
-        return [(encoding.tokens, _spans(encoding, len(prompt))) for encoding in encodings]
+        found: list[tuple[Sequence[str], Sequence[Span | None]]] = []
+        for part in _slices(texts):
+            with _panics_are_errors():
+                # The batch call, also for one text: it alone releases the interpreter lock.
+                encodings = self._tokenizer.encode_batch([prompt + text for text in part])
+            found += [(encoding.tokens, _spans(encoding, len(prompt))) for encoding in encodings]
+        return found
+
+    def spans(
+        self, inputs: Sequence[str | Sequence[int]], prompt_name: str | None
+    ) -> list[Sequence[Span | None] | None]:
+        """Return where the tokens of each input are in it; None for ids, which are in no text."""
+        texts = [given for given in inputs if isinstance(given, str)]
+        found = iter(self.tokens_and_spans(texts, prompt_name) if texts else ())
+        return [next(found)[1] if isinstance(given, str) else None for given in inputs]
 
     def _first_id(self, spellings: Sequence[str]) -> int | None:
         ids = map(self._tokenizer.token_to_id, spellings)
@@ -185,22 +198,36 @@ class TextTokenizer:
         return rows
 
     def pieces(
-        self, texts: Sequence[str], prompt_name: str | None, add_special_tokens: bool
+        self, texts: Sequence[str], prompt_name: str | None, add_special_tokens: bool, most: int
     ) -> list[list[tuple[int, str, Span | None]]]:
         """Return id, text and place in bytes of each token of texts, the prompt before them.
 
         Nothing is cut. Special tokens have no place, and are spelt as the vocabulary does.
 
         Raises:
-            InvalidInput: A text is empty or holds a NUL, or the prompt is not known.
+            InvalidInput: A text is empty or holds a NUL, the prompt is not known, or there are more
+                than `most` tokens.
             TooLarge: A text has too many characters.
         """
         for index, text in enumerate(texts):
             self._check_text(text, index)
         prompt, _ = self._prompt(prompt_name)
-        prompted = [prompt + text for text in texts]
-        encodings = self._uncut.encode_batch(prompted, add_special_tokens=add_special_tokens)
-        return [_pieces(*pair) for pair in zip(prompted, encodings, strict=True)]
+        found: list[list[tuple[int, str, Span | None]]] = []
+        for part in _slices(texts):
+            prompted = [prompt + text for text in part]
+            with _panics_are_errors():
+                encodings = self._uncut.encode_batch(
+                    prompted, add_special_tokens=add_special_tokens
+                )
+            most -= sum(map(len, encodings))
+            if most < 0:
+                raise InvalidInput(
+                    "the texts have more tokens than are listed in one answer",
+                    code="too_many_tokens",
+                    pointer="/inputs",
+                )
+            found += [_pieces(*pair) for pair in zip(prompted, encodings, strict=True)]
+        return found
 
     def decode(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
         """Return the text of each list of token ids.
@@ -209,7 +236,8 @@ class TextTokenizer:
             InvalidInput: A list is empty, or an id is not in the vocabulary.
         """
         self._check_ids(rows)
-        texts: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens)
+        with _panics_are_errors():
+            texts: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens)
         return texts
 
     @cached_property
@@ -229,13 +257,9 @@ class TextTokenizer:
     ) -> list[tuple[list[int], bool]]:
         """Return the ids of each text, and whether there were more."""
         tokenizer = self._cutting_left if on_overflow == "truncate_left" else self._tokenizer
-        try:
+        with _panics_are_errors():
             # The batch call, also for one text: it alone releases the interpreter lock.
             encodings = tokenizer.encode_batch_fast(texts)
-        except Exception:
-            raise
-        except BaseException as panic:  # a panic of the tokenizer's library is no Exception
-            raise RuntimeError("the tokenizer panicked") from panic
         return [(encoding.ids, bool(encoding.overflowing)) for encoding in encodings]
 
     def _check_text(self, text: str, index: int) -> None:
@@ -294,6 +318,16 @@ class TextTokenizer:
 
     def _has_tokens(self, text: str) -> bool:
         return len(self._encode([text])[0][0]) > self._special
+
+
+@contextmanager
+def _panics_are_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as panic:  # a panic of the tokenizer's library is no Exception
+        raise RuntimeError("the tokenizer panicked") from panic
 
 
 def _placed(

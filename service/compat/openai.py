@@ -3,6 +3,7 @@
 Contract: https://platform.openai.com/docs/api-reference/embeddings
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from service.body import read_inputs
 from service.encoding import check_dimensions, encode, respond
 from service.errors import NotFound, ServiceError
 from service.routing import DirectRoute, body_of, problems, runtime_of, scope
-from service.schemas import TokenId
+from service.schemas import Ids, one_by_one
 from service.vectors import JSON, finish, written
 
 PREFIX = "/v1"
@@ -32,9 +33,6 @@ def _kind_of_input(given: object) -> str | None:
         first = {list: "rows", int: "row"}
         return first.get(type(given[0]), "texts") if given else "texts"
     return "text" if isinstance(given, str) else None
-
-
-Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
 class EmbeddingsRequest(BaseModel):
@@ -60,12 +58,9 @@ class EmbeddingsRequest(BaseModel):
         None, description="Not looked at"
     )
 
-    def inputs(self) -> list[str | list[int]]:
+    def inputs(self) -> Sequence[str | list[int]]:
         """Return the inputs, one by one."""
-        if isinstance(self.input, str):
-            return [self.input]
-        row = [part for part in self.input if isinstance(part, int)]
-        return [row] if row else [part for part in self.input if not isinstance(part, int)]
+        return one_by_one(self.input)
 
 
 class Embedding(BaseModel):

@@ -14,8 +14,9 @@ from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from service.body import Model, read_request
+from service.body import Model, check_count, read_inputs
 from service.compat.tei_schemas import (
+    Cut,
     DecodeRequest,
     EmbedAllRequest,
     EmbedRequest,
@@ -43,6 +44,7 @@ from service.vectors import JSON, finish, written
 PREFIX = "/tei"
 
 _Item = TypeVar("_Item")
+_TOO_MANY = "batch size {} > maximum allowed batch size {}"
 
 router = APIRouter(prefix=PREFIX, route_class=DirectRoute)
 _KEY = scope("encode")
@@ -53,7 +55,7 @@ _TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """As `routing.problems`; what its framework refuses is text, and 401 has no body."""
     found = problems(*statuses, shape=TEIError, media_type=JSON)
-    for status in found.keys() & {400, 403, 404, 408, 413, 415, 422}:
+    for status in found.keys() - {401, 424, 429, 500, 503}:
         found[status]["content"] = found[status]["content"] | _TEXT["content"]
     if 401 in found:
         del found[401]["content"]
@@ -84,7 +86,7 @@ async def tei_embed(request: Request) -> Response:
     """Encode as text-embeddings-inference does; token ids are taken as they are."""
     asked = await _read(request, EmbedRequest)
     check_dimensions(request, asked.dimensions)
-    inputs = _counted(request, asked.rows())
+    inputs = _some(asked.rows())
     encoded = await encode(request, inputs, asked.prompt_name, asked.on_overflow())
     vectors = finish(encoded.vectors, asked.dimensions, asked.normalize)  # (B, dimensions)
     return await _respond(request, encoded, inputs, partial(_as_lists, vectors))
@@ -94,7 +96,7 @@ async def tei_embed(request: Request) -> Response:
 async def embed_all(request: Request) -> Response:
     """Return the vectors of each input's tokens, special ones included, not normalised."""
     asked = await _read(request, EmbedAllRequest)
-    inputs = _counted(request, asked.rows())
+    inputs = _some(asked.rows())
     encoded = await encode(request, inputs, asked.prompt_name, asked.on_overflow(), "tokens")
     ends = np.cumsum([len(row.ids) for row in encoded.rows])
     by_input = np.split(finish(encoded.vectors, None, normalize=False), ends[:-1])  # (L, D) each
@@ -105,11 +107,15 @@ async def embed_all(request: Request) -> Response:
 async def similarity(request: Request) -> Response:
     """Return the cosine of one sentence to each of others."""
     asked = await _read(request, SimilarityRequest)
-    how, sentences = asked.parameters, asked.inputs.sentences
-    if not sentences:
-        raise InvalidInput("`inputs.sentences` cannot be empty", code="empty")
-    inputs = _counted(request, [asked.inputs.source_sentence, *sentences])
-    encoded = await encode(request, inputs, how.prompt_name, how.on_overflow())
+    how = asked.parameters or Cut()
+    inputs = [asked.inputs.source_sentence, *_some(asked.inputs.sentences)]
+    check_count(inputs, _settings(request).limits.max_inputs, "inputs", _TOO_MANY)
+    try:
+        encoded = await encode(request, inputs, how.prompt_name, how.on_overflow())
+    except ServiceError as error:
+        if error.index is not None:  # the first is the source, and no number of the list's
+            error.index = error.index - 1 if error.index else None
+        raise
     vectors = finish(encoded.vectors, None, normalize=True)  # (B, W)
     cosines = (vectors[1:] @ vectors[0]).tolist()
     return await _respond(request, encoded, inputs, partial(orjson.dumps, cosines))
@@ -120,29 +126,29 @@ async def tokenize(request: Request) -> Response:
     """Return the tokens of texts, not cut, and where they are, in bytes."""
     asked = await _read(request, TokenizeRequest)
     texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-    _counted(request, texts)
-    tokenizer = runtime_of(request).tokenizer
-    pieces = await asyncio.to_thread(
-        tokenizer.pieces, texts, asked.prompt_name, asked.add_special_tokens
-    )
-    return _json(
-        [
+    tokenizer, most = runtime_of(request).tokenizer, _settings(request).limits.max_token_vectors
+
+    def tokens() -> bytes:
+        pieces = tokenizer.pieces(_some(texts), asked.prompt_name, asked.add_special_tokens, most)
+        return orjson.dumps(
             [
-                {"id": id_, "text": text, "special": span is None}
-                | {"start": span and span[0], "stop": span and span[1]}
-                for id_, text, span in of_text
+                [
+                    {"id": id_, "text": text, "special": span is None}
+                    | {"start": span and span[0], "stop": span and span[1]}
+                    for id_, text, span in of_text
+                ]
+                for of_text in pieces
             ]
-            for of_text in pieces
-        ]
-    )
+        )
+
+    return Response(await asyncio.to_thread(tokens), media_type=JSON)
 
 
 @router.post("/decode", **_documented(DecodeRequest, list[str], "Token ids to texts"))
 async def decode(request: Request) -> Response:
     """Return the texts of token ids."""
-    asked = await _read(request, DecodeRequest)
-    rows = asked.rows()
-    _counted(request, rows)
+    asked = await _read(request, DecodeRequest, "ids")
+    rows = _some(asked.rows(), "ids")
     tokenizer = runtime_of(request).tokenizer
     return _json(await asyncio.to_thread(tokenizer.decode, rows, asked.skip_special_tokens))
 
@@ -191,7 +197,7 @@ async def tei_health(request: Request) -> Response:
 def error(error: ServiceError, _request_id: str) -> Response:
     """Return an error as text-embeddings-inference writes it."""
     told = {
-        "empty": "Input validation error: `inputs` cannot be empty",
+        "empty": f"Input validation error: `{_field(error)}` cannot be empty",
         "overloaded": "Model is overloaded",
         "not_ready": "unhealthy",
     }.get(error.code, f"Input validation error: {error.detail}")
@@ -201,7 +207,8 @@ def error(error: ServiceError, _request_id: str) -> Response:
         case InvalidInput(code="empty"):
             status, kind = 400, "Empty"
         case InvalidInput(code="invalid", pointer=str()):  # of another type than it should be
-            return Response(error.detail, 422, error.headers, "text/plain")
+            told = f"{error.pointer}: {error.detail}"
+            return Response(told, 422, error.headers, "text/plain")
         case InvalidInput() | TooLarge(code="text_too_large"):
             status, kind = 422, "Validation"
         case Overloaded():
@@ -220,17 +227,18 @@ def error(error: ServiceError, _request_id: str) -> Response:
     return Response(body, status, error.headers, JSON)
 
 
-async def _read(request: Request, model: type[Model]) -> Model:
-    return await read_request(request, model, _settings(request).limits.max_body_bytes)
+def _field(error: ServiceError) -> str:
+    return "ids" if (error.pointer or "").startswith("/ids") else "inputs"
 
 
-def _counted(request: Request, inputs: Sequence[_Item]) -> Sequence[_Item]:
-    """Return the inputs, if there are some and not too many."""
-    most = _settings(request).limits.max_inputs
+async def _read(request: Request, model: type[Model], field: str = "inputs") -> Model:
+    return await read_inputs(request, model, field, _TOO_MANY)
+
+
+def _some(inputs: Sequence[_Item], field: str = "inputs") -> Sequence[_Item]:
+    """Return the inputs, if there are any."""
     if not inputs:
-        raise InvalidInput("`inputs` cannot be empty", code="empty")
-    if len(inputs) > most:
-        raise InvalidInput(f"batch size {len(inputs)} > maximum allowed batch size {most}")
+        raise InvalidInput(f"`{field}` cannot be empty", code="empty", pointer=f"/{field}")
     return inputs
 
 

@@ -5,10 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
-from service.schemas import TokenId
+from service.schemas import Ids, one_by_one
 from service.tokenizer import OnOverflow
 
-Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 _IDS_OR_TEXT = {str: "text", list: "ids"}
 
 
@@ -68,10 +67,7 @@ class EmbedAllRequest(Cut):
 
     def rows(self) -> Sequence[str | list[int]]:
         """Return the inputs, one by one."""
-        if isinstance(self.inputs, str):
-            return [self.inputs]
-        row = [part for part in self.inputs if isinstance(part, int)]
-        return [row] if row else [part for part in self.inputs if not isinstance(part, int)]
+        return one_by_one(self.inputs)
 
 
 class EmbedRequest(EmbedAllRequest):
@@ -92,7 +88,7 @@ class SimilarityRequest(_Asked):
     """A sentence, and those that it is compared with."""
 
     inputs: SimilarityInputs
-    parameters: Cut = Cut()
+    parameters: Cut | None = None
 
 
 class TokenizeRequest(_Asked):
@@ -108,14 +104,17 @@ class DecodeRequest(_Asked):
 
     ids: Annotated[
         Annotated[Ids, Tag("ids")] | Annotated[list[Ids], Field(fail_fast=True), Tag("many")],
-        Discriminator(_kind_of_inputs),
+        Discriminator(
+            _kind_of_inputs,
+            custom_error_type="ids",
+            custom_error_message="Input should be a list of token ids, or a list of these",
+        ),
     ]
     skip_special_tokens: bool = True
 
-    def rows(self) -> list[list[int]]:
+    def rows(self) -> Sequence[list[int]]:
         """Return the lists of ids, one by one."""
-        row = [part for part in self.ids if isinstance(part, int)]
-        return [row] if row else [part for part in self.ids if not isinstance(part, int)]
+        return one_by_one(self.ids)
 
 
 class SimpleToken(BaseModel):

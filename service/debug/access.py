@@ -3,6 +3,7 @@
 from fastapi import Request
 
 from service.errors import Forbidden, NotFound
+from service.middleware import names_one_of
 from service.settings import DebugSettings
 
 
@@ -24,7 +25,7 @@ async def switched_on(request: Request) -> None:
         raise NotFound("the gradient routes are switched off; VITRINE_DEBUG__ENABLED=true")
     host = request.headers.get("host", "")
     # A name that somebody else's DNS has made ours would make a page there one of ours.
-    if host.rpartition(":")[0] not in settings.hosts and host not in settings.hosts:
+    if not names_one_of(host, settings.hosts):
         raise Forbidden("this host name is not one of VITRINE_DEBUG__HOSTS", code="host")
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:

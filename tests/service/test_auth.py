@@ -18,7 +18,9 @@ KEYS: dict[Scope, str] = {
     "debug": "debug-key-0123456789",
 }
 DOCS = {"/docs", "/docs/oauth2-redirect", "/static-offline-docs", "/openapi.json"}
-PUBLIC = {"/", "/healthz", "/readyz", "/debug", "/debug/assets/{name}", *DOCS}
+PAGES = {"/debug", "/debug/assets/{name}"}
+PROBES = {"/healthz", "/readyz", "/tei", "/tei/health", "/tei/ping"}
+PUBLIC = {f"GET {path}" for path in {"/", *DOCS, *PAGES, *PROBES}}
 
 
 def api_key(scope: Scope) -> ApiKey:
@@ -44,7 +46,9 @@ def test_every_route_declares_one_scope_or_is_known_to_be_public(keyed: Settings
         dependencies = route.dependencies if isinstance(route, APIRoute) else []
         names = [getattr(dependency.dependency, "__name__", "") for dependency in dependencies]
         scopes = [name for name in names if name.startswith("require_")]
-        assert len(scopes) == (0 if route.path in PUBLIC else 1), route.path
+        for method in (getattr(route, "methods", None) or {"GET"}) - {"HEAD"}:
+            operation = f"{method} {route.path}"
+            assert len(scopes) == (0 if operation in PUBLIC else 1), operation
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ INVALID = {
     "an id of 2^31": (b'{"inputs": [[2147483648]]}', 0),
     "an id of 2^63": (b'{"inputs": [[9223372036854775808]]}', 0),
     "an id of 5000 digits": (b'{"inputs": [[' + b"9" * 300 + b"]]}", 0),
+    "a row that is no list of rows": (b'{"inputs": [1, -5]}', None),
     "booleans for ids": (b'{"inputs": [[true, false]]}', 0),
     "floats for ids": (b'{"inputs": [[1.5]]}', 0),
     "many floats for ids": (b'{"inputs": [' + b"[1.5]," * 2_000 + b"[1]]}", 0),
@@ -72,6 +73,12 @@ INVALID = {
     "another overflow": (b'{"inputs": "a", "on_overflow": "ignore"}', None),
     "a number to normalise": (b'{"inputs": "a", "normalize": 1}', None),
 }
+
+
+@pytest.mark.parametrize("depth", range(900, 1040, 10))
+def test_a_body_that_is_nested_too_deeply_is_refused(client: TestClient, depth: int) -> None:
+    body = b'{"inputs": ' + b"[" * depth + b"]" * depth + b"}"
+    assert client.post("/encode", content=body, headers=JSON).status_code in (400, 422)
 
 
 @pytest.mark.parametrize("name", MALFORMED)

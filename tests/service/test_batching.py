@@ -654,11 +654,12 @@ async def test_what_is_cancelled_for_the_sake_of_another_lane_is_run_again() -> 
 
     async def story(batcher: Batcher[int, int]) -> None:
         poisoned = asyncio.create_task(batcher.submit([POISON]))
-        await asyncio.sleep(0.1)
+        await until(lambda: runs == [[POISON]])
+        await asyncio.sleep(1.0)
         assert (await batcher.submit([7])).results == [7]
         with pytest.raises(ItemFailed):
             await poisoned
 
-    batcher = batcher_of(slow, lanes=2, max_cost=1, timeout_s=0.2, cancel=cancelled.set)
+    batcher = batcher_of(slow, lanes=2, max_cost=1, timeout_s=2.0, cancel=cancelled.set)
     await with_batcher(batcher, story)
     assert runs.count([7]) == 2

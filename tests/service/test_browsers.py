@@ -45,6 +45,21 @@ def test_only_the_host_names_that_are_set_are_answered_to(settings: Settings) ->
     app = create_app(settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
     with serving(app) as client:
         assert client.get("/info").status_code == 200
-        refused = client.get("/info", headers={"Host": "evil.example"})
-        assert refused.status_code == 400
-        assert "X-Request-Id" in refused.headers
+        for path, status in (("/info", 403), ("/v1/models", 403), ("/readyz", 200)):
+            answer = client.get(path, headers={"Host": "evil.example"})
+            assert answer.status_code == status
+            assert "X-Request-Id" in answer.headers
+        refused = client.get("/info", headers={"Host": "evil.example:8000"})
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.json()["code"] == "host"
+
+
+def test_a_page_that_is_named_can_read_a_failure(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = settings.server.model_copy(update={"cors_origins": (ORIGIN,)})
+    with serving(create_app(settings.model_copy(update={"server": server}))) as client:
+        monkeypatch.setattr("service.routes.finish", None)
+        answer = client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
+        assert answer.status_code == 500
+        assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN

@@ -48,7 +48,7 @@ def test_every_input_is_accounted_for(url: str) -> None:
     assert post(5, 3) == 200
     assert httpx2.post(f"{url}/encode", json={"inputs": ["a", ""]}).status_code == 422
     with ThreadPoolExecutor(3) as clients:
-        large = clients.submit(post, 100, 250)  # an empty queue takes it, though it is too large
+        large = clients.submit(post, 400, 250)  # an empty queue takes it, though it is too large
         while metrics(url)["vitrine_queue_tokens"] < 20_000:
             time.sleep(0.001)
         assert post(7, 3) == 429
@@ -63,12 +63,12 @@ def test_every_input_is_accounted_for(url: str) -> None:
             leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert large.result() == 200
     found = metrics(url)
-    while outcomes(found)["cancelled"] + outcomes(found)["done"] < 107:
+    while outcomes(found)["cancelled"] + outcomes(found)["done"] < 407:
         found = metrics(url)
     told = outcomes(found)
     assert (told["refused"], told["late"], told["failed"]) == (2 + 7, 9, 0)
     # Who leaves may have been answered before.
-    assert (told["done"], told["cancelled"]) in ((105, 2), (107, 0))
+    assert (told["done"], told["cancelled"]) in ((405, 2), (407, 0))
     assert found["vitrine_inputs_received_total"] == sum(told.values())
     assert found["vitrine_queue_tokens"] == found["vitrine_queue_seconds"] == 0
 

@@ -1,6 +1,7 @@
 """`"output": "tokens"`: a vector for each token, and where the tokens are."""
 
 import base64
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,20 @@ def test_what_does_not_go_with_token_vectors_is_refused(
 ) -> None:
     response = client.post("/encode", json={"inputs": "a", "output": "tokens", **fields})
     assert (response.status_code, response.json()["pointer"]) == (422, pointer)
+
+
+def test_a_deadline_holds_for_where_the_tokens_are_too(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "service.tokenizer.TextTokenizer.tokens_and_spans", lambda *_: time.sleep(0.3)
+    )
+    response = client.post(
+        "/encode",
+        json={"inputs": ["a"] * 20, "output": "tokens"},
+        headers={"X-Request-Timeout-Ms": "100"},
+    )
+    assert response.status_code == 504
 
 
 def test_more_tokens_than_an_answer_may_hold_are_refused(artifact: Artifact) -> None:

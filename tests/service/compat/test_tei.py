@@ -183,6 +183,14 @@ def test_headers_tell_the_work_and_the_time(client: TestClient) -> None:
         ("/embed", {"inputs": "a", "prompt_name": "x"}, 422, "the prompt is not known"),
         ("/embed", {"inputs": "a" * 100_001}, 422, "100000 are taken (at index 0)"),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "empty"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": ["b", ""]}, "parameters": None},
+            400,
+            "empty (at index 1)",
+        ),
+        ("/decode", {"ids": []}, 400, "`ids` cannot be empty"),
+        ("/tokenize", {"inputs": "! " * 20_000}, 422, "more tokens than are listed"),
         ("/tokenize", {"inputs": [""]}, 400, "empty (at index 0)"),
         ("/decode", {"ids": [[1], [10**6]]}, 422, "(at index 1)"),
     ],
@@ -207,6 +215,12 @@ def test_what_its_framework_refuses_is_plain_text(client: TestClient) -> None:
         response = client.post("/tei/embed", content=content, headers={"Content-Type": media})
         assert response.status_code == status
         assert response.headers["content-type"].startswith("text/plain")
+    for fields, pointer in (
+        ({"inputs": "a", "dimensions": 0}, "/dimensions: "),
+        ({"inputs": ["a", 3]}, "/inputs/1: "),
+        ({}, "/inputs: "),
+    ):
+        assert client.post("/tei/embed", json=fields).text.startswith(pointer)
     assert client.get("/tei/nothing").status_code == 404
 
 
