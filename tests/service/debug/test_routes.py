@@ -270,7 +270,6 @@ def test_a_norm_that_overflows_is_an_answer_with_nulls_and_a_list_of_where(
     assert answer["steps"][0]["first_nonfinite"] == [0, 0]
     assert answer["steps"][0]["values"] == [None, pytest.approx(-3e38), 1.0, 2.0]
     assert {"pointer": "/steps/0/values/0", "kind": "inf"} in answer["nonfinite"]
-    assert not answer["warnings"]
 
 
 def test_more_numbers_that_are_not_finite_than_are_listed_are_warned_of(
