@@ -86,7 +86,7 @@ class LimitSettings(_Group):
     max_inputs: int = Field(2048, ge=1, description="Inputs of a request")
     max_chars: int = Field(100_000, ge=1, description="Characters of one text")
     max_token_vectors: int = Field(
-        16_384, ge=1, description="Tokens whose vectors one answer may hold"
+        16_384, ge=1, description="Tokens that one answer may list, or hold the vectors of"
     )
     max_body_bytes: int = Field(4 * 2**20, ge=1, description="Bytes of a request body")
     body_s: float = Field(30.0, gt=0, description="Seconds in which a body has to be there")
