@@ -15,6 +15,7 @@ from starlette.responses import Response
 from models.artifact import ArtifactError
 from models.engines import EngineError
 from service.auth import KeyRing
+from service.backlog import Backlog
 from service.batching import RunBroken
 from service.compat import openai, tei, tei_schemas
 from service.debug import page
@@ -87,6 +88,8 @@ def create_app(
     app.state.settings = settings
     app.state.metrics = metrics
     app.state.keys = KeyRing(settings.auth.all_keys())
+    # Four of the largest bodies are tokenised in some seconds.
+    app.state.tokenizer_backlog = Backlog(4 * settings.limits.max_body_bytes)
     app.state.runtime = None
     app.state.stopping = False
     app.state.gradients = GradientProcess(

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from fastapi import Request, Response
 from numpy.typing import NDArray
 
 from models.engines import Output
+from service.backlog import Backlog, BacklogFull
 from service.errors import DeadlineExceeded, InvalidInput, Malformed
 from service.metrics import Metrics, telling_outcome
 from service.routing import full, runtime_of, submit, while_connected
@@ -70,11 +72,8 @@ async def encode(
     seconds = _seconds_allowed(request)
     metrics.inputs_received.inc(len(inputs))
     with telling_outcome(lambda outcome: metrics.inputs[outcome].inc(len(inputs))):
-        try:
-            async with asyncio.timeout(seconds):
-                return await _encode(request, inputs, prompt_name, on_overflow, output)
-        except TimeoutError:
-            raise DeadlineExceeded(f"it was not done within {seconds:g} s") from None
+        async with _deadline(seconds):
+            return await _encode(request, inputs, prompt_name, on_overflow, output)
 
 
 async def _encode(
@@ -88,10 +87,8 @@ async def _encode(
     if runtime.batcher.is_full:  # known before anything is tokenised in vain
         raise full(runtime)
     started = time.perf_counter()
-    rows, spans = await _here_or_in_thread(
-        partial(_tokenize, runtime.tokenizer, inputs, prompt_name, on_overflow, output),
-        is_short=len(inputs) <= _INPUTS_AT_ONCE and sum(map(len, inputs)) <= _CHARACTERS_AT_ONCE,
-    )
+    tokenized = partial(_tokenize, runtime.tokenizer, inputs, prompt_name, on_overflow, output)
+    rows, spans = await _in_tokenizer(request, tokenized, inputs)
     tokenize_s = time.perf_counter() - started
     if output == "tokens":
         _check_size(rows, request.app.state.settings.limits.max_token_vectors)
@@ -99,6 +96,38 @@ async def _encode(
     seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
     joined = np.stack if output == "pooled" else np.concatenate
     return Encoded(rows, joined(outcome.results), spans, seconds)
+
+
+async def tokenizing(
+    request: Request, work: Callable[[], Result], inputs: Sequence[str | Sequence[int]]
+) -> Result:
+    """Return what the tokenizer makes of the inputs, within the request's deadline.
+
+    Args:
+        request: The request.
+        work: Calls the tokenizer.
+        inputs: What it is called with.
+
+    Raises:
+        Malformed: The client's deadline is no number of milliseconds.
+        DeadlineExceeded: It, or the service's own, has passed.
+        Overloaded: The inputs are long, and so are those that wait.
+    """
+    async with _deadline(_seconds_allowed(request)):
+        return await _in_tokenizer(request, work, inputs)
+
+
+async def _in_tokenizer(
+    request: Request, work: Callable[[], Result], inputs: Sequence[str | Sequence[int]]
+) -> Result:
+    characters = sum(map(len, inputs))
+    if len(inputs) <= _INPUTS_AT_ONCE and characters <= _CHARACTERS_AT_ONCE:
+        return work()
+    backlog: Backlog = request.app.state.tokenizer_backlog
+    try:
+        return await backlog.run(work, characters)
+    except BacklogFull:
+        raise full(runtime_of(request)) from None
 
 
 def _tokenize(
@@ -110,6 +139,15 @@ def _tokenize(
 ) -> tuple[list[Row], Sequence[Sequence[Span | None] | None]]:
     rows = tokenizer.rows(inputs, prompt_name, on_overflow)
     return rows, tokenizer.spans(inputs, prompt_name) if output == "tokens" else ()
+
+
+@asynccontextmanager
+async def _deadline(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(f"it was not done within {seconds:g} s") from None
 
 
 def _seconds_allowed(request: Request) -> float:
@@ -156,7 +194,8 @@ async def respond(
     metrics: Metrics = request.app.state.metrics
     engine = runtime_of(request).engine
     started = time.perf_counter()
-    body = await _here_or_in_thread(write, is_short=encoded.vectors.size <= _NUMBERS_AT_ONCE)
+    is_short = encoded.vectors.size <= _NUMBERS_AT_ONCE
+    body = write() if is_short else await asyncio.to_thread(write)
     stages = {**encoded.seconds, "serialize": time.perf_counter() - started}
     for stage, seconds in stages.items():
         metrics.stage_seconds[stage].observe(seconds)
@@ -165,7 +204,3 @@ async def respond(
         "X-Engine": f"{engine.name}; precision={engine.precision}",
     }
     return Response(body, headers={**told, **headers}, media_type=media_type)
-
-
-async def _here_or_in_thread(work: Callable[[], Result], *, is_short: bool) -> Result:
-    return work() if is_short else await asyncio.to_thread(work)

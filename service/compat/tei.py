@@ -3,7 +3,6 @@
 Contract: https://huggingface.github.io/text-embeddings-inference
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +25,7 @@ from service.compat.tei_schemas import (
     TEIInfo,
     TokenizeRequest,
 )
-from service.encoding import Encoded, check_dimensions, encode, respond
+from service.encoding import Encoded, check_dimensions, encode, respond, tokenizing
 from service.errors import (
     InferenceFailed,
     InvalidInput,
@@ -125,11 +124,11 @@ async def similarity(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """Return the tokens of texts, not cut, and where they are, in bytes."""
     asked = await _read(request, TokenizeRequest)
-    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    texts = _some([asked.inputs] if isinstance(asked.inputs, str) else asked.inputs)
     tokenizer, most = runtime_of(request).tokenizer, _settings(request).limits.max_token_vectors
 
     def tokens() -> bytes:
-        pieces = tokenizer.pieces(_some(texts), asked.prompt_name, asked.add_special_tokens, most)
+        pieces = tokenizer.pieces(texts, asked.prompt_name, asked.add_special_tokens, most)
         return orjson.dumps(
             [
                 [
@@ -141,7 +140,7 @@ async def tokenize(request: Request) -> Response:
             ]
         )
 
-    return Response(await asyncio.to_thread(tokens), media_type=JSON)
+    return Response(await tokenizing(request, tokens, texts), media_type=JSON)
 
 
 @router.post("/decode", **_documented(DecodeRequest, list[str], "Token ids to texts"))
@@ -149,8 +148,8 @@ async def decode(request: Request) -> Response:
     """Return the texts of token ids."""
     asked = await _read(request, DecodeRequest, "ids")
     rows = _some(asked.rows(), "ids")
-    tokenizer = runtime_of(request).tokenizer
-    return _json(await asyncio.to_thread(tokenizer.decode, rows, asked.skip_special_tokens))
+    texts = partial(runtime_of(request).tokenizer.decode, rows, asked.skip_special_tokens)
+    return _json(await tokenizing(request, texts, rows))
 
 
 @router.get(

@@ -17,8 +17,10 @@ from models.engines import Engine, Output, Precision, Run
 from models.packing import PackedBatch
 from service import runtime
 from service.app import create_app
+from service.backlog import Backlog
 from service.errors import Overloaded
 from service.settings import BatchSettings, EngineSettings, ModelSettings, Settings
+from service.tokenizer import TextTokenizer
 from tests.serving import serving
 
 POISON = 2000  # an ordinary token id, on which the stub engine misbehaves
@@ -190,6 +192,59 @@ def test_a_full_queue_is_told_before_anything_is_tokenised(
                 assert encode(client, 4)[0] == 429
             stub.gate.set()
             assert running.result()[0] == waiting.result()[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("route", "step", "long"),
+    [
+        ("/encode", "rows", {"inputs": ["word " * 1000] * 2}),
+        ("/tei/tokenize", "pieces", {"inputs": ["word " * 1000] * 2}),
+        ("/tei/decode", "decode", {"ids": [[1000] * 5000] * 2}),
+    ],
+)
+def test_long_inputs_wait_for_the_tokenizer_in_bounds_and_short_ones_do_not_wait(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    route: str,
+    step: str,
+    long: dict[str, list[object]],
+) -> None:
+    begun, others_answered = threading.Event(), threading.Event()
+    real = getattr(TextTokenizer, step)
+
+    def waiting(self: TextTokenizer, inputs: Sequence[object], *more: object) -> object:
+        if len(inputs) == 2:
+            begun.set()
+            assert others_answered.wait(10), "nobody was answered meanwhile"
+        return real(self, inputs, *more)
+
+    monkeypatch.setattr(TextTokenizer, step, waiting)
+    app = create_app(settings, on_fatal=pytest.fail)
+    app.state.tokenizer_backlog = Backlog(15_000)
+    with serving(app) as client, ThreadPoolExecutor(1) as clients:
+        under_way = clients.submit(client.post, route, json=long)
+        assert begun.wait(10)
+        refused = client.post(route, json=long)
+        assert refused.status_code == 429
+        assert refused.headers["Retry-After"] == "1"
+        assert client.post("/encode", json={"inputs": "short"}).status_code == 200
+        others_answered.set()
+        assert under_way.result().status_code == 200
+        assert client.post(route, json=long).status_code == 200
+
+
+@pytest.mark.parametrize("route", ["/tei/tokenize", "/tei/decode"])
+def test_what_only_the_tokenizer_does_has_a_deadline_too(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(TextTokenizer, "pieces", lambda *_: gate.wait(10))
+    monkeypatch.setattr(TextTokenizer, "decode", lambda *_: gate.wait(10))
+    field, inputs = ("ids", [[1000] * 5000]) if route.endswith("decode") else ("inputs", ["a"] * 9)
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        asked = {"json": {field: inputs}, "headers": {"X-Request-Timeout-Ms": "50"}}
+        assert client.post(route, **asked).status_code == 504  # type: ignore[arg-type]
+        gate.set()
 
 
 def test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue(
