@@ -7,11 +7,13 @@ import importlib.util
 import math
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,8 +188,7 @@ def onnxruntime_session(
 
 
 def _open_openvino(graph: bytes, precision: Precision, threads: int) -> Callable[[int], Opened]:
-    import openvino
-
+    openvino = _import_openvino()
     core = openvino.Core()
     model = core.read_model(graph)
 
@@ -203,7 +204,7 @@ def _open_openvino(graph: bytes, precision: Precision, threads: int) -> Callable
                 "ENABLE_CPU_PINNING": False,
             },
         )
-        idle: queue.LifoQueue[openvino.InferRequest] = queue.LifoQueue()
+        idle: queue.LifoQueue[Any] = queue.LifoQueue()
         requests = [compiled.create_infer_request() for _ in range(at_once)]
         for request in requests:
             idle.put(request)
@@ -236,13 +237,19 @@ def _onnxruntime_unusable(_precision: Precision) -> str | None:
 def _openvino_unusable(precision: Precision) -> str | None:
     if missing := _missing("openvino", "cpu"):
         return missing
-    import openvino
-
     if precision == "bfloat16":
-        capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        capabilities = _import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if "BF16" not in capabilities:
             return "this CPU has no bfloat16 instructions (AVX512-BF16 or AMX)"
     return None
+
+
+def _import_openvino() -> ModuleType:
+    # Imported with its telemetry, it calls www.google-analytics.com at once.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    import openvino
+
+    return openvino
 
 
 def _missing(package: str, extra: str) -> str | None:

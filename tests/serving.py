@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
+import httpx2
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
@@ -38,13 +40,19 @@ def flat_routes(routes: list[BaseRoute]) -> list[Route]:
 @contextmanager
 def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     settings = {"VITRINE_SERVER__PORT": "0", "VITRINE_ENGINE__THREADS": "2", **environment}
-    with subprocess.Popen(
-        [sys.executable, *(arguments or ["-m", "service"])],
-        env={**os.environ, **settings},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as started:
+    # A file takes what nobody reads meanwhile; a full pipe would hold the process up.
+    with (
+        tempfile.NamedTemporaryFile("w") as said,
+        open(said.name) as listening,
+        subprocess.Popen(
+            [sys.executable, *(arguments or ["-m", "service"])],
+            env={**os.environ, **settings},
+            stderr=said,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        ) as started,
+    ):
+        started.stderr = listening
         try:
             yield started
         finally:
@@ -53,16 +61,36 @@ def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[st
 
 def lines_until(started: subprocess.Popen[str], pattern: str) -> tuple[list[str], re.Match[str]]:
     assert started.stderr is not None
-    lines: list[str] = []
-    for line in started.stderr:
+    lines, line = [], ""
+    while line or started.poll() is None:
+        line += started.stderr.readline()
+        if not line.endswith("\n"):  # so far
+            time.sleep(0.01)
+            continue
         lines.append(line.rstrip())
         match = re.search(pattern, line)
         if match:
             return lines, match
+        line = ""
     raise AssertionError(f"{pattern} was not said: {lines}")
 
 
+def rest(started: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return how it ended, and what it said since it was last listened to."""
+    assert started.stderr is not None
+    return started.wait(timeout=60), started.stderr.read()
+
+
 def outcome(started: subprocess.Popen[str]) -> tuple[int, str]:
-    _, errors = started.communicate(timeout=60)
+    status, errors = rest(started)
     assert "Traceback" not in errors
-    return started.returncode, errors
+    return status, errors
+
+
+def metrics(url: str) -> dict[str, float]:
+    """Return every value of /metrics by its name and labels."""
+    lines = httpx2.get(f"{url}/metrics").text.splitlines()
+    return {
+        name: float(value)
+        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    }

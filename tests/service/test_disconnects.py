@@ -1,22 +1,15 @@
 """A thousand clients that leave take their work with them."""
 
 import json
-import re
 import socket
 import time
 
 import httpx2
 
 from models.artifact import Artifact
-from tests.serving import lines_until, process
+from tests.serving import lines_until, metrics, process
 
 CLIENTS, ROWS, TOKENS = 1000, 10, 250
-
-
-def metric(url: str, name: str) -> float:
-    match = re.search(rf"^{name} (\S+)$", httpx2.get(f"{url}/metrics").text, re.MULTILINE)
-    assert match is not None
-    return float(match[1])
 
 
 def test_of_a_thousand_clients_that_leave_hardly_a_token_is_computed(artifact: Artifact) -> None:
@@ -34,11 +27,11 @@ def test_of_a_thousand_clients_that_leave_hardly_a_token_is_computed(artifact: A
             with socket.create_connection((url.host, url.port or 80)) as leaving:
                 leaving.sendall(head.encode() + body)
         received = 'vitrine_requests_total{route="/encode",status="disconnected"}'
-        while metric(match[1], re.escape(received)) < 0.9 * CLIENTS:
+        while metrics(match[1]).get(received, 0) < 0.9 * CLIENTS:
             time.sleep(0.1)
-        while metric(match[1], "vitrine_queue_tokens"):
+        while metrics(match[1])["vitrine_queue_tokens"]:
             time.sleep(0.1)
-        computed = metric(match[1], "vitrine_batch_tokens_sum")
+        computed = metrics(match[1])["vitrine_batch_tokens_sum"]
         assert computed < 0.05 * CLIENTS * ROWS * TOKENS
         answer = httpx2.post(f"{match[1]}/encode", json={"inputs": "the next one"})
         assert answer.status_code == 200

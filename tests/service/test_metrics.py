@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from models.artifact import Artifact
-from tests.serving import lines_until, process
+from tests.serving import lines_until, metrics, process
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +21,6 @@ def url(artifact: Artifact) -> Iterator[str]:
         VITRINE_DEBUG__ENABLED="true",
     ) as started:
         yield lines_until(started, r"Serving .* on (http://\S+)")[1][1]
-
-
-def metrics(url: str) -> dict[str, float]:
-    lines = httpx2.get(f"{url}/metrics").text.splitlines()
-    return {
-        name: float(value)
-        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    }
 
 
 def outcomes(found: dict[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ import pytest
 
 from models.artifact import Artifact
 from service.vectors import as_json
-from tests.serving import lines_until, outcome, process
+from tests.serving import lines_until, metrics, outcome, process, rest
 
 # Starts the service where importing torch, transformers or onnx fails.
 WITHOUT_TORCH = """
@@ -137,13 +137,6 @@ def test_other_requests_are_answered_while_huge_ones_are_served(artifact: Artifa
         assert third < 0.65 * unit
 
 
-def waiting_tokens(url: str) -> float:
-    text = httpx2.get(f"{url}/metrics").text
-    match = re.search(r"^vitrine_queue_tokens (\S+)$", text, re.MULTILINE)
-    assert match is not None
-    return float(match[1])
-
-
 def long_texts(count: int) -> dict[str, list[str]]:
     return {"inputs": [f"word{i} " * 200 for i in range(count)]}
 
@@ -156,16 +149,14 @@ def test_a_client_that_goes_away_takes_its_texts_out_of_the_queue(artifact: Arti
         head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         with socket.create_connection((url.host, url.port or 80)) as connection:
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            while not waiting_tokens(match[1]):
+            while not metrics(match[1])["vitrine_queue_tokens"]:
                 time.sleep(0.01)
         # All of it is 200,000 tokens; what is run is at most the batches until the client left.
-        while waiting_tokens(match[1]):
+        while metrics(match[1])["vitrine_queue_tokens"]:
             time.sleep(0.01)
-        encoded = httpx2.get(f"{match[1]}/metrics").text
-        total = re.search(r"^vitrine_batch_tokens_sum (\S+)$", encoded, re.MULTILINE)
-        assert total is not None
-        assert float(total[1]) < 100_000
-        assert 'route="/encode",status="disconnected"} 1.0' in encoded
+        found = metrics(match[1])
+        assert found["vitrine_batch_tokens_sum"] < 100_000
+        assert found['vitrine_requests_total{route="/encode",status="disconnected"}'] == 1
 
 
 def test_a_body_that_ends_too_soon_is_no_error_of_the_service(artifact: Artifact) -> None:
@@ -325,11 +316,11 @@ def test_logs_are_json_if_wanted_and_hold_ids_but_nothing_of_what_was_sent(
         answers.append(httpx2.get(f"{match[1]}/info", headers=stranger).text)
         assert statuses == [422, 422, 500, 404, 422, 422]
         started.send_signal(signal.SIGINT)
-        _, rest = started.communicate(timeout=60)
-        assert started.returncode == 0
-    logged = [json.loads(line) for line in (*lines, *rest.splitlines())]
+        status, said = rest(started)
+        assert status == 0
+    logged = [json.loads(line) for line in (*lines, *said.splitlines())]
     assert all({"time", "level", "message"} <= line.keys() for line in logged)
     [failure] = [line for line in logged if line["level"] == "ERROR"]
     assert failure["request_id"] == "an-id"
     assert "engine fault" in failure["exc_info"]
-    assert "canary" not in "".join((*lines, rest, *answers))
+    assert "canary" not in "".join((*lines, said, *answers))
