@@ -4,10 +4,12 @@ Nothing outside the folder is read, no pickle is read, and every file that is re
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 Json = TypeVar("Json", dict[str, object], list[object])
@@ -23,6 +25,10 @@ class CheckpointError(Exception):
 class ModelFolder:
     """A folder of model files.
 
+    Args:
+        path: Where it is.
+        read: Gives the content of one of its files.
+
     Attributes:
         path: Where it is.
         name: What errors call it.
@@ -30,8 +36,9 @@ class ModelFolder:
         weights: Those of them that hold tensors.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> None:
         self.path = path
+        self._content = read
         self.name = path.resolve().name
         self.read: list[str] = []
         self.weights: list[str] = []
@@ -68,12 +75,13 @@ class ModelFolder:
             CheckpointError: It is not there or cannot be read.
         """
         try:
-            content = self._file(name).read_bytes()
+            content = self._content(self._file(name))
         except FileNotFoundError:
             raise CheckpointError(f"{self.name} has no {name}") from None
         except OSError as error:
             raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
-        self._remember(name)
+        if name not in self.read:
+            self.read.append(name)
         return content
 
     def tensors(self, subfolder: str = "") -> dict[str, Tensor]:
@@ -85,12 +93,9 @@ class ModelFolder:
         tensors: dict[str, Tensor] = {}
         for name in self._weight_files(subfolder):
             try:
-                with safe_open(self._file(name), framework="pt") as file:
-                    for key in file.keys():  # noqa: SIM118 - a safetensors file is not a dict
-                        tensors[key] = file.get_tensor(key)
-            except (SafetensorError, OSError) as error:
+                tensors |= load(self.bytes(name))
+            except SafetensorError as error:
                 raise CheckpointError(f"{name} cannot be read: {error}") from error
-            self._remember(name)
             self.weights.append(name)
         return tensors
 
@@ -115,10 +120,6 @@ class ModelFolder:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointError(f"{name!r} points outside the model folder")
         return self.path / name
-
-    def _remember(self, name: str) -> None:
-        if name not in self.read:
-            self.read.append(name)
 
 
 def join(subfolder: str, name: str) -> str:

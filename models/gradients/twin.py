@@ -15,6 +15,7 @@ from torch import Tensor
 from models.artifact import TWIN, Artifact, ArtifactError
 from models.checkpoint import load
 from models.encoder import Rows
+from models.model_folder import ModelFolder
 from models.recipe import Overrides
 from models.sentence_encoder import SentenceEncoder
 
@@ -70,10 +71,12 @@ class Twin:
                 )
             if manifest.files[name] != sha256:
                 raise ArtifactError(f"{name} is not what the graph was exported from")
-        for name in manifest.files:
-            if name.startswith(f"{TWIN}/"):
-                artifact.read(name)  # which compares its hash
-        model, _ = load(artifact.path / TWIN, Overrides(pooling=manifest.pooling))
+        # Read through the artifact, which compares hashes: what is opened is what was compared.
+        folder = ModelFolder(
+            artifact.path / TWIN,
+            read=lambda file: artifact.read(str(file.relative_to(artifact.path))),
+        )
+        model, _ = load(folder, Overrides(pooling=manifest.pooling))
         return cls(model.to(device), manifest.normalize)
 
     def vector(self, row: Row) -> Tensor:

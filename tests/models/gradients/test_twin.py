@@ -71,6 +71,26 @@ def test_a_twin_that_was_changed_is_refused(artifact: Artifact, tmp_path: Path) 
         Twin.open(Artifact.load(copy))
 
 
+def test_what_is_used_is_what_was_compared_even_if_the_file_is_swapped_meanwhile(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = copytree(artifact.path, tmp_path / "copy")
+    read = Artifact.read
+
+    def read_and_swap(self: Artifact, name: str) -> bytes:
+        content = read(self, name)
+        if name.endswith(".safetensors"):
+            (copy / name).write_bytes(content[:-4000] + bytes(4000))
+        return content
+
+    monkeypatch.setattr(Artifact, "read", read_and_swap)
+    twin = Twin.open(Artifact.load(copy))
+    with pytest.raises(ArtifactError, match="is not the file"):
+        Twin.open(Artifact.load(copy))
+    for name, tensor in Twin.open(artifact).model.state_dict().items():
+        torch.testing.assert_close(twin.model.state_dict()[name], tensor, msg=name)
+
+
 def test_an_artifact_without_its_twin_says_what_is_missing(
     artifact: Artifact, tmp_path: Path
 ) -> None:
