@@ -26,7 +26,7 @@ def main() -> None:
     path, device, log_format = sys.argv[1:]
     configure(cast(LogFormat, log_format))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service has it too, and ends the input
-    os.nice(19)  # what is left of the CPUs, after those who wait for vectors
+    _give_way()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     # What a library prints must not fall between the frames.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -35,6 +35,15 @@ def main() -> None:
     _write(answers, _open(Path(path), device))
     while True:
         _write(answers, _run(jobs.get()))
+
+
+def _give_way() -> None:
+    """Take what is left of the CPUs, after those who wait for vectors."""
+    if sys.platform == "linux":
+        # A thread that wakes up takes the CPU from it at once; from a nice one, a tick later.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(19)
 
 
 def _read(file: BinaryIO, jobs: queue.SimpleQueue[Message]) -> None:

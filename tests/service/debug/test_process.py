@@ -210,7 +210,7 @@ def test_what_a_library_prints_falls_between_no_frames_and_it_gives_way_to_encod
         "from service.debug import jobs, worker\n"
         "def opened(*_): os.write(1, b'noise'); print('noise', flush=True); return {'points': []}\n"
         "jobs.open_twin = opened\n"
-        "jobs.run = lambda job: {'answer': os.nice(0)}\n"
+        "jobs.run = lambda job: {'answer': os.sched_getscheduler(0)}\n"
         "sys.argv = ['', 'nowhere', 'cpu', 'text']\n"
         "worker.main()\n"
     )
@@ -223,7 +223,7 @@ def test_what_a_library_prints_falls_between_no_frames_and_it_gives_way_to_encod
         worker.stdin.flush()
         reply = frames.read(worker.stdout)
         assert reply is not None
-        assert reply["answer"] == 19
+        assert reply["answer"] == os.SCHED_IDLE
         worker.stdin.close()
 
 
