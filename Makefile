@@ -6,6 +6,7 @@
 # make soak       resident memory over half an hour of varied load
 # make profile    where an engine's time goes, operator by operator
 # make bench-debug    what a gradient job costs those who wait for vectors
+# make bench-faults   what faults and hostile requests cost those who wait for vectors
 # make fuzz     20,000 bodies for /encode that nobody meant to send
 # make bench-op   the fused op against eager and compiled torch, on this machine's device
 
@@ -22,7 +23,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 # Each in an environment of its own, with nothing but what it needs to run.
 PEERS := .venv-bench
 
-.PHONY: serve test lint format bench bench-engines bench-debug bench-op fuzz profile soak clean
+.PHONY: serve test lint format bench bench-engines bench-debug bench-faults bench-op fuzz profile soak clean
 
 # Large pages for the weights: 6 to 9 % more vectors.
 serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
@@ -55,6 +56,9 @@ profile: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 
 bench-debug: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_debug
+
+bench-faults: $(VENV)/dev.done $(ARTIFACT)/manifest.json
+	$(BIN)/python -m tests.benchmarks.bench_faults
 
 fuzz: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.fuzz

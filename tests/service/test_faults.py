@@ -15,35 +15,8 @@ from numpy.typing import NDArray
 from models.artifact import Artifact
 from models.engines import open_engine
 from models.packing import pack
+from tests.faulty_service import HANGS, IS_NAN, RAISES
 from tests.serving import lines_until, metrics, process
-
-RAISES, IS_NAN, HANGS = 2000, 2001, 2002
-
-# Starts the service with an engine that misbehaves on these ids.
-WITH_FAULTS = f"""
-import sys, time
-import numpy as np
-from models import engines
-run, cancel, cancelled = engines.CpuEngine.run, engines.CpuEngine.cancel, 0
-def faulty(self, batch, output="pooled"):
-    if {RAISES} in batch.input_ids:
-        raise RuntimeError("engine fault")
-    before = cancelled
-    while {HANGS} in batch.input_ids:
-        time.sleep(0.01)
-        if cancelled > before:
-            raise RuntimeError("cancelled")
-    vectors = run(self, batch, output)
-    vectors[batch.input_ids[batch.padded_index[:, 0]] == {IS_NAN}] = np.nan
-    return vectors
-def counted(self):
-    global cancelled
-    cancelled += 1
-    cancel(self)
-engines.CpuEngine.run, engines.CpuEngine.cancel = faulty, counted
-from service.__main__ import main
-sys.exit(main())
-"""
 
 Rows = list[list[int]]
 
@@ -107,8 +80,8 @@ class Storm:
 @pytest.fixture(scope="module")
 def service(artifact: Artifact) -> Iterator[tuple[str, int]]:
     with process(
-        "-c",
-        WITH_FAULTS,
+        "-m",
+        "tests.faulty_service",
         VITRINE_MODEL__PATH=str(artifact.path),
         VITRINE_ENGINE__TIMEOUT_S="0.3",
         VITRINE_BATCH__MAX_QUEUE_TOKENS="1200",

@@ -15,6 +15,7 @@ import pytest
 
 from models.artifact import Artifact
 from service.vectors import as_json
+from tests.faulty_service import IS_STUCK, RAISES
 from tests.serving import lines_until, metrics, outcome, process, rest
 
 # Starts the service where importing torch, transformers or onnx fails.
@@ -22,36 +23,6 @@ WITHOUT_TORCH = """
 import sys
 for name in ("torch", "transformers", "onnx", "onnxscript", "safetensors", "huggingface_hub"):
     sys.modules[name] = None
-from service.__main__ import main
-sys.exit(main())
-"""
-
-
-# Starts the service with an engine that hangs on the token id 2000.
-WITH_AN_ENGINE_THAT_HANGS = """
-import sys, time
-from models import engines
-run = engines.CpuEngine.run
-def hang(self, batch, output="pooled"):
-    if 2000 in batch.input_ids:
-        time.sleep(3600)
-    return run(self, batch, output)
-engines.CpuEngine.run = hang
-from service.__main__ import main
-sys.exit(main())
-"""
-
-
-# Starts the service with an engine that fails on the token id 2000.
-WITH_AN_ENGINE_THAT_FAILS = """
-import sys
-from models import engines
-run = engines.CpuEngine.run
-def fail(self, batch, output="pooled"):
-    if 2000 in batch.input_ids:
-        raise RuntimeError("engine fault")
-    return run(self, batch, output)
-engines.CpuEngine.run = fail
 from service.__main__ import main
 sys.exit(main())
 """
@@ -174,14 +145,14 @@ def test_a_body_that_ends_too_soon_is_no_error_of_the_service(artifact: Artifact
 
 def test_an_engine_that_hangs_answers_its_callers_and_ends_the_process(artifact: Artifact) -> None:
     with process(
-        "-c",
-        WITH_AN_ENGINE_THAT_HANGS,
+        "-m",
+        "tests.faulty_service",
         VITRINE_MODEL__PATH=str(artifact.path),
         VITRINE_ENGINE__TIMEOUT_S="0.5",
     ) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
         assert httpx2.post(f"{match[1]}/encode", json={"inputs": [[5]]}).status_code == 200
-        answer = httpx2.post(f"{match[1]}/encode", json={"inputs": [[2000]]}, timeout=10)
+        answer = httpx2.post(f"{match[1]}/encode", json={"inputs": [[IS_STUCK]]}, timeout=10)
         assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
         status, errors = outcome(started)
     assert status == 1
@@ -291,8 +262,8 @@ def test_logs_are_json_if_wanted_and_hold_ids_but_nothing_of_what_was_sent(
 ) -> None:
     key, text = "canary-key-of-some-length", "canary-text"
     with process(
-        "-c",
-        WITH_AN_ENGINE_THAT_FAILS,
+        "-m",
+        "tests.faulty_service",
         VITRINE_MODEL__PATH=str(artifact.path),
         VITRINE_SERVER__LOG="json",
         VITRINE_AUTH__KEYS=json.dumps([{"name": "app", "key": key, "scopes": ["encode", "debug"]}]),
@@ -304,7 +275,7 @@ def test_logs_are_json_if_wanted_and_hold_ids_but_nothing_of_what_was_sent(
         for route, body in (
             ("/encode", {"inputs": [text, ""]}),
             ("/encode", {"inputs": text, text: 1}),
-            ("/encode", {"inputs": [[1000], [2000]]}),
+            ("/encode", {"inputs": [[1000], [RAISES]]}),
             ("/v1/embeddings", {"input": text, "model": text}),
             ("/tei/embed", {"inputs": [text, text * 10_000]}),
             ("/debug/attribute", {"text": text, "target": {"type": "norm"}, "point": text}),
