@@ -19,3 +19,10 @@ Shapes are written with one legend throughout:
     L  length of the longest row, padding included  F  width of the feed-forward layer
     D  width of a token vector                      V  size of the vocabulary
 """
+
+import os
+import sys
+
+# onnxruntime and OpenVINO call their makers as soon as they are imported, unless told before.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]

@@ -7,13 +7,11 @@ import importlib.util
 import math
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,7 +186,8 @@ def onnxruntime_session(
 
 
 def _open_openvino(graph: bytes, precision: Precision, threads: int) -> Callable[[int], Opened]:
-    openvino = _import_openvino()
+    import openvino
+
     core = openvino.Core()
     model = core.read_model(graph)
 
@@ -204,7 +203,7 @@ def _open_openvino(graph: bytes, precision: Precision, threads: int) -> Callable
                 "ENABLE_CPU_PINNING": False,
             },
         )
-        idle: queue.LifoQueue[Any] = queue.LifoQueue()
+        idle: queue.LifoQueue[openvino.InferRequest] = queue.LifoQueue()
         requests = [compiled.create_infer_request() for _ in range(at_once)]
         for request in requests:
             idle.put(request)
@@ -237,19 +236,13 @@ def _onnxruntime_unusable(_precision: Precision) -> str | None:
 def _openvino_unusable(precision: Precision) -> str | None:
     if missing := _missing("openvino", "cpu"):
         return missing
+    import openvino
+
     if precision == "bfloat16":
-        capabilities = _import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if "BF16" not in capabilities:
             return "this CPU has no bfloat16 instructions (AVX512-BF16 or AMX)"
     return None
-
-
-def _import_openvino() -> ModuleType:
-    # Imported with its telemetry, it calls www.google-analytics.com at once.
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
-    import openvino
-
-    return openvino
 
 
 def _missing(package: str, extra: str) -> str | None:
