@@ -110,7 +110,8 @@ lock: $(PEERS)/supply-chain.done
 	$(LOCK) --extra cpu --output-file $(LOCKS)/serve.txt pyproject.toml
 	$(LOCK) --extra cpu --extra twin --output-file $(LOCKS)/debug.txt pyproject.toml
 
-audit: $(PEERS)/supply-chain.done $(VENV)/serve.done
+audit: $(PEERS)/supply-chain.done
+	mkdir -p build
 	$(PEERS)/supply-chain/bin/cyclonedx-py requirements $(LOCKS)/serve.txt --output-file build/serve.cdx.json
 	$(PEERS)/supply-chain/bin/cyclonedx-py requirements $(LOCKS)/debug.txt --output-file build/debug.cdx.json
 	$(PEERS)/supply-chain/bin/pip-audit --disable-pip --require-hashes --requirement $(LOCKS)/debug.txt

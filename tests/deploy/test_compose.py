@@ -1,0 +1,288 @@
+"""Images and the compose file, built and run for real."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from tests.sentences import SENTENCES
+
+ROOT = Path(__file__).parents[2]
+KEYS = {"encode": "a-key-that-only-encodes", "debug": "a-key-that-only-debugs"}
+
+
+def has_engine() -> bool:
+    return shutil.which("docker") is not None and not subprocess.call(
+        ["docker", "info"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not has_engine(), reason="there is no Docker engine"),
+]
+
+
+def run(*command: str, **environment: str) -> str:
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What `compose up` started."""
+
+    url: str
+    environment: dict[str, str]
+
+    def compose(self, *arguments: str) -> str:
+        v2 = not subprocess.call(
+            ["docker", "compose", "version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        command = ("docker", "compose") if v2 else ("docker-compose",)
+        profiles = ("--profile", "debug", "--profile", "export")
+        file = ("-f", "deploy/compose.yaml")
+        return run(*command, *file, *profiles, *arguments, **self.environment)
+
+    def containers(self, service: str) -> list[str]:
+        return self.compose("ps", "-q", service).split()
+
+    def scale(self, workers: int) -> None:
+        self.compose("up", "-d", "--no-build", "--scale", f"encode={workers}")
+
+    def post(self, route: str, body: object, key: str | None = KEYS["encode"]) -> httpx2.Response:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx2.post(f"{self.url}{route}", json=body, headers=headers, timeout=60)
+
+    def wait_for(self, service: str, count: int) -> None:
+        """Wait until so many containers of the service are ready."""
+        deadline = time.monotonic() + 120
+        probe = (
+            "python",
+            "-c",
+            "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz')",
+        )
+        while True:
+            ready = [
+                not subprocess.call(
+                    ["docker", "exec", container, *probe], stderr=subprocess.DEVNULL
+                )
+                for container in self.containers(service)
+            ]
+            if ready == [True] * count:
+                return
+            assert time.monotonic() < deadline, f"{service}: {ready}"
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    keys = [{"name": name, "key": key, "scopes": [name]} for name, key in KEYS.items()]
+    # A build has the network, and the index, of whoever runs the tests.
+    deployed = Deployment(
+        f"http://{address}",
+        {
+            "COMPOSE_PROJECT_NAME": "vitrine-test",
+            "VITRINE_LISTEN": address,
+            "VITRINE_TAG": "test",
+            "VITRINE_KEYS": json.dumps(keys),
+            "VITRINE_BUILD_NETWORK": "host",
+            "TORCH_INDEX": os.environ.get("TORCH_INDEX", ""),
+        },
+    )
+    deployed.compose("build")
+    try:
+        deployed.scale(2)
+        deployed.wait_for("encode", 2)
+        yield deployed
+    finally:
+        deployed.compose("down", "--volumes")
+
+
+@contextmanager
+def clients(deployment: Deployment, count: int = 6) -> Iterator[Counter[str]]:
+    """Clients that encode one text after the other and never try again; counts what they saw."""
+    seen: Counter[str] = Counter()
+    end = threading.Event()
+
+    def ask(client: int) -> None:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEYS['encode']}"}
+        address = deployment.url.removeprefix("http://")
+        with closing(HTTPConnection(address, timeout=60)) as connection:
+            while not end.is_set():
+                body = json.dumps({"inputs": f"text {seen.total()} of client {client}"})
+                try:
+                    connection.request("POST", "/encode", body, headers)
+                    answer = connection.getresponse()
+                    answer.read()
+                    seen[str(answer.status)] += 1
+                except (OSError, HTTPException) as error:
+                    seen[type(error).__name__] += 1
+                    connection.close()
+
+    threads = [threading.Thread(target=ask, args=(client,)) for client in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield seen
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_vectors_are_those_of_the_service_itself(
+    deployment: Deployment, client: TestClient
+) -> None:
+    texts = list(SENTENCES)
+    found = deployment.post("/encode", {"inputs": texts}).json()["embeddings"]
+    wanted = client.post("/encode", json={"inputs": texts}).json()["embeddings"]
+    np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+def test_a_request_that_is_too_large_to_be_asked_twice_is_answered_too(
+    deployment: Deployment,
+) -> None:
+    answer = deployment.post("/encode", {"inputs": ["a text " + "x" * 300] * 2000, "dimensions": 2})
+    assert int(answer.request.headers["Content-Length"]) > 2 * 262_144
+    assert len(answer.json()["embeddings"]) == 2000
+
+
+def test_a_worker_that_is_ready_is_healthy(deployment: Deployment) -> None:
+    worker = deployment.containers("encode")[0]
+    while (
+        state := run("docker", "inspect", "-f", "{{.State.Health.Status}}", worker)
+    ) == "starting\n":
+        time.sleep(0.2)
+    assert state == "healthy\n"
+
+
+def test_the_serving_image_is_small_and_has_no_torch(deployment: Deployment) -> None:
+    del deployment
+    layers = run("docker", "history", "--format", "{{.Size}} {{.CreatedBy}}", "vitrine:test")
+    base = len(run("docker", "history", "-q", "python:3.11-slim-bookworm").splitlines())
+    units = {"B": 1e-6, "kB": 1e-3, "MB": 1, "GB": 1e3}
+    sizes = re.findall(r"^([\d.]+)(\w+) ", layers, re.MULTILINE)
+    above = sum(float(size) * units[unit] for size, unit in sizes[:-base])
+    assert 200 < above <= 400
+    code = "import importlib.util as u; print([u.find_spec(n) for n in ('torch', 'onnx', 'pip')])"
+    program = ("docker", "run", "--rm", "--entrypoint", "python", "vitrine:test", "-c", code)
+    # pip is that of the base image, if any: not of the environment that serves.
+    assert run(*program).startswith("[None, None, ")
+
+
+def test_no_request_fails_while_workers_die_restart_come_and_go(deployment: Deployment) -> None:
+    with clients(deployment) as seen:
+        time.sleep(2)
+        # As a crash: its supervisor starts it again.
+        victim = deployment.containers("encode")[0]
+        pid = run("docker", "inspect", "-f", "{{.State.Pid}}", victim).strip()
+        run("kill", "-9", pid)
+        time.sleep(1)
+        deployment.wait_for("encode", 2)
+        before = seen.total()
+        deployment.scale(3)
+        deployment.wait_for("encode", 3)
+        for worker in deployment.containers("encode"):
+            run("docker", "restart", "--time", "40", worker)
+            deployment.wait_for("encode", 3)
+        deployment.scale(1)
+        time.sleep(2)
+        deployment.scale(2)
+        deployment.wait_for("encode", 2)
+    assert before > 100
+    assert seen.keys() == {"200"}, seen
+
+
+def test_a_worker_that_is_stopped_ends_with_status_0(deployment: Deployment) -> None:
+    worker = deployment.containers("encode")[-1]
+    run("docker", "stop", "--time", "40", worker)
+    assert run("docker", "inspect", "-f", "{{.State.ExitCode}}", worker).strip() == "0"
+    run("docker", "start", worker)
+    deployment.wait_for("encode", 2)
+
+
+def test_gradients_stand_behind_their_key(deployment: Deployment) -> None:
+    deployment.wait_for("debug", 1)
+    asked = {"text": "a cat on a mat", "target": {"type": "norm"}}
+    assert deployment.post("/debug/attribute", asked, key=None).status_code == 401
+    assert deployment.post("/debug/attribute", asked).status_code == 403
+    answer = deployment.post("/debug/attribute", asked, KEYS["debug"])
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["tokens"]) == 7
+
+
+def test_the_gateway_answers_for_itself_in_the_words_of_the_service(
+    deployment: Deployment,
+) -> None:
+    closed = httpx2.get(f"{deployment.url}/metrics")
+    assert (closed.status_code, closed.json()["code"]) == (403, "forbidden")
+    for size, status in ((20_000, 431), (300_000, 400)):
+        assert httpx2.get(deployment.url, headers={"X": "x" * size}).status_code == status
+    for service in ("encode", "debug"):
+        deployment.compose("stop", "--timeout", "40", service)
+    nobody = deployment.post("/encode", {"inputs": "a"})
+    assert (nobody.status_code, nobody.json()["code"]) == (503, "not_ready")
+    deployment.scale(2)
+    deployment.wait_for("encode", 2)
+    assert deployment.post("/encode", {"inputs": "a"}).status_code == 200
+
+
+def test_a_worker_has_no_rights_and_no_way_out(deployment: Deployment) -> None:
+    worker = deployment.containers("encode")[0]
+    code = """
+import socket
+wanted = ("Uid", "CapEff", "NoNewPrivs", "Seccomp")
+lines = dict(line.split(":", 1) for line in open("/proc/1/status") if ":" in line)
+print({name: lines[name].split()[0] for name in wanted})
+for place in ("/x", "/model/x", "/models/x", "/opt/vitrine/x"):
+    try:
+        open(place, "w")
+    except OSError as error:
+        print(error.strerror)
+open("/tmp/x", "w")
+try:
+    socket.create_connection(("192.0.2.1", 80), timeout=3)  # reserved for documentation
+except OSError as error:
+    print(error.strerror or "timed out")
+"""
+    said = run("docker", "exec", worker, "python", "-c", code).splitlines()
+    rights = {"Uid": "10001", "CapEff": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
+    assert said[:-1] == [str(rights), *["Read-only file system"] * 4]
+    assert said[-1] in ("Network is unreachable", "timed out")
+
+
+def test_a_model_of_ones_own_is_exported_and_served(
+    deployment: Deployment, minilm_folder: Path
+) -> None:
+    # A package manager may have linked its files; a mount shows what is in the folder alone.
+    source = ("-v", f"{minilm_folder.resolve()}:/source:ro")
+    deployment.compose("run", "--rm", *source, "export", "/source", "--out", "/models/own")
+    environment = {**deployment.environment, "VITRINE_MODEL": "/models/own"}
+    own = Deployment(deployment.url, environment)
+    own.scale(1)
+    own.wait_for("encode", 1)
+    answer = own.post("/encode", {"inputs": "a text"})
+    assert answer.status_code == 200
+    assert len(answer.json()["embeddings"][0]) == 384
