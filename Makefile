@@ -114,7 +114,7 @@ audit: $(PEERS)/supply-chain.done
 	mkdir -p build
 	$(PEERS)/supply-chain/bin/cyclonedx-py requirements $(LOCKS)/serve.txt --output-file build/serve.cdx.json
 	$(PEERS)/supply-chain/bin/cyclonedx-py requirements $(LOCKS)/debug.txt --output-file build/debug.cdx.json
-	$(PEERS)/supply-chain/bin/pip-audit --disable-pip --require-hashes --requirement $(LOCKS)/debug.txt
+	$(PEERS)/supply-chain/bin/pip-audit --strict --disable-pip --require-hashes --requirement $(LOCKS)/debug.txt
 
 $(PEERS)/supply-chain.done: | $(VENV)/serve.done
 	$(PYTHON) -m venv $(PEERS)/supply-chain

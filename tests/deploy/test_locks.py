@@ -1,0 +1,50 @@
+"""The images' packages: each pinned by hash, in the version that is tested."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# What a lock leaves out, as the Makefile says.
+LEFT_OUT = {"torch", "openvino-telemetry"}
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(file: Path) -> dict[str, tuple[str, int]]:
+    """Return version and number of hashes of each package."""
+    entries = re.findall(
+        r"^([\w.-]+)==(\S+).*?((?:\\\n +--hash=sha256:[0-9a-f]{64} ?)*)$",
+        file.read_text(),
+        re.MULTILINE,
+    )
+    return {plain(name): (version, hashes.count("--hash")) for name, version, hashes in entries}
+
+
+@pytest.mark.parametrize("lock", ["serve", "debug", "build", "model"])
+def test_every_package_has_a_hash_and_the_version_that_is_tested(lock: str) -> None:
+    tested = pins(ROOT / "constraints.txt")
+    locked = pins(ROOT / f"deploy/requirements/{lock}.txt")
+    assert locked
+    for name, (version, hashes) in locked.items():
+        assert hashes > 0, name
+        assert version == tested.get(name, (version,))[0], name
+
+
+@pytest.mark.parametrize(("lock", "extras"), [("serve", ["cpu"]), ("debug", ["cpu", "twin"])])
+def test_a_lock_has_all_that_the_project_asks_for(lock: str, extras: list[str]) -> None:
+    wanted = [*PROJECT["dependencies"]]
+    for extra in extras:
+        wanted += PROJECT["optional-dependencies"][extra]
+    names = {plain(re.match(r"[\w.-]+", requirement)[0]) for requirement in wanted}  # type: ignore[index]
+    assert names - LEFT_OUT <= pins(ROOT / f"deploy/requirements/{lock}.txt").keys()
+
+
+def test_the_image_has_the_torch_that_is_tested() -> None:
+    tested, _ = pins(ROOT / "constraints.txt")["torch"]
+    assert f"ARG TORCH={tested}\n" in (ROOT / "Dockerfile").read_text()
