@@ -109,7 +109,7 @@ def test_the_tree_names_files_that_are_there_and_all_of_them() -> None:
         named |= {folder + name for name in re.findall(r"\b[a-z_]+\.py\b", line)}
     present = {
         str(path.relative_to(ROOT))
-        for package in ("models", "service")
+        for package in ("models", "service", "deploy")
         for path in (ROOT / package).glob("*.py")
         if not path.name.startswith("__")
     }
