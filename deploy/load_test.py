@@ -15,6 +15,7 @@ Exit status: 0, or 1 where a threshold is broken, or 2 where a run is invalid.
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import multiprocessing
@@ -26,6 +27,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,9 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 _SAMPLED = 20
 _SAMPLES = ("a sample of its own", "the second of the samples", "vectors should not change")
 _SAME = 0.9999  # the least cosine of one model's vectors in float32 and in half precision
+
+_POOLS = 32
+_TLS = httpx.create_ssl_context()  # takes longer to make than a request to send
 
 _WORDS = (
     "the of and to in was for that on with as by at from are this have not they which one all "
@@ -195,21 +200,24 @@ class Generator:
 
     async def run(self) -> Seen:
         """Send, wait for every answer, and return what was seen."""
-        async with client_of(self._plan) as client:
+        async with AsyncExitStack() as stack:
+            # A pool looks through all its connections at each request, so there are many pools.
+            pools = [await stack.enter_async_context(client_of(self._plan)) for _ in range(_POOLS)]
+            clients = itertools.cycle(pools)
             if self._plan.rate is not None:
-                await self._open_loop(client, self._plan.rate / self._processes)
+                await self._open_loop(clients, self._plan.rate / self._processes)
             else:
                 mine = range(self._place, self._plan.clients, self._processes)
-                await asyncio.gather(*(self._closed_loop(client) for _ in mine))
+                await asyncio.gather(*(self._closed_loop(next(clients)) for _ in mine))
         self.seen.cpu = time.process_time()
         return self.seen
 
-    async def _open_loop(self, client: httpx.AsyncClient, rate: float) -> None:
+    async def _open_loop(self, clients: Iterator[httpx.AsyncClient], rate: float) -> None:
         leaves = self._begin - self._plan.warm_up
         async with asyncio.TaskGroup() as requests:
             while (leaves := leaves + self._draw.expovariate(rate)) < self._end:
                 await asyncio.sleep(max(0.0, leaves - time.monotonic()))
-                requests.create_task(self._request(client, leaves))
+                requests.create_task(self._request(next(clients), leaves))
 
     async def _closed_loop(self, client: httpx.AsyncClient) -> None:
         await asyncio.sleep(max(0.0, self._begin - self._plan.warm_up - time.monotonic()))
@@ -257,7 +265,11 @@ def client_of(plan: Plan) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {plan.key}"} if plan.key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(
-        base_url=plan.target.url, headers=headers, limits=limits, timeout=plan.timeout
+        base_url=plan.target.url,
+        headers=headers,
+        limits=limits,
+        timeout=plan.timeout,
+        verify=_TLS,
     )
 
 

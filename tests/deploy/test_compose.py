@@ -93,6 +93,13 @@ class Deployment:
             assert time.monotonic() < deadline, f"{service}: {ready}"
             time.sleep(0.2)
 
+    def wait_until_served(self) -> None:
+        """Wait until the gateway has found a worker that is ready."""
+        deadline = time.monotonic() + 30
+        while httpx2.get(f"{self.url}/readyz").status_code != 200:
+            assert time.monotonic() < deadline, "the gateway finds no worker"
+            time.sleep(0.1)
+
 
 @pytest.fixture(scope="module")
 def deployment() -> Iterator[Deployment]:
@@ -115,6 +122,7 @@ def deployment() -> Iterator[Deployment]:
     try:
         deployed.scale(2)
         deployed.wait_for("encode", 2)
+        deployed.wait_until_served()
         yield deployed
     finally:
         deployed.compose("down", "--volumes")
@@ -244,7 +252,7 @@ def test_the_gateway_answers_for_itself_in_the_words_of_the_service(
     nobody = deployment.post("/encode", {"inputs": "a"})
     assert (nobody.status_code, nobody.json()["code"]) == (503, "not_ready")
     deployment.scale(2)
-    deployment.wait_for("encode", 2)
+    deployment.wait_until_served()
     assert deployment.post("/encode", {"inputs": "a"}).status_code == 200
 
 
@@ -281,7 +289,7 @@ def test_a_model_of_ones_own_is_exported_and_served(
     environment = {**deployment.environment, "VITRINE_MODEL": "/models/own"}
     own = Deployment(deployment.url, environment)
     own.scale(1)
-    own.wait_for("encode", 1)
+    own.wait_until_served()
     answer = own.post("/encode", {"inputs": "a text"})
     assert answer.status_code == 200
     assert len(answer.json()["embeddings"][0]) == 384

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 import random
 import threading
 import time
@@ -79,27 +80,30 @@ def load_of(url: str, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
 
 def test_percentiles_are_those_of_known_delays(tmp_path: Path) -> None:
     with served(Stub(delays=(0.05,) * 9 + (0.3,))) as url:
-        status, result = load_of(url, tmp_path / "a", "--rates", "160", "--seconds", "7")
+        status, result = load_of(url, tmp_path / "a", "--rates", "100", "--seconds", "11")
     assert status == 0
-    assert result["outcomes"] == {"200": pytest.approx(1120, rel=0.1)}
+    assert result["outcomes"] == {"200": pytest.approx(1100, rel=0.1)}
     assert 50 <= result["latency_ms"]["p50"] < 100
     assert 300 <= result["latency_ms"]["p99"] < 400
-    assert result["latency_ms"]["p99.9"] is None  # of 1,120, one lies beyond it
+    assert result["latency_ms"]["p99.9"] is None  # of 1,100, one lies beyond it
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
-STALL_S, RUN_S = 1.5, 7.0
+STALL_S, RUN_S = 1.5, 11.0
 
 
 def test_a_stall_shows_as_computed(tmp_path: Path) -> None:
     # Of those who come while it lasts, each waits for what is left of it: a share q of all waits
     # for less than what is left after all but (1 - q) of the run.
     with served(Stub(stalls_at=(2.5, STALL_S))) as url:
-        status, result = load_of(url, tmp_path / "a", "--rates", "160", "--seconds", f"{RUN_S}")
+        status, result = load_of(url, tmp_path / "a", "--rates", "100", "--seconds", f"{RUN_S}")
     assert status == 0
     for name, q in (("p90", 0.9), ("p99", 0.99)):
-        computed = 1e3 * (STALL_S - (1 - q) * RUN_S)
-        assert result["latency_ms"][name] == pytest.approx(computed, rel=0.12), name
+        computed_s = STALL_S - (1 - q) * RUN_S
+        # So many had come by then, give or take what a Poisson process does: three deviations.
+        tolerance_s = 3 * math.sqrt((1 - q) * RUN_S * 100) / 100
+        found_s = result["latency_ms"][name] / 1e3
+        assert found_s == pytest.approx(computed_s, abs=tolerance_s), name
     assert result["latency_ms"]["p50"] < 100
 
 
