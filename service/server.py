@@ -14,10 +14,57 @@ from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.settings import ServerSettings
 
 log = logging.getLogger("vitrine")
+
+
+class Joined(asyncio.Transport):
+    """Writes at once what is written within one turn of the event loop: an answer's head and body.
+
+    Killed between two writes, a process would leave half an answer behind, which a gateway cannot
+    ask another one for.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._waiting: list[bytes | bytearray | memoryview] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write it with whatever else is written before the loop's next turn."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting.append(data)
+
+    def close(self) -> None:
+        """Close the connection when all has been written."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is closed, or will be."""
+        return self._transport.is_closing()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Hand the connection over."""
+        self._transport.set_protocol(protocol)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting and not self._transport.is_closing():
+            self._transport.writelines(waiting)
+
+
+class Protocol(HttpToolsProtocol):
+    """HTTP/1.1, an answer in one piece."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to serve a connection."""
+        super().connection_made(transport)
+        self.transport = Joined(transport)
 
 
 class Server(uvicorn.Server):
@@ -36,6 +83,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Protocol,
                 host=settings.host,
                 port=settings.port,
                 lifespan="on",  # what fails there must not pass for an application without one
