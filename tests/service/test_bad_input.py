@@ -24,6 +24,8 @@ MALFORMED = {
     "a raw lone surrogate": b'{"inputs": "\xed\xa0\x80"}',
     "a surrogate in a key": b'{"inputs": "a", "\\udfff": 1}',
     "invalid UTF-8": b'{"inputs": "\xff"}',
+    "a byte order mark": b'\xef\xbb\xbf{"inputs": "a"}',
+    "an integer of a megabyte": b'{"inputs": [[' + b"9" * 2**20 + b"]]}",
     "UTF-16": '{"inputs": "a"}'.encode("utf-16"),
     "deep lists": b'{"inputs": ' + b"[" * 100_000,
     "deep objects": b'{"inputs": ' + b'{"a":' * 3_000,
@@ -55,7 +57,7 @@ INVALID = {
     "an id beyond the vocabulary": (b'{"inputs": [[1], [30522]]}', 1),
     "an id of 2^31": (b'{"inputs": [[2147483648]]}', 0),
     "an id of 2^63": (b'{"inputs": [[9223372036854775808]]}', 0),
-    "an id of 5000 digits": (b'{"inputs": [[' + b"9" * 300 + b"]]}", 0),
+    "an id of 300 digits": (b'{"inputs": [[' + b"9" * 300 + b"]]}", 0),
     "a row that is no list of rows": (b'{"inputs": [1, -5]}', None),
     "booleans for ids": (b'{"inputs": [[true, false]]}', 0),
     "floats for ids": (b'{"inputs": [[1.5]]}', 0),
@@ -138,6 +140,16 @@ def test_anything_but_plain_json_is_a_415(client: TestClient, headers: dict[str,
     response = client.post("/encode", content=b'{"inputs": "a"}', headers=headers)
     assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
     assert_still_works(client)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\u200b", "\u00ad", "\ufeff", "\u200f", "\u0301", "\ue000", "\u0007", "\u200b\u00ad\ufeff"],
+)
+def test_a_text_that_the_tokenizer_drops_has_no_vector(client: TestClient, text: str) -> None:
+    response = client.post("/encode", json={"inputs": ["fine", text]})
+    assert (response.status_code, response.json()["code"]) == (422, "no_tokens")
+    assert response.json()["index"] == 1
 
 
 def test_a_charset_beside_json_is_taken(client: TestClient) -> None:
