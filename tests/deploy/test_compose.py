@@ -268,7 +268,7 @@ for place in ("/x", "/model/x", "/models/x", "/opt/vitrine/x"):
         open(place, "w")
     except OSError as error:
         print(error.strerror)
-open("/tmp/x", "w")
+open("/tmp/written", "w")
 try:
     socket.create_connection(("192.0.2.1", 80), timeout=3)  # reserved for documentation
 except OSError as error:
