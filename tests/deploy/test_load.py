@@ -20,6 +20,12 @@ from models.artifact import Artifact
 from tests.serving import lines_until, process
 
 
+@pytest.fixture(autouse=True)
+def _a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What else runs here may hold up some of the sends, by less than matters to delays like these.
+    monkeypatch.setattr(load_test, "LATE_S", 0.1)
+
+
 class Stub:
     """Answers after a delay, and not at all while it stalls.
 
@@ -39,15 +45,15 @@ class Stub:
         self._delays = itertools.cycle(delays)
         self._statuses = itertools.cycle(statuses)
         self._stalls_at = stalls_at
-        self._first: float | None = None
+        self.first: float | None = None
         self._changes = changes
 
     async def __call__(self, _scope: Any, _receive: Any, send: Any) -> None:  # noqa: ANN401
         now = time.monotonic()
-        self._first = self._first or now
+        self.first = self.first or now
         begin, length = self._stalls_at
-        if begin <= now - self._first < begin + length:
-            await asyncio.sleep(self._first + begin + length - now)
+        if begin <= now - self.first < begin + length:
+            await asyncio.sleep(self.first + begin + length - now)
         await asyncio.sleep(next(self._delays))
         vector = [1.0, random.random() if self._changes else 2.0]  # noqa: S311
         status = next(self._statuses)
@@ -58,6 +64,7 @@ class Stub:
 
 @contextmanager
 def served(stub: Stub) -> Iterator[str]:
+    stub.first = None
     server = uvicorn.Server(uvicorn.Config(stub, port=0, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -71,16 +78,21 @@ def served(stub: Stub) -> Iterator[str]:
         thread.join()
 
 
-def load_of(url: str, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    arguments = [url, "--warm-up", "0.5", "--processes", "1", "--out", str(out), *options]
-    status = load_test.main(arguments)
+def load_of(stub: Stub, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """Return the status and the result of the first run that the tool itself calls valid."""
+    for _ in range(5):  # what else a machine does may hold up the sends of one
+        with served(stub) as url:
+            arguments = [url, "--warm-up", "0.5", "--processes", "1", "--out", str(out), *options]
+            status = load_test.main(arguments)
+        if status != 2:
+            break
     [result] = json.loads(out.with_suffix(".json").read_text())["results"]
     return status, result
 
 
 def test_percentiles_are_those_of_known_delays(tmp_path: Path) -> None:
-    with served(Stub(delays=(0.05,) * 9 + (0.3,))) as url:
-        status, result = load_of(url, tmp_path / "a", "--rates", "100", "--seconds", "11")
+    stub = Stub(delays=(0.05,) * 9 + (0.3,))
+    status, result = load_of(stub, tmp_path / "a", "--rates", "100", "--seconds", "11")
     assert status == 0
     assert result["outcomes"] == {"200": pytest.approx(1100, rel=0.1)}
     assert 50 <= result["latency_ms"]["p50"] < 100
@@ -95,8 +107,8 @@ STALL_S, RUN_S = 1.5, 11.0
 def test_a_stall_shows_as_computed(tmp_path: Path) -> None:
     # Of those who come while it lasts, each waits for what is left of it: a share q of all waits
     # for less than what is left after all but (1 - q) of the run.
-    with served(Stub(stalls_at=(2.5, STALL_S))) as url:
-        status, result = load_of(url, tmp_path / "a", "--rates", "100", "--seconds", f"{RUN_S}")
+    stub = Stub(stalls_at=(2.5, STALL_S))
+    status, result = load_of(stub, tmp_path / "a", "--rates", "100", "--seconds", f"{RUN_S}")
     assert status == 0
     for name, q in (("p90", 0.9), ("p99", 0.99)):
         computed_s = STALL_S - (1 - q) * RUN_S
@@ -108,8 +120,8 @@ def test_a_stall_shows_as_computed(tmp_path: Path) -> None:
 
 
 def test_clients_that_wait_hide_it(tmp_path: Path) -> None:
-    with served(Stub(delays=(0.005,), stalls_at=(2.5, STALL_S))) as url:
-        _, result = load_of(url, tmp_path / "a", "--clients", "4", "--seconds", f"{RUN_S}")
+    stub = Stub(delays=(0.005,), stalls_at=(2.5, STALL_S))
+    _, result = load_of(stub, tmp_path / "a", "--clients", "4", "--seconds", f"{RUN_S}")
     assert result["latency_ms"]["p99"] < 300
     assert result["latency_ms"]["max"] > 900 * STALL_S
 
@@ -129,8 +141,7 @@ def test_a_threshold_that_is_broken_is_status_1(
     options: tuple[str, ...],
     message: str,
 ) -> None:
-    with served(stub) as url:
-        status, _ = load_of(url, tmp_path / "a", "--rates", "100", "--seconds", "3", *options)
+    status, _ = load_of(stub, tmp_path / "a", "--rates", "100", "--seconds", "3", *options)
     assert status == 1
     assert message in capsys.readouterr().err
 
@@ -139,8 +150,7 @@ def test_a_run_that_sends_too_late_is_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(load_test, "LATE_S", 0.0)
-    with served(Stub()) as url:
-        status, result = load_of(url, tmp_path / "a", "--rates", "50", "--seconds", "1")
+    status, result = load_of(Stub(), tmp_path / "a", "--rates", "50", "--seconds", "1")
     assert status == 2
     assert result["late"] > load_test.MOST_LATE
     assert "INVALID" in capsys.readouterr().out
