@@ -7,6 +7,7 @@
 # make profile    where an engine's time goes, operator by operator
 # make bench-debug    what a gradient job costs those who wait for vectors
 # make bench-faults   what faults and hostile requests cost those who wait for vectors
+# make controls   removes each guard of the service once, and shows that its test fails (half an hour)
 # make fuzz     20,000 bodies for /encode that nobody meant to send
 # make bench-op   the fused op against eager and compiled torch, on this machine's device
 
@@ -26,7 +27,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 # Each in an environment of its own, with nothing but what it needs to run.
 PEERS := .venv-bench
 
-.PHONY: serve test lint lock audit format bench bench-engines bench-debug bench-faults bench-op fuzz profile soak clean
+.PHONY: serve test lint lock audit format bench bench-engines bench-debug bench-faults bench-op controls fuzz profile soak clean
 
 # Large pages for the weights: 6 to 9 % more vectors.
 serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
@@ -63,6 +64,9 @@ bench-debug: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 bench-faults: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_faults
 
+controls: $(VENV)/dev.done
+	$(BIN)/python -m tests.controls
+
 fuzz: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.fuzz
 
@@ -86,7 +90,7 @@ $(VENV)/serve.done: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev.done: $(VENV)/serve.done
-	$(PIP) --editable '.[cpu,twin,dev]'
+	$(PIP) --editable '.[cpu,twin,ray,dev]'
 	touch $@
 
 $(PEERS)/vitrine.done: pyproject.toml constraints.txt | $(VENV)/serve.done

@@ -84,7 +84,9 @@ def test_the_table_of_errors_has_every_code() -> None:
 
 def test_the_table_of_metrics_is_that_of_the_code() -> None:
     documented = {
-        name for row in rows("| metric | |") for name in re.findall(r"`(vitrine_\w+)", row[0])
+        name
+        for row in rows("| metric | |")
+        for name in re.findall(r"`((?:vitrine|process)_\w+)", row[0])
     }
     described = re.findall(r"^# TYPE (\w+) ", Metrics().exposition().decode(), re.MULTILINE)
     assert documented == {name for name in described if not name.endswith("_created")}

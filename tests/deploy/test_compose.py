@@ -14,16 +14,23 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from tests.deploy.test_monitoring import expressions
 from tests.sentences import SENTENCES
 
 ROOT = Path(__file__).parents[2]
-KEYS = {"encode": "a-key-that-only-encodes", "debug": "a-key-that-only-debugs"}
+KEYS = {
+    "encode": "a-key-that-only-encodes",
+    "debug": "a-key-that-only-debugs",
+    "metrics": "a-key-that-only-measures",
+}
+NORM = {"text": "a cat on a mat", "target": {"type": "norm"}}
 
 
 def has_engine() -> bool:
@@ -59,15 +66,16 @@ class Deployment:
             ["docker", "compose", "version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         command = ("docker", "compose") if v2 else ("docker-compose",)
-        profiles = ("--profile", "debug", "--profile", "export")
-        file = ("-f", "deploy/compose.yaml")
-        return run(*command, *file, *profiles, *arguments, **self.environment)
+        profiles = ("--profile", "debug", "--profile", "export", "--profile", "monitoring")
+        files = ("-f", "deploy/compose.yaml", "-f", "tests/deploy/stand_ins.yaml")
+        return run(*command, *files, *profiles, *arguments, **self.environment)
 
     def containers(self, service: str) -> list[str]:
         return self.compose("ps", "-q", service).split()
 
     def scale(self, workers: int) -> None:
-        self.compose("up", "-d", "--no-build", "--scale", f"encode={workers}")
+        services = ("gateway", "encode", "debug")
+        self.compose("up", "-d", "--no-build", "--scale", f"encode={workers}", *services)
 
     def post(self, route: str, body: object, key: str | None = KEYS["encode"]) -> httpx2.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -103,8 +111,9 @@ class Deployment:
 
 @pytest.fixture(scope="module")
 def deployment() -> Iterator[Deployment]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as other:
+        address = f"127.0.0.1:{one.getsockname()[1]}"
+        prometheus_port = str(other.getsockname()[1])
     keys = [{"name": name, "key": key, "scopes": [name]} for name, key in KEYS.items()]
     # A build has the network, and the index, of whoever runs the tests.
     deployed = Deployment(
@@ -114,11 +123,13 @@ def deployment() -> Iterator[Deployment]:
             "VITRINE_LISTEN": address,
             "VITRINE_TAG": "test",
             "VITRINE_KEYS": json.dumps(keys),
+            "VITRINE_METRICS_KEY": KEYS["metrics"],
+            "PROMETHEUS_PORT": prometheus_port,
             "VITRINE_BUILD_NETWORK": "host",
             "TORCH_INDEX": os.environ.get("TORCH_INDEX", ""),
         },
     )
-    deployed.compose("build")
+    deployed.compose("build", "encode", "debug", "export", "prometheus")
     try:
         deployed.scale(2)
         deployed.wait_for("encode", 2)
@@ -232,12 +243,44 @@ def test_a_worker_that_is_stopped_ends_with_status_0(deployment: Deployment) -> 
 
 def test_gradients_stand_behind_their_key(deployment: Deployment) -> None:
     deployment.wait_for("debug", 1)
-    asked = {"text": "a cat on a mat", "target": {"type": "norm"}}
-    assert deployment.post("/debug/attribute", asked, key=None).status_code == 401
-    assert deployment.post("/debug/attribute", asked).status_code == 403
-    answer = deployment.post("/debug/attribute", asked, KEYS["debug"])
+    assert deployment.post("/debug/attribute", NORM, key=None).status_code == 401
+    assert deployment.post("/debug/attribute", NORM).status_code == 403
+    answer = deployment.post("/debug/attribute", NORM, KEYS["debug"])
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["tokens"]) == 7
+
+
+def test_prometheus_finds_the_workers_and_has_an_answer_to_all_that_the_dashboard_asks(
+    deployment: Deployment,
+) -> None:
+    url = f"http://127.0.0.1:{deployment.environment['PROMETHEUS_PORT']}/api/v1"
+
+    def ask(what: str, **parameters: str) -> Any:  # noqa: ANN401 - as the API has it
+        return httpx2.get(f"{url}/{what}", params=parameters).raise_for_status().json()["data"]
+
+    def missing() -> list[str]:
+        asked = {
+            name: text.replace("$__rate_interval", "1m") for name, text in expressions().items()
+        }
+        return [name for name, text in asked.items() if not ask("query", query=text)["result"]]
+
+    deployment.compose("up", "-d", "--no-build", "prometheus")
+    deadline = time.monotonic() + 60
+    with clients(deployment):
+        while True:
+            time.sleep(1)
+            deployment.post("/debug/attribute", NORM, KEYS["debug"]).raise_for_status()
+            try:
+                if not (unanswered := missing()):
+                    break
+            except httpx2.TransportError:
+                unanswered = ["not started yet"]
+            assert time.monotonic() < deadline, unanswered
+    targets = Counter((t["labels"]["job"], t["health"]) for t in ask("targets")["activeTargets"])
+    assert targets == {("encode", "up"): 2, ("debug", "up"): 1, ("gateway", "up"): 1}
+    [group] = ask("rules")["groups"]
+    assert {rule["health"] for rule in group["rules"]} == {"ok"}
+    assert {rule["state"] for rule in group["rules"]} == {"inactive"}
 
 
 def test_the_gateway_answers_for_itself_in_the_words_of_the_service(

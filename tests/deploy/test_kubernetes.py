@@ -1,0 +1,119 @@
+"""The manifests, against the API's own schemas, the service and each other."""
+
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from starlette.testclient import TestClient
+
+from service.settings import ServerSettings, table, variable
+from tests.deploy.test_monitoring import ROOT
+
+BASE = ROOT / "deploy/kubernetes/base"
+# The oldest API that has all of it, and the newest whose schemas are at hand.
+VERSIONS = ("1.25", "1.37")
+
+
+def manifests() -> dict[str, Any]:
+    """By kind, as they stand in the files that the kustomization lists."""
+    files: list[str] = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    assert {*files, "kustomization.yaml"} == {file.name for file in BASE.iterdir()}
+    found = [yaml.safe_load((BASE / file).read_text()) for file in files]
+    return {manifest["kind"]: manifest for manifest in found}
+
+
+MANIFESTS = manifests()
+POD = MANIFESTS["Deployment"]["spec"]["template"]
+[CONTAINER] = POD["spec"]["containers"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+# The operator's own kind is in no schema of Kubernetes.
+@pytest.mark.parametrize("kind", sorted(MANIFESTS.keys() - {"ServiceMonitor"}))
+def test_every_manifest_is_what_the_api_takes(kind: str, version: str) -> None:
+    kubernetes_validate.validate(MANIFESTS[kind], version, strict=True)
+
+
+def test_a_field_that_the_api_does_not_know_would_be_seen() -> None:
+    manifest = {**MANIFESTS["Service"], "spec": {**MANIFESTS["Service"]["spec"], "port": 80}}
+    with pytest.raises(kubernetes_validate.ValidationError, match="port"):
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.kubectl
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_makes_of_them_what_they_are() -> None:
+    out = subprocess.run(["kubectl", "kustomize", BASE], capture_output=True, text=True, check=True)
+    made = {manifest["kind"]: manifest for manifest in yaml.safe_load_all(out.stdout)}
+    made["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"] = CONTAINER["image"]
+    assert made == MANIFESTS
+
+
+def test_every_variable_is_a_setting() -> None:
+    settings = {variable(group, name) for group, name, _ in table()}
+    assert {entry["name"] for entry in CONTAINER["env"]} <= settings
+    # Those that Kubernetes would make of the Service's name are none, and would stop the start.
+    assert POD["spec"]["enableServiceLinks"] is False
+
+
+def test_all_of_them_mean_the_same_pods() -> None:
+    labels = POD["metadata"]["labels"]
+    selectors = {
+        "Deployment": MANIFESTS["Deployment"]["spec"]["selector"]["matchLabels"],
+        "Service": MANIFESTS["Service"]["spec"]["selector"],
+        "PodDisruptionBudget": MANIFESTS["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        "NetworkPolicy": MANIFESTS["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+    }
+    assert set(map(str, selectors.values())) == {str(labels)}
+    for spread in POD["spec"]["topologySpreadConstraints"]:
+        assert spread["labelSelector"]["matchLabels"] == labels
+    wanted = MANIFESTS["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
+    assert wanted.items() <= MANIFESTS["Service"]["metadata"]["labels"].items()
+    target = MANIFESTS["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    assert target["name"] == MANIFESTS["Deployment"]["metadata"]["name"]
+
+
+def test_all_of_them_mean_the_same_port() -> None:
+    [port] = CONTAINER["ports"]
+    assert f"EXPOSE {port['containerPort']}\n" in (ROOT / "Dockerfile").read_text()
+    assert port["containerPort"] == ServerSettings().port
+    [outer] = MANIFESTS["Service"]["spec"]["ports"]
+    [rule] = MANIFESTS["NetworkPolicy"]["spec"]["ingress"]
+    [endpoint] = MANIFESTS["ServiceMonitor"]["spec"]["endpoints"]
+    probes = [CONTAINER[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")]
+    named = [outer["targetPort"], endpoint["port"], *(probe["port"] for probe in probes)]
+    assert {*named, *(entry["port"] for entry in rule["ports"]), outer["name"]} == {port["name"]}
+
+
+def test_what_is_probed_and_measured_is_there(client: TestClient) -> None:
+    for name in ("startup", "readiness", "liveness"):
+        assert client.get(CONTAINER[f"{name}Probe"]["httpGet"]["path"]).status_code == 200
+    [endpoint] = MANIFESTS["ServiceMonitor"]["spec"]["endpoints"]
+    exposed = set(re.findall(r"^(\w+)", client.get(endpoint["path"]).text, re.MULTILINE))
+    [metric] = MANIFESTS["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] in exposed
+
+
+def test_a_pod_may_take_as_long_to_end_as_the_service_does() -> None:
+    server = ServerSettings()
+    assert POD["spec"]["terminationGracePeriodSeconds"] > server.drain_s + server.grace_s
+    # It is out of the balance before its port closes.
+    readiness = CONTAINER["readinessProbe"]
+    assert readiness["periodSeconds"] * readiness["failureThreshold"] < server.drain_s
+
+
+def test_a_pod_has_no_rights() -> None:
+    # As the policy "restricted" of Kubernetes' own pod security standards asks.
+    pod, container = POD["spec"]["securityContext"], CONTAINER["securityContext"]
+    assert pod["runAsNonRoot"]
+    assert f"--uid {pod['runAsUser']} " in (ROOT / "Dockerfile").read_text()
+    assert pod["seccompProfile"]["type"] == "RuntimeDefault"
+    assert container["allowPrivilegeEscalation"] is False
+    assert container["readOnlyRootFilesystem"]
+    assert container["capabilities"] == {"drop": ["ALL"]}
+    assert MANIFESTS["NetworkPolicy"]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in MANIFESTS["NetworkPolicy"]["spec"]

@@ -1,0 +1,93 @@
+"""Prometheus' own tool judges its files, Grafana's own types its dashboard."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from starlette.testclient import TestClient
+
+ROOT = Path(__file__).parents[2]
+PROMETHEUS = ROOT / "deploy/prometheus"
+ALERTS = Path(__file__).with_name("alerts_test.yml")
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
+)
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "deploy/grafana/vitrine.json").read_text())
+    return found
+
+
+def expressions() -> dict[str, str]:
+    """What the dashboard asks Prometheus, by panel and target."""
+    return {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", ())
+    }
+
+
+def promtool(*arguments: str | Path) -> None:
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
+    shutil.copytree(PROMETHEUS, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "key").touch()
+    file = tmp_path / "prometheus.yml"
+    file.write_text(file.read_text().replace("/tmp/key", str(tmp_path / "key")))  # noqa: S108
+    promtool("check", "config", file)
+
+
+@needs_promtool
+def test_alerts_speak_when_they_should_and_only_then() -> None:
+    promtool("test", "rules", ALERTS)
+
+
+def test_each_alert_is_tested_with_what_makes_it_speak_and_with_what_does_not() -> None:
+    [group] = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    tested = [
+        (case["alertname"], "exp_alerts" in case)
+        for test in yaml.safe_load(ALERTS.read_text())["tests"]
+        for case in test["alert_rule_test"]
+    ]
+    for rule in group["rules"]:
+        assert {(rule["alert"], True), (rule["alert"], False)} <= set(tested), rule["alert"]
+
+
+def test_every_metric_that_is_asked_for_exists(client: TestClient) -> None:
+    assert client.post("/encode", json={"inputs": "a text"}).status_code == 200
+    exposed = set(re.findall(r"^(\w+)", client.get("/metrics").text, re.MULTILINE))
+    # A counter with labels is there from its first count on.
+    exposed |= {"vitrine_debug_jobs_total"}
+    alerts = (PROMETHEUS / "alerts.yml").read_text()
+    asked = set(re.findall(r"\b(?:vitrine|process)_\w+", alerts + " ".join(expressions().values())))
+    assert len(asked) > 15
+    assert asked <= exposed
+
+
+def test_every_field_of_the_dashboard_is_one_that_grafana_knows() -> None:
+    given = dashboard()
+    # What a type does not know is not in what it writes.
+    known = json.loads(JSONEncoder().encode(Dashboard.from_json(given)))
+    unknown = [path for path in _leaves(given) if path not in set(_leaves(known))]
+    assert unknown == []
+
+
+def _leaves(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[object, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in _leaves(inner, (*path, key))]
+    if isinstance(value, list):
+        return [leaf for key, inner in enumerate(value) for leaf in _leaves(inner, (*path, key))]
+    return [(*path, value)]
