@@ -195,8 +195,8 @@ GUARDS = (
     # Bodies.
     Guard(
         "service/body.py",
-        "        json.loads(body, object_pairs_hook=_unique)\n",
-        "",
+        "            json.loads(body, object_pairs_hook=_unique)\n",
+        "            pass\n",
         f"{_T}test_bad_input.py::test_a_body_that_is_not_json_is_a_400",
     ),
     Guard(
