@@ -2,8 +2,8 @@
 
     serve run deploy.ray_serve:vitrine cpus=2 most_replicas=8
 
-Settings are those of the environment in which this is called; the artifact has to be at the same
-place on every machine.
+Settings are those of the environment in which this is called; how a server listens and ends is
+Ray's. Every machine needs the service's packages, and the artifact at the same place.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from ray.serve.config import AutoscalingConfig
 
 from models.engines import self_check
 from service.app import create_app, end_process
+from service.logs import configure
 from service.runtime import Runtime
 from service.settings import Settings, from_command_line
 
@@ -24,8 +25,7 @@ class Arguments(BaseModel):
     """What `serve run` takes as `name=value`.
 
     Attributes:
-        cpus: Of a replica.
-        gpus: Of a replica; where it is a fraction, several share a device.
+        cpus: Of a replica, which keeps as many busy.
         least_replicas: There are always so many.
         most_replicas: There are never more.
         requests: Under way in a replica, on average, above which more of them start.
@@ -34,7 +34,6 @@ class Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     cpus: int = Field(2, ge=1)
-    gpus: float = Field(0, ge=0)
     least_replicas: int = Field(1, ge=1)
     most_replicas: int = Field(4, ge=1)
     requests: int = Field(32, ge=1)
@@ -50,6 +49,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return what answers requests; Ray's name for it."""
+        configure(self._settings.server.log)
         self._service = create_app(
             self._settings, on_ready=self._started.set, on_fatal=self._tell_fatal
         )
@@ -89,7 +89,9 @@ def vitrine(arguments: Arguments) -> Application:
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="vitrine",
-        ray_actor_options={"num_cpus": arguments.cpus, "num_gpus": arguments.gpus},
+        ray_actor_options={"num_cpus": arguments.cpus},
+        # It takes as long as a batch or two, from those who wait for vectors.
+        health_check_period_s=30,
         # A replica has a queue of its own, and answers 429 when that is full.
         max_ongoing_requests=100 * arguments.requests,
         autoscaling_config=AutoscalingConfig(

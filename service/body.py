@@ -91,16 +91,16 @@ async def _checked(
 def _parse(body: bytes) -> dict[str, Any]:
     try:
         given = orjson.loads(body)
+        if not isinstance(given, dict):
+            raise InvalidInput("the body must be a JSON object")
         # orjson keeps the last of equal keys, and another reader the first. Each key has a colon:
         # where there are no more colons than keys, none is there twice.
-        if not isinstance(given, dict) or body.count(b":") > len(given):
+        if body.count(b":") > len(given):
             json.loads(body, object_pairs_hook=_unique)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error.msg}, at character {error.pos}") from None
     except RecursionError:
         raise Malformed("the body is not JSON that is taken: it is nested too deeply") from None
-    if not isinstance(given, dict):
-        raise InvalidInput("the body must be a JSON object")
     return given
 
 

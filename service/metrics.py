@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,11 +16,12 @@ from prometheus_client import (
 )
 from starlette.requests import ClientDisconnect
 
-from service.errors import DeadlineExceeded, ServiceError
+from service.errors import DeadlineExceeded, NotReady, ServiceError
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 STAGES = ("tokenize", "queue", "infer", "serialize")
 OUTCOMES = ("done", "refused", "failed", "late", "cancelled")
+JOBS = ("attribute", "pair", "flow", "layer_norm", "parity", "vjp")
 _POWERS = tuple(2**i for i in range(15))
 
 
@@ -67,6 +69,9 @@ class Metrics:
             ["kind", "outcome"],
             registry=self.registry,
         )
+        # From 0 on: a counter that is first seen at 1 has not risen, to Prometheus.
+        for kind, outcome in product(JOBS, OUTCOMES):
+            self.debug_jobs.labels(kind, outcome)
         self.batch_rows = Histogram(
             "vitrine_batch_rows", "Rows of a batch", buckets=_POWERS, registry=self.registry
         )
@@ -115,4 +120,7 @@ def _outcome(error: BaseException) -> str:
         return "cancelled"
     if isinstance(error, DeadlineExceeded):
         return "late"
-    return "refused" if isinstance(error, ServiceError) and error.status < 500 else "failed"
+    is_refused = isinstance(error, NotReady) or (
+        isinstance(error, ServiceError) and error.status < 500
+    )
+    return "refused" if is_refused else "failed"

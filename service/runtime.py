@@ -98,8 +98,14 @@ async def open_runtime(
     manifest = artifact.manifest
     metrics.queue_tokens.set_function(lambda: batcher.queued_tokens)
     metrics.queue_seconds.set_function(lambda: batcher.oldest_s)
+    graph = manifest.files[manifest.graphs[0].file]
     metrics.model.info(
-        {"model": manifest.name, "engine": engine.name, "precision": engine.precision}
+        {
+            "model": manifest.name,
+            "graph": graph[:12],
+            "engine": engine.name,
+            "precision": engine.precision,
+        }
     )
     batcher.start()
     return Runtime(artifact, tokenizer, engine, cosine, batcher)

@@ -10,6 +10,8 @@ import httpx2
 import pytest
 
 from models.artifact import Artifact
+from service.debug import jobs
+from service.metrics import JOBS
 from tests.serving import lines_until, metrics, process
 
 
@@ -17,7 +19,7 @@ from tests.serving import lines_until, metrics, process
 def url(artifact: Artifact) -> Iterator[str]:
     with process(
         VITRINE_MODEL__PATH=str(artifact.path),
-        VITRINE_BATCH__MAX_QUEUE_TOKENS="20000",
+        VITRINE_BATCH__MAX_QUEUE_TOKENS="5000",
         VITRINE_DEBUG__ENABLED="true",
     ) as started:
         yield lines_until(started, r"Serving .* on (http://\S+)")[1][1]
@@ -40,12 +42,12 @@ def test_every_input_is_accounted_for(url: str) -> None:
     assert post(5, 3) == 200
     assert httpx2.post(f"{url}/encode", json={"inputs": ["a", ""]}).status_code == 422
     with ThreadPoolExecutor(3) as clients:
-        large = clients.submit(post, 400, 250)  # an empty queue takes it, though it is too large
-        while metrics(url)["vitrine_queue_tokens"] < 20_000:
+        large = clients.submit(post, 100, 250)  # an empty queue takes it, though it is too large
+        while metrics(url)["vitrine_queue_tokens"] < 5_000:
             time.sleep(0.001)
         assert post(7, 3) == 429
         assert metrics(url)["vitrine_queue_seconds"] >= 0
-        while metrics(url)["vitrine_queue_tokens"] > 15_000:
+        while metrics(url)["vitrine_queue_tokens"] > 4_000:
             time.sleep(0.001)
         assert post(9, 100, {"X-Request-Timeout-Ms": "1"}) == 504
         body = b'{"inputs": [[1000, 1001], [1002]]}'
@@ -55,14 +57,18 @@ def test_every_input_is_accounted_for(url: str) -> None:
             leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert large.result() == 200
     found = metrics(url)
-    while outcomes(found)["cancelled"] + outcomes(found)["done"] < 407:
+    while outcomes(found)["cancelled"] + outcomes(found)["done"] < 107:
         found = metrics(url)
     told = outcomes(found)
     assert (told["refused"], told["late"], told["failed"]) == (2 + 7, 9, 0)
     # Who leaves may have been answered before.
-    assert (told["done"], told["cancelled"]) in ((405, 2), (407, 0))
+    assert (told["done"], told["cancelled"]) in ((105, 2), (107, 0))
     assert found["vitrine_inputs_received_total"] == sum(told.values())
     assert found["vitrine_queue_tokens"] == found["vitrine_queue_seconds"] == 0
+
+
+def test_each_kind_of_job_is_there_before_its_first_one() -> None:
+    assert set(JOBS) == jobs.JOBS.keys()
 
 
 def test_gradient_jobs_are_counted(url: str) -> None:
