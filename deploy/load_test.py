@@ -140,6 +140,7 @@ class Seen:
         outcomes: Requests by status, or by the name of what went wrong.
         compared: Answers whose vector was known.
         different: Those of them that had another one.
+        took: Seconds until the last answer, which may have come after the run.
         cpu: Seconds of CPU that sending took.
     """
 
@@ -148,6 +149,7 @@ class Seen:
     outcomes: Counter[str] = field(default_factory=Counter)
     compared: int = 0
     different: int = 0
+    took: float = 0.0
     cpu: float = 0.0
 
     def add(self, other: "Seen") -> None:
@@ -157,6 +159,7 @@ class Seen:
         self.outcomes += other.outcomes
         self.compared += other.compared
         self.different += other.different
+        self.took = max(self.took, other.took)
         self.cpu += other.cpu
 
 
@@ -240,13 +243,14 @@ class Generator:
             outcome = str(answer.status_code)
         except httpx.HTTPError as error:
             outcome = type(error).__name__
-        latency = time.monotonic() - leaves
+        now = time.monotonic()
         if leaves < self._begin:
             return
+        self.seen.took = max(self.seen.took, now - self._begin)
         self.seen.outcomes[outcome] += 1
         self.seen.lags.append(lag)
         if outcome == "200":
-            self.seen.latencies.append(latency)
+            self.seen.latencies.append(now - leaves)
             if sample < len(_SAMPLES):
                 self.seen.compared += 1
                 self.seen.different += not same(kind.vector(answer.json()), self._known[sample])
@@ -382,7 +386,7 @@ class Result:
             offered=plan.rate,
             clients=None if plan.rate else plan.clients,
             requests=len(lags),
-            answered_per_s=len(latencies) / plan.seconds,
+            answered_per_s=len(latencies) / max(plan.seconds, seen.took),
             outcomes=dict(seen.outcomes),
             latency_ms=figures,
             late=sum(lag > LATE_S for lag in lags) / sent,

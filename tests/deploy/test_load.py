@@ -119,6 +119,13 @@ def test_a_stall_shows_as_computed(tmp_path: Path) -> None:
     assert result["latency_ms"]["p50"] < 100
 
 
+def test_a_server_that_falls_behind_is_not_said_to_keep_up(tmp_path: Path) -> None:
+    # Nobody is answered from half a second before half-time until one and a half after the end.
+    stub = Stub(stalls_at=(1.0, 3.0))
+    _, result = load_of(stub, tmp_path / "a", "--rates", "50", "--seconds", "2")
+    assert result["answered_per_s"] == pytest.approx(result["requests"] / 3.5, rel=0.15)
+
+
 def test_clients_that_wait_hide_it(tmp_path: Path) -> None:
     stub = Stub(delays=(0.005,), stalls_at=(2.5, STALL_S))
     _, result = load_of(stub, tmp_path / "a", "--clients", "4", "--seconds", f"{RUN_S}")
