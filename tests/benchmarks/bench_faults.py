@@ -119,6 +119,7 @@ def watching() -> Iterator[Seen]:
     time.sleep(0.5)
     try:
         yield seen
+        time.sleep(1)  # a service that gives itself up answers first, and then ends
     finally:
         end.set()
         thread.join()
@@ -215,6 +216,9 @@ ATTACKS: dict[str, bytes] = {
     "50,000 rows of a float": b'{"inputs": [' + b"[1.5]," * 50_000 + b"[1]]}",
     "2,000 rows of a float": b'{"inputs": [' + b"[1.5]," * 2000 + b"[1]]}",
     "a million ids": b'{"inputs": [[' + b"1," * 1_000_000 + b"1]]}",
+    "a million ids beside a colon": (
+        b'{"inputs": [[' + b"1," * 1_000_000 + b'1]], "prompt_name": ":"}'
+    ),
     "100,000 keys": b"{" + b",".join(b'"%d":0' % i for i in range(100_000)) + b"}",
     "a text of a megabyte": b'{"inputs": "' + b"a" * _MEGABYTE + b'"}',
     "40 texts of 99 letters a word": json.dumps(
