@@ -6,11 +6,13 @@ copy is replaced by what a careless change would leave, and the test that is nam
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -395,15 +397,19 @@ def main() -> int:
 
 
 def _status(tests: Collection[str], copy: Path, limit_s: float | None) -> int:
-    return subprocess.run(
+    run = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-qxp", "no:cacheprovider", *tests],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy)},  # before the tree that is installed
-        timeout=limit_s,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    ).returncode
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        return run.wait(limit_s)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)  # and what it has started
 
 
 def _notices(guard: Guard, copy: Path) -> bool:
