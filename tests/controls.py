@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-_LIMIT_S = 180  # a test that hangs without its guard has noticed, too
+_LIMIT_S = 120  # a test that hangs without its guard has noticed, too
 
 
 class Guard(NamedTuple):
