@@ -26,7 +26,7 @@ from service.settings import Settings
 from tests.deploy.test_monitoring import ROOT
 from tests.sentences import SENTENCES
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def serve_run(model: Path, folder: Path, **arguments: int) -> Iterator[tuple[str
 
 
 def wait_until(reached: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 240
     while not reached():
         assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.2)

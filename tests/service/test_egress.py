@@ -63,7 +63,7 @@ def test_it_reaches_out_to_nobody(artifact: Artifact, tmp_path: Path, engine: st
             ("/encode", {"inputs": "a text"}),
             ("/debug/attribute", {"text": "a text", "target": {"type": "norm"}}),
         ):
-            answer = httpx2.post(f"{match[1]}{route}", json=body, timeout=60)
+            answer = httpx2.post(f"{match[1]}{route}", json=body, timeout=240)
             assert answer.status_code == 200
         time.sleep(12)  # onnxruntime would gather what it has to tell for ten seconds
         service = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text()

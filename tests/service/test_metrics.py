@@ -36,7 +36,7 @@ def outcomes(found: dict[str, float]) -> dict[str, float]:
 def test_every_input_is_accounted_for(url: str) -> None:
     def post(count: int, tokens: int, headers: dict[str, str] | None = None) -> int:
         inputs = [[1000 + i % 20_000] * tokens for i in range(count)]
-        answer = httpx2.post(f"{url}/encode", json={"inputs": inputs}, headers=headers, timeout=60)
+        answer = httpx2.post(f"{url}/encode", json={"inputs": inputs}, headers=headers, timeout=240)
         return answer.status_code
 
     assert post(5, 3) == 200
@@ -73,9 +73,9 @@ def test_each_kind_of_job_is_there_before_its_first_one() -> None:
 
 def test_gradient_jobs_are_counted(url: str) -> None:
     asked = {"text": "a cat", "target": {"type": "norm"}, "method": "saliency"}
-    assert httpx2.post(f"{url}/debug/attribute", json=asked, timeout=60).status_code == 200
+    assert httpx2.post(f"{url}/debug/attribute", json=asked, timeout=240).status_code == 200
     asked["point"] = "nowhere"
-    assert httpx2.post(f"{url}/debug/attribute", json=asked, timeout=60).status_code == 422
+    assert httpx2.post(f"{url}/debug/attribute", json=asked, timeout=240).status_code == 422
     found = metrics(url)
     for outcome in ("done", "refused"):
         assert found[f'vitrine_debug_jobs_total{{kind="attribute",outcome="{outcome}"}}'] == 1

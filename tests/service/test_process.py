@@ -288,7 +288,7 @@ def test_logs_are_json_if_wanted_and_hold_ids_but_nothing_of_what_was_sent(
             ("/tei/embed", {"inputs": [text, text * 10_000]}),
             ("/debug/attribute", {"text": text, "target": {"type": "norm"}, "point": text}),
         ):
-            answer = httpx2.post(f"{match[1]}{route}", json=body, headers=headers, timeout=60)
+            answer = httpx2.post(f"{match[1]}{route}", json=body, headers=headers, timeout=240)
             statuses.append(answer.status_code)
             answers.append(answer.text)
         stranger = {"Authorization": f"Bearer {text}"}

@@ -97,7 +97,7 @@ def test_the_gradient_process_does_not_outlive_a_service_that_is_killed(
 ) -> None:
     with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_DEBUG__ENABLED="true") as started:
         url = url_of(started)
-        assert httpx2.get(f"{url}/debug/capabilities", timeout=60).status_code == 200
+        assert httpx2.get(f"{url}/debug/capabilities", timeout=240).status_code == 200
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
         assert len(children) == 1
         os.kill(started.pid, signal.SIGKILL)

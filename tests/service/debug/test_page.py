@@ -96,7 +96,7 @@ def run(page: Browser, section: str) -> str:
 
 
 def asked(url: str, path: str, **body: object) -> Json:
-    answer: Json = httpx2.post(f"{url}/debug/{path}", json=body, timeout=60).json()
+    answer: Json = httpx2.post(f"{url}/debug/{path}", json=body, timeout=240).json()
     return answer
 
 
