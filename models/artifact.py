@@ -1,7 +1,7 @@
 """The artifact: the directory that export writes and the service reads. Standard library only.
 
     manifest.json     what it is, and the SHA-256 of every other file
-    model.onnx        the graph, as the manifest names it
+    model.onnx        the graph for CPUs, and one for GPUs beside it where that was asked for
     tokenizer.json    text to token ids; truncates nothing, pads nothing
     check.json        token ids and the vectors that PyTorch gives them, for the self-check
     twin/             the source folder's weights and config, for gradient work (may be absent)

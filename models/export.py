@@ -1,6 +1,7 @@
 """`vitrine-export`: a model folder, package or hub id to an artifact, checked against PyTorch."""
 
 import argparse
+import copy
 import logging
 import shutil
 import sys
@@ -31,7 +32,15 @@ from models.artifact import (
     writing,
 )
 from models.checkpoint import NO_OVERRIDES, load
-from models.engines import SELF_CHECK_COSINE, EngineError, cosines, open_engine, self_check
+from models.engines import (
+    ENGINES,
+    SELF_CHECK_COSINE,
+    EngineError,
+    Precision,
+    cosines,
+    open_engine,
+    self_check,
+)
 from models.model_folder import CheckpointError, ModelFolder
 from models.onnx_graph import OPSET, TARGETS, VERSIONS, build_graph
 from models.packing import pack
@@ -41,7 +50,8 @@ from models.sentence_encoder import SentenceEncoder
 from models.sources import Source, SourceError, resolve
 from models.tokenizer_file import read_tokenizer
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
+_FILES = {"cpu": "model.onnx", "cuda": "model.cuda.onnx"}
 
 # The one place where this package meets text: the inputs of the self-check, stored as token ids.
 # One of each kind that goes wrong on its own: a word, punctuation, emoji, scripts, full length.
@@ -59,8 +69,9 @@ _CHECK_TEXTS = (
 
 @dataclass(frozen=True)
 class Parity:
-    """How far the graph's vectors are from PyTorch's, over one group of rows."""
+    """How far a graph's vectors are from PyTorch's, over one group of rows."""
 
+    target: str
     case: str
     rows: int
     worst_cosine: float
@@ -71,7 +82,7 @@ def export(
     source: Source,
     out: Path,
     *,
-    dtype: str = "float32",
+    dtype: Precision = "float32",
     target: str = "cpu",
     overrides: Overrides = NO_OVERRIDES,
     twin: bool = True,
@@ -82,66 +93,88 @@ def export(
     Args:
         source: The model's files.
         out: Must not be there yet.
-        dtype: Of the weights, "float32" or "float16" (for CUDA).
-        target: "cpu" or "cuda".
+        dtype: Of the weights of the graph for "cuda", "float32" or "float16".
+        target: "cpu"; or "cuda" for a graph for it beside the one for "cpu".
         overrides: Take the place of what the model's files say.
         twin: Whether to copy the weights, which gradient work reads.
         say: Told of each step.
 
     Returns:
-        The artifact, and the parity with PyTorch where an engine here runs the target's graph.
+        The artifact, and the parity with PyTorch of the graphs that an engine here runs.
 
     Raises:
         CheckpointError: The model is not understood.
         ArtifactError: `out` is there already, or the model cannot be one file.
-        EngineError: The graph does not agree with PyTorch.
+        EngineError: A graph does not agree with PyTorch.
     """
     if (dtype, target) == ("float16", "cpu"):
         raise ArtifactError("float16 is for --target cuda; CPU engines take the float32 graph")
+    dtypes: dict[str, Precision] = {"cpu": "float32", target: dtype}
     started = time.monotonic()
     say(f"Reading {source.name}")
     files = ModelFolder(source.folder)
     model, recipe = load(files, overrides)
     tokenizer = read_tokenizer(files, recipe, model.encoder.config.vocab_size)
-    _check_size(model, DTYPES[dtype])
+    _check_size(model)
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
         check = _check(model, tokenizer, recipe.max_tokens)
         write_check(folder, check)
         if twin:
             _copy(files, folder / TWIN)
-        say(f"Exporting {model.encoder.config.num_layers} layers for {target} in {dtype}")
-        file = "model.onnx"
-        (folder / file).write_bytes(build_graph(model.to(DTYPES[dtype]), target))
-        graph = Graph(file=file, target=target, dtype=dtype, opset=OPSET, parity=None)
-        manifest = _manifest(source, files, model, recipe, graph, hashes(folder))
+        for graph_target, graph_dtype in dtypes.items():
+            say(f"Exporting {model.encoder.config.num_layers} layers for {graph_target}")
+            weights = copy.deepcopy(model).to(DTYPES[graph_dtype])
+            (folder / _FILES[graph_target]).write_bytes(build_graph(weights, graph_target))
+        graphs = tuple(
+            Graph(file=_FILES[target], target=target, dtype=dtype, opset=OPSET, parity=None)
+            for target, dtype in dtypes.items()
+        )
+        manifest = _manifest(source, files, model, recipe, graphs, hashes(folder))
         write_manifest(folder, manifest)
         parity: list[Parity] = []
-        if target == "cpu":
-            say("Comparing with PyTorch")
-            parity = measure_parity(model, Artifact.load(folder))
-            graph = replace(graph, parity=_summary(parity))
-            manifest = replace(manifest, graphs=(graph,))
-            write_manifest(folder, manifest)
+        for graph in graphs:
+            if engine := _engine_for(graph):
+                say(f"Comparing the graph for {graph.target} with PyTorch")
+                parity += measure_parity(model, Artifact.load(folder), engine, dtypes[graph.target])
+        manifest = replace(manifest, graphs=tuple(_with_parity(g, parity) for g in graphs))
+        write_manifest(folder, manifest)
     say(f"Wrote {out} in {time.monotonic() - started:.0f} s")
     return Artifact(out, manifest), parity
 
 
-def _check_size(model: SentenceEncoder, dtype: torch.dtype) -> None:
-    size = sum(parameter.numel() * dtype.itemsize for parameter in model.parameters())
+def _check_size(model: SentenceEncoder) -> None:
+    size = sum(parameter.nbytes for parameter in model.parameters())
     if size >= onnx.checker.MAXIMUM_PROTOBUF:
         raise ArtifactError(
             f"the weights take {size / 2**30:.1f} GiB; one ONNX file holds less than 2 GiB"
         )
 
 
-def measure_parity(model: SentenceEncoder, artifact: Artifact) -> list[Parity]:
-    """Return how the graph, as its engine runs it, compares with PyTorch run on each row alone.
+def _engine_for(graph: Graph) -> str | None:
+    """Return an engine that runs the graph here as exactly as it was exported."""
+    for name, entry in ENGINES.items():
+        for precision, dtype in entry.precisions.items():
+            if (entry.target, precision, dtype) == (graph.target, graph.dtype, graph.dtype):
+                return None if entry.unusable(precision) else name
+    return None
+
+
+def measure_parity(
+    model: SentenceEncoder, artifact: Artifact, name: str, precision: Precision
+) -> list[Parity]:
+    """Return how a graph, as its engine runs it, compares with PyTorch run on each row alone.
+
+    Args:
+        model: In float32.
+        artifact: Exported from it.
+        name: Of the engine.
+        precision: What that computes in.
 
     Raises:
         EngineError: A vector is further from PyTorch's than the engine's precision explains.
     """
-    engine = open_engine(artifact)
+    engine = open_engine(artifact, name, precision)
     self_check(engine, artifact)
     rng = np.random.default_rng(0)
     longest = artifact.manifest.max_tokens
@@ -163,7 +196,13 @@ def measure_parity(model: SentenceEncoder, artifact: Artifact) -> list[Parity]:
         "pooled in part": (engine.run(pack(rows, unpooled)), _vectors(model, rows, unpooled)),
     }
     parity = [
-        Parity(case, len(found), float(cosines(found, wanted).min()), _max_abs(found, wanted))
+        Parity(
+            target=ENGINES[name].target,
+            case=case,
+            rows=len(found),
+            worst_cosine=float(cosines(found, wanted).min()),
+            max_abs=float(np.abs(found - wanted).max()),
+        )
         for case, (found, wanted) in cases.items()
     ]
     for line in parity:
@@ -175,17 +214,15 @@ def measure_parity(model: SentenceEncoder, artifact: Artifact) -> list[Parity]:
     return parity
 
 
-def _max_abs(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    return float(np.abs(found - wanted).max())
-
-
-def _summary(parity: list[Parity]) -> dict[str, float] | None:
-    if not parity:
-        return None
-    return {
-        "worst_cosine": min(line.worst_cosine for line in parity),
-        "max_abs": max(line.max_abs for line in parity),
+def _with_parity(graph: Graph, parity: Sequence[Parity]) -> Graph:
+    lines = [line for line in parity if line.target == graph.target]
+    if not lines:
+        return graph
+    worst = {
+        "worst_cosine": min(line.worst_cosine for line in lines),
+        "max_abs": max(line.max_abs for line in lines),
     }
+    return replace(graph, parity=worst)
 
 
 def _vectors(
@@ -221,7 +258,7 @@ def _manifest(
     files: ModelFolder,
     model: SentenceEncoder,
     recipe: Recipe,
-    graph: Graph,
+    graphs: tuple[Graph, ...],
     written: Mapping[str, str],
 ) -> Manifest:
     return Manifest(
@@ -238,7 +275,7 @@ def _manifest(
         normalize=recipe.normalize,
         prompts=recipe.prompts,
         default_prompt=recipe.default_prompt,
-        graphs=(graph,),
+        graphs=graphs,
         files=written,
         versions={**VERSIONS, "onnxruntime": onnxruntime.__version__},
     )
@@ -260,8 +297,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("model", help="a folder, an installed model package, or a hub id")
     parser.add_argument("--out", type=Path, required=True, help="the directory to write")
     parser.add_argument("--revision", help="branch, tag or commit of a hub model")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--target", choices=TARGETS, default="cpu")
+    parser.add_argument(
+        "--target",
+        choices=TARGETS,
+        default="cpu",
+        help="cuda: with a graph for GPUs beside the one for CPUs",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="of the graph for GPUs (default: %(default)s)",
+    )
     parser.add_argument("--pooling", choices=POOLINGS, help="instead of the model's own")
     parser.add_argument(
         "--normalize",
@@ -304,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.out.exists():
             raise ArtifactError(f"{options.out} is there already; remove it or choose another")
-        _, parity = export(
+        artifact, parity = export(
             resolve(options.model, options.revision),
             options.out,
             dtype=options.dtype,
@@ -316,15 +363,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SourceError, CheckpointError, ArtifactError, EngineError, OSError) as error:
         print(f"vitrine-export: {error}", file=sys.stderr)
         return 1
-    unverified = f"Parity: unverified, no engine here runs a graph for {options.target}."
-    print(_table(parity) if parity else unverified)
+    print(_table(parity))
+    for graph in artifact.manifest.graphs:
+        if graph.parity is None:
+            print(f"The graph for {graph.target} is unverified: no engine here runs it.")
     return 0
 
 
 def _table(parity: list[Parity]) -> str:
-    lines = [f"{'Parity with PyTorch':24} {'rows':>5} {'worst cosine':>13} {'max |diff|':>11}"]
+    lines = [f"{'Parity with PyTorch':26} {'rows':>5} {'worst cosine':>13} {'max |diff|':>11}"]
     lines += [
-        f"{line.case:24} {line.rows:5} {line.worst_cosine:13.9f} {line.max_abs:11.1e}"
+        f"{line.target:5} {line.case:20} {line.rows:5} {line.worst_cosine:13.9f} "
+        f"{line.max_abs:11.1e}"
         for line in parity
     ]
     return "\n".join(lines)

@@ -122,7 +122,6 @@ async def info(request: Request) -> ServiceInfo:
     runtime = runtime_of(request)
     settings: Settings = request.app.state.settings
     manifest, engine = runtime.artifact.manifest, runtime.engine
-    graph = manifest.graphs[0]
     return ServiceInfo(
         model=manifest.name,
         source=manifest.source,
@@ -134,7 +133,7 @@ async def info(request: Request) -> ServiceInfo:
         prompts=sorted(manifest.prompts),
         default_prompt=manifest.default_prompt,
         weights_sha256=dict(manifest.weights_sha256),
-        graph_sha256=manifest.files[graph.file],
+        graph_sha256=runtime.graph_sha256,
         tokenizer_sha256=manifest.files["tokenizer.json"],
         engine=engine.name,
         precision=engine.precision,

@@ -37,11 +37,17 @@ class NotFinite(Exception):
 
 @dataclass(frozen=True)
 class Runtime:
-    """A served model. The batcher is alive while it can encode."""
+    """A served model. The batcher is alive while it can encode.
+
+    Attributes:
+        graph_sha256: Of the file that the engine runs.
+        self_check_cosine: The worst between a check vector and the engine's.
+    """
 
     artifact: Artifact
     tokenizer: TextTokenizer
     engine: Engine
+    graph_sha256: str
     self_check_cosine: float
     batcher: Batcher[Wanted, NDArray[np.float32]]
 
@@ -86,9 +92,8 @@ async def open_runtime(
         probe=partial(run, probe),
         cancel=engine.cancel,
         lanes=engine.lanes,
-        max_cost=settings.batch.max_tokens,
-        # A token of a short text costs 1.2 times as much in a batch of 40, 2.5 times in one of 10.
-        min_share=64,
+        max_cost=settings.batch.max_tokens or engine.batch_tokens,
+        min_share=engine.share_tokens,
         # A layer does 24 D^2 operations a token and 4 D a pair, which run six times slower.
         pair_cost=1 / artifact.manifest.width,
         max_queue=settings.batch.max_queue_tokens,
@@ -98,7 +103,7 @@ async def open_runtime(
     manifest = artifact.manifest
     metrics.queue_tokens.set_function(lambda: batcher.queued_tokens)
     metrics.queue_seconds.set_function(lambda: batcher.oldest_s)
-    graph = manifest.files[manifest.graphs[0].file]
+    graph = manifest.files[artifact.graph(engine.target).file]
     metrics.model.info(
         {
             "model": manifest.name,
@@ -108,12 +113,12 @@ async def open_runtime(
         }
     )
     batcher.start()
-    return Runtime(artifact, tokenizer, engine, cosine, batcher)
+    return Runtime(artifact, tokenizer, engine, graph, cosine, batcher)
 
 
 def _open(settings: Settings) -> tuple[Artifact, TextTokenizer, Engine, float]:
     artifact = Artifact.load(settings.model.path)
     tokenizer = TextTokenizer(artifact, settings.limits.max_chars)
     chosen = settings.engine
-    engine = open_engine(artifact, chosen.name, chosen.precision, chosen.threads)
+    engine = open_engine(artifact, chosen.name, chosen.precision, chosen.threads, chosen.gpu)
     return artifact, tokenizer, engine, self_check(engine, artifact)

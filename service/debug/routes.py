@@ -389,7 +389,7 @@ def _hashes(runtime: Runtime) -> Hashes:
     return Hashes(
         name=manifest.name,
         weights_sha256=dict(manifest.weights_sha256),
-        graph_sha256=manifest.files[manifest.graphs[0].file],
+        graph_sha256=runtime.graph_sha256,
         tokenizer_sha256=manifest.files["tokenizer.json"],
     )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
@@ -15,6 +16,7 @@ from models.engines import (
     ENGINES,
     SELF_CHECK_COSINE,
     CpuEngine,
+    CudaEngine,
     Engine,
     EngineError,
     Opened,
@@ -28,18 +30,28 @@ from models.engines import (
 )
 from models.packing import PackedBatch, pack
 
-USABLE = [
-    (name, precision)
+ON_CPU = [
+    pytest.param((name, precision), id=f"{name}-{precision}")
     for name, entry in ENGINES.items()
     for precision in entry.precisions
-    if entry.unusable(precision) is None
+    if entry.target == "cpu" and entry.unusable(precision) is None
 ]
+CUDA_UNUSABLE = ENGINES["cuda"].unusable("float16")
+ON_GPU = pytest.param(
+    ("cuda", "float16"),
+    id="cuda-float16",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(CUDA_UNUSABLE is not None, reason=str(CUDA_UNUSABLE)),
+    ],
+)
 
 
-@pytest.fixture(scope="module", params=USABLE, ids="-".join)
-def engine(artifact: Artifact, request: pytest.FixtureRequest) -> Engine:
+@pytest.fixture(scope="module", params=[*ON_CPU, ON_GPU])
+def engine(request: pytest.FixtureRequest) -> Engine:
     name, precision = request.param
-    return open_engine(artifact, name, precision, threads=2)
+    holder = "artifact" if ENGINES[name].target == "cpu" else "half_artifact"
+    return open_engine(request.getfixturevalue(holder), name, precision, threads=2)
 
 
 def agree(engine: Engine, found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
@@ -110,9 +122,12 @@ class Drifting:
     """An engine whose vectors are off, or not numbers."""
 
     name = "drifting"
+    target = "cpu"
     precision: Precision = "float32"
     threads = 1
     lanes = 1
+    batch_tokens = 512
+    share_tokens = 64
 
     def __init__(self, engine: Engine, noise: float) -> None:
         self.engine = engine
@@ -163,6 +178,8 @@ def test_a_run_has_all_threads_unless_it_or_the_one_before_met_another() -> None
     assert [ran.get(), ran.get(), ran.get()] == ["one", "one", "all"]
 
 
+# What a GPU has been told to do it does.
+@pytest.mark.parametrize("engine", ON_CPU, indirect=True)
 def test_a_run_that_is_cancelled_raises_soon_and_the_next_one_works(engine: Engine) -> None:
     batch = pack([[1000 + i for i in range(256)]] * 64)  # seconds of work
     with ThreadPoolExecutor(1) as lane:
@@ -183,7 +200,7 @@ def test_one_thread_needs_the_graph_once(artifact: Artifact) -> None:
 
 
 def test_an_unknown_engine_is_refused_with_those_there_are(artifact: Artifact) -> None:
-    with pytest.raises(EngineError, match="no engine 'tensorrt'; there are: auto, onnxruntime"):
+    with pytest.raises(EngineError, match="no engine 'tensorrt'; there are: auto, cuda, onnx"):
         open_engine(artifact, "tensorrt")
 
 
@@ -199,10 +216,103 @@ def test_an_engine_that_is_not_installed_is_refused_with_what_would_help(
 def test_a_precision_that_an_engine_lacks_is_refused(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ENGINES:
-        monkeypatch.setitem(ENGINES, name, replace(ENGINES[name], precisions=("bfloat16",)))
+    for name, entry in ENGINES.items():
+        other = replace(entry, precisions={"bfloat16": "float32"})
+        monkeypatch.setitem(ENGINES, name, other)
     with pytest.raises(EngineError, match="onnxruntime in float32 is not usable: it computes in"):
         open_engine(artifact)
+
+
+def onnxruntime_with_cuda(monkeypatch: pytest.MonkeyPatch, *, gpus: int) -> list[dict[str, object]]:
+    """As if onnxruntime could compute on GPUs; its sessions are the CPU's all the same.
+
+    Returns the options of what is opened for a GPU.
+    """
+    asked: list[dict[str, object]] = []
+    session = onnxruntime.InferenceSession
+
+    def opened(
+        graph: bytes,
+        options: onnxruntime.SessionOptions,
+        providers: list[tuple[str, dict[str, object]]],
+        enable_fallback: int,
+    ) -> onnxruntime.InferenceSession:
+        [(provider, provider_options)] = providers
+        asked.append({"enable_fallback": enable_fallback, **provider_options})
+        on_cpu = session(graph, options, providers=["CPUExecutionProvider"])
+        if int(str(provider_options["device_id"])) < gpus:
+            on_cpu.get_providers = lambda: [provider, "CPUExecutionProvider"]
+        return on_cpu
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", opened)
+    monkeypatch.setattr(
+        "onnxruntime.get_available_providers",
+        lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
+    )
+    monkeypatch.setattr("ctypes.CDLL", lambda _: None)
+    monkeypatch.setattr("models.engines.CudaEngine.batch_tokens", 256)
+    return asked
+
+
+def test_all_of_the_engine_for_gpus_but_its_kernels_gives_the_models_vectors(
+    half_artifact: Artifact, reference: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = onnxruntime_with_cuda(monkeypatch, gpus=2)
+    engine = open_engine(half_artifact, "auto", "float16", gpu=1)
+    assert asked == [{"device_id": 1, "use_tf32": 0, "enable_fallback": 0}]
+    assert (engine.name, engine.precision) == ("cuda", "float16")
+    assert self_check(engine, half_artifact) > 0.9999
+    batches = [pack([row]) for row in random_rows(8)]
+    with ThreadPoolExecutor(engine.lanes) as lanes:
+        at_once = list(lanes.map(engine.run, batches))
+    for batch, found in zip(batches, at_once, strict=True):
+        agree(engine, found, reference.run(batch))
+        agree(engine, engine.run(batch, "tokens"), reference.run(batch, "tokens"))
+
+
+def test_a_gpu_is_ready_once_full_batches_of_rows_of_every_size_have_been_run(
+    half_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxruntime_with_cuda(monkeypatch, gpus=1)
+    shapes: list[tuple[int, ...]] = []
+    run = CudaEngine.run
+
+    def recorded(self: CudaEngine, batch: PackedBatch) -> NDArray[np.float32]:
+        shapes.append(batch.padded_index.shape)
+        return run(self, batch)
+
+    monkeypatch.setattr(CudaEngine, "run", recorded)
+    open_engine(half_artifact, "cuda", "float16")
+    assert shapes == [(256 // 2**i, 2**i) for i in range(8, -1, -1)]
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_and_nothing_falls_back(
+    artifact: Artifact, half_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(artifact: Artifact, precision: Precision, gpu: int = 0) -> str:
+        with pytest.raises(EngineError) as error:
+            open_engine(artifact, "cuda", precision, gpu=gpu)
+        return str(error.value)
+
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert "the onnxruntime that is installed computes on CPUs only" in refused(
+        half_artifact, "float16"
+    )
+    onnxruntime_with_cuda(monkeypatch, gpus=1)
+    assert "onnxruntime cannot compute on GPU 1 of this machine" in refused(
+        half_artifact, "float16", gpu=1
+    )
+    assert "has its graph in float16; export it with --target cuda --dtype float32" in refused(
+        half_artifact, "float32"
+    )
+    assert "has no graph for cuda; export it with --target cuda" in refused(artifact, "float16")
+    assert "it computes in float32, float16 only" in refused(half_artifact, "bfloat16")
+
+    def no_library(_: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr("ctypes.CDLL", no_library)
+    assert "no NVIDIA driver is here" in refused(half_artifact, "float16")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="affinity and cgroups are Linux's")

