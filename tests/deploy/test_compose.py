@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import yaml
 from starlette.testclient import TestClient
 
 from tests.deploy.test_monitoring import expressions
@@ -54,6 +55,13 @@ def run(*command: str, **environment: str) -> str:
     return done.stdout
 
 
+def compose_command() -> tuple[str, ...]:
+    v2 = not subprocess.call(
+        ["docker", "compose", "version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    return ("docker", "compose") if v2 else ("docker-compose",)
+
+
 @dataclass(frozen=True)
 class Deployment:
     """What `compose up` started."""
@@ -62,13 +70,9 @@ class Deployment:
     environment: dict[str, str]
 
     def compose(self, *arguments: str) -> str:
-        v2 = not subprocess.call(
-            ["docker", "compose", "version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        command = ("docker", "compose") if v2 else ("docker-compose",)
         profiles = ("--profile", "debug", "--profile", "export", "--profile", "monitoring")
         files = ("-f", "deploy/compose.yaml", "-f", "tests/deploy/stand_ins.yaml")
-        return run(*command, *files, *profiles, *arguments, **self.environment)
+        return run(*compose_command(), *files, *profiles, *arguments, **self.environment)
 
     def containers(self, service: str) -> list[str]:
         return self.compose("ps", "-q", service).split()
@@ -107,6 +111,29 @@ class Deployment:
         while httpx2.get(f"{self.url}/readyz").status_code != 200:
             assert time.monotonic() < deadline, "the gateway finds no worker"
             time.sleep(0.1)
+
+
+def test_with_gpus_workers_differ_in_image_memory_and_where_they_compute_alone() -> None:
+    def configured(*files: str) -> Any:  # noqa: ANN401 - as the format has it
+        named = [part for file in files for part in ("-f", f"deploy/{file}")]
+        out = run(*compose_command(), *named, "--profile", "debug", "config", VITRINE_GPU="1")
+        services = yaml.safe_load(out)["services"]
+        for service in services.values():  # a list, or the names of a mapping
+            service["networks"] = sorted(service["networks"])
+        return services
+
+    on_cpu, on_gpu = configured("compose.yaml"), configured("compose.yaml", "compose.gpu.yaml")
+    assert on_cpu.keys() == on_gpu.keys()
+    for name, target in (("encode", "gpu"), ("debug", "gpu-debug")):
+        cpu, gpu = on_cpu[name], on_gpu[name]
+        [device] = gpu["deploy"]["resources"]["reservations"]["devices"]
+        wanted = {"driver": "nvidia", "device_ids": ["1"], "capabilities": ["gpu"]}
+        assert {part: device[part] for part in wanted} == wanted
+        assert gpu["build"] == {**cpu["build"], "target": target}
+        assert gpu["environment"]["VITRINE_ENGINE__PRECISION"] == "float16"
+        changed = {part for part in gpu if gpu[part] != cpu.get(part)}
+        assert changed == {"image", "build", "mem_limit", "deploy", "environment"}
+    assert on_cpu["gateway"] == on_gpu["gateway"]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from deploy.ray_serve import Arguments
 from service.settings import table, variable
 
 ROOT = Path(__file__).parents[2]
-COMPOSE = (ROOT / "deploy/compose.yaml").read_text()
+COMPOSE = "".join((ROOT / f"deploy/{name}.yaml").read_text() for name in ("compose", "compose.gpu"))
 
 
 def test_every_variable_that_a_container_is_given_is_a_setting() -> None:

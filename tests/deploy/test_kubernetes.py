@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -10,10 +11,11 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from service.settings import ServerSettings, table, variable
+from models.engines import ENGINES
+from service.settings import EngineSettings, ServerSettings, table, variable
 from tests.deploy.test_monitoring import ROOT
 
-BASE = ROOT / "deploy/kubernetes/base"
+BASE, GPU = (ROOT / "deploy/kubernetes" / name for name in ("base", "gpu"))
 # The oldest API that has all of it, and the newest whose schemas are at hand.
 VERSIONS = ("1.25", "1.37")
 
@@ -44,18 +46,55 @@ def test_a_field_that_the_api_does_not_know_would_be_seen() -> None:
         kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
 
 
+def made_by_kustomize(folder: Path) -> dict[str, Any]:
+    """By kind."""
+    command = ["kubectl", "kustomize", str(folder)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(out.stdout)}
+
+
 @pytest.mark.kubectl
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_kustomize_makes_of_them_what_they_are() -> None:
-    out = subprocess.run(["kubectl", "kustomize", BASE], capture_output=True, text=True, check=True)
-    made = {manifest["kind"]: manifest for manifest in yaml.safe_load_all(out.stdout)}
+    made = made_by_kustomize(BASE)
     made["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"] = CONTAINER["image"]
     assert made == MANIFESTS
+
+
+@pytest.mark.kubectl
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_with_gpus_they_are_the_same_but_for_where_they_compute() -> None:
+    made = made_by_kustomize(GPU)
+    for kind in made.keys() - {"ServiceMonitor"}:
+        kubernetes_validate.validate(made[kind], VERSIONS[-1], strict=True)
+    changed = {kind for kind in made if made[kind] != MANIFESTS[kind]}
+    assert changed == {"Deployment", "HorizontalPodAutoscaler"}
+    spec = made["Deployment"]["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    differing = {name for name in container if container[name] != CONTAINER.get(name)}
+    assert differing == {"image", "env", "resources"}
+    assert container["image"] == "vitrine-gpu:latest"
+    assert CONTAINER["env"][0] in container["env"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert spec["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert [metric["type"] for metric in autoscaler(made)] == ["Resource", "Pods"]
+
+
+def autoscaler(manifests: dict[str, Any]) -> list[dict[str, Any]]:
+    metrics: list[dict[str, Any]] = manifests["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    return metrics
 
 
 def test_every_variable_is_a_setting() -> None:
     settings = {variable(group, name) for group, name, _ in table()}
     assert {entry["name"] for entry in CONTAINER["env"]} <= settings
+    on_gpu = yaml.safe_load((GPU / "deployment.yaml").read_text())["spec"]["template"]["spec"]
+    given = {
+        entry["name"].removeprefix("VITRINE_ENGINE__").lower(): entry["value"]
+        for entry in on_gpu["containers"][0]["env"]
+    }
+    assert EngineSettings(**given).name in ENGINES
+    assert given["precision"] in ENGINES[given["name"]].precisions
     # Those that Kubernetes would make of the Service's name are none, and would stop the start.
     assert POD["spec"]["enableServiceLinks"] is False
 
@@ -94,8 +133,8 @@ def test_what_is_probed_and_measured_is_there(client: TestClient) -> None:
         assert client.get(CONTAINER[f"{name}Probe"]["httpGet"]["path"]).status_code == 200
     [endpoint] = MANIFESTS["ServiceMonitor"]["spec"]["endpoints"]
     exposed = set(re.findall(r"^(\w+)", client.get(endpoint["path"]).text, re.MULTILINE))
-    metrics = MANIFESTS["HorizontalPodAutoscaler"]["spec"]["metrics"]
-    [own] = [metric["pods"]["metric"]["name"] for metric in metrics if metric["type"] == "Pods"]
+    [_, queue] = autoscaler(MANIFESTS)
+    own = queue["pods"]["metric"]["name"]
     assert own in exposed
 
 

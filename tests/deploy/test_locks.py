@@ -10,6 +10,12 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # What a lock leaves out, as the Makefile says.
 LEFT_OUT = {"torch", "openvino-telemetry"}
+LOCKS = {
+    "serve": ["cpu"],
+    "debug": ["cpu", "twin"],
+    "gpu": ["gpu"],
+    "gpu-debug": ["gpu", "twin"],
+}
 
 
 def plain(name: str) -> str:
@@ -26,7 +32,7 @@ def pins(file: Path) -> dict[str, tuple[str, int]]:
     return {plain(name): (version, hashes.count("--hash")) for name, version, hashes in entries}
 
 
-@pytest.mark.parametrize("lock", ["serve", "debug", "build", "model"])
+@pytest.mark.parametrize("lock", [*LOCKS, "build", "model"])
 def test_every_package_has_a_hash_and_the_version_that_is_tested(lock: str) -> None:
     tested = pins(ROOT / "constraints.txt")
     locked = pins(ROOT / f"deploy/requirements/{lock}.txt")
@@ -36,7 +42,7 @@ def test_every_package_has_a_hash_and_the_version_that_is_tested(lock: str) -> N
         assert version == tested.get(name, (version,))[0], name
 
 
-@pytest.mark.parametrize(("lock", "extras"), [("serve", ["cpu"]), ("debug", ["cpu", "twin"])])
+@pytest.mark.parametrize(("lock", "extras"), LOCKS.items())
 def test_a_lock_has_all_that_the_project_asks_for(lock: str, extras: list[str]) -> None:
     wanted = [*PROJECT["dependencies"]]
     for extra in extras:
@@ -45,6 +51,15 @@ def test_a_lock_has_all_that_the_project_asks_for(lock: str, extras: list[str]) 
     assert names - LEFT_OUT <= pins(ROOT / f"deploy/requirements/{lock}.txt").keys()
 
 
-def test_the_image_has_the_torch_that_is_tested() -> None:
+def test_an_image_has_one_onnxruntime() -> None:
+    found = {
+        lock: [name for name in pins(ROOT / f"deploy/requirements/{lock}.txt") if "onnxrun" in name]
+        for lock in LOCKS
+    }
+    cpu, gpu = ["onnxruntime"], ["onnxruntime-gpu"]
+    assert found == {"serve": cpu, "debug": cpu, "gpu": gpu, "gpu-debug": gpu}
+
+
+def test_the_images_have_the_torch_that_is_tested() -> None:
     tested, _ = pins(ROOT / "constraints.txt")["torch"]
-    assert f"ARG TORCH={tested}\n" in (ROOT / "Dockerfile").read_text()
+    assert set(re.findall(r"ARG TORCH=(\S+)", (ROOT / "Dockerfile").read_text())) == {tested}

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @contextmanager
-def serve_run(model: Path, folder: Path, **arguments: int) -> Iterator[tuple[str, Path]]:
+def serve_run(model: Path, folder: Path, **arguments: float) -> Iterator[tuple[str, Path]]:
     """Start a cluster that ends with this; gives its address and its log."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -50,6 +50,7 @@ def serve_run(model: Path, folder: Path, **arguments: int) -> Iterator[tuple[str
             "VITRINE_MODEL__PATH": str(model),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
+            "RAY_OVERRIDE_RESOURCES": '{"GPU": 1}',  # which may not be there
             "RAY_TMPDIR": short,
         }
         process = subprocess.Popen(
@@ -129,7 +130,7 @@ def clients(url: str, count: int = 8) -> Iterator[Counter[int]]:
 def test_replicas_answer_as_the_service_does_are_more_under_load_and_replaced_when_they_die(
     artifact: Artifact, client: TestClient, tmp_path: Path
 ) -> None:
-    arguments = {"cpus": 1, "least_replicas": 1, "most_replicas": 2, "requests": 2}
+    arguments = {"cpus": 1, "gpus": 0.5, "least_replicas": 1, "most_replicas": 2, "requests": 2}
     with serve_run(artifact.path, tmp_path, **arguments) as (url, log):
         wait_until(lambda: is_ready(url) and len(replicas()) == 1, log)
         body = {"inputs": list(SENTENCES)}
@@ -176,3 +177,10 @@ def test_gradients_are_not_given_to_a_network_without_keys(monkeypatch: pytest.M
     monkeypatch.setenv("VITRINE_DEBUG__ENABLED", "true")
     with pytest.raises(ValueError, match="set API keys"):
         vitrine(Arguments())
+
+
+def test_an_engine_for_gpus_is_not_started_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRINE_ENGINE__NAME", "cuda")
+    with pytest.raises(ValueError, match="say gpus=1"):
+        vitrine(Arguments())
+    vitrine(Arguments(gpus=0.5))
