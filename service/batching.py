@@ -7,8 +7,8 @@ there is no timer, and a request that finds a lane free leaves at once.
   one. So a request of thousands of items holds nobody for longer than a batch, and every item is
   reached, whatever else arrives.
 - Filling: the batch takes the items nearest in length to that one, whosever they are and the oldest
-  first, while the cost (tokens, plus attention over padded rows) stays within the budget, and no
-  item costs the batch more than twice what it would cost alone.
+  first, while the cost (tokens, plus attention over padded rows) stays within the budget, and none
+  costs more there than it would in a batch of its own.
 - Sharing: a batch is full once it has a lane's share of all that waits and runs. Otherwise the lane
   that comes first would take everything, and the others would be left with what trickles in.
 - Faults: a batch that raises is run again in halves, until the one item that raises is alone; its
@@ -110,6 +110,7 @@ class Batcher(Generic[Item, Result]):
         lanes: Batches that run at once.
         max_cost: Budget of a batch; a single item may exceed it.
         min_share: Tokens below which what waits is not divided among the lanes.
+        overhead: Cost of a batch before that of its items, in tokens.
         pair_cost: Cost of one pair in the padded attention product, in tokens.
         max_queue: Tokens that may wait.
         timeout_s: A run that takes longer is cancelled.
@@ -126,6 +127,7 @@ class Batcher(Generic[Item, Result]):
         lanes: int,
         max_cost: float,
         min_share: int,
+        overhead: int,
         pair_cost: float,
         max_queue: int,
         timeout_s: float,
@@ -138,6 +140,7 @@ class Batcher(Generic[Item, Result]):
         self._cancellations = 0
         self._max_cost = max_cost
         self._min_share = min_share
+        self._overhead = overhead
         self._pair_cost = pair_cost
         self._max_queue = max_queue
         self._timeout_s = timeout_s
@@ -281,8 +284,8 @@ class Batcher(Generic[Item, Result]):
                 break
             tokens, longest = tokens + entry.length, max(longest, entry.length)
             before, cost = cost, self._cost(tokens, len(batch) + 1, longest)
-            alone = self._cost(entry.length, 1, entry.length)
-            if cost > self._max_cost or cost - before > 2 * alone:
+            alone = self._overhead + self._cost(entry.length, 1, entry.length)
+            if cost > self._max_cost or cost - before > alone:
                 break
             batch.append(entry)
         self._take(batch)

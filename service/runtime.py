@@ -92,8 +92,9 @@ async def open_runtime(
         probe=partial(run, probe),
         cancel=engine.cancel,
         lanes=engine.lanes,
-        max_cost=settings.batch.max_tokens or engine.batch_tokens,
-        min_share=engine.share_tokens,
+        max_cost=settings.batch.max_tokens or engine.batches.most,
+        min_share=engine.batches.divided,
+        overhead=engine.batches.overhead,
         # A layer does 24 D^2 operations a token and 4 D a pair, which run six times slower.
         pair_cost=1 / artifact.manifest.width,
         max_queue=settings.batch.max_queue_tokens,

@@ -15,6 +15,7 @@ from models.artifact import Artifact
 from models.engines import (
     ENGINES,
     SELF_CHECK_COSINE,
+    BatchSizes,
     CpuEngine,
     CudaEngine,
     Engine,
@@ -126,8 +127,7 @@ class Drifting:
     precision: Precision = "float32"
     threads = 1
     lanes = 1
-    batch_tokens = 512
-    share_tokens = 64
+    batches = BatchSizes(most=512, divided=64, overhead=8)
 
     def __init__(self, engine: Engine, noise: float) -> None:
         self.engine = engine
@@ -250,7 +250,8 @@ def onnxruntime_with_cuda(monkeypatch: pytest.MonkeyPatch, *, gpus: int) -> list
         lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
     )
     monkeypatch.setattr("ctypes.CDLL", lambda _: None)
-    monkeypatch.setattr("models.engines.CudaEngine.batch_tokens", 256)
+    small = BatchSizes(most=256, divided=64, overhead=8)
+    monkeypatch.setattr("models.engines.CudaEngine.batches", small)
     return asked
 
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from starlette.testclient import TestClient
 
-from models.engines import Engine, Output, Precision, Run
+from models.engines import BatchSizes, Engine, Output, Precision, Run
 from models.packing import PackedBatch
 from service import runtime
 from service.app import create_app
@@ -34,21 +34,20 @@ class Stub:
     precision: Precision = "float32"
     threads = 1
     lanes = 1
-    batch_tokens = 512
-    share_tokens = 64
+    batches = BatchSizes(most=512, divided=64, overhead=8)
     runs: Sequence[Run] = ()
 
     def __init__(self) -> None:
         self.fault: str | None = None
         self.gate = threading.Event()
-        self.batches: list[int] = []
+        self.ran: list[int] = []
 
     def cancel(self) -> None:
         pass
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         assert output == "pooled"
-        self.batches.append(batch.rows)
+        self.ran.append(batch.rows)
         if self.fault == "always":
             raise RuntimeError("engine fault")
         first = batch.input_ids[batch.padded_index[:, 0]]
@@ -142,7 +141,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(stub: Stub, settings:
         stub.fault = "hang"
         running = threading.Thread(target=encode, args=(client, POISON))
         running.start()
-        while not stub.batches:
+        while not stub.ran:
             time.sleep(0.001)
         waiting = threading.Thread(target=encode, args=(client, 1, 2, 3))
         waiting.start()
@@ -185,7 +184,7 @@ def test_a_full_queue_is_told_before_anything_is_tokenised(
         stub.fault = "hang"
         with ThreadPoolExecutor(2) as clients:
             running = clients.submit(encode, client, POISON)
-            while not stub.batches:
+            while not stub.ran:
                 time.sleep(0.001)
             waiting = clients.submit(encode, client, 1, 2, 3)
             while "vitrine_queue_tokens 3.0" not in client.get("/metrics").text:
@@ -259,7 +258,7 @@ def test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue(
     ):
         stub.fault = "hang"
         running = clients.submit(encode, client, POISON)
-        while not stub.batches:
+        while not stub.ran:
             time.sleep(0.001)
         late = client.post(
             "/encode", json={"inputs": [[4], [5]]}, headers={"X-Request-Timeout-Ms": "50"}
@@ -270,7 +269,7 @@ def test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue(
         stub.gate.set()
         assert running.result()[0] == 200
         assert encode(client, 6)[0] == 200
-        assert sum(stub.batches) == 2
+        assert sum(stub.ran) == 2
 
 
 def test_nobody_may_ask_for_more_time_than_the_service_gives(

@@ -34,6 +34,7 @@ def batcher_of(
     lanes: int = 1,
     max_cost: float = 100,
     min_share: int = 100,
+    overhead: int = 10,
     pair_cost: float = 0.0,
     max_queue: int = 10**9,
     timeout_s: float = 10,
@@ -49,6 +50,7 @@ def batcher_of(
         lanes=lanes,
         max_cost=max_cost,
         min_share=min_share,
+        overhead=overhead,
         pair_cost=pair_cost,
         max_queue=max_queue,
         timeout_s=timeout_s,
@@ -308,20 +310,25 @@ async def test_padded_attention_counts_towards_the_cost() -> None:
     await with_batcher(batcher_of(run, pair_cost=0.2), story)
 
 
-async def test_no_item_joins_a_batch_whose_padding_would_double_its_cost() -> None:
+@pytest.mark.parametrize(
+    ("overhead", "batches"), [(1, [[30], [4], [29]]), (8, [[29, 30], [4]]), (18, [[4, 29, 30]])]
+)
+async def test_no_item_joins_a_batch_that_costs_it_more_than_one_of_its_own(
+    overhead: int, batches: list[list[int]]
+) -> None:
     run = Recorder()
 
     async def story(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
-        others = [asyncio.create_task(batcher.submit([n])) for n in (30, 3, 29, 4)]
+        others = [asyncio.create_task(batcher.submit([n])) for n in (30, 4, 29)]
         await settled()
         run.gate.set()
         await asyncio.gather(first, *others)
-        # 30 alone costs 30 + 900 * 0.02 = 48. 29 adds 29 + 18, about what it costs alone; 4 would
-        # add 4 + 18, five times that.
-        assert [sorted(batch) for batch in run.batches[1:]] == [[29, 30], [3, 4]]
+        # Beside 30, attention makes 29 cost 18.0 instead of 16.8, and 4 instead of 0.3.
+        assert [sorted(batch) for batch in run.batches[1:]] == batches
 
-    await with_batcher(batcher_of(run, max_cost=1000, pair_cost=0.02), story)
+    batcher = batcher_of(run, max_cost=1000, overhead=overhead, pair_cost=0.02)
+    await with_batcher(batcher, story)
 
 
 async def test_a_request_larger_than_a_batch_is_split_and_joined() -> None:
