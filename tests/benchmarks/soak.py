@@ -8,6 +8,7 @@ import argparse
 import itertools
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tests.benchmarks.bench_servers import kinds
@@ -21,6 +22,7 @@ def main() -> None:
     """Run the load and print the memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, default=Path(".venv-bench"))
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--port", type=int, default=8110)
@@ -28,7 +30,9 @@ def main() -> None:
     need_wrk()
     many = [text for request in WORKLOADS["documents"].requests() for text in request][:2048]
     samples: list[tuple[float, float]] = []
-    server = Server(kinds(options.environments, Path())[options.precision], options.port)
+    kind = kinds(options.environments, Path())[options.precision]
+    command = [*kind.command, f"--engine.name={options.engine}"]
+    server = Server(replace(kind, command=command), options.port)
     started = time.monotonic()
     try:
         for workload in itertools.cycle(WORKLOADS.values()):
@@ -48,7 +52,8 @@ def main() -> None:
     last = [mb for seconds, mb in samples if seconds > samples[-1][0] - 120]
     if settled:
         growth = statistics.median(last) / statistics.median(settled) - 1
-        print(f"{options.precision}: {growth:+.1%} from minute 5 to minute {options.minutes:g}")
+        what = f"{options.engine}, {options.precision}"
+        print(f"{what}: {growth:+.1%} from minute 5 to minute {options.minutes:g}")
 
 
 if __name__ == "__main__":
