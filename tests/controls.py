@@ -133,15 +133,27 @@ GUARDS = (
         f"{_T}test_faults.py",
     ),
     Guard(
-        "models/engines.py",
+        "models/engines/__init__.py",
         "if not worst >= bound:",
         "if False:",
         "tests/models/test_engines.py",
     ),
     Guard(
-        "models/engines.py",
+        "models/engines/with_onnxruntime.py",
         "options.terminate = True",
         "pass",
+        "tests/models/test_engines.py",
+    ),
+    Guard(
+        "models/engines/with_onnxruntime.py",
+        'if "CUDAExecutionProvider" not in session.get_providers():',
+        "if False:",
+        "tests/models/test_engines.py",
+    ),
+    Guard(
+        "models/engines/with_onnxruntime.py",
+        "enable_fallback=0,",
+        "enable_fallback=1,",
         "tests/models/test_engines.py",
     ),
     # Admission.

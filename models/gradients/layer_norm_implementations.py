@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from models.add_layer_norm import add_layer_norm, implementation, layer_norm, reference
 from models.add_layer_norm.reference import Array
-from models.engines import onnxruntime_session
+from models.engines.with_onnxruntime import onnxruntime_session
 
 
 class Operands(NamedTuple):

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from models.add_layer_norm.reference import forward_steps
 from models.artifact import TWIN, Artifact, sha256
 from models.encoder import Rows
-from models.engines import available_cpus, cosines, onnxruntime_session
+from models.engines import available_cpus, cosines
+from models.engines.with_onnxruntime import onnxruntime_session
 from models.gradients.twin import Row, Twin
 from models.packing import PackedBatch, pack
 

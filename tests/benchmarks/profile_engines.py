@@ -12,7 +12,8 @@ import openvino
 from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
-from models.engines import ENGINES, onnxruntime_session
+from models.engines import ENGINES
+from models.engines.with_onnxruntime import onnxruntime_session
 from models.packing import PackedBatch, round_up
 from tests.benchmarks.bench_engines import sorted_batches
 from tests.benchmarks.bench_servers import ARTIFACT

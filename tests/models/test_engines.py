@@ -17,7 +17,6 @@ from models.engines import (
     SELF_CHECK_COSINE,
     BatchSizes,
     CpuEngine,
-    CudaEngine,
     Engine,
     EngineError,
     Opened,
@@ -29,6 +28,7 @@ from models.engines import (
     open_engine,
     self_check,
 )
+from models.engines.with_onnxruntime import CudaEngine
 from models.packing import PackedBatch, pack
 
 ON_CPU = [
@@ -251,7 +251,7 @@ def onnxruntime_with_cuda(monkeypatch: pytest.MonkeyPatch, *, gpus: int) -> list
     )
     monkeypatch.setattr("ctypes.CDLL", lambda _: None)
     small = BatchSizes(most=256, divided=64, overhead=8)
-    monkeypatch.setattr("models.engines.CudaEngine.batches", small)
+    monkeypatch.setattr("models.engines.with_onnxruntime.CudaEngine.batches", small)
     return asked
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from models.artifact import Artifact, ArtifactError
-from models.engines import onnxruntime_session
+from models.engines.with_onnxruntime import onnxruntime_session
 from models.export import export
 from models.gradients.parity import (
     MAX_RELATIVE,
