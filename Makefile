@@ -42,7 +42,7 @@ test: $(VENV)/dev.done
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 test-gpu: $(GPU)/dev.done
-	$(GPU)/bin/pytest -m gpu --allow-skips=
+	$(GPU)/bin/pytest -m gpu --allow-skips= tests/models
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check

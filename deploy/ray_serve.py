@@ -89,12 +89,12 @@ def vitrine(arguments: Arguments) -> Application:
         raise ValueError("gradients give the model away: set API keys, or debug.enabled to false")
     if settings.engine.name == "cuda" and not arguments.gpus:
         raise ValueError("Ray hides GPUs from whoever has asked for none: say gpus=1, or a part")
-    engine = settings.engine.model_copy(update={"threads": arguments.cpus})
+    # Of the machine's GPUs Ray shows a replica its own alone.
+    engine = settings.engine.model_copy(update={"threads": arguments.cpus, "gpu": 0})
     model = settings.model.model_copy(update={"path": settings.model.path.resolve()})
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="vitrine",
-        # Of the machine's GPUs Ray shows a replica its own, as number 0.
         ray_actor_options={"num_cpus": arguments.cpus, "num_gpus": arguments.gpus},
         # It takes as long as a batch or two, from those who wait for vectors.
         health_check_period_s=30,

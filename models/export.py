@@ -122,14 +122,15 @@ def export(
         write_check(folder, check)
         if twin:
             _copy(files, folder / TWIN)
-        for graph_target, graph_dtype in dtypes.items():
-            say(f"Exporting {model.encoder.config.num_layers} layers for {graph_target}")
-            weights = copy.deepcopy(model).to(DTYPES[graph_dtype])
-            (folder / _FILES[graph_target]).write_bytes(build_graph(weights, graph_target))
         graphs = tuple(
             Graph(file=_FILES[target], target=target, dtype=dtype, opset=OPSET, parity=None)
             for target, dtype in dtypes.items()
         )
+        for graph in graphs:
+            say(f"Exporting {model.encoder.config.num_layers} layers for {graph.target}")
+            exact = graph.dtype == "float32"
+            weights = model if exact else copy.deepcopy(model).to(DTYPES[dtype])
+            (folder / graph.file).write_bytes(build_graph(weights, graph.target))
         manifest = _manifest(source, files, model, recipe, graphs, hashes(folder))
         write_manifest(folder, manifest)
         parity: list[Parity] = []
@@ -248,9 +249,9 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, max_tokens: int) -> Che
 def _copy(files: ModelFolder, twin: Path) -> None:
     """Copy what has been read, so that the twin loads as the source did."""
     for name in files.read:
-        copy = twin / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(files.path / name, copy)
+        kept = twin / name
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(files.path / name, kept)
 
 
 def _manifest(

@@ -39,7 +39,9 @@ def _pick(tokens: Tensor, place: Tensor) -> Tensor:
 
 
 def _cls(tokens: Tensor, mask: Tensor) -> Tensor:
-    return _pick(tokens, mask.argmax(1))
+    # Of equal numbers an engine may take any for the largest.
+    places = torch.arange(mask.shape[1], 0, -1, device=mask.device, dtype=mask.dtype)
+    return _pick(tokens, (mask * places).argmax(1))
 
 
 def _last(tokens: Tensor, mask: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
@@ -40,6 +41,7 @@ class Runtime:
     """A served model. The batcher is alive while it can encode.
 
     Attributes:
+        batch_cost: Budget of a batch; see `service.batching`.
         graph_sha256: Of the file that the engine runs.
         self_check_cosine: The worst between a check vector and the engine's.
     """
@@ -47,6 +49,7 @@ class Runtime:
     artifact: Artifact
     tokenizer: TextTokenizer
     engine: Engine
+    batch_cost: int
     graph_sha256: str
     self_check_cosine: float
     batcher: Batcher[Wanted, NDArray[np.float32]]
@@ -62,6 +65,11 @@ async def open_runtime(
         EngineError: The engine is not usable, or does not give the model's vectors.
     """
     artifact, tokenizer, engine, cosine = await asyncio.to_thread(_open, settings)
+    batch_cost = settings.batch.max_tokens or engine.batches.most
+    # A layer does 24 D^2 operations a token and 4 D a pair, which run six times slower.
+    pair_cost = 1 / artifact.manifest.width
+    if engine.target == "cuda":
+        await asyncio.to_thread(_warm_up, engine, artifact, batch_cost, pair_cost)
 
     def run(batch: Sequence[Wanted]) -> list[NDArray[np.float32]]:
         results: dict[int, NDArray[np.float32]] = {}
@@ -92,11 +100,10 @@ async def open_runtime(
         probe=partial(run, probe),
         cancel=engine.cancel,
         lanes=engine.lanes,
-        max_cost=settings.batch.max_tokens or engine.batches.most,
+        max_cost=batch_cost,
         min_share=engine.batches.divided,
         overhead=engine.batches.overhead,
-        # A layer does 24 D^2 operations a token and 4 D a pair, which run six times slower.
-        pair_cost=1 / artifact.manifest.width,
+        pair_cost=pair_cost,
         max_queue=settings.batch.max_queue_tokens,
         timeout_s=settings.engine.timeout_s,
         on_stop=on_stop,
@@ -114,7 +121,7 @@ async def open_runtime(
         }
     )
     batcher.start()
-    return Runtime(artifact, tokenizer, engine, graph, cosine, batcher)
+    return Runtime(artifact, tokenizer, engine, batch_cost, graph, cosine, batcher)
 
 
 def _open(settings: Settings) -> tuple[Artifact, TextTokenizer, Engine, float]:
@@ -123,3 +130,18 @@ def _open(settings: Settings) -> tuple[Artifact, TextTokenizer, Engine, float]:
     chosen = settings.engine
     engine = open_engine(artifact, chosen.name, chosen.precision, chosen.threads, chosen.gpu)
     return artifact, tokenizer, engine, self_check(engine, artifact)
+
+
+def _warm_up(engine: Engine, artifact: Artifact, batch_cost: int, pair_cost: float) -> None:
+    """Run one row of each length, and as many as a batch takes, in all lanes at once.
+
+    So no caller waits for a GPU to load kernels and to give memory.
+    """
+    length = artifact.manifest.max_tokens
+    with ThreadPoolExecutor(engine.lanes) as lanes:
+        while length:
+            rows = int(batch_cost / (length + pair_cost * length**2))
+            for count in {1, max(1, rows)}:
+                batch = pack([[0] * length] * count)
+                list(lanes.map(engine.run, [batch] * engine.lanes))
+            length //= 2

@@ -63,7 +63,9 @@ class EngineSettings(_Group):
     precision: Precision = Field(
         "float32", description="What the engine computes in: `float32`, `float16` or `bfloat16`"
     )
-    threads: int = Field(0, ge=0, description="CPUs to keep busy; 0: all that the quota allows")
+    threads: int = Field(
+        0, ge=0, description="CPUs that an engine keeps busy on CPU; 0: all of the quota"
+    )
     gpu: int = Field(0, ge=0, description="GPU that the engine `cuda` computes on")
     timeout_s: float = Field(
         10.0, gt=0, description="Seconds after which a batch is cancelled and run in halves"

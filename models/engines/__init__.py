@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines import with_onnxruntime, with_openvino
 from models.engines.engine import (
     BatchSizes,
     CpuEngine,
     Engine,
     EngineError,
+    Hardware,
     Opened,
     Output,
     Precision,
@@ -34,6 +35,7 @@ __all__ = [
     "Engine",
     "EngineError",
     "Entry",
+    "Hardware",
     "Opened",
     "Output",
     "Precision",
@@ -60,13 +62,13 @@ class Entry:
         target: Of the graphs that it runs.
         precisions: What it computes in -> the dtype of the graph that it takes for that.
         unusable: Why it cannot be used on this machine in a precision, or None.
-        open: Takes the bytes of a graph, the precision, a number of threads and that of a GPU.
+        open: Takes the bytes of a graph, the precision and what it may use.
     """
 
     target: str
     precisions: Mapping[Precision, str]
     unusable: Callable[[Precision], str | None]
-    open: Callable[[bytes, Precision, int, int], Engine]
+    open: Callable[[bytes, Precision, Hardware], Engine]
 
 
 # In the order of preference that `auto` follows.
@@ -103,8 +105,8 @@ def open_engine(
         name: A line of `ENGINES`; "auto" takes the first one that is usable here in that
             precision and has a graph.
         precision: What it computes in.
-        threads: CPUs to keep busy; 0 means as many as the process may use.
-        gpu: Where "cuda" computes, as CUDA numbers those that it may use.
+        threads: CPUs to keep busy; 0 means as many as the process may use. A GPU's engine has two.
+        gpu: Where "cuda" computes; see `Hardware`.
 
     Raises:
         EngineError: The engine is unknown or not usable here, with the reason.
@@ -119,34 +121,20 @@ def open_engine(
             reasons.append(f"{candidate} in {precision} is not usable: {reason}")
             continue
         graph = artifact.read(artifact.graph(entry.target).file)
-        engine = entry.open(graph, precision, threads or available_cpus(), gpu)
-        if entry.target == "cuda":
-            _warm_up(engine, artifact.manifest.max_tokens)
-        return engine
+        return entry.open(graph, precision, Hardware(threads or available_cpus(), gpu))
     raise EngineError("; ".join(reasons))
 
 
 def _unusable(entry: Entry, precision: Precision, artifact: Artifact) -> str | None:
     if precision not in entry.precisions:
         return f"it computes in {', '.join(entry.precisions)} only"
-    try:
-        graph = artifact.graph(entry.target)
-    except ArtifactError as error:
-        return str(error)
-    if graph.dtype != (dtype := entry.precisions[precision]):
+    wanted = (entry.target, entry.precisions[precision])
+    if wanted not in {(graph.target, graph.dtype) for graph in artifact.manifest.graphs}:
         return (
-            f"the artifact {artifact.path.name} has its graph in {graph.dtype}; "
-            f"export it with --target {entry.target} --dtype {dtype}"
+            f"the artifact {artifact.path.name} has no graph for {wanted[0]} in {wanted[1]}; "
+            f"export it with --target {wanted[0]} --dtype {wanted[1]}"
         )
     return entry.unusable(precision)
-
-
-def _warm_up(engine: Engine, max_tokens: int) -> None:
-    """Run a full batch of rows of each size, so that no caller waits for memory or for kernels."""
-    length = max_tokens
-    while length:
-        engine.run(pack([[0] * length] * max(1, engine.batches.most // length)))
-        length //= 2
 
 
 def self_check(engine: Engine, artifact: Artifact) -> float:

@@ -21,6 +21,19 @@ class EngineError(Exception):
 
 
 @dataclass(frozen=True)
+class Hardware:
+    """What an engine may use.
+
+    Attributes:
+        threads: CPUs that one on CPU keeps busy.
+        gpu: Where one on a GPU computes, as CUDA numbers those that the process may use.
+    """
+
+    threads: int
+    gpu: int
+
+
+@dataclass(frozen=True)
 class BatchSizes:
     """Batches that suit an engine, in tokens.
 

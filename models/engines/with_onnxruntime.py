@@ -11,6 +11,7 @@ from models.engines.engine import (
     CpuEngine,
     Engine,
     EngineError,
+    Hardware,
     Opened,
     Output,
     Precision,
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     import onnxruntime
 
 
-def open_on_cpu(graph: bytes, precision: Precision, threads: int, _gpu: int) -> Engine:
+def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engine:
     """Return the engine `onnxruntime`; see `models.engines.Entry`."""
 
     def open_for(at_once: int) -> Opened:
-        return _opened(onnxruntime_session(graph, threads // at_once))
+        return _opened(onnxruntime_session(graph, hardware.threads // at_once))
 
-    return CpuEngine("onnxruntime", precision, threads, open_for)
+    return CpuEngine("onnxruntime", precision, hardware.threads, open_for)
 
 
 def cpu_unusable(_precision: Precision) -> str | None:
@@ -69,7 +70,8 @@ class CudaEngine:
     """A graph on a GPU, which computes one batch while the next one is laid out and copied."""
 
     name = target = "cuda"
-    threads = lanes = 2
+    lanes = 2
+    threads = lanes  # each waits for the GPU without rest
     # A large GPU is to be busy for longer than it takes to tell it what to do. An estimate.
     batches = BatchSizes(most=16_384, divided=4_096, overhead=512)
 
@@ -83,7 +85,7 @@ class CudaEngine:
         return self.runs[0](batch, output)
 
 
-def open_on_gpu(graph: bytes, precision: Precision, _threads: int, gpu: int) -> Engine:
+def open_on_gpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engine:
     """Return the engine `cuda`; see `models.engines.Entry`.
 
     Raises:
@@ -93,21 +95,22 @@ def open_on_gpu(graph: bytes, precision: Precision, _threads: int, gpu: int) -> 
 
     onnxruntime.preload_dlls()  # CUDA's libraries, from where pip put them
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # of the few sizes that are computed on the CPU
+    options.intra_op_num_threads = 1  # what is left to the CPU are a few sizes
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        graph,
-        options,
-        # A product in TF32 has ten bits less than float32.
-        providers=[("CUDAExecutionProvider", {"device_id": gpu, "use_tf32": 0})],
-        # It would go on on the CPU, at the first error as well.
-        enable_fallback=0,
-    )
-    if "CUDAExecutionProvider" not in session.get_providers():
-        raise EngineError(
-            f"cuda in {precision} is not usable: onnxruntime cannot compute on GPU {gpu} of this "
-            "machine; it has logged why"
+    refusal = f"cuda in {precision} is not usable: onnxruntime cannot compute on GPU {hardware.gpu}"
+    try:
+        session = onnxruntime.InferenceSession(
+            graph,
+            options,
+            # A product in TF32 has ten bits less than float32.
+            providers=[("CUDAExecutionProvider", {"device_id": hardware.gpu, "use_tf32": 0})],
+            # It would go on on the CPU, at the first error as well.
+            enable_fallback=0,
         )
+    except RuntimeError as error:
+        raise EngineError(f"{refusal}: {error}") from error
+    if "CUDAExecutionProvider" not in session.get_providers():
+        raise EngineError(f"{refusal}; it has logged why")
     return CudaEngine(precision, _opened(session))
 
 
@@ -123,9 +126,12 @@ def gpu_unusable(_precision: Precision) -> str | None:
             "pip uninstall it, then pip install 'vitrine[gpu]'"
         )
     try:
-        ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "no NVIDIA driver is here (libcuda.so.1)"
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no GPU here"
     return None
 
 

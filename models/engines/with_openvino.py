@@ -5,11 +5,11 @@ import queue
 import numpy as np
 from numpy.typing import NDArray
 
-from models.engines.engine import CpuEngine, Engine, Opened, Output, Precision, missing
+from models.engines.engine import CpuEngine, Engine, Hardware, Opened, Output, Precision, missing
 from models.packing import PackedBatch, round_up
 
 
-def open_on_cpu(graph: bytes, precision: Precision, threads: int, _gpu: int) -> Engine:
+def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engine:
     """Return the engine `openvino`; see `models.engines.Entry`."""
     import openvino
 
@@ -22,7 +22,7 @@ def open_on_cpu(graph: bytes, precision: Precision, threads: int, _gpu: int) -> 
             "CPU",
             {
                 "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
-                "INFERENCE_NUM_THREADS": threads,
+                "INFERENCE_NUM_THREADS": hardware.threads,
                 "NUM_STREAMS": at_once,
                 # Two services on one machine would pin their threads to the same cores.
                 "ENABLE_CPU_PINNING": False,
@@ -51,7 +51,7 @@ def open_on_cpu(graph: bytes, precision: Precision, threads: int, _gpu: int) -> 
 
         return Opened(run, cancel)
 
-    return CpuEngine("openvino", precision, threads, open_for)
+    return CpuEngine("openvino", precision, hardware.threads, open_for)
 
 
 def cpu_unusable(precision: Precision) -> str | None:

@@ -172,7 +172,7 @@ async def tei_info(request: Request) -> Response:
             model_type={"embedding": {"pooling": "+".join(manifest.pooling)}},
             max_concurrent_requests=settings.batch.max_queue_tokens // manifest.max_tokens,
             max_input_length=manifest.max_tokens,
-            max_batch_tokens=settings.batch.max_tokens or runtime.engine.batches.most,
+            max_batch_tokens=runtime.batch_cost,
             max_batch_requests=None,
             max_client_batch_size=settings.limits.max_inputs,
             auto_truncate=True,

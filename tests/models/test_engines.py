@@ -28,7 +28,6 @@ from models.engines import (
     open_engine,
     self_check,
 )
-from models.engines.with_onnxruntime import CudaEngine
 from models.packing import PackedBatch, pack
 
 ON_CPU = [
@@ -223,10 +222,27 @@ def test_a_precision_that_an_engine_lacks_is_refused(
         open_engine(artifact)
 
 
-def onnxruntime_with_cuda(monkeypatch: pytest.MonkeyPatch, *, gpus: int) -> list[dict[str, object]]:
+class Driver:
+    """As ctypes gives it."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus = gpus
+
+    def cuInit(self, _flags: int) -> int:  # noqa: N802
+        return 0 if self.gpus else 100
+
+    def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
+        count._obj.value = self.gpus  # type: ignore[attr-defined]
+        return 0
+
+
+def onnxruntime_with_cuda(
+    monkeypatch: pytest.MonkeyPatch, *, gpus: int, has_libraries: bool = True
+) -> list[dict[str, object]]:
     """As if onnxruntime could compute on GPUs; its sessions are the CPU's all the same.
 
-    Returns the options of what is opened for a GPU.
+    Without CUDA's libraries it goes on on the CPU, and only logs that. Returns the options of what
+    is opened for a GPU.
     """
     asked: list[dict[str, object]] = []
     session = onnxruntime.InferenceSession
@@ -239,8 +255,10 @@ def onnxruntime_with_cuda(monkeypatch: pytest.MonkeyPatch, *, gpus: int) -> list
     ) -> onnxruntime.InferenceSession:
         [(provider, provider_options)] = providers
         asked.append({"enable_fallback": enable_fallback, **provider_options})
+        if int(str(provider_options["device_id"])) >= gpus:
+            raise RuntimeError("CUDA failure 101: invalid device ordinal")
         on_cpu = session(graph, options, providers=["CPUExecutionProvider"])
-        if int(str(provider_options["device_id"])) < gpus:
+        if has_libraries:
             on_cpu.get_providers = lambda: [provider, "CPUExecutionProvider"]
         return on_cpu
 
@@ -249,9 +267,7 @@ def onnxruntime_with_cuda(monkeypatch: pytest.MonkeyPatch, *, gpus: int) -> list
         "onnxruntime.get_available_providers",
         lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
     )
-    monkeypatch.setattr("ctypes.CDLL", lambda _: None)
-    small = BatchSizes(most=256, divided=64, overhead=8)
-    monkeypatch.setattr("models.engines.with_onnxruntime.CudaEngine.batches", small)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: Driver(gpus))
     return asked
 
 
@@ -271,22 +287,6 @@ def test_all_of_the_engine_for_gpus_but_its_kernels_gives_the_models_vectors(
         agree(engine, engine.run(batch, "tokens"), reference.run(batch, "tokens"))
 
 
-def test_a_gpu_is_ready_once_full_batches_of_rows_of_every_size_have_been_run(
-    half_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    onnxruntime_with_cuda(monkeypatch, gpus=1)
-    shapes: list[tuple[int, ...]] = []
-    run = CudaEngine.run
-
-    def recorded(self: CudaEngine, batch: PackedBatch) -> NDArray[np.float32]:
-        shapes.append(batch.padded_index.shape)
-        return run(self, batch)
-
-    monkeypatch.setattr(CudaEngine, "run", recorded)
-    open_engine(half_artifact, "cuda", "float16")
-    assert shapes == [(256 // 2**i, 2**i) for i in range(8, -1, -1)]
-
-
 def test_a_gpu_that_cannot_be_used_is_refused_and_nothing_falls_back(
     artifact: Artifact, half_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,21 +299,26 @@ def test_a_gpu_that_cannot_be_used_is_refused_and_nothing_falls_back(
     assert "the onnxruntime that is installed computes on CPUs only" in refused(
         half_artifact, "float16"
     )
-    onnxruntime_with_cuda(monkeypatch, gpus=1)
-    assert "onnxruntime cannot compute on GPU 1 of this machine" in refused(
-        half_artifact, "float16", gpu=1
-    )
-    assert "has its graph in float16; export it with --target cuda --dtype float32" in refused(
-        half_artifact, "float32"
-    )
-    assert "has no graph for cuda; export it with --target cuda" in refused(artifact, "float16")
-    assert "it computes in float32, float16 only" in refused(half_artifact, "bfloat16")
+    with monkeypatch.context() as patch:
+        onnxruntime_with_cuda(patch, gpus=1)
+        found = refused(half_artifact, "float16", gpu=1)
+        assert "onnxruntime cannot compute on GPU 1: CUDA failure 101" in found
+        found = refused(half_artifact, "float32")
+        assert "no graph for cuda in float32; export it with --target cuda --dtype float32" in found
+        assert "no graph for cuda in float16" in refused(artifact, "float16")
+        assert "it computes in float32, float16 only" in refused(half_artifact, "bfloat16")
+    with monkeypatch.context() as patch:
+        onnxruntime_with_cuda(patch, gpus=1, has_libraries=False)
+        assert "cannot compute on GPU 0; it has logged why" in refused(half_artifact, "float16")
+    with monkeypatch.context() as patch:
+        onnxruntime_with_cuda(patch, gpus=0)
+        assert "the NVIDIA driver finds no GPU here" in refused(half_artifact, "float16")
+        patch.setattr("ctypes.CDLL", no_library)
+        assert "no NVIDIA driver is here" in refused(half_artifact, "float16")
 
-    def no_library(_: str) -> None:
-        raise OSError
 
-    monkeypatch.setattr("ctypes.CDLL", no_library)
-    assert "no NVIDIA driver is here" in refused(half_artifact, "float16")
+def no_library(_: str) -> None:
+    raise OSError
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="affinity and cgroups are Linux's")

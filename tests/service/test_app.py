@@ -13,12 +13,14 @@ import pytest
 from numpy.typing import NDArray
 from starlette.testclient import TestClient
 
+from models.artifact import Artifact
 from models.engines import BatchSizes, Engine, Output, Precision, Run
 from models.packing import PackedBatch
 from service import runtime
 from service.app import create_app
 from service.backlog import Backlog
 from service.errors import Overloaded
+from service.metrics import Metrics
 from service.settings import BatchSettings, EngineSettings, ModelSettings, Settings
 from service.tokenizer import TextTokenizer
 from tests.serving import serving
@@ -382,3 +384,16 @@ def test_what_cannot_start_says_why_and_is_never_ready(
         assert client.get("/readyz").status_code == 503
     assert reasons[0].startswith("cannot start: ")
     assert reason in reasons[0]
+
+
+async def test_a_gpu_is_ready_once_all_lanes_have_run_one_row_and_a_batch_of_each_length(
+    half_artifact: Artifact, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stub, "target", "cuda")
+    monkeypatch.setattr(stub, "lanes", 2)
+    settings = Settings(model=ModelSettings(path=half_artifact.path))
+    opened = await runtime.open_runtime(settings, Metrics(), on_stop=lambda _: None)
+    await opened.batcher.close()
+    # Of 256 tokens, 128, ... 1. The budget is 512, and 384 pairs cost as much as a token.
+    assert stub.ran[:6] == [1, 1, 1, 1, 3, 3]
+    assert stub.ran[-2:] == [510, 510]
