@@ -4,7 +4,7 @@
 # gpu        encodes on an NVIDIA GPU:  docker run --gpus 1 vitrine-gpu
 # gpu-debug  the same with gradients, which are computed there too
 #
-# docker build --tag vitrine .        docker build --tag vitrine-debug --target debug .
+# docker build --tag vitrine --target serve .
 
 ARG PYTHON=python:3.11-slim-bookworm
 
@@ -108,19 +108,25 @@ RUN for twin in --twin --no-twin; do \
         --target cuda --dtype float16 || exit; \
     done
 
+# Some clusters mount the driver's libraries there; a cache of CUDA's needs a place to write to.
 FROM server AS server-gpu
 ENV VITRINE_ENGINE__NAME=cuda \
-    VITRINE_ENGINE__PRECISION=float16
+    VITRINE_ENGINE__PRECISION=float16 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
+    CUDA_CACHE_PATH=/tmp/cuda
 
 FROM server-gpu AS gpu
 COPY --from=packages-gpu /opt/vitrine /opt/vitrine
 COPY --from=artifact-gpu /artifacts/gpu--no-twin /model
 
-# CUDA's libraries are those that torch brings, in the versions that it says.
+# CUDA's libraries are those that torch brings, in the versions that it says. Triton needs a compiler
+# where it runs; without it the op has ATen's kernels.
 FROM base AS packages-gpu-debug
 ARG TORCH=2.13.0
 RUN python -m venv --without-pip /opt/vitrine \
- && pip --python /opt/vitrine/bin/python install --no-compile torch==${TORCH}
+ && pip --python /opt/vitrine/bin/python install --no-compile torch==${TORCH} \
+ && pip --python /opt/vitrine/bin/python uninstall --yes triton
 COPY deploy/requirements/gpu-debug.txt ./
 RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
     --requirement gpu-debug.txt

@@ -1,4 +1,6 @@
-"""Whether the graph that is served is still the model that gradients are taken of.
+"""Whether the graph for CPUs is still the model that gradients are taken of.
+
+One for GPUs, exported from the same weights, is compared by its vectors at every start.
 
 Four comparisons, each of which sees what the others miss: the vectors that come out, the weights
 inside, the tokens on the way from layer to layer, and the served norm on rows that are hard for it.

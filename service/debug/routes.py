@@ -54,7 +54,7 @@ from service.tokenizer import TokenizedText
 from service.vectors import JSON
 
 _MAX_BODY_BYTES = 2**20
-# Below it the twin is not what is served, in float32 and in bfloat16 alike.
+# Below it the twin is not what is served, whatever precision that is in.
 _MIN_PARITY = 0.999
 
 
@@ -168,7 +168,7 @@ async def layer_norm(request: Request) -> Response:
 
 @router.post("/parity", **_documented(ParityRequest, ParityAnswer, "Compare graph and twin"))
 async def parity(request: Request) -> Response:
-    """Tell whether the served graph still is the model of the twin, and name what differs."""
+    """Tell whether the graph for CPUs still is the model of the twin, and name what differs."""
     asked = await read_request(request, ParityRequest, _MAX_BODY_BYTES)
     texts = await _tokenize_all(request, asked.texts)
     if texts:

@@ -3,7 +3,7 @@
 First table: as that of `bench_engines`. Both get the same mixed texts, many more of them, and
 sentence-transformers the sizes of batches that may suit it best.
 
-Second table: how fast the engine is with batches of a size, to settle `CudaEngine.batches`.
+Second table: how fast the engine is with batches of a size, to settle `most` of `CudaEngine`.
 
 Third table: what several processes on the GPU encode together.
 """

@@ -46,6 +46,19 @@ def test_a_field_that_the_api_does_not_know_would_be_seen() -> None:
         kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
 
 
+@pytest.mark.kubectl
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_whoever_has_set_the_image_for_cpus_still_has_to_set_the_one_for_gpus(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(BASE.parent, tmp_path / "kubernetes")
+    base = tmp_path / "kubernetes/base/kustomization.yaml"
+    base.write_text(base.read_text().replace("newTag: latest", "newName: registry.example/cpu"))
+    made = made_by_kustomize(tmp_path / "kubernetes/gpu")
+    [container] = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "vitrine-gpu:latest"
+
+
 def made_by_kustomize(folder: Path) -> dict[str, Any]:
     """By kind."""
     command = ["kubectl", "kustomize", str(folder)]
