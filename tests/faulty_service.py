@@ -6,8 +6,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from models import engines
-from models.engines import CpuEngine, Output
+from models.engines import CpuEngine, Output, with_onnxruntime
 from models.packing import PackedBatch
 from service.__main__ import main
 
@@ -45,5 +44,5 @@ class FaultyEngine(CpuEngine):
 
 
 if __name__ == "__main__":
-    engines.CpuEngine = FaultyEngine  # type: ignore[misc]
+    with_onnxruntime.CpuEngine = FaultyEngine  # type: ignore[attr-defined]
     sys.exit(main())
