@@ -211,8 +211,9 @@ def test_a_run_can_be_cancelled(page: Browser) -> None:
     found(page, "#attribute .go").click()
     assert not found(page, "#attribute .go").is_enabled()
     found(page, "#attribute .cancel").click()
+    told = ["Cancelled: the service has stopped the job."]
+    until(page, lambda: words(page, "#attribute [role=alert]") == told)
     until(page, lambda: found(page, "#attribute .go").is_enabled())
-    assert words(page, "#attribute [role=alert]") == ["Cancelled: the service has stopped the job."]
 
 
 def test_nothing_comes_from_another_host_and_the_console_has_no_errors(
