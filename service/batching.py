@@ -1,16 +1,12 @@
-"""The queue and the batch former. It knows neither text nor numpy nor HTTP.
+"""Lanes that run batches, and the requests whose items are in them.
 
 There are as many lanes as batches can run at once. While all are taken, the next batch gathers:
-there is no timer, and a request that finds a lane free leaves at once.
+there is no timer, and a request that finds a lane free leaves at once. A lane that has run a batch
+takes the next one in its own thread, because the way through a busy event loop leaves a core idle.
 
-- Turns: the requests that wait form a ring, and each batch starts from the oldest item of the next
-  one. So a request of thousands of items holds nobody for longer than a batch, and every item is
-  reached, whatever else arrives.
-- Filling: the batch takes the items nearest in length to that one, whosever they are and the oldest
-  first, while the cost (tokens, plus attention over padded rows) stays within the budget, and none
-  costs more there than it would in a batch of its own.
-- Sharing: a batch is full once it has a lane's share of all that waits and runs. Otherwise the lane
-  that comes first would take everything, and the others would be left with what trickles in.
+While its thread runs, a lane is the thread's, and the event loop only reads of it. Of a request, a
+thread sets when it was started; its results and its future are the event loop's.
+
 - Faults: a batch that raises is run again in halves, until the one item that raises is alone; its
   request fails, and the others get their results. If what ran before raises as well then, it is not
   the item's fault: all callers fail, the batcher stops, and whoever started it is told.
@@ -19,18 +15,16 @@ there is no timer, and a request that finds a lane free leaves at once.
 """
 
 import asyncio
-import bisect
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Generic, TypeVar
+
+from service.batch_former import Batch, BatchFormer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Done = TypeVar("Done")
 
 # A run that is cancelled ends at its next operator.
 _CANCEL_S = 1.0
@@ -76,27 +70,55 @@ class Outcome(Generic[Result]):
 
 
 @dataclass(eq=False)
-class _Request(Generic[Item, Result]):
+class _Request(Generic[Result]):
     """One call of `submit`."""
 
     done: asyncio.Future[None]
     submitted: float
     missing: int
-    waiting: deque["_Entry[Item, Result]"] = field(default_factory=deque)
     results: dict[int, Result] = field(default_factory=dict)
     started: float | None = None
     finished: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
-class _Entry(Generic[Item, Result]):
-    """One item; it leaves the queue by being marked, and is skipped where it still stands."""
+class Entry(Generic[Item, Result]):
+    """One item of a request, and where its result goes."""
 
     item: Item
-    length: int
     index: int
-    request: _Request[Item, Result]
-    queued: bool = True
+    request: _Request[Result]
+
+
+@dataclass(eq=False)
+class _Lane(Generic[Item, Result]):
+    """Runs one batch at a time.
+
+    Attributes:
+        batch: The one that runs; an empty one while nothing waits.
+        began: When the latest run did, of a batch, of a part of one or of the probe.
+        cancellations: How many there had been by then.
+        recent_s: Seconds that the latest ten batches without a fault took, mostly.
+        recent_tokens: Tokens of these.
+    """
+
+    batch: Batch[Entry[Item, Result]] = field(default_factory=Batch)
+    began: float = 0.0
+    cancellations: int = 0
+    recent_s: float = 0.0
+    recent_tokens: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a run raised.
+
+    Attributes:
+        is_own: Not because it was cancelled when another lane's run took too long.
+    """
+
+    error: BaseException
+    is_own: bool
 
 
 class Batcher(Generic[Item, Result]):
@@ -107,11 +129,7 @@ class Batcher(Generic[Item, Result]):
         probe: Runs what has been run before, to tell a bad item from a run that is broken.
         cancel: Makes the runs that are under way raise.
         length: Tokens of an item.
-        lanes: Batches that run at once.
-        max_cost: Budget of a batch; a single item may exceed it.
-        min_share: Tokens below which what waits is not divided among the lanes.
-        overhead: Cost of a batch before that of its items, in tokens.
-        pair_cost: Cost of one pair in the padded attention product, in tokens.
+        former: The queue, which knows how many lanes there are.
         max_queue: Tokens that may wait.
         timeout_s: A run that takes longer is cancelled.
         on_stop: Told why the batcher has stopped, after its callers have been; not told by `close`.
@@ -121,40 +139,29 @@ class Batcher(Generic[Item, Result]):
         self,
         run: Callable[[Sequence[Item]], Sequence[Result]],
         length: Callable[[Item], int],
+        former: BatchFormer[Entry[Item, Result]],
         *,
         probe: Callable[[], object],
         cancel: Callable[[], None],
-        lanes: int,
-        max_cost: float,
-        min_share: int,
-        overhead: int,
-        pair_cost: float,
         max_queue: int,
         timeout_s: float,
         on_stop: Callable[[BaseException], None],
     ) -> None:
         self._run = run
         self._length = length
+        self._former = former
         self._probe = probe
         self._cancel = cancel
         self._cancellations = 0
-        self._max_cost = max_cost
-        self._min_share = min_share
-        self._overhead = overhead
-        self._pair_cost = pair_cost
         self._max_queue = max_queue
         self._timeout_s = timeout_s
         self._on_stop = on_stop
-        self._ring: deque[_Request[Item, Result]] = deque()
-        self._by_length: dict[int, deque[_Entry[Item, Result]]] = {}
-        self._open: set[_Request[Item, Result]] = set()
-        self._queued_tokens = 0
-        self._running_tokens = 0
-        self._recent_s = self._recent_tokens = 0.0
+        self._lanes: list[_Lane[Item, Result]] = [_Lane() for _ in range(former.lanes)]
+        self._threads = ThreadPoolExecutor(former.lanes, "engine")
+        self._open: set[_Request[Result]] = set()
         self._wake = asyncio.Event()
-        self._threads = ThreadPoolExecutor(lanes, "engine")
-        self._lanes = lanes
         self._worker: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop
 
     @property
     def is_alive(self) -> bool:
@@ -164,7 +171,7 @@ class Batcher(Generic[Item, Result]):
     @property
     def queued_tokens(self) -> int:
         """Tokens that wait for a batch."""
-        return self._queued_tokens
+        return self._former.tokens
 
     @property
     def oldest_s(self) -> float:
@@ -175,17 +182,20 @@ class Batcher(Generic[Item, Result]):
     @property
     def drain_s(self) -> float:
         """Seconds until what waits has been run, at the speed of late; 0 before the first batch."""
-        if not self._recent_tokens:
+        tokens = sum(lane.recent_tokens for lane in self._lanes)
+        if not tokens:
             return 0.0
-        return self._queued_tokens * self._recent_s / self._recent_tokens / self._lanes
+        seconds = sum(lane.recent_s for lane in self._lanes)
+        return self.queued_tokens * seconds / tokens / len(self._lanes)
 
     @property
     def is_full(self) -> bool:
         """Whether nothing more is taken, however small."""
-        return self._queued_tokens >= self._max_queue
+        return self.queued_tokens >= self._max_queue
 
     def start(self) -> None:
         """Begin to run batches, in the running event loop."""
+        self._loop = asyncio.get_running_loop()
         self._worker = asyncio.create_task(self._work(), name="batcher")
         self._worker.add_done_callback(self._stopped)
 
@@ -213,24 +223,20 @@ class Batcher(Generic[Item, Result]):
             raise Stopped
         lengths = [self._length(item) for item in items]
         # A request that finds the queue empty is taken whatever its size: it will be split.
-        if self._queued_tokens and self._queued_tokens + sum(lengths) > self._max_queue:
+        if self.queued_tokens and self.queued_tokens + sum(lengths) > self._max_queue:
             raise QueueFull
-        request: _Request[Item, Result] = _Request(
-            asyncio.get_running_loop().create_future(), time.perf_counter(), missing=len(items)
+        request: _Request[Result] = _Request(
+            self._loop.create_future(), time.perf_counter(), missing=len(items)
         )
-        for index, (item, length) in enumerate(zip(items, lengths, strict=True)):
-            entry = _Entry(item, length, index, request)
-            request.waiting.append(entry)
-            self._by_length.setdefault(length, deque()).append(entry)
-        self._queued_tokens += sum(lengths)
-        self._ring.append(request)
         self._open.add(request)
+        entries = [Entry(item, index, request) for index, item in enumerate(items)]
+        places = self._former.add(entries, lengths)
         self._wake.set()
         try:
             await request.done
         finally:
             self._open.discard(request)
-            self._take(request.waiting)
+            self._former.remove(places)
         started = request.started or request.submitted
         return Outcome(
             [request.results[index] for index in range(len(items))],
@@ -239,27 +245,9 @@ class Batcher(Generic[Item, Result]):
         )
 
     async def _work(self) -> None:
-        async with asyncio.TaskGroup() as lanes:  # where one fails, all end
-            for _ in range(self._lanes):
-                lanes.create_task(self._run_batches())
-
-    async def _run_batches(self) -> None:
-        while True:
-            await self._wake.wait()
-            batch = self._form()
-            if not batch:
-                self._wake.clear()
-                continue
-            now = time.perf_counter()
-            for entry in batch:
-                entry.request.started = entry.request.started or now
-            tokens = sum(entry.length for entry in batch)
-            self._running_tokens += tokens
-            await self._run_halving(batch)
-            self._running_tokens -= tokens
-            # Of the latest ten batches, mostly.
-            self._recent_s = 0.9 * self._recent_s + time.perf_counter() - now
-            self._recent_tokens = 0.9 * self._recent_tokens + tokens
+        async with asyncio.TaskGroup() as tasks:  # where one fails, all end
+            for lane in self._lanes:
+                tasks.create_task(self._run_batches(lane))
 
     def _stopped(self, worker: asyncio.Task[None]) -> None:
         for request in self._open:
@@ -269,135 +257,134 @@ class Batcher(Generic[Item, Result]):
         if error is not None:
             self._on_stop(error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error)
 
-    def _form(self) -> list[_Entry[Item, Result]]:
-        """Take the next batch out of the queue."""
-        first = self._next_turn()
-        if first is None:
-            self._by_length.clear()  # what still stands there has been taken
-            return []
-        share = max(self._min_share, (self._queued_tokens + self._running_tokens) / self._lanes)
-        batch = [first]
-        tokens = longest = first.length
-        cost = self._cost(tokens, 1, longest)
-        for entry in self._nearest(first):
-            if tokens >= share:
-                break
-            tokens, longest = tokens + entry.length, max(longest, entry.length)
-            before, cost = cost, self._cost(tokens, len(batch) + 1, longest)
-            alone = self._overhead + self._cost(entry.length, 1, entry.length)
-            if cost > self._max_cost or cost - before > alone:
-                break
-            batch.append(entry)
-        self._take(batch)
-        return batch
+    async def _run_batches(self, lane: _Lane[Item, Result]) -> None:
+        while True:
+            self._next_batch(lane)
+            if lane.batch.items:
+                await self._run_lane(lane)
+            else:
+                self._wake.clear()
+                await self._wake.wait()
 
-    def _cost(self, tokens: int, rows: int, longest: int) -> float:
-        return tokens + self._pair_cost * rows * longest**2
+    async def _run_lane(self, lane: _Lane[Item, Result]) -> None:
+        failure = await self._in_thread(lane, self._run_while_any_wait, lane)
+        if failure is not None:
+            await self._part(lane, lane.batch.items, failure)
 
-    def _next_turn(self) -> _Entry[Item, Result] | None:
-        """Return the oldest item of the request whose turn it is."""
-        while self._ring:
-            request = self._ring.popleft()
-            while request.waiting and not request.waiting[0].queued:
-                request.waiting.popleft()
-            if request.waiting:
-                self._ring.append(request)
-                return request.waiting[0]
+    def _next_batch(self, lane: _Lane[Item, Result]) -> None:
+        lane.batch = self._former.form(lane.batch)
+        self._begin(lane)
+        for entry in lane.batch.items:
+            entry.request.started = entry.request.started or lane.began
+
+    def _begin(self, lane: _Lane[Item, Result]) -> None:
+        lane.began, lane.cancellations = time.perf_counter(), self._cancellations
+
+    def _run_while_any_wait(self, lane: _Lane[Item, Result]) -> BaseException | None:
+        """Run the lane's batch and then what waits; return what a run raises."""
+        while lane.batch.items:
+            error = _error_of(self._run_entries, lane.batch.items)
+            if error is not None:
+                return error
+            lane.recent_s = 0.9 * lane.recent_s + time.perf_counter() - lane.began
+            lane.recent_tokens = 0.9 * lane.recent_tokens + lane.batch.tokens
+            self._next_batch(lane)
         return None
 
-    def _nearest(self, first: _Entry[Item, Result]) -> Iterator[_Entry[Item, Result]]:
-        """Give the other items that wait, the nearest in length first."""
-        lengths = sorted(self._by_length)
-        high = bisect.bisect_left(lengths, first.length)
-        low = high - 1
-        while low >= 0 or high < len(lengths):
-            take_longer = low < 0 or (
-                high < len(lengths) and lengths[high] - first.length <= first.length - lengths[low]
-            )
-            length = lengths[high] if take_longer else lengths[low]
-            low, high = (low, high + 1) if take_longer else (low - 1, high)
-            entries = self._by_length[length]
-            while entries and not entries[0].queued:
-                entries.popleft()
-            if not entries:
-                del self._by_length[length]
-            yield from (entry for entry in entries if entry.queued and entry is not first)
-
-    def _take(self, entries: Sequence[_Entry[Item, Result]]) -> None:
-        """Mark entries as no longer queued."""
-        for entry in entries:
-            if entry.queued:
-                entry.queued = False
-                self._queued_tokens -= entry.length
-
-    async def _run_halving(self, batch: Sequence[_Entry[Item, Result]]) -> None:
-        """Run the batch and hand out its results.
-
-        Raises:
-            TimeoutError: The run did not come back.
-            RunBroken: It raises on anything.
-        """
-        batch = [entry for entry in batch if not entry.request.done.done()]
-        if not batch:
+    def _run_entries(self, entries: Sequence[Entry[Item, Result]]) -> None:
+        """Run those whose callers still wait, and have their results handed out."""
+        wanted = [entry for entry in entries if not entry.request.done.done()]
+        if not wanted:
             return
-        cancellations = self._cancellations
-        run, took_too_long = await self._in_thread(
-            partial(self._run_all, [entry.item for entry in batch])
-        )
-        error = run.exception()
-        if error is None:
-            self._hand_out(batch, run.result())
-        elif len(batch) > 1:
-            middle = len(batch) // 2
-            await self._run_halving(batch[:middle])
-            await self._run_halving(batch[middle:])
-        elif self._cancellations > cancellations and not took_too_long:
-            await self._run_halving(batch)  # another lane's batch took too long
-        else:
-            await self._check_run()
-            failure = ItemFailed(batch[0].index)
-            failure.__cause__ = error
-            if not batch[0].request.done.done():
-                batch[0].request.done.set_exception(failure)
+        results = self._run([entry.item for entry in wanted])
+        if len(results) != len(wanted):
+            raise ValueError(f"the run gave {len(results)} results for {len(wanted)} items")
+        self._loop.call_soon_threadsafe(self._hand_out, wanted, results)
 
-    async def _check_run(self) -> None:
-        """Raise if it is not the item's fault that the run raises."""
-        for _ in range(2):  # another lane may cancel it once
-            probe, _ = await self._in_thread(self._probe)
-            error = probe.exception()
-            if error is None:
-                return
-        raise RunBroken("it fails on its own check inputs") from error
-
-    async def _in_thread(self, work: Callable[[], Done]) -> tuple[asyncio.Future[Done], bool]:
-        """Return a finished run, and whether it was cancelled for the time that it took.
-
-        Raises:
-            TimeoutError: It did not come back.
-        """
-        run = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finished, _ = await asyncio.wait([run], timeout=self._timeout_s)
-        if finished:
-            return run, False
-        self._cancellations += 1
-        self._cancel()
-        finished, _ = await asyncio.wait([run], timeout=_CANCEL_S)
-        if not finished:
-            raise TimeoutError(f"a batch did not come back within {self._timeout_s:g} s")
-        return run, True
-
-    def _run_all(self, items: Sequence[Item]) -> Sequence[Result]:
-        results = self._run(items)
-        if len(results) != len(items):
-            raise ValueError(f"the run gave {len(results)} results for {len(items)} items")
-        return results
-
-    def _hand_out(self, batch: Sequence[_Entry[Item, Result]], results: Sequence[Result]) -> None:
+    def _hand_out(self, entries: Sequence[Entry[Item, Result]], results: Sequence[Result]) -> None:
         now = time.perf_counter()
-        for entry, result in zip(batch, results, strict=True):
+        for entry, result in zip(entries, results, strict=True):
             request = entry.request
             request.results[entry.index] = result
             request.missing -= 1
             request.finished = now
             if not request.missing and not request.done.done():
                 request.done.set_result(None)
+
+    async def _part(
+        self, lane: _Lane[Item, Result], entries: Sequence[Entry[Item, Result]], failure: _Failure
+    ) -> None:
+        """Fail the one that the run raises on, and run the others.
+
+        Raises:
+            TimeoutError: A run did not come back.
+            RunBroken: It raises on anything.
+        """
+        if not failure.is_own:
+            await self._run_again(lane, entries)
+        elif len(entries) > 1:
+            middle = len(entries) // 2
+            await self._run_again(lane, entries[:middle])
+            await self._run_again(lane, entries[middle:])
+        else:
+            await self._check_run(lane)
+            (entry,) = entries
+            error = ItemFailed(entry.index)
+            error.__cause__ = failure.error
+            if not entry.request.done.done():
+                entry.request.done.set_exception(error)
+
+    async def _run_again(
+        self, lane: _Lane[Item, Result], entries: Sequence[Entry[Item, Result]]
+    ) -> None:
+        failure = await self._in_thread(lane, _error_of, self._run_entries, entries)
+        if failure is not None:
+            await self._part(lane, entries, failure)
+
+    async def _check_run(self, lane: _Lane[Item, Result]) -> None:
+        """Raise if it is not the item's fault that the run raises."""
+        while (failure := await self._in_thread(lane, _error_of, self._probe)) is not None:
+            if failure.is_own:
+                raise RunBroken("it fails on its own check inputs") from failure.error
+
+    async def _in_thread(
+        self,
+        lane: _Lane[Item, Result],
+        work: Callable[..., BaseException | None],
+        *arguments: object,
+    ) -> _Failure | None:
+        """Let a thread run one batch, or several one after the other; return how it fails.
+
+        The work returns what a run raises; what it raises itself is a defect, and passed on.
+
+        Raises:
+            TimeoutError: A run did not come back.
+        """
+        self._begin(lane)
+        runs = self._loop.run_in_executor(self._threads, work, *arguments)
+        took_too_long = False
+        while not runs.done():
+            began = lane.began
+            await asyncio.wait([runs], timeout=began + self._timeout_s - time.perf_counter())
+            if runs.done() or lane.began > began:
+                continue
+            self._cancel()
+            self._cancellations += 1  # after it: whatever it made raise has begun with fewer
+            await asyncio.wait([runs], timeout=_CANCEL_S)
+            took_too_long = lane.began == began
+            if took_too_long and not runs.done():
+                raise TimeoutError(f"a batch did not come back within {self._timeout_s:g} s")
+        error = runs.result()
+        if error is None:
+            return None
+        is_own = took_too_long or self._cancellations == lane.cancellations
+        return _Failure(error, is_own)
+
+
+def _error_of(work: Callable[..., object], *arguments: object) -> BaseException | None:
+    """Return what it raises; a panic is no Exception."""
+    try:
+        work(*arguments)
+    except BaseException as error:  # noqa: BLE001 - it is returned
+        return error
+    return None

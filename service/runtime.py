@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from models.artifact import Artifact
 from models.engines import Engine, Output, open_engine, self_check
 from models.packing import pack
+from service.batch_former import BatchFormer
 from service.batching import Batcher
 from service.metrics import Metrics
 from service.settings import Settings
@@ -41,7 +42,7 @@ class Runtime:
     """A served model. The batcher is alive while it can encode.
 
     Attributes:
-        batch_cost: Budget of a batch; see `service.batching`.
+        batch_cost: Budget of a batch; see `service.batch_former`.
         graph_sha256: Of the file that the engine runs.
         self_check_cosine: The worst between a check vector and the engine's.
     """
@@ -97,13 +98,15 @@ async def open_runtime(
     batcher: Batcher[Wanted, NDArray[np.float32]] = Batcher(
         run,
         lambda wanted: len(wanted.row.ids),
+        BatchFormer(
+            lanes=engine.lanes,
+            max_cost=batch_cost,
+            min_share=engine.batches.divided,
+            overhead=engine.batches.overhead,
+            pair_cost=pair_cost,
+        ),
         probe=partial(run, probe),
         cancel=engine.cancel,
-        lanes=engine.lanes,
-        max_cost=batch_cost,
-        min_share=engine.batches.divided,
-        overhead=engine.batches.overhead,
-        pair_cost=pair_cost,
         max_queue=settings.batch.max_queue_tokens,
         timeout_s=settings.engine.timeout_s,
         on_stop=on_stop,

@@ -39,43 +39,43 @@ class Guard(NamedTuple):
 _T = "tests/service/"
 
 GUARDS = (
-    # The batch former: faults, bounds, those who leave.
+    # Batches: faults, bounds, those who leave.
     Guard(
         "service/batching.py",
-        "elif len(batch) > 1:",
+        "elif len(entries) > 1:",
         "elif False:",
-        f"{_T}test_batching.py::test_only_the_request_with_the_guilty_item_fails",
+        f"{_T}test_batching_faults.py::test_only_the_request_with_the_guilty_item_fails",
     ),
     Guard(
         "service/batching.py",
-        "            await self._check_run()\n",
+        "            await self._check_run(lane)\n",
         "",
         f"{_T}test_app.py::test_an_engine_that_fails_on_everything_turns_readiness_off_and_says_so",
     ),
     Guard(
         "service/batching.py",
-        "for _ in range(2):  # another",
-        "for _ in range(0):  # another",
-        f"{_T}test_batching.py::test_a_run_that_raises_on_anything_stops_the_batcher_and_says_so",
+        "while (failure := await self._in_thread(lane, _error_of, self._probe)) is not None:",
+        "while (failure := None) is not None:",
+        f"{_T}test_batching_faults.py::test_a_run_that_raises_on_anything_stops_the_batcher_and_says_so",
     ),
     Guard(
         "service/batching.py",
-        "        self._cancel()\n",
+        "            self._cancel()\n",
         "",
-        f"{_T}test_batching.py::"
+        f"{_T}test_batching_faults.py::"
         "test_a_run_that_takes_too_long_is_cancelled_and_only_its_request_fails",
     ),
     Guard(
         "service/batching.py",
-        "asyncio.wait([run], timeout=self._timeout_s)",
-        "asyncio.wait([run])",
+        "asyncio.wait([runs], timeout=began + self._timeout_s - time.perf_counter())",
+        "asyncio.wait([runs])",
         f"{_T}test_app.py::test_an_engine_that_hangs_fails_its_callers_and_turns_readiness_off",
     ),
     Guard(
         "service/batching.py",
-        "elif self._cancellations > cancellations and not took_too_long:",
-        "elif False:",
-        f"{_T}test_batching.py::test_what_is_cancelled_for_the_sake_of_another_lane_is_run_again",
+        "if not failure.is_own:",
+        "if False:",
+        f"{_T}test_batching_faults.py::test_what_is_cancelled_for_the_sake_of_another_lane_is_run_again",
     ),
     Guard(
         "service/batching.py",
@@ -85,39 +85,78 @@ GUARDS = (
     ),
     Guard(
         "service/batching.py",
-        "            self._take(request.waiting)\n",
+        "            self._former.remove(places)\n",
         "",
         f"{_T}test_batching.py::test_cancelled_callers_leave_the_queue",
     ),
     Guard(
         "service/batching.py",
-        "batch = [entry for entry in batch if not entry.request.done.done()]",
-        "batch = list(batch)",
-        f"{_T}test_batching.py::test_what_has_failed_is_not_run_any_further",
+        "wanted = [entry for entry in entries if not entry.request.done.done()]",
+        "wanted = list(entries)",
+        f"{_T}test_batching_faults.py::test_what_has_failed_is_not_run_any_further",
     ),
     Guard(
         "service/batching.py",
         "                request.done.set_exception(Stopped())",
         "                pass",
-        f"{_T}test_batching.py::test_a_defect_of_the_batcher_fails_all_callers_and_is_told",
+        f"{_T}test_batching_faults.py::test_a_defect_of_the_batcher_fails_all_callers_and_is_told",
     ),
     Guard(
         "service/batching.py",
-        "if len(results) != len(items):",
+        "if len(results) != len(wanted):",
         "if False:",
-        f"{_T}test_batching.py::test_a_run_with_the_wrong_number_of_results_is_a_failure",
+        f"{_T}test_batching_faults.py::test_a_run_with_the_wrong_number_of_results_is_a_failure",
     ),
     Guard(
-        "service/batching.py",
-        "self._ring.append(request)\n                return",
-        "self._ring.appendleft(request)\n                return",
-        f"{_T}test_batching.py::test_a_huge_request_holds_a_small_one_for_two_batches_at_most",
+        "service/batch_former.py",
+        "self._ring.append(places)\n                return",
+        "self._ring.appendleft(places)\n                return",
+        f"{_T}test_batch_former.py::test_a_huge_request_holds_a_small_one_for_one_batch_at_most",
     ),
     Guard(
         "service/batching.py",
         "if not self.is_alive:\n            raise Stopped",
         "if False:\n            raise Stopped",
-        f"{_T}test_batching.py::test_a_run_that_does_not_come_back_fails_all_callers_and_then_says_so",
+        f"{_T}test_batching_faults.py::test_a_run_that_does_not_come_back_fails_all_callers_and_then_says_so",
+    ),
+    Guard(
+        "service/batching.py",
+        "if runs.done() or lane.began > began:",
+        "if runs.done():",
+        f"{_T}test_batching_faults.py::test_each_of_many_batches_has_the_whole_time_for_itself",
+    ),
+    Guard(
+        "service/batching.py",
+        "if took_too_long and not runs.done():",
+        "if not runs.done():",
+        f"{_T}test_batching_faults.py::"
+        "test_a_run_that_comes_back_late_and_unharmed_is_not_taken_for_one_that_does_not",
+    ),
+    Guard(
+        "service/batching.py",
+        "took_too_long = lane.began == began",
+        "took_too_long = runs.done()",
+        f"{_T}test_batching_faults.py::test_what_a_late_cancellation_hits_is_run_again",
+    ),
+    Guard(
+        "service/batching.py",
+        "            self._cancel()\n            self._cancellations += 1",
+        "            self._cancellations += 1\n            self._cancel()",
+        f"{_T}test_batching_faults.py::test_what_begins_during_a_cancellation_is_run_again",
+    ),
+    Guard(
+        "service/batch_former.py",
+        "self._lock = threading.Lock()",
+        "self._lock = __import__('contextlib').nullcontext()",
+        f"{_T}test_batch_former.py::"
+        "test_threads_that_add_and_take_at_once_lose_nothing_and_give_nothing_twice",
+    ),
+    Guard(
+        "service/batch_former.py",
+        "self._running_tokens -= ended.tokens",
+        "pass",
+        f"{_T}test_batch_former.py::"
+        "test_a_batch_leaves_the_other_lanes_their_share_of_what_waits_and_runs",
     ),
     # What an engine gives.
     Guard(
