@@ -26,6 +26,9 @@ def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engin
                 "NUM_STREAMS": at_once,
                 # Two services on one machine would pin their threads to the same cores.
                 "ENABLE_CPU_PINNING": False,
+                # Of each node it keeps what it has prepared for so many shapes. A service meets
+                # thousands: what it keeps of more takes memory, and saves no time.
+                "CPU_RUNTIME_CACHE_CAPACITY": 64,
             },
         )
         idle: queue.LifoQueue[openvino.InferRequest] = queue.LifoQueue()
