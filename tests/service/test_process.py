@@ -6,15 +6,12 @@ import signal
 import socket
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
-import numpy as np
 import pytest
 
 from models.artifact import Artifact
-from service.vectors import as_json
 from tests.faulty_service import IS_STUCK, RAISES
 from tests.serving import lines_until, metrics, outcome, process, rest
 
@@ -57,63 +54,6 @@ def test_gradients_are_not_given_to_the_network_without_keys(artifact: Artifact)
         status, errors = outcome(started)
         assert status == 2
         assert "set API keys, or switch debug.enabled off" in errors
-
-
-def seconds_to_write(vectors: int) -> float:
-    numbers = np.random.default_rng(0).normal(size=(vectors, 384)).astype(np.float32)
-    taken: list[float] = []
-    for _ in range(3):
-        started = time.perf_counter()
-        as_json("model", numbers, [3] * vectors, [False] * vectors, in_base64=False)
-        taken.append(time.perf_counter() - started)
-    return sorted(taken)[1]
-
-
-def test_other_requests_are_answered_while_huge_ones_are_served(artifact: Artifact) -> None:
-    many = json.dumps({"inputs": [f"text {i}" for i in range(8000)]})
-    long = json.dumps({"inputs": ["word " * 19_000] * 40})
-
-    def waits_of_others(url: str) -> list[float]:
-        """What others wait while they are served, the longest last."""
-        huge = [
-            clients.submit(
-                httpx2.post,
-                f"{url}/encode",
-                content=body,
-                headers={"Content-Type": "application/json"},
-                timeout=120,
-            )
-            for body in (many, long, many, many)
-        ]
-        waits: list[float] = []
-        while not all(request.done() for request in huge):
-            asked = time.perf_counter()
-            assert watcher.get(f"{url}/healthz", timeout=60).status_code == 200
-            waits.append(time.perf_counter() - asked)
-            time.sleep(0.01)
-        assert [request.result().status_code for request in huge] == [200] * 4
-        assert len(waits) > 50
-        return sorted(waits)
-
-    with (
-        process(
-            VITRINE_MODEL__PATH=str(artifact.path), VITRINE_LIMITS__MAX_INPUTS="8000"
-        ) as started,
-        ThreadPoolExecutor(4) as clients,
-        httpx2.Client() as watcher,
-    ):
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        # The bounds go with the machine: with what it takes to write one of these answers. Measured
-        # in those units, four runs each: the longest wait 1.0 and the third 0.3; with the long
-        # texts tokenised in the event loop the longest is 3.5 to 7.6; with the three answers
-        # written there the third is 1.0 to 1.3. What else the machine does may hold up one run.
-        for _ in range(4):
-            third, _, longest = waits_of_others(match[1])[-3:]
-            unit = seconds_to_write(8000)
-            if longest < 2.5 * unit and third < 0.65 * unit:
-                break
-        else:
-            pytest.fail(f"others wait {longest / unit:.2f} and {third / unit:.2f} units each time")
 
 
 def long_texts(count: int) -> dict[str, list[str]]:
