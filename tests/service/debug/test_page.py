@@ -206,7 +206,7 @@ def test_the_address_keeps_the_inputs_and_not_the_key(browser: Browser, url: str
 
 
 def test_a_run_can_be_cancelled(page: Browser) -> None:
-    typed(page, "tolerance", "0.0001")
+    typed(page, "tolerance", "0.000000001")  # so that it takes all its evaluations
     typed(page, "evaluations", "4096")
     found(page, "#attribute .go").click()
     assert not found(page, "#attribute .go").is_enabled()
