@@ -2,8 +2,8 @@
 
 Both serve the same model folder and get the same texts from wrk, a load generator in C. They take
 turns, round after round, and while one is measured the others are stopped. A figure is the median
-of the rounds; a ratio is to infinity's onnxruntime engine. Its graph is the one that
-`optimum-cli export onnx` writes.
+of the rounds, and so is a ratio, to infinity's onnxruntime engine in the same round: the machine's
+speed changes. That engine's graph is the one that `optimum-cli export onnx` writes.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -93,20 +93,31 @@ def vectors(answer: Mapping[str, object]) -> NDArray[np.float64]:
     return np.asarray([entry["embedding"] for entry in answer["data"]], np.float64)  # type: ignore[attr-defined]
 
 
-def row(name: str, cells: Mapping[str, float], form: str) -> str:
-    """Return a line of the table: a figure for each server, and its ratio to the peer's."""
-    shown = [
-        f"{cell:{form}}" + ("" if server == PEER else f" ({cell / cells[PEER]:.2f})")
-        for server, cell in cells.items()
-    ]
-    return f"| {name} | {' | '.join(shown)} |"
+def of_each(
+    loads: Mapping[str, Sequence[Load]], figure: Callable[[Load], float]
+) -> dict[str, list[float]]:
+    """Return a figure of each server's rounds."""
+    return {server: [figure(load) for load in rounds] for server, rounds in loads.items()}
+
+
+def row(name: str, figures: Mapping[str, Sequence[float]], form: str) -> str:
+    """Return a line of the table: medians, and those of the ratios to the peer in each round."""
+    cells: list[str] = []
+    for server, found in figures.items():
+        ratio = statistics.median(
+            one / peer for one, peer in zip(found, figures[PEER], strict=True)
+        )
+        cells.append(
+            f"{statistics.median(found):{form}}" + ("" if server == PEER else f" ({ratio:.2f})")
+        )
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, default=Path(".venv-bench"))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=8, help="of one measurement")
     options = parser.parse_args()
     need_wrk()
@@ -131,7 +142,7 @@ def main() -> None:
             print(f"Measured {workload}", flush=True)
         print(table(servers, loads, options.environments))
         for name in {"float32", "bfloat16"} & servers.keys():
-            print(f"{name}: {fairness(servers[name], options.seconds * options.rounds)}")
+            print(f"{name}: {fairness(servers[name], 3 * options.seconds)}")
     finally:
         for server in servers.values():
             server.stop()
@@ -193,15 +204,6 @@ def table(
     """Return the results in Markdown."""
     tokenizer = Tokenizer.from_buffer(Artifact.load(ARTIFACT).read(TOKENIZER))
 
-    def medians(workload: str, figure: str) -> dict[str, float]:
-        return {
-            name: statistics.median(
-                load.requests / load.seconds if figure == "rate" else getattr(load, figure)
-                for load in rounds
-            )
-            for name, rounds in loads[workload].items()
-        }
-
     lines = [
         f"{platform.platform()}, {os.cpu_count()} CPUs",
         "",
@@ -209,20 +211,23 @@ def table(
         "|---|" + "--:|" * len(servers),
     ]
     for name, workload in WORKLOADS.items():
-        sample = [text for request in workload.requests()[:200] for text in request]
-        encodings = tokenizer.encode_batch(sample)
-        tokens = workload.texts * sum(len(e.ids) for e in encodings) / len(sample)
-        rate = medians(name, "rate")
+        texts = [text for request in workload.requests() for text in request]
+        tokens = sum(map(len, tokenizer.encode_batch(texts))) / len(texts) * workload.texts
         title = f"{name}, {workload.clients} client" + ("s" if workload.clients > 1 else "")
-        lines.append(row(f"{title}: requests/s", rate, ",.1f"))
-        tokens_rate = {server: requests * tokens for server, requests in rate.items()}
-        lines.append(row(f"{title}: tokens/s", tokens_rate, ",.0f"))
-        lines.append(row(f"{title}: p50, ms", medians(name, "p50_ms"), ",.1f"))
-        lines.append(row(f"{title}: p99, ms", medians(name, "p99_ms"), ",.1f"))
-    ready = {name: server.ready_s for name, server in servers.items()}
-    resident = {name: server.resident_mb() for name, server in servers.items()}
+        rates = of_each(loads[name], lambda load: load.requests / load.seconds)
+        lines.append(row(f"{title}: requests/s", rates, ",.1f"))
+        tokens_rates = {
+            server: [rate * tokens for rate in found] for server, found in rates.items()
+        }
+        lines.append(row(f"{title}: tokens/s", tokens_rates, ",.0f"))
+        p50_ms = of_each(loads[name], lambda load: load.p50_ms)
+        lines.append(row(f"{title}: p50, ms", p50_ms, ",.1f"))
+        p99_ms = of_each(loads[name], lambda load: load.p99_ms)
+        lines.append(row(f"{title}: p99, ms", p99_ms, ",.1f"))
+    ready = {name: [server.ready_s] for name, server in servers.items()}
+    resident = {name: [server.resident_mb()] for name, server in servers.items()}
     installed = {
-        name: installed_mb(kind.environment) for name, kind in kinds(environments, Path()).items()
+        name: [installed_mb(kind.environment)] for name, kind in kinds(environments, Path()).items()
     }
     lines.append(row("ready after, s", ready, ".1f"))
     lines.append(row("resident after the load, MB", resident, ",.0f"))
