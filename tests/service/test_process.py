@@ -24,6 +24,14 @@ from service.__main__ import main
 sys.exit(main())
 """
 
+# Starts the service, and says at its end how many objects are searched for garbage, and are not.
+COUNTING = """
+import atexit, gc, sys
+atexit.register(lambda: print(len(gc.get_objects()), gc.get_freeze_count(), file=sys.stderr))
+from service.__main__ import main
+sys.exit(main())
+"""
+
 
 def test_it_serves_where_torch_cannot_be_imported(artifact: Artifact) -> None:
     with process("-c", WITHOUT_TORCH, VITRINE_MODEL__PATH=str(artifact.path)) as started:
@@ -43,6 +51,14 @@ def test_it_prints_the_urls_and_a_curl_line_that_works(artifact: Artifact) -> No
         assert docs is not None
         assert httpx2.get(docs[1]).status_code == 200
         assert not any("anybody may call" in line for line in lines)
+
+
+def test_what_was_loaded_is_not_searched_for_garbage(artifact: Artifact) -> None:
+    with process("-c", COUNTING, VITRINE_MODEL__PATH=str(artifact.path)) as started:
+        lines_until(started, "Serving")
+        started.send_signal(signal.SIGINT)
+        searched, spared = map(int, rest(started)[1].split()[-2:])
+        assert searched < spared / 10
 
 
 def test_gradients_are_not_given_to_the_network_without_keys(artifact: Artifact) -> None:
