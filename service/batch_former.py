@@ -99,9 +99,9 @@ class BatchFormer(Generic[Item]):
         return Batch([place.item for place in places], tokens)
 
     def _next_batch(self) -> list[_Place[Item]]:
+        self._drop_taken()
         first = self._next_turn()
         if first is None:
-            self._by_length.clear()  # what still stands there has been taken
             return []
         share = max(self._min_share, (self._waiting_tokens + self._running_tokens) / self.lanes)
         batch = [first]
@@ -120,6 +120,17 @@ class BatchFormer(Generic[Item]):
 
     def _cost(self, tokens: int, rows: int, longest: int) -> float:
         return tokens + self._pair_cost * rows * longest**2
+
+    def _drop_taken(self) -> None:
+        """Drop what has been taken of each length, but for what stands behind an item that waits.
+
+        All lengths: one that no batch reaches would keep whatever its clients have given up.
+        """
+        for length, places in tuple(self._by_length.items()):
+            while places and places[0].is_taken:
+                places.popleft()
+            if not places:
+                del self._by_length[length]
 
     def _next_turn(self) -> _Place[Item] | None:
         """Return the oldest item of the request whose turn it is."""
@@ -143,12 +154,9 @@ class BatchFormer(Generic[Item]):
             )
             length = lengths[high] if take_longer else lengths[low]
             low, high = (low, high + 1) if take_longer else (low - 1, high)
-            places = self._by_length[length]
-            while places and places[0].is_taken:
-                places.popleft()
-            if not places:
-                del self._by_length[length]
-            yield from (place for place in places if not place.is_taken and place is not first)
+            for place in self._by_length[length]:
+                if not place.is_taken and place is not first:
+                    yield place
 
     def _take(self, places: Sequence[_Place[Item]]) -> None:
         for place in places:

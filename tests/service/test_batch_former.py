@@ -1,5 +1,6 @@
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -161,6 +162,20 @@ def test_what_is_removed_is_in_no_batch() -> None:
     assert batches_of(former) == [[50], [51]]
     former.remove(leaving)
     assert former.tokens == 0
+
+
+def test_what_has_been_removed_is_kept_no_longer_though_others_wait() -> None:
+    former: BatchFormer[set[int]] = BatchFormer(
+        lanes=1, max_cost=100, min_share=100, overhead=10, pair_cost=0.0
+    )
+    former.remove(former.add([leaving := {1}], [400]))
+    gone = weakref.ref(leaving)
+    del leaving
+    for _ in range(20):
+        former.add([{2}], [90])
+    former.form(Batch())
+    assert former.tokens == 19 * 90
+    assert gone() is None
 
 
 def test_a_large_queue_is_filled_and_left_in_time_linear_in_ones_own_items() -> None:
