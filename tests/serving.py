@@ -15,13 +15,16 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
+# Of a client whose service may be busy, on a machine that may be busy.
+PATIENCE_S = 60
+
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[TestClient]:
     """Give a client of the application once it is ready."""
     # A test of a 500 wants the answer that a client gets, not the exception behind it.
     with TestClient(app, raise_server_exceptions=False) as client:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while client.get("/readyz").status_code != 200:
             assert time.monotonic() < deadline, "the service did not become ready"
             time.sleep(0.02)
@@ -78,7 +81,7 @@ def lines_until(started: subprocess.Popen[str], pattern: str) -> tuple[list[str]
 def rest(started: subprocess.Popen[str]) -> tuple[int, str]:
     """Return how it ended, and what it said since it was last listened to."""
     assert started.stderr is not None
-    return started.wait(timeout=60), started.stderr.read()
+    return started.wait(timeout=PATIENCE_S), started.stderr.read()
 
 
 def outcome(started: subprocess.Popen[str]) -> tuple[int, str]:
@@ -89,7 +92,7 @@ def outcome(started: subprocess.Popen[str]) -> tuple[int, str]:
 
 def metrics(url: str) -> dict[str, float]:
     """Return every value of /metrics by its name and labels."""
-    lines = httpx2.get(f"{url}/metrics").text.splitlines()
+    lines = httpx2.get(f"{url}/metrics", timeout=PATIENCE_S).text.splitlines()
     return {
         name: float(value)
         for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))

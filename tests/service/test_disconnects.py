@@ -7,7 +7,7 @@ import time
 import httpx2
 
 from models.artifact import Artifact
-from tests.serving import lines_until, metrics, process
+from tests.serving import PATIENCE_S, lines_until, metrics, process
 
 CLIENTS, ROWS, TOKENS = 1000, 10, 250
 
@@ -33,5 +33,7 @@ def test_of_a_thousand_clients_that_leave_hardly_a_token_is_computed(artifact: A
             time.sleep(0.1)
         computed = metrics(match[1])["vitrine_batch_tokens_sum"]
         assert computed < 0.05 * CLIENTS * ROWS * TOKENS
-        answer = httpx2.post(f"{match[1]}/encode", json={"inputs": "the next one"})
+        answer = httpx2.post(
+            f"{match[1]}/encode", json={"inputs": "the next one"}, timeout=PATIENCE_S
+        )
         assert answer.status_code == 200
