@@ -200,10 +200,11 @@ class Batcher(Generic[Item, Result]):
         self._worker.add_done_callback(self._stopped)
 
     async def close(self) -> None:
-        """Fail whoever still waits, and end."""
+        """Fail whoever still waits, make what runs raise, and end."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
+        self._cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def submit(self, items: Sequence[Item]) -> Outcome[Result]:
@@ -261,15 +262,12 @@ class Batcher(Generic[Item, Result]):
         while True:
             self._next_batch(lane)
             if lane.batch.items:
-                await self._run_lane(lane)
+                failure = await self._in_thread(lane, self._run_while_any_wait, lane)
+                if failure is not None:
+                    await self._part(lane, lane.batch.items, failure)
             else:
                 self._wake.clear()
                 await self._wake.wait()
-
-    async def _run_lane(self, lane: _Lane[Item, Result]) -> None:
-        failure = await self._in_thread(lane, self._run_while_any_wait, lane)
-        if failure is not None:
-            await self._part(lane, lane.batch.items, failure)
 
     def _next_batch(self, lane: _Lane[Item, Result]) -> None:
         lane.batch = self._former.form(lane.batch)

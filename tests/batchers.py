@@ -4,8 +4,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
-import pytest
-
 from service.batch_former import BatchFormer
 from service.batching import Batcher, Outcome
 
@@ -36,7 +34,7 @@ def batcher_of(
     min_share: int = 100,
     max_queue: int = 10**9,
     timeout_s: float = 10,
-    on_stop: Callable[[BaseException], None] = lambda error: pytest.fail(f"stopped: {error}"),
+    on_stop: Callable[[BaseException], None] = lambda _: None,
     probe: Callable[[], object] = lambda: None,
     cancel: Callable[[], None] = lambda: None,
 ) -> Batcher[int, int]:
@@ -59,11 +57,15 @@ def batcher_of(
 
 
 async def with_batcher(
-    batcher: Batcher[int, int], story: Callable[[Batcher[int, int]], Awaitable[None]]
+    batcher: Batcher[int, int],
+    story: Callable[[Batcher[int, int]], Awaitable[None]],
+    *,
+    stops: bool = False,
 ) -> None:
     batcher.start()
     try:
         await asyncio.wait_for(story(batcher), 20)
+        assert batcher.is_alive != stops
     finally:
         await batcher.close()
 

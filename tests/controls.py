@@ -115,6 +115,39 @@ GUARDS = (
     ),
     Guard(
         "service/batching.py",
+        "if failure.is_own:\n                raise",
+        "if True:\n                raise",
+        f"{_T}test_batching_faults.py::"
+        "test_a_probe_that_is_cancelled_for_the_sake_of_another_lane_is_run_again",
+    ),
+    Guard(
+        "service/batching.py",
+        "entry.request.started or lane.began",
+        "lane.began",
+        f"{_T}test_batching.py::"
+        "test_the_times_of_a_split_request_are_those_from_its_first_batch_on",
+    ),
+    Guard(
+        "service/batching.py",
+        "        self._cancel()\n        self._threads",
+        "        self._threads",
+        f"{_T}test_batching.py::test_closing_cancels_what_runs",
+    ),
+    Guard(
+        "service/batch_former.py",
+        "        self._drop_taken()\n",
+        "",
+        f"{_T}test_batch_former.py::"
+        "test_what_has_been_removed_is_kept_no_longer_though_others_wait",
+    ),
+    Guard(
+        "service/__main__.py",
+        "        gc.freeze()\n",
+        "",
+        f"{_T}test_process.py::test_what_was_loaded_is_not_searched_for_garbage",
+    ),
+    Guard(
+        "service/batching.py",
         "if not self.is_alive:\n            raise Stopped",
         "if False:\n            raise Stopped",
         f"{_T}test_batching_faults.py::test_a_run_that_does_not_come_back_fails_all_callers_and_then_says_so",

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 
@@ -143,6 +144,22 @@ async def test_times_are_those_of_waiting_and_of_running() -> None:
     await with_batcher(batcher_of(run), story)
 
 
+async def test_the_times_of_a_split_request_are_those_from_its_first_batch_on() -> None:
+    run = Recorder()
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        run.gate.clear()
+        split = asyncio.create_task(batcher.submit([80, 90]))
+        await until(lambda: run.batches == [[80]])
+        await asyncio.sleep(0.05)
+        run.gate.set()
+        outcome = await split
+        assert outcome.run_s >= 0.05
+        assert outcome.queue_s < outcome.run_s
+
+    await with_batcher(batcher_of(run), story)
+
+
 async def test_a_request_larger_than_a_batch_is_split_and_joined() -> None:
     run = Recorder()
 
@@ -167,7 +184,6 @@ async def test_a_huge_request_holds_a_small_one_for_two_batches_at_most() -> Non
         run.gate.set()
         await small
         assert next(i for i, batch in enumerate(run.batches) if 2 in batch) <= 2
-        assert not huge.done()
         await asyncio.gather(first, huge)
 
     await with_batcher(batcher_of(run), story)
@@ -249,8 +265,22 @@ async def test_closing_fails_whoever_waits() -> None:
     run.gate.set()
 
 
+async def test_closing_cancels_what_runs() -> None:
+    run = Recorder()
+    batcher = batcher_of(run, cancel=run.gate.set)
+    batcher.start()
+    running = await held(run, batcher)
+    await batcher.close()
+    assert run.gate.is_set()
+    with pytest.raises(Stopped):
+        await running
+
+
 async def test_it_tells_how_long_what_waits_will_take() -> None:
+    gate = threading.Event()
+
     def slow(items: Sequence[int]) -> list[int]:
+        gate.wait(10)
         time.sleep(0.01 * sum(items))
         return list(items)
 
@@ -258,13 +288,15 @@ async def test_it_tells_how_long_what_waits_will_take() -> None:
 
     async def story(batcher: Batcher[int, int]) -> None:
         assert batcher.drain_s == 0
+        gate.set()
         await batcher.submit([1, 2, 3])
         assert not batcher.is_full
+        gate.clear()
         waiting = asyncio.create_task(batcher.submit([2] * 11))
-        while batcher.queued_tokens != 20:
-            await asyncio.sleep(0)
+        await until(lambda: batcher.queued_tokens == 20)
         assert batcher.is_full
         assert 0.2 <= batcher.drain_s < 1.0
+        gate.set()
         await waiting
         assert batcher.drain_s == 0
 

@@ -2,7 +2,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 
@@ -153,11 +152,11 @@ async def test_a_run_that_raises_on_anything_stops_the_batcher_and_says_so() -> 
         asked = [asyncio.create_task(batcher.submit([i, i + 1])) for i in range(1, 9)]
         done = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(error) for error in done} == {Stopped}
-        assert not batcher.is_alive
         with pytest.raises(Stopped):
             await batcher.submit([1])
 
-    await with_batcher(batcher_of(broken, lanes=2, probe=broken, on_stop=told.append), story)
+    batcher = batcher_of(broken, lanes=2, probe=broken, on_stop=told.append)
+    await with_batcher(batcher, story, stops=True)
     assert [type(error) for error in told] == [RunBroken]
     assert isinstance(told[0].__cause__, ValueError)
 
@@ -179,7 +178,6 @@ async def test_a_run_that_takes_too_long_is_cancelled_and_only_its_request_fails
         asked = [asyncio.create_task(batcher.submit([i])) for i in (1, 2, POISON, 3)]
         done = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(outcome) for outcome in done] == [Outcome, Outcome, ItemFailed, Outcome]
-        assert batcher.is_alive
 
     await with_batcher(
         batcher_of(slow, max_cost=max_cost, timeout_s=0.05, cancel=cancelled.set), story
@@ -212,16 +210,50 @@ async def test_what_is_cancelled_for_the_sake_of_another_lane_is_run_again() -> 
     assert runs.count([7]) == 2
 
 
+async def test_a_probe_that_is_cancelled_for_the_sake_of_another_lane_is_run_again() -> None:
+    cancelled, begun, probes = threading.Event(), threading.Event(), 0
+
+    def run(items: Sequence[int]) -> list[int]:
+        if items == [5]:
+            begun.set()
+            assert cancelled.wait(10)
+        raise ValueError("poison, or cancelled")
+
+    def probe() -> None:
+        nonlocal probes
+        probes += 1
+        if probes == 1:
+            assert cancelled.wait(10)
+            raise ValueError("cancelled")
+
+    async def story(batcher: Batcher[int, int]) -> None:
+        hanging = asyncio.create_task(batcher.submit([5]))
+        await until(begun.is_set)
+        await asyncio.sleep(1.0)
+        with pytest.raises(ItemFailed):
+            await batcher.submit([POISON])
+        with pytest.raises(ItemFailed):
+            await hanging
+        assert probes == 3
+
+    batcher = batcher_of(
+        run, lanes=2, min_share=1, probe=probe, timeout_s=2.0, cancel=cancelled.set
+    )
+    await with_batcher(batcher, story)
+
+
 async def test_each_of_many_batches_has_the_whole_time_for_itself() -> None:
+    cancelled = threading.Event()
+
     def slow(items: Sequence[int]) -> list[int]:
         time.sleep(0.1)
         return list(items)
 
     async def story(batcher: Batcher[int, int]) -> None:
         assert len((await batcher.submit([1] * 10)).results) == 10
+        assert not cancelled.is_set()
 
-    cancel = partial(pytest.fail, "nothing takes too long")
-    await with_batcher(batcher_of(slow, max_cost=1, timeout_s=0.5, cancel=cancel), story)
+    await with_batcher(batcher_of(slow, max_cost=1, timeout_s=0.5, cancel=cancelled.set), story)
 
 
 async def test_a_run_that_comes_back_late_and_unharmed_is_not_taken_for_one_that_does_not() -> None:
@@ -286,5 +318,5 @@ async def test_what_begins_during_a_cancellation_is_run_again() -> None:
         with pytest.raises(ItemFailed):
             await poisoned
 
-    batcher = batcher_of(slow, lanes=2, max_cost=1, min_share=1, timeout_s=0.5, cancel=cancel)
+    batcher = batcher_of(slow, lanes=2, max_cost=1, min_share=1, timeout_s=2.0, cancel=cancel)
     await with_batcher(batcher, story)
