@@ -22,7 +22,7 @@ def main() -> int:
     """Run the command line; return its exit status."""
 
     def ready() -> None:
-        # What has been loaded stays. Each search of it for garbage would hold everybody up for 50 ms.
+        # What has been loaded stays. Each search of it for garbage would hold all up for 50 ms.
         gc.collect()
         gc.freeze()
         _greet(server, settings, is_open=app.state.keys.is_open)
