@@ -27,6 +27,7 @@ from service.errors import FrameworkError, ServiceError, problem
 from service.metrics import Metrics
 from service.middleware import REQUEST_ID, RequestLayer
 from service.routes import direct_router, router
+from service.routing import direct
 from service.runtime import open_runtime
 from service.schemas import ENCODE_HEADERS, VERSION, EncodeRequest, openapi
 from service.settings import Settings
@@ -81,7 +82,7 @@ def create_app(
         version=VERSION,
         summary="Serves a Transformer encoder over HTTP.",
         lifespan=lifespan,
-        exception_handlers={ServiceError: _answer, HTTPException: _answer},
+        exception_handlers={HTTPException: _as_ours},
     )
     bodies = (EncodeRequest, *openai.BODIES, *tei_schemas.BODIES, *BODIES)
     app.openapi = lambda: openapi(app, bodies)  # type: ignore[method-assign]
@@ -96,13 +97,16 @@ def create_app(
         worker_command(settings.model.path, settings.debug.device, settings.server.log),
         settings.debug,
     )
-    app.include_router(direct_router)
-    app.include_router(router)
-    app.include_router(openai.router)
-    app.include_router(tei.router)
-    app.include_router(debug.router)
-    app.include_router(page.router)
-    app.add_middleware(RequestLayer, metrics=metrics, answer=_in_words, hosts=settings.server.hosts)
+    routers = (direct_router, router, openai.router, tei.router, debug.router, page.router)
+    for included in routers:
+        app.include_router(included)
+    app.add_middleware(
+        RequestLayer,
+        direct=direct(routers),
+        metrics=metrics,
+        answer=_in_words,
+        hosts=settings.server.hosts,
+    )
     if settings.server.cors_origins:  # outermost, so that a page may read every error
         app.add_middleware(
             CORSMiddleware,
@@ -140,15 +144,9 @@ def _tell_stopped(error: BaseException, on_fatal: Callable[[str], None]) -> None
     on_fatal(f"the engine has stopped: {error}")
 
 
-async def _answer(request: Request, error: Exception) -> Response:
-    request_id: str = request.state.request_id
-    if isinstance(error, HTTPException):
-        error = FrameworkError(error.status_code, error.detail, error.headers)
-    assert isinstance(error, ServiceError)  # noqa: S101 - what Starlette promises a handler
-    if error.status == 500:  # the client is told no more than that, so the log is
-        told = {"request_id": request_id}
-        log.error("request %s: %s", request_id, error.detail, exc_info=error, extra=told)
-    return _in_words(request.scope["path"], error, request_id)
+async def _as_ours(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - what Starlette promises a handler
+    raise FrameworkError(error.status_code, error.detail, error.headers) from error
 
 
 def _in_words(path: str, error: ServiceError, request_id: str) -> Response:

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -29,6 +29,7 @@ class RequestLayer:
 
     Args:
         app: The application.
+        direct: What serves a method and path instead of it.
         metrics: Counts requests.
         answer: Path, error and request id to a response.
         hosts: Names that are answered to, beside probes, which come by address; none: all.
@@ -37,23 +38,30 @@ class RequestLayer:
     def __init__(
         self,
         app: ASGIApp,
+        direct: Mapping[tuple[str, str], ASGIApp],
         metrics: Metrics,
         answer: Callable[[str, ServiceError, str], ASGIApp],
         hosts: Collection[str],
     ) -> None:
         self._app = app
+        self._direct = direct
         self._metrics = metrics
         self._answer = answer
         self._hosts = hosts
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> ServiceError | None:
-        """Run the application, and return the error that it leaves to be told."""
+        """Serve the request, and return the error that is left to be told."""
         request_id = scope["state"]["request_id"]
         told = {"request_id": request_id}
         try:
             if not self._is_ours(scope):
                 return Forbidden("this host name is not one of VITRINE_SERVER__HOSTS", code="host")
-            await self._app(scope, receive, send)
+            serve = self._direct.get((scope["method"], scope["path"]), self._app)
+            await serve(scope, receive, send)
+        except ServiceError as error:
+            if error.status == 500:  # the client is told no more than that, so the log is
+                log.error("request %s: %s", request_id, error.detail, exc_info=error, extra=told)
+            return error
         except ClientDisconnect:
             # Counted, but not logged: it is not ours to say how often clients leave.
             log.debug("request %s: the client has gone", request_id, extra=told)

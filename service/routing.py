@@ -5,16 +5,19 @@ the runtime, for vectors, and to be told when their client leaves.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-from fastapi import Depends, Request, Response, Security
+from fastapi import APIRouter, Depends, Request, Response, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from numpy.typing import NDArray
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as ConnectionScope
 
 from models.engines import Output
 from service.auth import KeyRing
@@ -36,20 +39,40 @@ class DirectRoute(APIRoute):
     Those of the route alone and of the router that it was declared on, and given no more than the
     request: what the application or an including router adds does not count.
 
-    FastAPI's own way takes 50 us more a request, and 8 % fewer short texts are answered.
+    FastAPI's and Starlette's layers take 0.2 ms a request beside a busy engine, and 9 % fewer short
+    texts are answered through them.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what serves a request."""
-        checks = [dependency.dependency for dependency in self.dependencies]
+        """Return what serves a request that the application has routed."""
+        return self._handle
 
-        async def handle(request: Request) -> Response:
-            for check in filter(None, checks):
-                await check(request)
-            response: Response = await self.endpoint(request)
-            return response
+    async def serve(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
+        """Serve a request for this method and path, past the application's layers (ASGI)."""
+        scope["route"] = self
+        response = await self._handle(Request(scope, receive, send))
+        await response(scope, receive, send)
 
-        return handle
+    async def _handle(self, request: Request) -> Response:
+        for check in self._checks:
+            await check(request)
+        response: Response = await self.endpoint(request)
+        return response
+
+    @cached_property
+    def _checks(self) -> Sequence[Callable[[Request], Coroutine[Any, Any, None]]]:
+        return [given.dependency for given in self.dependencies if given.dependency is not None]
+
+
+def direct(routers: Iterable[APIRouter]) -> dict[tuple[str, str], ASGIApp]:
+    """Return what serves each method and path, of direct routes without parameters in the path."""
+    return {
+        (method, route.path): route.serve
+        for router in routers
+        for route in router.routes
+        if isinstance(route, DirectRoute) and not route.param_convertors
+        for method in route.methods or ()
+    }
 
 
 def problems(

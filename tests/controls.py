@@ -141,6 +141,12 @@ GUARDS = (
         "test_what_has_been_removed_is_kept_no_longer_though_others_wait",
     ),
     Guard(
+        "service/middleware.py",
+        'self._direct.get((scope["method"], scope["path"]), self._app)',
+        "self._app",
+        f"{_T}test_routing.py::test_vectors_do_not_come_through_the_application_s_layers",
+    ),
+    Guard(
         "service/__main__.py",
         "        gc.freeze()\n",
         "",
