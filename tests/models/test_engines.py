@@ -3,6 +3,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -55,10 +56,20 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return open_engine(request.getfixturevalue(holder), name, precision, threads=2)
 
 
-def agree(engine: Engine, found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+# A token's vector has no others to average its rounding with. With AVX512-BF16 one in 2,813 is at
+# 0.99937; of transformers' own in bfloat16 three are below 0.9995, the worst at 0.9988.
+OF_TOKENS: dict[Precision, float] = {**SELF_CHECK_COSINE, "bfloat16": 0.999}
+
+
+def agree(
+    engine: Engine,
+    found: NDArray[np.float32],
+    wanted: NDArray[np.float32],
+    worst: Mapping[Precision, float] = SELF_CHECK_COSINE,
+) -> None:
     if engine.precision == "float32":
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
-    assert cosines(found, wanted).min() >= SELF_CHECK_COSINE[engine.precision]
+    assert cosines(found, wanted).min() >= worst[engine.precision]
     assert cosines(found, wanted).mean() >= 0.9999
 
 
@@ -83,7 +94,7 @@ def test_a_row_has_one_vector_whatever_batch_it_is_in(engine: Engine) -> None:
 def test_engines_give_the_same_vectors(engine: Engine, reference: Engine) -> None:
     batch = pack(random_rows(24), unpooled=[1] * 24)
     agree(engine, engine.run(batch), reference.run(batch))
-    agree(engine, engine.run(batch, "tokens"), reference.run(batch, "tokens"))
+    agree(engine, engine.run(batch, "tokens"), reference.run(batch, "tokens"), OF_TOKENS)
 
 
 def test_runs_at_once_do_not_mix_up_their_vectors(engine: Engine) -> None:
