@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import Request, Response
@@ -72,8 +71,8 @@ async def encode(
     seconds = _seconds_allowed(request)
     metrics.inputs_received.inc(len(inputs))
     with telling_outcome(lambda outcome: metrics.inputs[outcome].inc(len(inputs))):
-        async with _deadline(seconds):
-            return await _encode(request, inputs, prompt_name, on_overflow, output)
+        work = _encode(request, inputs, prompt_name, on_overflow, output)
+        return await _within(seconds, work)
 
 
 async def _encode(
@@ -94,7 +93,7 @@ async def _encode(
         _check_size(rows, request.app.state.settings.limits.max_token_vectors)
     outcome = await while_connected(request, submit(runtime, rows, output))
     seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
-    joined = np.stack if output == "pooled" else np.concatenate
+    joined = np.array if output == "pooled" else np.concatenate
     return Encoded(rows, joined(outcome.results), spans, seconds)
 
 
@@ -113,8 +112,7 @@ async def tokenizing(
         DeadlineExceeded: It, or the service's own, has passed.
         Overloaded: The inputs are long, and so are those that wait.
     """
-    async with _deadline(_seconds_allowed(request)):
-        return await _in_tokenizer(request, work, inputs)
+    return await _within(_seconds_allowed(request), _in_tokenizer(request, work, inputs))
 
 
 async def _in_tokenizer(
@@ -141,11 +139,10 @@ def _tokenize(
     return rows, tokenizer.spans(inputs, prompt_name) if output == "tokens" else ()
 
 
-@asynccontextmanager
-async def _deadline(seconds: float) -> AsyncIterator[None]:
+async def _within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
     try:
         async with asyncio.timeout(seconds):
-            yield
+            return await work
     except TimeoutError:
         raise DeadlineExceeded(f"it was not done within {seconds:g} s") from None
 

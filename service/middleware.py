@@ -75,8 +75,9 @@ class RequestLayer:
         return None
 
     def _is_ours(self, scope: Scope) -> bool:
-        host = Headers(scope=scope).get("host", "")
-        return not self._hosts or scope["path"] in PROBES or names_one_of(host, self._hosts)
+        if not self._hosts or scope["path"] in PROBES:
+            return True
+        return names_one_of(Headers(scope=scope).get("host", ""), self._hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or the lifespan."""

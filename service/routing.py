@@ -159,16 +159,26 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
     Raises:
         ClientDisconnect: The client has gone.
     """
-    task = asyncio.ensure_future(work)
+    # The work stays in its caller's task: one of its own would cost two turns of the event loop.
+    caller = asyncio.current_task()
+    assert caller is not None  # noqa: S101 - a coroutine runs in a task
+    is_over = False
+
+    def leave(_gone: asyncio.Task[None]) -> None:
+        if not is_over:
+            caller.cancel()
+
     gone = asyncio.ensure_future(_disconnected(request))
-    gone.add_done_callback(lambda _: task.cancel())
+    gone.add_done_callback(leave)
     try:
-        return await task
+        return await work
     except asyncio.CancelledError:
         if gone.done():
+            caller.uncancel()
             raise ClientDisconnect from None
         raise
     finally:
+        is_over = True
         gone.cancel()
 
 

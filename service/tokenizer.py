@@ -14,6 +14,9 @@ from service.errors import InvalidInput, ServiceError, TooLarge
 
 # Characters that are tokenised in one call.
 _SLICE_CHARS = 200_000
+# Characters of a text that is tokenised without giving up the interpreter's lock, as a batch does:
+# where engines want it too, to get it back takes longer.
+_SHORT_CHARS = 500
 
 Input = TypeVar("Input")
 Span = tuple[int, int]
@@ -258,8 +261,10 @@ class TextTokenizer:
         """Return the ids of each text, and whether there were more."""
         tokenizer = self._cutting_left if on_overflow == "truncate_left" else self._tokenizer
         with _panics_are_errors():
-            # The batch call, also for one text: it alone releases the interpreter lock.
-            encodings = tokenizer.encode_batch_fast(texts)
+            if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
+                encodings = [tokenizer.encode(texts[0])]
+            else:
+                encodings = tokenizer.encode_batch_fast(texts)
         return [(encoding.ids, bool(encoding.overflowing)) for encoding in encodings]
 
     def _check_text(self, text: str, index: int) -> None:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 OCTETS = "application/octet-stream"
 JSON = "application/json"
 
+_TINY = np.finfo(np.float32).tiny
+
 
 def prefers_octets(accept: str) -> bool:
     """Return whether an Accept header names octets, and likes them no less than JSON."""
@@ -34,7 +36,7 @@ def finish(
     cut = vectors[:, :dimensions]
     if normalize:
         norms = np.sqrt(np.einsum("bd,bd->b", cut, cut))[:, None]  # faster than linalg.norm
-        cut = cut / np.maximum(norms, np.finfo(np.float32).tiny)
+        cut = cut / np.maximum(norms, _TINY)
     return np.ascontiguousarray(cut, np.float32)
 
 

@@ -243,15 +243,15 @@ GUARDS = (
     ),
     Guard(
         "service/encoding.py",
-        "        async with asyncio.timeout(seconds):\n            yield",
-        "        yield",
+        "        async with asyncio.timeout(seconds):\n            return await work",
+        "        return await work",
         f"{_T}test_app.py::"
         "test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue",
     ),
     Guard(
         "service/encoding.py",
-        "    async with _deadline(_seconds_allowed(request)):\n        return await",
-        "    if True:\n        return await",
+        "await _within(_seconds_allowed(request), _in_tokenizer(request, work, inputs))",
+        "await _in_tokenizer(request, work, inputs)",
         f"{_T}test_app.py::test_what_only_the_tokenizer_does_has_a_deadline_too",
     ),
     Guard(
@@ -259,6 +259,20 @@ GUARDS = (
         "return min(int(given) / 1e3, longest)",
         "return int(given) / 1e3",
         f"{_T}test_app.py::test_nobody_may_ask_for_more_time_than_the_service_gives",
+    ),
+    Guard(
+        "service/routing.py",
+        "if not is_over:",
+        "if True:",
+        f"{_T}test_routing.py::"
+        "test_a_client_that_goes_away_as_the_work_ends_cancels_nothing_that_follows",
+    ),
+    Guard(
+        "service/routing.py",
+        "            caller.uncancel()\n",
+        "",
+        f"{_T}test_routing.py::"
+        "test_work_is_cancelled_when_its_client_goes_away_and_its_task_is_not",
     ),
     Guard(
         "service/encoding.py",

@@ -1,10 +1,15 @@
-"""Direct routes: their requests go past the application's layers, and the others do not."""
+"""Direct routes go past the application's layers; and work ends when its client goes away."""
+
+import asyncio
 
 import pytest
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Router
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from service.metrics import Metrics
+from service.routing import while_connected
 
 
 @pytest.fixture
@@ -56,3 +61,50 @@ def test_what_is_next_to_a_direct_route_is_refused_as_ever(
     client: TestClient, method: str, path: str, status: int
 ) -> None:
     assert client.request(method, path).status_code == status
+
+
+def _request_of(client_leaves: asyncio.Event) -> Request:
+    async def receive() -> Message:
+        await client_leaves.wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http"}, receive)
+
+
+async def test_work_is_cancelled_when_its_client_goes_away_and_its_task_is_not() -> None:
+    leaves, events = asyncio.Event(), []
+
+    async def work() -> None:
+        leaves.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            events.append("cancelled")
+            raise
+
+    with pytest.raises(ClientDisconnect):
+        await while_connected(_request_of(leaves), work())
+    assert events == ["cancelled"]
+    await asyncio.sleep(0)  # nothing is left to be raised
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+async def test_a_deadline_is_not_taken_for_a_client_that_goes_away() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await while_connected(_request_of(asyncio.Event()), asyncio.sleep(60))
+
+
+async def test_a_client_that_goes_away_as_the_work_ends_cancels_nothing_that_follows() -> None:
+    leaves = asyncio.Event()
+
+    async def work() -> str:
+        await asyncio.sleep(0)  # by now somebody waits for the client to leave
+        leaves.set()
+        await asyncio.sleep(0)  # and is told
+        return "done"
+
+    assert await while_connected(_request_of(leaves), work()) == "done"
+    await asyncio.sleep(0.01)
