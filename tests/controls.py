@@ -358,7 +358,7 @@ GUARDS = (
     ),
     Guard(
         "service/middleware.py",
-        'return not self._hosts or scope["path"] in PROBES or names_one_of(host, self._hosts)',
+        'return names_one_of(Headers(scope=scope).get("host", ""), self._hosts)',
         "return True",
         f"{_T}test_browsers.py::test_only_the_host_names_that_are_set_are_answered_to",
     ),
