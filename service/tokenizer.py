@@ -14,8 +14,8 @@ from service.errors import InvalidInput, ServiceError, TooLarge
 
 # Characters that are tokenised in one call.
 _SLICE_CHARS = 200_000
-# Characters of a text that is tokenised without giving up the interpreter's lock, as a batch does:
-# where engines want it too, to get it back takes longer.
+# Characters of a text that is tokenised with the interpreter's lock held. The call for batches
+# gives it up, and where engines want it too, to get it back takes longer than such a text.
 _SHORT_CHARS = 500
 
 Input = TypeVar("Input")

@@ -90,9 +90,14 @@ def test_dimensions_are_cut_before_vectors_are_normalised(
     np.testing.assert_allclose(found, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6)
 
 
-def test_an_input_that_is_too_long_is_cut_at_either_end_or_refused(client: TestClient) -> None:
-    words = [f"w{i}" for i in range(400)]
-    text = " ".join(words)
+@pytest.mark.parametrize(
+    "text",
+    [" ".join(f"w{i}" for i in range(400)), "!" * 150 + "?" * 150],
+    ids=["of many characters", "of few"],
+)
+def test_an_input_that_is_too_long_is_cut_at_either_end_or_refused(
+    client: TestClient, text: str
+) -> None:
     [encoding] = ask(client, "/tokenize", inputs=text, add_special_tokens=False)
     ids = [token["id"] for token in encoding]
     assert len(ids) > 254
