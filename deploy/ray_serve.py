@@ -1,9 +1,9 @@
-"""The service on a Ray cluster: replicas on many machines, more of them as more requests come.
+"""The service on a Ray cluster: replicas on many machines, scaled with the load.
 
-    serve run deploy.ray_serve:vitrine cpus=2 most_replicas=8
+    serve run deploy.ray_serve:vitrine cpus=2 max_replicas=8
 
-Settings are those of the environment in which this is called; how a server listens and ends is
-Ray's. Every machine needs the service's packages, and the artifact at the same place.
+Settings come from the environment of the caller; Ray handles address and shutdown. Every machine
+needs the service's packages, and the artifact at the same path.
 """
 
 import asyncio
@@ -15,34 +15,34 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
 from models.engines import self_check
+from service.api.state import AppState
 from service.app import create_app, end_process
 from service.logs import configure
-from service.runtime import Runtime
 from service.settings import Settings, from_command_line
 
 
 class Arguments(BaseModel):
-    """What `serve run` takes as `name=value`.
+    """Arguments of `serve run`, as `name=value`.
 
     Attributes:
-        cpus: Of a replica, which keeps as many busy.
-        gpus: Of a replica; 0.5 is half of one, which it shares with another replica.
-        least_replicas: There are always so many.
-        most_replicas: There are never more.
-        requests: Under way in a replica, on average, above which more of them start.
+        cpus: Number of CPUs per replica.
+        gpus: Number of GPUs per replica; two replicas with 0.5 share one.
+        min_replicas: Smallest number of replicas.
+        max_replicas: Largest number of replicas.
+        requests: Target of concurrent requests per replica.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     cpus: int = Field(2, ge=1)
     gpus: float = Field(0, ge=0, le=1)
-    least_replicas: int = Field(1, ge=1)
-    most_replicas: int = Field(4, ge=1)
+    min_replicas: int = Field(1, ge=1)
+    max_replicas: int = Field(4, ge=1)
     requests: int = Field(32, ge=1)
 
 
 class Replica:
-    """One process of the service, healthy while its engine gives the model's vectors."""
+    """One process of the service, healthy while its engine passes the self-check."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class Replica:
         self._reason = ""
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Return what answers requests; Ray's name for it."""
+        """Return the application; the name is Ray's."""
         configure(self._settings.server.log)
         self._service = create_app(
             self._settings, on_ready=self._started.set, on_fatal=self._tell_fatal
@@ -64,45 +64,45 @@ class Replica:
         self._started.set()
 
     async def check_health(self) -> None:
-        """Wait until the model is there, and see whether its vectors are.
+        """Wait until the model is ready and repeat its self-check.
 
         Raises:
-            RuntimeError: It cannot be served.
-            EngineError: The engine gives other vectors.
+            RuntimeError: The service cannot start.
+            EngineError: The engine fails the self-check.
         """
         await self._started.wait()
         if self._reason:
             raise RuntimeError(self._reason)
-        runtime: Runtime = self._service.state.runtime
-        await asyncio.to_thread(self_check, runtime.engine, runtime.artifact)
+        state: AppState = self._service.state.vitrine
+        model = state.ready_model()
+        await asyncio.to_thread(self_check, model.engine, model.artifact)
 
 
 def vitrine(arguments: Arguments) -> Application:
-    """Return what `serve run` runs.
+    """Return the application for `serve run`.
 
     Raises:
-        ValueError: A setting is wrong, gradients would be given to everybody, or the engine has no
-            GPU.
+        ValueError: A setting is invalid, gradients would be public, or the engine has no GPU.
     """
     settings = from_command_line([])
     if settings.debug.enabled and not settings.auth.all_keys():
-        raise ValueError("gradients give the model away: set API keys, or debug.enabled to false")
+        raise ValueError("gradients reveal the model: set API keys, or disable debug.enabled")
     if settings.engine.name == "cuda" and not arguments.gpus:
-        raise ValueError("Ray hides GPUs from whoever has asked for none: say gpus=1, or a part")
-    # Of the machine's GPUs Ray shows a replica its own alone.
+        raise ValueError("Ray hides GPUs from replicas without any: pass gpus=1, or a fraction")
+    # A replica sees only its own GPUs.
     engine = settings.engine.model_copy(update={"threads": arguments.cpus, "gpu": 0})
     model = settings.model.model_copy(update={"path": settings.model.path.resolve()})
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="vitrine",
         ray_actor_options={"num_cpus": arguments.cpus, "num_gpus": arguments.gpus},
-        # It takes as long as a batch or two, from those who wait for vectors.
+        # A check delays requests by a batch or two.
         health_check_period_s=30,
-        # A replica has a queue of its own, and answers 429 when that is full.
+        # A replica has a queue of its own, and returns 429 when it is full.
         max_ongoing_requests=100 * arguments.requests,
         autoscaling_config=AutoscalingConfig(
-            min_replicas=arguments.least_replicas,
-            max_replicas=arguments.most_replicas,
+            min_replicas=arguments.min_replicas,
+            max_replicas=arguments.max_replicas,
             target_ongoing_requests=arguments.requests,
         ),
     )

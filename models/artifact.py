@@ -1,13 +1,13 @@
-"""The artifact: the directory that export writes and the service reads. Standard library only.
+"""The artifact: the directory written by export and read by the service. Standard library only.
 
-    manifest.json     what it is, and the SHA-256 of every other file
-    model.onnx        the graph for CPUs, and one for GPUs beside it where that was asked for
-    tokenizer.json    text to token ids; truncates nothing, pads nothing
-    check.json        token ids and the vectors that PyTorch gives them, for the self-check
-    twin/             the source folder's weights and config, for gradient work (may be absent)
+    manifest.json     description of the artifact, with the SHA-256 of every other file
+    model.onnx        graph for CPUs; with `--target cuda`, model.cuda.onnx beside it
+    tokenizer.json    tokenizer, without truncation and padding
+    check.json        token ids and PyTorch's vectors for them, for the self-check
+    source/           weights and config of the reference model, for gradients (optional)
 
-It is written under a temporary name and renamed when complete. A reader gets the bytes whose hash
-it has seen, so a file that was changed, linked in or cut short is refused.
+It is written under a temporary name and renamed when complete. Readers receive exactly the bytes
+that were hashed, so a changed, linked or truncated file is refused.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
-TWIN = "twin"
+SOURCE = "source"
 
 
 class ArtifactError(Exception):
-    """An artifact that is not complete, not intact or not of a known format."""
+    """The artifact is incomplete, corrupted or of an unknown format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,12 @@ class Graph:
     """One ONNX file of an artifact.
 
     Attributes:
-        file: Its name in the directory.
-        target: The hardware that it is made for, "cpu" or "cuda".
-        dtype: Of its weights, "float32" or "float16".
-        opset: Of the default ONNX domain.
-        parity: Worst differences from PyTorch measured at export, by name; None where the
-            target's hardware was not there.
+        file: File name in the directory.
+        target: Target hardware, "cpu" or "cuda".
+        dtype: Dtype of the weights, "float32" or "float16".
+        opset: Opset version of the default ONNX domain.
+        parity: Worst differences from PyTorch at export, by name; None if no engine for the target
+            was available.
     """
 
     file: str
@@ -55,25 +55,25 @@ class Graph:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What an artifact is.
+    """Description of an artifact.
 
     Attributes:
-        name: What answers call the model.
-        source: The folder name, package or hub id that it was exported from.
-        revision: Of the source, where it has one.
+        name: Name of the model in responses.
+        source: Folder name, package or hub id of the checkpoint.
+        revision: Revision of the source; None for a folder.
         family: `model_type` of the source.
-        weights_sha256: File of the source -> hash.
-        width: Numbers in a vector.
-        vocab_size: Token ids are below it.
-        max_tokens: Longest row, special tokens included.
-        pooling: Poolings, side by side.
-        include_prompt: Whether pooling counts the tokens of a prompt.
+        weights_sha256: SHA-256 of each weight file of the source, by name.
+        width: Width of a row vector.
+        vocab_size: Size of the vocabulary.
+        max_tokens: Maximum length of a row, special tokens included.
+        pooling: Names of the poolings, whose results are concatenated.
+        include_prompt: Whether pooling includes the tokens of a prompt.
         normalize: Whether the model's vectors have unit length.
-        prompts: Name -> text put before an input.
-        default_prompt: Name of the prompt used where none is asked for.
-        graphs: The ONNX files.
-        files: Relative path -> SHA-256, of every file but the manifest.
-        versions: Library -> version that made the artifact.
+        prompts: Texts to prepend to an input, by name.
+        default_prompt: Name of the prompt for requests without one; None: no prompt.
+        graphs: ONNX files.
+        files: SHA-256 of every file except the manifest, by relative path.
+        versions: Versions of the exporting libraries, by name.
     """
 
     name: str
@@ -96,15 +96,21 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Check:
-    """Rows of token ids, and the vector that PyTorch in float32 gives each."""
+    """Inputs of the self-check and their reference outputs, from PyTorch in float32.
+
+    Attributes:
+        rows: Token ids of each row.
+        outputs: Reference vectors by output name: one per row for "pooled", one per token of the
+            first rows for "tokens".
+    """
 
     rows: list[list[int]]
-    vectors: list[list[float]]
+    outputs: dict[str, list[list[float]]]
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A directory that was found to hold what its manifest lists."""
+    """A directory with exactly the files listed in its manifest."""
 
     path: Path
     manifest: Manifest
@@ -113,11 +119,11 @@ class Artifact:
     def load(cls, path: Path) -> "Artifact":
         """Return the artifact in the directory `path`.
 
-        Contents are hashed when they are read, by `read`.
+        Contents are hashed later, by `read`.
 
         Raises:
-            ArtifactError: It is not an artifact, of another format, or not exactly the files that
-                its manifest lists.
+            ArtifactError: The directory is not an artifact, has another format, or does not contain
+                exactly the files listed in its manifest.
         """
         if not (path / MANIFEST).is_file():
             raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}")
@@ -135,23 +141,24 @@ class Artifact:
         """Return the content of a listed file.
 
         Raises:
-            ArtifactError: It is not listed, not a regular file, or not what the manifest says.
+            ArtifactError: The file is not listed, is not a regular file, or its SHA-256 differs
+                from the manifest's.
         """
         if name not in self.manifest.files:
             raise ArtifactError(f"the artifact {self.path.name} does not list {name}")
         content = _read_regular(self.path, name)
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name]:
             raise ArtifactError(
-                f"{name} in the artifact {self.path.name} is not the file that was exported: "
-                "its SHA-256 differs from the manifest's. Export again"
+                f"{name} in the artifact {self.path.name} is not the exported file: "
+                "its SHA-256 differs from the manifest's; export again"
             )
         return content
 
     def graph(self, target: str) -> Graph:
-        """Return the graph made for `target`.
+        """Return the graph for `target`.
 
         Raises:
-            ArtifactError: There is none.
+            ArtifactError: The artifact has no graph for `target`.
         """
         for graph in self.manifest.graphs:
             if graph.target == target:
@@ -165,7 +172,7 @@ class Artifact:
         """Return the check inputs.
 
         Raises:
-            ArtifactError: They cannot be read.
+            ArtifactError: The check inputs cannot be read.
         """
         try:
             return Check(**json.loads(self.read(CHECK)))
@@ -175,16 +182,16 @@ class Artifact:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Give a temporary directory that becomes `path` when the block ends without an error.
+    """Yield a temporary directory; rename it to `path` when the block ends without an error.
 
     Raises:
-        ArtifactError: `path` is there already.
+        ArtifactError: `path` already exists.
     """
     if path.exists():
-        raise ArtifactError(f"{path} is there already; remove it or choose another --out")
+        raise ArtifactError(f"{path} already exists; remove it or choose another --out")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-    # mkdtemp opens it to its owner alone; who serves it may be another user.
+    # mkdtemp denies access to other users, and the service may run as one.
     temporary.chmod(0o755)
     try:
         yield temporary
@@ -221,13 +228,13 @@ def write_check(folder: Path, check: Check) -> None:
 
 def _parse(content: bytes) -> Manifest:
     try:
-        given: dict[str, Any] = json.loads(content)
-        if given.pop("format", None) != FORMAT:
+        values: dict[str, Any] = json.loads(content)
+        if values.pop("format", None) != FORMAT:
             raise ArtifactError(f"{MANIFEST} is not of format {FORMAT}; export again")
-        given["graphs"] = tuple(Graph(**graph) for graph in given["graphs"])
-        given["pooling"] = tuple(given["pooling"])
-        given["files"] = dict(given["files"])
-        return Manifest(**given)
+        values["graphs"] = tuple(Graph(**graph) for graph in values["graphs"])
+        values["pooling"] = tuple(values["pooling"])
+        values["files"] = dict(values["files"])
+        return Manifest(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         names = ", ".join(field.name for field in fields(Manifest))
         raise ArtifactError(f"{MANIFEST} is not readable ({error}); it needs {names}") from error
@@ -238,13 +245,12 @@ def _is_directory(file: Path) -> bool:
 
 
 def _read_regular(folder: Path, name: str) -> bytes:
-    """Return the content of a regular file that lies in the folder and nowhere else besides."""
+    """Return the content of a regular file, without following symbolic links."""
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise ArtifactError(f"{name} cannot be read: {error.strerror}") from error
     with open(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise ArtifactError(f"{name} is a link or not a regular file")
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ArtifactError(f"{name} is not a regular file")
         return stream.read()

@@ -1,6 +1,5 @@
-"""`vitrine-serve`: read the settings, say where the service is, and serve."""
+"""`vitrine-serve`: the command line of the service."""
 
-import gc
 import ipaddress
 import json
 import logging
@@ -9,10 +8,11 @@ import sys
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from service.api.schemas import EXAMPLE_INPUTS
+from service.api.server import Server
+from service.api.state import AppState
 from service.app import create_app
 from service.logs import configure
-from service.schemas import EXAMPLE_INPUTS
-from service.server import Server
 from service.settings import Settings, from_command_line
 
 log = logging.getLogger("vitrine")
@@ -21,16 +21,13 @@ log = logging.getLogger("vitrine")
 def main() -> int:
     """Run the command line; return its exit status."""
 
-    def ready() -> None:
-        # What has been loaded stays. Each search of it for garbage would hold all up for 50 ms.
-        gc.collect()
-        gc.freeze()
-        _greet(server, settings, is_open=app.state.keys.is_open)
+    def greet() -> None:
+        _greet(server, settings, is_open=state.keys.is_open)
 
     try:
         settings = from_command_line(sys.argv[1:])
         configure(settings.server.log)
-        app = create_app(settings, on_ready=ready)
+        app = create_app(settings, on_ready=greet)
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             where = ".".join(map(str, problem["loc"])) or "settings"
@@ -39,26 +36,27 @@ def main() -> int:
     except (ValueError, OSError, SettingsError) as error:
         print(f"vitrine-serve: {error}", file=sys.stderr)
         return 2
-    is_exposed = not _is_loopback(settings.server.host) and app.state.keys.is_open
+    state: AppState = app.state.vitrine
+    is_exposed = not _is_loopback(settings.server.host) and state.keys.is_open
     if is_exposed and settings.debug.enabled:
         print(
-            f"vitrine-serve: {settings.server.host} can be reached from other machines, and "
-            "gradients give the model away: set API keys, or switch debug.enabled off",
+            f"vitrine-serve: {settings.server.host} is reachable from other machines, and "
+            "gradients reveal the model: set API keys, or disable debug.enabled",
             file=sys.stderr,
         )
         return 2
     if is_exposed:
         log.warning(
-            "%s can be reached from other machines and no API key is set: anybody may call",
+            "%s is reachable from other machines and no API key is set: everybody has access",
             settings.server.host,
         )
-    server = Server(app, settings.server)
+    server = Server(app, state, settings.server)
     server.run()
     return 0
 
 
 def _greet(server: Server, settings: Settings, *, is_open: bool) -> None:
-    """Say where the service is; the system may have chosen the port."""
+    """Log the address; the system may have chosen the port."""
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = json.dumps({"inputs": EXAMPLE_INPUTS})

@@ -1,47 +1,54 @@
 """`create_app`: settings to an ASGI application."""
 
 import asyncio
+import gc
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from functools import partial
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Match
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
-from service.auth import KeyRing
-from service.backlog import Backlog
-from service.batching import RunBroken
-from service.compat import openai, tei, tei_schemas
+from service.api.auth import KeyRing
+from service.api.body import BodyBudget
+from service.api.compat import openai, tei, tei_schemas
+from service.api.errors import FrameworkError, problem
+from service.api.metrics import Metrics
+from service.api.middleware import REQUEST_ID, RequestMiddleware
+from service.api.openapi import openapi
+from service.api.raw_route import dispatch_table
+from service.api.routes import raw_router, router
+from service.api.schemas import ENCODE_HEADERS, VERSION, EncodeRequest
 from service.debug import page
 from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
-from service.debug.requests import BODIES
-from service.encoding import TIMEOUT
-from service.errors import FrameworkError, ServiceError, problem
-from service.metrics import Metrics
-from service.middleware import REQUEST_ID, RequestLayer
-from service.routes import direct_router, router
-from service.routing import direct
-from service.runtime import open_runtime
-from service.schemas import ENCODE_HEADERS, VERSION, EncodeRequest, openapi
+from service.debug.request_models import BODIES
+from service.debug.state import DebugState
+from service.inference.batcher import RunBroken
+from service.inference.errors import VitrineError
+from service.inference.model import open_model
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")
 
-_WORDS = {f"{server.PREFIX}/": server.error for server in (openai, tei)}
+_RENDERERS = {f"{server.PREFIX}/": server.render_error for server in (openai, tei)}
+_METHODS = ("GET", "POST")
 
 
 def end_process(reason: str) -> None:
-    """Say why, and end the process, for its supervisor to start a new one."""
+    """Log the reason and end the process, so that its supervisor starts a new one."""
     log.critical("%s", reason)
-    # Soon, so that callers get the answers that are on their way; and at once then, because an
-    # engine's thread that hangs would keep a normal exit waiting.
+    # Shortly after, so that pending responses leave; and without a normal exit, which would wait
+    # for an engine's thread that hangs.
     asyncio.get_running_loop().call_later(0.5, os._exit, 1)
 
 
@@ -50,106 +57,136 @@ def create_app(
     on_ready: Callable[[], None] = lambda: log.info("ready"),
     on_fatal: Callable[[str], None] = end_process,
 ) -> FastAPI:
-    """Return the service.
+    """Return the application.
 
     Args:
-        settings: All of them.
-        on_ready: Told when the self-check has passed.
-        on_fatal: Told the reason when the service cannot start or its engine hangs.
+        settings: All settings.
+        on_ready: Called when the model is loaded and has passed its self-check.
+        on_fatal: Called with the reason when the service cannot start or its engine fails for good.
 
     Raises:
         ValueError: The API keys cannot be read.
     """
-    metrics = Metrics()
+    metrics = Metrics(settings.limits.request_s)
+    state = DebugState(
+        settings=settings,
+        metrics=metrics,
+        keys=KeyRing(settings.auth.all_keys()),
+        body_budget=BodyBudget(settings.limits.max_bodies_bytes),
+        gradients=GradientProcess(
+            worker_command(settings.model.path, settings.debug.device, settings.server.log),
+            settings.debug,
+        ),
+    )
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # Loaded beside the server, so that /healthz answers and /readyz says 503 meanwhile.
-        loading = asyncio.create_task(_load(app, on_ready, on_fatal))
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # Loaded beside the server: /healthz answers and /readyz returns 503 meanwhile.
+        loading = asyncio.create_task(_load(state, on_ready, on_fatal))
         yield
         loading.cancel()
         await asyncio.wait([loading])
-        await app.state.gradients.close()
-        if app.state.runtime is not None:
-            await app.state.runtime.batcher.close()
+        await state.gradients.close()
+        if state.model is not None:
+            await state.model.close()
 
-    # FastAPI's own pages load their scripts from another host, which a server may not reach.
+    # FastAPI's own documentation pages load their scripts from another host.
     app = FastAPIOffline(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
         title="Vitrine",
         version=VERSION,
-        summary="Serves a Transformer encoder over HTTP.",
+        summary="An inference server for Transformer encoders that explains its results.",
         lifespan=lifespan,
-        exception_handlers={HTTPException: _as_ours},
+        exception_handlers={HTTPException: _translate_http_exception},
     )
+    app.state.vitrine = state
     bodies = (EncodeRequest, *openai.BODIES, *tei_schemas.BODIES, *BODIES)
-    app.openapi = lambda: openapi(app, bodies)  # type: ignore[method-assign]
-    app.state.settings = settings
-    app.state.metrics = metrics
-    app.state.keys = KeyRing(settings.auth.all_keys())
-    # Four of the largest bodies are tokenised in some seconds.
-    app.state.tokenizer_backlog = Backlog(4 * settings.limits.max_body_bytes)
-    app.state.runtime = None
-    app.state.stopping = False
-    app.state.gradients = GradientProcess(
-        worker_command(settings.model.path, settings.debug.device, settings.server.log),
-        settings.debug,
+    app.openapi = lambda: openapi(  # type: ignore[method-assign]
+        app, bodies, settings.limits, needs_keys=not state.keys.is_open
     )
-    routers = (direct_router, router, openai.router, tei.router, debug.router, page.router)
+    routers = [raw_router, router, openai.router, tei.router, page.router]
+    if settings.server.tei_at_root:
+        routers.append(tei.root_router())
     for included in routers:
         app.include_router(included)
+    app.include_router(debug.router, include_in_schema=settings.debug.enabled)
+    tei_paths = tei.ROOT_PATHS if settings.server.tei_at_root else frozenset()
     app.add_middleware(
-        RequestLayer,
-        direct=direct(routers),
+        RequestMiddleware,
+        dispatch_table=dispatch_table([*routers, debug.router]),
         metrics=metrics,
-        answer=_in_words,
+        render_error=partial(_render_error, tei_paths),
         hosts=settings.server.hosts,
+        slow_s=settings.server.slow_s if settings.server.access_log else None,
+        is_stopping=lambda: state.stopping,
     )
-    if settings.server.cors_origins:  # outermost, so that a page may read every error
+    if settings.server.cors_origins:  # outermost, so that pages can read every error
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.server.cors_origins,
             allow_methods=("GET", "POST"),
-            # Without the first a page could not bring its key.
-            allow_headers=("Authorization", "Content-Type", REQUEST_ID, TIMEOUT),
-            expose_headers=(*ENCODE_HEADERS, "Retry-After", "X-Truncated-Inputs"),
+            # Any, because clients add their own, as OpenAI's does with `X-Stainless-*`.
+            allow_headers=("*",),
+            expose_headers=(*ENCODE_HEADERS, REQUEST_ID, "Retry-After", "X-Truncated-Inputs"),
         )
     return app
 
 
 async def _load(
-    app: FastAPI, on_ready: Callable[[], None], on_fatal: Callable[[str], None]
+    state: DebugState, on_ready: Callable[[], None], on_fatal: Callable[[str], None]
 ) -> None:
     try:
-        app.state.runtime = await open_runtime(
-            app.state.settings,
-            app.state.metrics,
-            on_stop=lambda error: _tell_stopped(error, on_fatal),
+        state.model = await open_model(
+            state.settings.model.path,
+            state.settings.model_options(),
+            metrics=state.metrics.inference,
+            on_stop=partial(_report_stop, on_fatal),
         )
+        # Objects loaded so far are permanent. Freezing them avoids 50 ms garbage-collection pauses.
+        gc.collect()
+        gc.freeze()
+        on_ready()
     except (ArtifactError, EngineError) as error:
         on_fatal(f"cannot start: {error}")
     except Exception:
         log.exception("cannot start")
         on_fatal("cannot start: see the traceback above")
-        raise
-    else:
-        on_ready()
 
 
-def _tell_stopped(error: BaseException, on_fatal: Callable[[str], None]) -> None:
+def _report_stop(on_fatal: Callable[[str], None], error: BaseException) -> None:
     if not isinstance(error, TimeoutError | RunBroken):
         log.error("the batcher has a defect", exc_info=error)
     on_fatal(f"the engine has stopped: {error}")
 
 
-async def _as_ours(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - what Starlette promises a handler
-    raise FrameworkError(error.status_code, error.detail, error.headers) from error
+async def _translate_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - as registered with Starlette
+    headers = error.headers
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers = {"Allow": ", ".join(_allowed_methods(request))}
+    raise FrameworkError(error.status_code, error.detail, headers) from error
 
 
-def _in_words(path: str, error: ServiceError, request_id: str) -> Response:
-    """Return the error in the words of the server that a route stands in for, or in our own."""
-    words = next((w for prefix, w in _WORDS.items() if f"{path}/".startswith(prefix)), problem)
-    return words(error, request_id)
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods of all routes of a path; Starlette returns those of the first alone."""
+    routes = request.app.routes
+    allowed = [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] == Match.FULL for route in routes
+        )
+    ]
+    return ["HEAD", *allowed] if "GET" in allowed else allowed
+
+
+def _render_error(
+    tei_paths: Collection[str], path: str, error: VitrineError, request_id: str
+) -> Response:
+    """Return the error in the format of the API that the path belongs to."""
+    if path in tei_paths:
+        return tei.render_error(error, request_id)
+    renderers = (r for prefix, r in _RENDERERS.items() if f"{path}/".startswith(prefix))
+    return next(renderers, problem)(error, request_id)

@@ -1,6 +1,8 @@
-"""How the service and its gradient process write their logs: lines for people, or JSON."""
+"""Logs of the service and of its gradient process: text lines or JSON."""
 
 import logging
+import sys
+from types import TracebackType
 from typing import Literal
 
 from pythonjsonlogger.json import JsonFormatter
@@ -11,7 +13,7 @@ _FIELDS = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def configure(log_format: LogFormat) -> None:
-    """Write what is logged to the standard error, from INFO on."""
+    """Log to the standard error, from level INFO on."""
     handler = logging.StreamHandler()
     if log_format == "json":
         handler.setFormatter(
@@ -21,3 +23,12 @@ def configure(log_format: LogFormat) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # By default Python prints warnings and uncaught errors over many lines.
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    logging.getLogger("vitrine").critical("uncaught error", exc_info=(kind, error, traceback))

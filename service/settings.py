@@ -1,4 +1,4 @@
-"""All settings, frozen; the only reader of the environment.
+"""All settings, frozen. The only module that reads the environment.
 
 A setting `group.name` is the variable `VITRINE_GROUP__NAME` and the option `--group.name`.
 """
@@ -6,7 +6,8 @@ A setting `group.name` is the variable `VITRINE_GROUP__NAME` and the option `--g
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,10 +23,17 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.engines import Precision
+from service.inference.model import ModelOptions
 from service.logs import LogFormat
 
 Scope = Literal["encode", "debug", "metrics"]
 SCOPES: tuple[Scope, ...] = ("encode", "debug", "metrics")
+# Variables such as VITRINE_SERVICE_HOST and VITRINE_PORT_8000_TCP_ADDR.
+_SERVICE_LINK = re.compile(r"VITRINE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)")
+
+
+# Host names are compared without case.
+HostName = Annotated[str, AfterValidator(str.lower)]
 
 
 class _Group(BaseModel):
@@ -33,107 +41,130 @@ class _Group(BaseModel):
 
 
 class ServerSettings(_Group):
-    """Where the service listens, and how it stops."""
+    """HTTP server: address, shutdown and logs."""
 
-    host: str = Field("127.0.0.1", description="Address to bind")
-    port: int = Field(8000, ge=0, le=65535, description="Port to bind; 0 takes a free one")
-    hosts: tuple[str, ...] = Field((), description="Host names that are answered to; none: all")
+    host: str = Field("127.0.0.1", description="Address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free port")
+    hosts: tuple[HostName, ...] = Field((), description="Allowed host names; none: all")
     cors_origins: tuple[str, ...] = Field(
-        (), description="Origins of web pages that may call, as `https://app.example`"
+        (), description="Origins of web pages with access, such as `https://app.example`"
     )
-    log: LogFormat = Field("text", description="Lines for people, or `json`")
+    log: LogFormat = Field("text", description="Log format: `text` or `json`")
     drain_s: float = Field(
         5.0, ge=0, description="Seconds from SIGTERM, with /readyz at 503, until the port closes"
     )
-    grace_s: int = Field(20, ge=0, description="Seconds after that for the requests in flight")
+    grace_s: int = Field(
+        20, ge=0, description="Seconds after that until requests in flight are aborted"
+    )
+    access_log: bool = Field(False, description="Whether to log each request")
+    slow_s: float = Field(
+        1.0, gt=0, description="Seconds after which the access log marks a request as slow"
+    )
+    gzip: bool = Field(
+        False, description="Whether to compress responses for clients that accept gzip"
+    )
+    tei_at_root: bool = Field(False, description="Whether to serve the routes under /tei at / too")
 
 
 class ModelSettings(_Group):
-    """What it serves."""
+    """Served model."""
 
     path: Path = Field(
-        Path("artifacts/all-MiniLM-L6-v2"), description="Artifact that vitrine-export wrote"
+        Path("artifacts/all-MiniLM-L6-v2"), description="Artifact written by vitrine-export"
+    )
+    name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Name of the served model; none: the artifact's name",
     )
 
 
 class EngineSettings(_Group):
-    """What runs the graph."""
+    """Engine that runs the graph."""
 
-    name: str = Field("auto", description="`auto`, or a line of the table of engines")
+    name: str = Field("auto", description="Name of the engine, or `auto`")
     precision: Precision = Field(
-        "float32", description="What the engine computes in: `float32`, `float16` or `bfloat16`"
+        "float32", description="Precision of the engine: `float32`, `float16` or `bfloat16`"
     )
     threads: int = Field(
-        0, ge=0, description="CPUs that an engine keeps busy on CPU; 0: all of the quota"
+        0, ge=0, description="Number of CPUs for an engine on CPU; 0: all of the quota"
     )
-    gpu: int = Field(0, ge=0, description="GPU that the engine `cuda` computes on")
+    gpu: int = Field(0, ge=0, description="Index of the GPU for the engine `cuda`")
     timeout_s: float = Field(
         10.0, gt=0, description="Seconds after which a batch is cancelled and run in halves"
     )
 
 
 class BatchSettings(_Group):
-    """How batches are formed."""
+    """Batches and their queue."""
 
-    max_tokens: int = Field(
+    max_cost: int = Field(
         0,
         ge=0,
-        description="Cost of a batch: its tokens plus its padded attention; 0: as suits the engine",
+        description="Cost budget of a batch: tokens plus padded attention; 0: the engine's default",
     )
     max_queue_tokens: int = Field(
-        1_000_000, ge=1, description="Tokens that may wait; more are refused with 429"
+        1_000_000, ge=1, description="Limit of queued tokens; beyond it, requests get 429"
     )
 
 
 class LimitSettings(_Group):
-    """What a request may ask for."""
+    """Limits of a request."""
 
-    max_inputs: int = Field(2048, ge=1, description="Inputs of a request")
-    max_chars: int = Field(100_000, ge=1, description="Characters of one text")
+    max_inputs: int = Field(2048, ge=1, description="Limit of inputs per request")
+    max_chars: int = Field(100_000, ge=1, description="Limit of characters per text")
     max_token_vectors: int = Field(
-        16_384, ge=1, description="Tokens that one answer may list, or hold the vectors of"
+        16_384, ge=1, description="Limit of tokens per response that lists tokens or their vectors"
     )
-    max_body_bytes: int = Field(4 * 2**20, ge=1, description="Bytes of a request body")
-    body_s: float = Field(30.0, gt=0, description="Seconds in which a body has to be there")
+    max_body_bytes: int = Field(4 * 2**20, ge=1, description="Limit of bytes per request body")
+    max_bodies_bytes: int = Field(
+        64 * 2**20,
+        ge=1,
+        description="Limit of bytes of all bodies over 64 KiB in flight; beyond it, they get 429",
+    )
+    body_s: float = Field(30.0, gt=0, description="Seconds until a body must have arrived")
     request_s: float = Field(
-        120.0, gt=0, description="Seconds to encode in; X-Request-Timeout-Ms asks for less"
+        120.0,
+        gt=0,
+        description="Deadline of a request in seconds; X-Request-Timeout-Ms lowers it",
     )
 
 
 class DebugSettings(_Group):
-    """The gradient routes under /debug."""
+    """Gradient routes under /debug."""
 
-    enabled: bool = Field(False, description="Whether the routes under /debug answer")
-    device: str = Field(
-        "auto", description="Where gradients are computed: `auto`, `cpu`, `cuda`, `cuda:1`"
-    )
-    hosts: tuple[str, ...] = Field(
+    enabled: bool = Field(False, description="Whether the routes under /debug are enabled")
+    device: str = Field("auto", description="Device for gradients: `auto`, `cpu`, `cuda`, `cuda:1`")
+    hosts: tuple[HostName, ...] = Field(
         ("localhost", "127.0.0.1", "[::1]"),
-        description="Host names that the routes under /debug answer to",
+        description="Allowed host names of the routes under /debug",
     )
-    max_tokens: int = Field(256, ge=3, description="Tokens of one text in a gradient request")
+    max_tokens: int = Field(256, ge=3, description="Limit of tokens per text of a gradient request")
     max_token_steps: int = Field(
-        131_072, ge=1, description="Tokens that one gradient request may run through the twin"
+        131_072,
+        ge=1,
+        description="Limit of tokens that a gradient request runs through the model",
     )
-    max_waiting: int = Field(4, ge=0, description="Gradient requests that wait while one runs")
-    deadline_s: float = Field(60.0, gt=0, description="Seconds after which a gradient job is ended")
-    full_gradients: bool = Field(
-        False, description="Whether /debug/vjp may return all of a gradient"
+    max_waiting: int = Field(4, ge=0, description="Limit of queued gradient requests")
+    deadline_s: float = Field(
+        60.0, gt=0, description="Seconds after which a gradient job is aborted"
     )
+    full_gradients: bool = Field(False, description="Whether /debug/vjp may return full gradients")
     max_jobs: int = Field(
-        1000, ge=1, description="Jobs after which the gradient process is replaced"
+        1000, ge=1, description="Number of jobs after which the gradient process is replaced"
     )
 
 
 def _check_key(key: SecretStr) -> SecretStr:
-    # What a header can carry as it is; a trailing newline is the usual accident.
+    # Characters that a header can carry; a trailing newline is the usual mistake.
     if not re.fullmatch(r"[!-~]{16,}", key.get_secret_value()):
         raise ValueError("a key is at least 16 printable ASCII characters without spaces")
     return key
 
 
 class ApiKey(_Group):
-    """A key and what it opens."""
+    """An API key and its scopes."""
 
     name: str = Field(min_length=1)
     key: Annotated[SecretStr, AfterValidator(_check_key)]
@@ -141,33 +172,34 @@ class ApiKey(_Group):
 
 
 class AuthSettings(_Group):
-    """Who may call. No key at all means that everybody may."""
+    """API keys. Without any, everybody has access."""
 
     keys: tuple[ApiKey, ...] = Field(
         (), description='JSON: `[{"name": "...", "key": "...", "scopes": ["encode"]}]`'
     )
     keys_file: Path | None = Field(
-        None, description="File with the same JSON, not readable by others"
+        None, description="File with the same JSON, such as a mounted secret"
     )
 
     def all_keys(self) -> tuple[ApiKey, ...]:
         """Return the keys of the environment and of the file.
 
         Raises:
-            ValueError: The file cannot be read, is not such JSON, others may read it, or two keys
-                are the same.
+            ValueError: The file cannot be read, is invalid or writable by others, or two keys are
+                equal.
         """
         keys = self.keys
         if self.keys_file is not None:
             keys += _read_keys(self.keys_file)
         if len({key.key.get_secret_value() for key in keys}) < len(keys):
-            raise ValueError("two API keys are the same")
+            raise ValueError("two API keys are equal")
         return keys
 
 
 def _read_keys(file: Path) -> tuple[ApiKey, ...]:
-    if file.stat().st_mode & stat.S_IRWXO:
-        raise ValueError(f"auth.keys_file: {file} can be read by everybody; chmod o= it")
+    # Readable by others is accepted: Docker and Kubernetes mount secrets with mode 0444 or 0644.
+    if file.stat().st_mode & stat.S_IWOTH:
+        raise ValueError(f"auth.keys_file: {file} is writable by others; run chmod o-w on it")
     try:
         return TypeAdapter(tuple[ApiKey, ...]).validate_json(file.read_bytes())
     except ValidationError as error:
@@ -177,7 +209,7 @@ def _read_keys(file: Path) -> tuple[ApiKey, ...]:
 
 
 class Settings(BaseSettings):
-    """Every setting of the service."""
+    """All settings of the service."""
 
     model_config = SettingsConfigDict(
         env_prefix="VITRINE_",
@@ -198,6 +230,21 @@ class Settings(BaseSettings):
     auth: AuthSettings = AuthSettings()
     debug: DebugSettings = DebugSettings()
 
+    def model_options(self) -> ModelOptions:
+        """Return the options of the served model."""
+        return ModelOptions(
+            name=self.model.name,
+            engine=self.engine.name,
+            precision=self.engine.precision,
+            threads=self.engine.threads,
+            gpu=self.engine.gpu,
+            run_timeout_s=self.engine.timeout_s,
+            max_cost=self.batch.max_cost,
+            max_queue_tokens=self.batch.max_queue_tokens,
+            max_chars=self.limits.max_chars,
+            max_token_vectors=self.limits.max_token_vectors,
+        )
+
 
 def table() -> list[tuple[str, str, str]]:
     """Return group, name and description of every setting."""
@@ -214,14 +261,27 @@ def variable(group: str, name: str) -> str:
 
 
 def from_command_line(arguments: Sequence[str]) -> Settings:
-    """Return the settings of the environment, with options in `arguments` on top.
+    """Return the settings of the environment, overridden by the options in `arguments`.
 
     Raises:
-        ValueError: A variable is not a setting, or a value does not fit its setting.
-        SystemExit: `--help` was asked for, or an option is not known.
+        ValueError: A variable is no setting but looks like one, or a value is invalid.
+        SystemExit: `--help` was requested, or an option is unknown.
     """
     known = {variable(group, name) for group, name, _ in table()}
-    for name in sorted(os.environ):
-        if name.startswith("VITRINE_") and name not in known:
-            raise ValueError(f"{name} is no setting; vitrine-serve --help lists them")
+    for name in sorted(os.environ.keys() - known):
+        if name.startswith("VITRINE_") and not _is_service_link(name, os.environ[name]):
+            _check_variable(name, known)
     return Settings(_cli_parse_args=list(arguments))
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Return whether Kubernetes sets this variable, as it does for a service named vitrine."""
+    return bool(_SERVICE_LINK.fullmatch(name)) or value.startswith(("tcp://", "udp://"))
+
+
+def _check_variable(name: str, known: Collection[str]) -> None:
+    """Raise a ValueError if a variable was meant as a setting."""
+    similar = get_close_matches(name, known, n=1, cutoff=0.9)
+    if "__" in name or similar:
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        raise ValueError(f"{name} is no setting{hint}; vitrine-serve --help lists all settings")

@@ -1,11 +1,11 @@
-"""Batchers of numbers, whose length is their size, for tests of `service.batching`."""
+"""Batchers of numbers, whose length is their size, for tests of `service.inference.batcher`."""
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
-from service.batch_former import BatchFormer
-from service.batching import Batcher, Outcome
+from service.inference.batch_former import BatchFormer
+from service.inference.batcher import Batcher, Outcome
 
 POISON = -1
 
@@ -29,10 +29,10 @@ class Recorder:
 def batcher_of(
     run: Callable[[Sequence[int]], Sequence[int]],
     *,
-    lanes: int = 1,
+    streams: int = 1,
     max_cost: float = 100,
-    min_share: int = 100,
-    max_queue: int = 10**9,
+    min_split_tokens: int = 100,
+    max_queue_tokens: int = 10**9,
     timeout_s: float = 10,
     on_stop: Callable[[BaseException], None] = lambda _: None,
     probe: Callable[[], object] = lambda: None,
@@ -42,15 +42,15 @@ def batcher_of(
         run,
         abs,
         BatchFormer(
-            lanes=lanes,
+            streams=streams,
             max_cost=max_cost,
-            min_share=min_share,
-            overhead=10,
+            min_split_tokens=min_split_tokens,
+            fixed_cost=10,
             pair_cost=0.0,
         ),
         probe=probe,
         cancel=cancel,
-        max_queue=max_queue,
+        max_queue_tokens=max_queue_tokens,
         timeout_s=timeout_s,
         on_stop=on_stop,
     )

@@ -9,8 +9,8 @@ import torch
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from models.export import export
-from models.sources import resolve
+from models.export.exporter import export
+from models.export.sources import resolve
 from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
 from tests.serving import serving

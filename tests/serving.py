@@ -15,6 +15,9 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
+from service.debug.state import DebugState
+from service.inference.model import Model
+
 # Of a client whose service may be busy, on a machine that may be busy.
 PATIENCE_S = 60
 
@@ -29,6 +32,17 @@ def serving(app: FastAPI) -> Iterator[TestClient]:
             assert time.monotonic() < deadline, "the service did not become ready"
             time.sleep(0.02)
         yield client
+
+
+def state_of(client: TestClient) -> DebugState:
+    """The state of the client's application."""
+    state: DebugState = client.app.state.vitrine  # type: ignore[attr-defined]
+    return state
+
+
+def ready_model(client: TestClient) -> Model:
+    """The model of the client's application."""
+    return state_of(client).ready_model()
 
 
 def flat_routes(routes: list[BaseRoute]) -> list[Route]:

@@ -1,25 +1,27 @@
-"""The README says what is so."""
+"""The READMEs agree with the code."""
 
 import json
 import re
+import threading
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
+from models.artifact import Artifact
+from service.api.compat import openai
 from service.app import create_app
-from service.compat import openai
-from service.metrics import Metrics
-from service.settings import Settings, table, variable
-from tests.serving import flat_routes
+from service.settings import SCOPES, EngineSettings, ModelSettings, Settings, table, variable
+from tests.serving import flat_routes, serving
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [
     README,
-    *((ROOT / f"service{part}/README.md").read_text() for part in ("", "/debug", "/compat")),
+    *((ROOT / f"service{part}/README.md").read_text() for part in ("", "/debug", "/api/compat")),
 ]
 
 
@@ -33,11 +35,11 @@ def rows(header: str) -> list[list[str]]:
     ]
 
 
-def test_it_can_be_read_at_a_sitting() -> None:
+def test_readme_has_less_than_200_lines() -> None:
     assert len(README.splitlines()) < 200
 
 
-def test_the_table_of_settings_is_that_of_the_code() -> None:
+def test_settings_table_agrees_with_the_code() -> None:
     def shown(value: object) -> str:
         return "none" if value in ((), None) else f"`{value}`"
 
@@ -48,7 +50,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
     ]
 
 
-def test_the_table_of_routes_is_that_of_the_code(settings: Settings) -> None:
+def test_routes_table_agrees_with_the_code(settings: Settings) -> None:
     app = create_app(settings)
     documented: dict[str, str] = {}
     for cells in rows("| route | scope of its key | |"):
@@ -56,20 +58,20 @@ def test_the_table_of_routes_is_that_of_the_code(settings: Settings) -> None:
         documented |= {
             f"{method} {path}": cells[1] for path in re.findall(r"/[a-z0-9_./{}]+", cells[0])
         }
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
     for route in flat_routes(app.routes):
         dependencies = route.dependencies if isinstance(route, APIRoute) else []
         names = [getattr(d.dependency, "__name__", "") for d in dependencies]
-        scopes = [name.removeprefix("require_") for name in names if name.startswith("require_")]
+        scopes = [scope for scope in SCOPES if f"require_{scope}" in names]
         path = route.path.replace(":path}", "}")
         for method in (getattr(route, "methods", None) or {"GET"}) - {"HEAD"}:
-            found[f"{method} {path}"] = scopes[0] if scopes else "none"
-    for behind_the_page in ("/", "/docs/oauth2-redirect", "/static-offline-docs"):
-        found.pop(f"GET {behind_the_page}")
-    assert documented == found
+            actual[f"{method} {path}"] = scopes[0] if scopes else "none"
+    for internal in ("/", "/docs/oauth2-redirect", "/static-offline-docs"):
+        actual.pop(f"GET {internal}")
+    assert documented == actual
 
 
-def test_the_table_of_errors_has_every_code() -> None:
+def test_errors_table_has_every_code() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "service").rglob("*.py"))
     codes = set(re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"', sources)) | {
         "not_found",
@@ -82,42 +84,61 @@ def test_the_table_of_errors_has_every_code() -> None:
     assert documented == codes
 
 
-def test_the_table_of_metrics_is_that_of_the_code() -> None:
+def test_metrics_table_agrees_with_the_code(settings: Settings) -> None:
     documented = {
         name
         for row in rows("| metric | |")
         for name in re.findall(r"`((?:vitrine|process)_\w+)", row[0])
     }
-    described = re.findall(r"^# TYPE (\w+) ", Metrics().exposition().decode(), re.MULTILINE)
+    exposition = create_app(settings).state.vitrine.metrics.exposition().decode()
+    described = re.findall(r"^# TYPE (\w+) ", exposition, re.MULTILINE)
     assert documented == {name for name in described if not name.endswith("_created")}
 
 
-def test_the_answer_that_it_shows_is_real(client: TestClient) -> None:
+def test_example_response_is_real(client: TestClient) -> None:
     match = re.search(r"-d '(\{.*\})'\n(\{.*\})", README)
     assert match is not None
-    found = client.post("/encode", json=json.loads(match[1])).json()
+    actual = client.post("/encode", json=json.loads(match[1])).json()
     shown = json.loads(match[2])
-    np.testing.assert_allclose(found.pop("embeddings"), shown.pop("embeddings"), rtol=0, atol=1e-5)
-    assert found == shown
+    np.testing.assert_allclose(actual.pop("embeddings"), shown.pop("embeddings"), rtol=0, atol=1e-5)
+    assert actual == shown
 
 
-def test_the_tree_names_files_that_are_there_and_all_of_them() -> None:
-    tree = README.split("## The tree", 1)[1].split("```")[1]
-    named: set[str] = set()
-    folder = ""
-    for line in tree.strip().splitlines():
-        if not line.startswith(" "):
-            folder = line.split()[0]
-        named |= {folder + name for name in re.findall(r"\b[a-z_]+\.py\b", line)}
-    present = {
-        str(path.relative_to(ROOT))
-        for package in ("models", "service", "deploy")
-        for path in (ROOT / package).glob("*.py")
-        if not path.name.startswith("__")
+def test_layout_names_existing_packages_and_all_of_them() -> None:
+    layout = README.split("## Development", 1)[1].split("```")[1]
+    named = set(re.findall(r"\b((?:models|service)/\w+(?:\.py|/))", layout))
+    assert all((ROOT / path).exists() for path in named)
+    packages = {
+        f"{path.parent.relative_to(ROOT)}/"
+        for path in (*ROOT.glob("models/*/__init__.py"), *ROOT.glob("service/*/__init__.py"))
     }
-    assert named == present
+    assert packages <= named
 
 
-@pytest.mark.parametrize("path", re.findall(r"^  ((?:service|models)/\S+)", README, re.MULTILINE))
-def test_the_path_of_a_request_names_files_that_are_there(path: str) -> None:
-    assert (ROOT / path).is_file()
+def test_request_path_lists_the_files_of_a_real_request_in_order(
+    artifact: Artifact,
+) -> None:
+    crossed: list[str] = []
+    is_tracing = threading.Event()
+
+    def trace(frame: FrameType, _event: str, _argument: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if is_tracing.is_set() and path.is_relative_to(ROOT):
+            name = str(path.relative_to(ROOT))
+            if name.startswith(("models/", "service/")) and name not in crossed:
+                crossed.append(name)
+
+    settings = Settings(model=ModelSettings(path=artifact.path), engine=EngineSettings(threads=1))
+    body = {"inputs": ["The cat sat on the mat."]}
+    threading.setprofile(trace)  # for the threads that start from here on
+    try:
+        with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+            assert client.post("/encode", json=body).status_code == 200
+            is_tracing.set()
+            assert client.post("/encode", json=body).status_code == 200
+            is_tracing.clear()
+    finally:
+        threading.setprofile(None)
+    path = README.split("A `POST /encode` passes these files", 1)[1].split("```")[1]
+    listed = re.findall(r"^(\S+\.py) ", path, re.MULTILINE)
+    assert crossed == listed

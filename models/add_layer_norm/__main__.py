@@ -1,4 +1,4 @@
-"""`python -m models.add_layer_norm`: the op and its reference against autograd, at a glance."""
+"""`python -m models.add_layer_norm`: compare the op and its reference with autograd."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from torch import Tensor
 from models.add_layer_norm import add_layer_norm, implementation, reference
 
 EPS = 1e-5
-# Of float32 arithmetic, as a share of the largest value.
+# Bound of the float32 error, relative to the largest value.
 TOLERANCE = 1e-5
 
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shape = (options.batch_size, options.sequence_length, options.embedding_dim)
     if min(shape) < 1 or shape[-1] < 2:
         parser.error(
-            "sizes must be at least 1, and 2 for --embedding-dim: one number has no spread"
+            "sizes must be at least 1; --embedding-dim must be at least 2, for a non-zero variance"
         )
 
     generator = torch.Generator().manual_seed(options.seed)
@@ -51,38 +51,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def op(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return add_layer_norm(x, residual, weight, bias, EPS)
 
-    wanted = _gradients(composite, [t.double() for t in inputs], dy.double())
+    expected = _gradients(composite, [t.double() for t in inputs], dy.double())
     out, cache = reference.forward(
         x.numpy(), weight.numpy(), bias.numpy(), EPS, residual=residual.numpy()
     )
     dx, dgamma, dbeta = reference.backward(dy.numpy(), cache)
-    found = {
+    results = {
         "aten": _gradients(op, inputs, dy),
         "triton": None,
         "reference": [torch.from_numpy(np.asarray(a)) for a in (out, dx, dx, dgamma, dbeta)],
     }
     on_gpu = [tensor.cuda() for tensor in (*inputs, dy)] if torch.cuda.is_available() else []
     if on_gpu and implementation(on_gpu[0], backward=True) == "triton":
-        found["triton"] = [t.cpu() for t in _gradients(op, on_gpu[:-1], on_gpu[-1])]
+        results["triton"] = [t.cpu() for t in _gradients(op, on_gpu[:-1], on_gpu[-1])]
     failed = False
     print(f"{'implementation':15} {'value':10} {'error':>9}  against autograd in float64")
     names = ("y", "dx", "dresidual", "dweight", "dbias")
-    for ran, values in found.items():
+    for implementation_name, values in results.items():
         if values is None:
-            print(f"{ran:15} not run: no CUDA device that takes rows of this width")
+            print(f"{implementation_name:15} not run: no CUDA device, or rows too wide for it")
             continue
-        for name, value, exact in zip(names, values, wanted, strict=True):
+        for name, value, exact in zip(names, values, expected, strict=True):
             error = float((value.double() - exact).abs().max() / exact.abs().max())
             passed = error <= TOLERANCE
             failed |= not passed
-            print(f"{ran:15} {name:10} {error:9.1e}  {'pass' if passed else 'FAIL'}")
+            print(
+                f"{implementation_name:15} {name:10} {error:9.1e}  {'pass' if passed else 'FAIL'}"
+            )
     return int(failed)
 
 
 def _gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], dy: Tensor
 ) -> list[Tensor]:
-    """The output, and its gradients by x, residual, weight and bias."""
+    """Return the output, and its gradients by x, residual, weight and bias."""
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     y = function(*leaves)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]

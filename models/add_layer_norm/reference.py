@@ -1,26 +1,26 @@
-"""Add + LayerNorm step by step, forward and backward, in numpy: the op explained, and its oracle.
+"""Add + LayerNorm in numpy, step by step, forward and backward: explanation and test oracle.
 
-Every step is a named value whose shape stands in the margin, with D the width that is normalised
-over and `...` any leading axes. All arithmetic is in the dtype of `x`, float64 or float32.
+Every step is a named value with its shape in the margin; D is the normalised width, and `...` are
+any leading axes. All arithmetic is in the dtype of `x`, float64 or float32.
 
-Source: Ba et al. 2016, arXiv:1607.06450; the backward pass follows from the chain rule, one forward
+Source: Ba et al. 2016, arXiv:1607.06450. The backward pass applies the chain rule to one forward
 step at a time, in reverse.
 
-Formulas that are in print and wrong; each fails a test in tests/models/test_reference.py:
+Wrong formulas found in print; each fails a test in tests/models/test_reference.py:
 
-- dgamma and dbeta summed over the features. They are summed over every leading axis, because all
-  rows share gamma; with as many rows as features the wrong sum has the right shape.
+- dgamma and dbeta as sums over the features. They are sums over all leading axes, because all rows
+  share gamma. With as many rows as features, the wrong sum has the right shape.
 - dgamma from the output, or from the incoming gradient alone. It is the sum of dout * xhat.
-- dx = gamma / sqrt(var + eps) * (1 - 1/D) * y * (1 - y). That is a sigmoid's derivative: it moves
-  with beta, which the true gradient does not know, and leaves out dout.
-- dx element by element. The Jacobian is dense, -(1 + xhat_i xhat_j) / (D sigma) off its diagonal;
-  and sigma is sqrt(var + eps), not sqrt(var).
-- gamma indexed by row. It belongs to features: equal rows come out equal.
-- var as mean(x^2) - mean(x)^2, which float32 loses: the row 40000, 40001, 40002, 40003 has the
-  variance 1.25, and squares leave nothing of it.
-- Examples whose gradient of a summed output is not zero. With gamma of ones it is, for each row of
-  the output then sums to a constant.
-- A norm of two features that is anything but -1 and +1.
+- dx = gamma / sqrt(var + eps) * (1 - 1/D) * y * (1 - y). This is the derivative of a sigmoid: it
+  depends on beta, unlike the true gradient, and ignores dout.
+- dx element by element. The Jacobian is dense, -(1 + xhat_i xhat_j) / (D sigma) off its diagonal,
+  with sigma = sqrt(var + eps), not sqrt(var).
+- gamma indexed by row. It is indexed by feature: equal rows have equal results.
+- var as mean(x^2) - mean(x)^2. It cancels in float32: the row 40000, 40001, 40002, 40003 has the
+  variance 1.25, and the difference of squares has no correct digit.
+- Examples with a non-zero gradient of the summed output. With gamma of ones it is zero, because
+  each row of the output has a constant sum.
+- A norm of two features other than -1 and +1.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ Array = NDArray[np.floating]
 
 
 class ForwardSteps(NamedTuple):
-    """The sum, and the ten steps of its norm."""
+    """The sum and the ten steps of its norm."""
 
     x: Array  #        (..., D)  0. x + residual
     mean: Array  #     (..., 1)  1. mean over D
@@ -48,7 +48,7 @@ class ForwardSteps(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What the backward pass needs of the forward pass."""
+    """Values of the forward pass for the backward pass."""
 
     xhat: Array  #     (..., D)
     gamma: Array  #    (D,)
@@ -62,7 +62,7 @@ class Cache(NamedTuple):
 
 
 class BackwardSteps(NamedTuple):
-    """The twelve steps back; each name is the gradient of the loss by that value."""
+    """The twelve steps of the backward pass, each the gradient of the loss by the named value."""
 
     dbeta: Array  #     (D,)      1. sum of dout over every leading axis
     dgamma: Array  #    (D,)      2. sum of dout * xhat over every leading axis
@@ -88,24 +88,24 @@ def forward_steps(
         x: `(..., D)`.
         gamma: Scale, `(D,)`.
         beta: Shift, `(D,)`.
-        eps: Added to the variance.
-        residual: As `x`; None adds nothing.
+        eps: Constant added to the variance.
+        residual: `(..., D)`; None: no residual.
 
     Raises:
-        ValueError: The shapes do not fit together.
+        ValueError: The shapes do not match.
     """
     D = x.shape[-1]
     if gamma.shape != (D,) or beta.shape != (D,):
-        raise ValueError(f"gamma is {gamma.shape} and beta {beta.shape}; ({D},) is needed")
+        raise ValueError(f"gamma is {gamma.shape} and beta {beta.shape}; both must be ({D},)")
     if residual is not None and residual.shape != x.shape:
-        raise ValueError(f"residual is {residual.shape} where x is {x.shape}")
+        raise ValueError(f"residual and x differ in shape: {residual.shape}, {x.shape}")
     total = x if residual is None else x + residual
     mean = total.mean(-1, keepdims=True)
     xmu = total - mean
-    # The rounding error of a large mean is what is left of it: taken off once more, the deviations
-    # of a row around 1e6 are exact to the last digits.
-    rest = xmu.mean(-1, keepdims=True)
-    mean, xmu = mean + rest, xmu - rest
+    # The mean of the deviations is the rounding error of a large mean. After its subtraction, the
+    # deviations of a row around 1e6 are exact to the last digits.
+    mean_error = xmu.mean(-1, keepdims=True)
+    mean, xmu = mean + mean_error, xmu - mean_error
     sq = xmu**2
     var = sq.mean(-1, keepdims=True)
     var_eps = var + x.dtype.type(eps)
@@ -129,7 +129,7 @@ def forward(
 
 
 def backward_steps(dout: Array, cache: Cache) -> BackwardSteps:
-    """Return every step from `dout` `(..., D)`, the gradient by the output, back to `dx`."""
+    """Return every step from the gradient by the output, `dout` `(..., D)`, to `dx`."""
     D = dout.shape[-1]
     leading = tuple(range(dout.ndim - 1))
     dbeta = dout.sum(leading)
@@ -157,18 +157,18 @@ def backward(dout: Array, cache: Cache) -> tuple[Array, Array, Array]:
 
 
 def closed_form(dout: Array, cache: Cache) -> Array:
-    """Return dx `(..., D)` by the formula that kernels use.
+    """Return dx `(..., D)` by the formula of the kernels.
 
     dx = ivar * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)), means over D.
     """
     dxhat = dout * cache.gamma
-    along = (dxhat * cache.xhat).mean(-1, keepdims=True)
-    result: Array = cache.ivar * (dxhat - dxhat.mean(-1, keepdims=True) - cache.xhat * along)
+    projection = (dxhat * cache.xhat).mean(-1, keepdims=True)
+    result: Array = cache.ivar * (dxhat - dxhat.mean(-1, keepdims=True) - cache.xhat * projection)
     return result
 
 
 def jacobian_form(dout: Array, cache: Cache) -> Array:
-    """Return dx `(..., D)` as a product with the norm's Jacobian, D x D for every row.
+    """Return dx `(..., D)` as a product with the norm's Jacobian, D x D per row.
 
     dx = (gamma * dout) J / (D sigma), J = D I - 1 - xhat (x) xhat, sigma = sqrt(var + eps).
     """

@@ -1,9 +1,9 @@
-"""The op on CUDA, in Triton. Imported only where it is used.
+"""Triton kernels of the op for CUDA. Imported on first use only.
 
-Forward and backward are bound by memory: each tensor is read once and written once, a row stays in
-registers between, and statistics are float32 whatever the tensors are. Results do not depend on the
-batch that a row is in, nor on timing: the configuration follows from D alone, the gradients of
-weight and bias are summed in a fixed order, and there are no atomics.
+Forward and backward are memory-bound: each tensor is read or written once, rows stay in registers,
+and statistics are float32 for every dtype. Results are deterministic, and do not depend on the
+other rows of a batch: the configuration depends on D alone, the gradients of weight and bias are
+summed in a fixed order, and there are no atomics.
 
 Memory traffic of N rows of D elements of e bytes: forward 4NDe (read x, residual; write y, sum),
 backward 3NDe, or 4NDe with a gradient of the sum (read dy, dsum, sum; write dx), plus partial sums.
@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A row must fit into the registers of one program.
+# A row must fit in the registers of one program.
 MAX_FORWARD_D = 16384
 MAX_BACKWARD_D = 8192
-# Programs of the backward pass, each with a partial sum of dweight and dbias. Fixed, and not the
-# number of multiprocessors, so that every device sums in the same order.
+# Maximum number of programs in the backward pass, each with a partial sum of dweight and dbias.
+# Independent of the number of multiprocessors, so that every device sums in the same order.
 MAX_PARTIALS = 256
 _REDUCED_COLUMNS = 64
 
@@ -27,7 +27,7 @@ _REDUCED_COLUMNS = 64
 def _centre(s, mask, D):
     """Return the deviations from the mean and the variance of a row `(BLOCK,)`, float32.
 
-    The mean is refined once: what rounding has left of a large one is taken off too.
+    The mean is refined once: the rounding error of a large mean is subtracted as well.
     """
     d = tl.where(mask, s - tl.sum(s, 0) / D, 0.0)
     d = tl.where(mask, d - tl.sum(d, 0) / D, 0.0)
@@ -49,19 +49,19 @@ def _forward_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # 64 bits: a row's offset exceeds 32 from 2^31 elements on.
+    # 64 bits, because offsets exceed 32 bits from 2^31 elements on.
     row = tl.program_id(0).to(tl.int64) * D
     columns = tl.arange(0, BLOCK)
     mask = columns < D
     s = tl.load(x_ptr + row + columns, mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         s += tl.load(residual_ptr + row + columns, mask, other=0.0).to(tl.float32)
-        # Rounded as it is stored, so that statistics are those of the sum that others read.
+        # Rounded to the stored dtype, so that the statistics are those of the stored sum.
         stored = s.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + row + columns, stored, mask)
         s = stored.to(tl.float32)
     d, var = _centre(s, mask, D)
-    # A Python float is float64 to the compiler, and would drag the root there.
+    # The compiler types a Python float as float64 and would compute the root in float64.
     y = d * (1.0 / tl.sqrt_rn(var + tl.cast(eps, tl.float32)))
     if HAS_WEIGHT:
         y *= tl.load(weight_ptr + columns, mask, other=0.0).to(tl.float32)
@@ -99,7 +99,7 @@ def _backward_kernel(
         row = index * D
         s = tl.load(sum_ptr + row + columns, mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row + columns, mask, other=0.0).to(tl.float32)
-        # The row is here in any case: statistics cost less to make again than to read.
+        # The row is loaded anyway: recomputing its statistics costs less than reading them.
         d, var = _centre(s, mask, D)
         rstd = 1.0 / tl.sqrt_rn(var + tl.cast(eps, tl.float32))
         xhat = d * rstd
@@ -108,8 +108,8 @@ def _backward_kernel(
         if HAS_WEIGHT:
             dy *= weight
         mean = tl.sum(dy, 0) / D
-        along = tl.sum(dy * xhat, 0) / D
-        dx = rstd * (dy - mean - xhat * along)
+        projection = tl.sum(dy * xhat, 0) / D
+        dx = rstd * (dy - mean - xhat * projection)
         if HAS_DSUM:
             dx += tl.load(dsum_ptr + row + columns, mask, other=0.0).to(tl.float32)
         tl.store(dx_ptr + row + columns, dx.to(dx_ptr.dtype.element_ty), mask)
@@ -140,10 +140,10 @@ def forward(
 
     Args:
         x: `(..., D)`, D at most `MAX_FORWARD_D`.
-        residual: As `x`, or None.
+        residual: `(..., D)` or None.
         weight: `(D,)` or None.
         bias: `(D,)` or None.
-        eps: Added to the variance.
+        eps: Constant added to the variance.
     """
     D = x.shape[-1]
     x = x.contiguous()
@@ -175,14 +175,14 @@ def forward(
 def backward(
     dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients by x (and by the residual, the same), weight and bias.
+    """Return the gradients by x (equal to that by the residual), weight and bias.
 
     Args:
         dy: Gradient by the norm, `(..., D)`, D at most `MAX_BACKWARD_D`.
-        dsum: Gradient by the sum, likewise, or None.
-        total: The sum, as the forward pass gave it.
+        dsum: Gradient by the sum, `(..., D)`, or None.
+        total: Sum from the forward pass, `(..., D)`.
         weight: `(D,)` or None.
-        eps: As in the forward pass.
+        eps: Constant of the forward pass.
 
     Returns:
         dx `(..., D)` in the dtype of the sum; dweight and dbias `(D,)` in float32.
@@ -224,5 +224,5 @@ def backward(
 
 
 def warps(D: int) -> int:
-    """Return how many warps share a row: about eight elements a thread, from D alone."""
+    """Return the number of warps per row: about eight elements per thread, from D alone."""
     return min(16, max(1, triton.next_power_of_2(D) // 256))

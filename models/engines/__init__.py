@@ -1,42 +1,40 @@
-"""Engines run an artifact's graph: a packed batch in, vectors out. Torch-free.
+"""Engines: they run an artifact's graph on packed batches. Torch-free.
 
-One table, `ENGINES`: how to open a graph, in which precisions, and how to tell that it is usable.
+`ENGINES` is the table of engines with their precisions, availability and constructors.
+`outputs.OUTPUTS` is the table of outputs with the bounds of the self-check.
 """
 
-import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.artifact import Artifact
 from models.engines import with_onnxruntime, with_openvino
+from models.engines.cpus import available_cpus
 from models.engines.engine import (
     BatchSizes,
+    CompiledGraph,
     CpuEngine,
     Engine,
     EngineError,
     Hardware,
-    Opened,
-    Output,
-    Precision,
     Run,
 )
+from models.engines.outputs import OUTPUTS, Agreement, Output, Precision, compare, cosines
 from models.packing import pack
 
 __all__ = [
     "ENGINES",
-    "SELF_CHECK_COSINE",
+    "OUTPUTS",
+    "Agreement",
     "BatchSizes",
+    "CompiledGraph",
     "CpuEngine",
     "Engine",
     "EngineError",
-    "Entry",
+    "EngineSpec",
     "Hardware",
-    "Opened",
     "Output",
     "Precision",
     "Run",
@@ -46,23 +44,16 @@ __all__ = [
     "self_check",
 ]
 
-# The worst cosine between a check vector and the engine's own that still counts as the same model.
-SELF_CHECK_COSINE: dict[Precision, float] = {
-    "float32": 1 - 1e-6,
-    "float16": 0.9995,
-    "bfloat16": 0.9995,
-}
-
 
 @dataclass(frozen=True)
-class Entry:
-    """A line of the table of engines.
+class EngineSpec:
+    """One engine of the table.
 
     Attributes:
-        target: Of the graphs that it runs.
-        precisions: What it computes in -> the dtype of the graph that it takes for that.
-        unusable: Why it cannot be used on this machine in a precision, or None.
-        open: Takes the bytes of a graph, the precision and what it may use.
+        target: Target of its graphs, "cpu" or "cuda".
+        precisions: Dtype of the required graph, by precision of the computation.
+        unusable: Returns the reason why a precision is unavailable on this machine, or None.
+        open: Opens a serialised graph.
     """
 
     target: str
@@ -71,18 +62,18 @@ class Entry:
     open: Callable[[bytes, Precision, Hardware], Engine]
 
 
-# In the order of preference that `auto` follows.
-ENGINES: dict[str, Entry] = {
-    "cuda": Entry(
+# In the order of preference of `auto`.
+ENGINES: dict[str, EngineSpec] = {
+    "cuda": EngineSpec(
         "cuda",
         {"float32": "float32", "float16": "float16"},
         with_onnxruntime.gpu_unusable,
         with_onnxruntime.open_on_gpu,
     ),
-    "onnxruntime": Entry(
+    "onnxruntime": EngineSpec(
         "cpu", {"float32": "float32"}, with_onnxruntime.cpu_unusable, with_onnxruntime.open_on_cpu
     ),
-    "openvino": Entry(
+    "openvino": EngineSpec(
         "cpu",
         {"float32": "float32", "bfloat16": "float32"},
         with_openvino.cpu_unusable,
@@ -98,84 +89,66 @@ def open_engine(
     threads: int = 0,
     gpu: int = 0,
 ) -> Engine:
-    """Return an engine with the artifact's graph opened.
+    """Open the artifact's graph with an engine.
 
     Args:
-        artifact: Holds the graph.
-        name: A line of `ENGINES`; "auto" takes the first one that is usable here in that
-            precision and has a graph.
-        precision: What it computes in.
-        threads: CPUs to keep busy; 0 means as many as the process may use. A GPU's engine has two.
-        gpu: Where "cuda" computes; see `Hardware`.
+        artifact: Artifact with the graph.
+        name: Name in `ENGINES`; "auto" selects the first engine that is usable in the precision and
+            has a graph.
+        precision: Precision of the computation.
+        threads: Number of busy CPUs; 0: all CPUs of the process. "cuda" always has two threads.
+        gpu: Index of the GPU for "cuda"; see `Hardware`.
 
     Raises:
-        EngineError: The engine is unknown or not usable here, with the reason.
-        ArtifactError: The graph is not the one that was exported.
+        EngineError: The engine is unknown or unusable; the message gives the reason.
+        ArtifactError: The graph is not the exported one.
     """
     if name != "auto" and name not in ENGINES:
-        raise EngineError(f"there is no engine {name!r}; there are: auto, {', '.join(ENGINES)}")
+        raise EngineError(f"unknown engine {name!r}; engines: auto, {', '.join(ENGINES)}")
     reasons: list[str] = []
     for candidate in ENGINES if name == "auto" else (name,):
-        entry = ENGINES[candidate]
-        if reason := _unusable(entry, precision, artifact):
+        spec = ENGINES[candidate]
+        if reason := _unusable(spec, precision, artifact):
             reasons.append(f"{candidate} in {precision} is not usable: {reason}")
             continue
-        graph = artifact.read(artifact.graph(entry.target).file)
-        return entry.open(graph, precision, Hardware(threads or available_cpus(), gpu))
+        graph = artifact.read(artifact.graph(spec.target).file)
+        return spec.open(graph, precision, Hardware(threads or available_cpus(), gpu))
     raise EngineError("; ".join(reasons))
 
 
-def _unusable(entry: Entry, precision: Precision, artifact: Artifact) -> str | None:
-    if precision not in entry.precisions:
-        return f"it computes in {', '.join(entry.precisions)} only"
-    wanted = (entry.target, entry.precisions[precision])
-    if wanted not in {(graph.target, graph.dtype) for graph in artifact.manifest.graphs}:
+def _unusable(spec: EngineSpec, precision: Precision, artifact: Artifact) -> str | None:
+    if precision not in spec.precisions:
+        return f"it computes in {', '.join(spec.precisions)} only"
+    target, dtype = spec.target, spec.precisions[precision]
+    if (target, dtype) not in {(graph.target, graph.dtype) for graph in artifact.manifest.graphs}:
         return (
-            f"the artifact {artifact.path.name} has no graph for {wanted[0]} in {wanted[1]}; "
-            f"export it with --target {wanted[0]} --dtype {wanted[1]}"
+            f"the artifact {artifact.path.name} has no graph for {target} in {dtype}; "
+            f"export it with --target {target} --dtype {dtype}"
         )
-    return entry.unusable(precision)
+    return spec.unusable(precision)
 
 
-def self_check(engine: Engine, artifact: Artifact) -> float:
-    """Return the worst cosine between the artifact's check vectors and the engine's.
+def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
+    """Return the agreement of the engine's outputs with the artifact's references, by output.
 
     Raises:
-        EngineError: It is below the bound of the engine's precision, or not a number.
+        EngineError: An output is beyond the bounds of the engine's precision.
     """
     check = artifact.check()
-    expected = np.asarray(check.vectors, np.float64)  # (B, D)
     batch = pack(check.rows)
-    # numpy's minimum, to which a NaN is one.
-    worst = float(np.min([cosines(run(batch, "pooled"), expected) for run in engine.runs]))
-    bound = SELF_CHECK_COSINE[engine.precision]
-    if not worst >= bound:
-        raise EngineError(
-            f"self-check failed: {engine.name} in {engine.precision} gives vectors with a cosine "
-            f"of {worst:.7f} to those of the export; {bound} is needed"
+    agreements: dict[Output, Agreement] = {}
+    for output, spec in OUTPUTS.items():
+        reference = np.asarray(check.outputs[output], np.float64)
+        runs = [compare(run(batch, output)[: len(reference)], reference) for run in engine.runs]
+        # numpy's minimum and maximum propagate NaN.
+        worst = Agreement(
+            float(np.min([run.cosine for run in runs])), float(np.max([run.norm for run in runs]))
         )
-    return worst
-
-
-def cosines(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the cosine of each row of `a` `(B, D)` and `b` `(B, D)`, `(B,)`, in float64."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    cosine: NDArray[np.float64] = (a * b).sum(1) / (
-        np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    )
-    return cosine
-
-
-def available_cpus(root: Path = Path("/")) -> int:
-    """Return how many CPUs this process may use: its affinity, cut by a cgroup's quota."""
-    allowed = len(os.sched_getaffinity(0))
-    for file in ("sys/fs/cgroup/cpu.max", "sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
-        try:
-            quota = (root / file).read_text().split()
-        except OSError:
-            continue
-        if len(quota) == 1:  # cgroup v1 keeps the period in a file beside it
-            quota.append((root / file).with_name("cpu.cfs_period_us").read_text().strip())
-        if quota[0] not in ("max", "-1"):
-            return max(1, min(allowed, math.ceil(int(quota[0]) / int(quota[1]))))
-    return allowed
+        if not worst.is_within(bounds := spec.bounds[engine.precision]):
+            raise EngineError(
+                f"self-check failed: the output {output!r} of {engine.name} in {engine.precision} "
+                f"has a worst cosine of {worst.cosine:.7f} ({bounds.cosine} required) and a worst "
+                f"norm difference of {worst.norm:.1e} ({bounds.norm} allowed)"
+            )
+        agreements[output] = worst
+    return agreements

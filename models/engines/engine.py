@@ -1,32 +1,31 @@
-"""What an engine is, whatever runs it."""
+"""The interface of engines, and the CPU engine."""
 
 import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.engines.outputs import Output, Precision
 from models.packing import PackedBatch
 
-Precision = Literal["float32", "float16", "bfloat16"]
-Output = Literal["pooled", "tokens"]
 Run = Callable[[PackedBatch, Output], NDArray[np.float32]]
 
 
 class EngineError(Exception):
-    """An engine that was asked for cannot be used here, or does not give the model's vectors."""
+    """An engine is unusable here, or does not reproduce the model's vectors."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What an engine may use.
+    """Hardware for an engine.
 
     Attributes:
-        threads: CPUs that one on CPU keeps busy.
-        gpu: Where one on a GPU computes, as CUDA numbers those that the process may use.
+        threads: Number of busy CPUs, for an engine on CPU.
+        gpu: CUDA's index of the GPU, for an engine on GPU.
     """
 
     threads: int
@@ -35,26 +34,26 @@ class Hardware:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Batches that suit an engine, in tokens.
+    """Batch sizes for an engine, in tokens.
 
     Attributes:
-        most: Above it a batch gives no more vectors a second.
-        divided: From so many on, what waits is better divided among the lanes.
-        overhead: What a batch costs, however small it is.
+        max_tokens: Batch size at which throughput saturates.
+        min_split_tokens: Minimum queue size that is worth splitting among the streams.
+        fixed_cost: Cost of a batch, independent of its size.
     """
 
-    most: int
-    divided: int
-    overhead: int
+    max_tokens: int
+    min_split_tokens: int
+    fixed_cost: int
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A graph that is ready for some runs at once.
+class CompiledGraph:
+    """A graph compiled for a number of concurrent runs.
 
     Attributes:
         run: See `Engine.run`.
-        cancel: Makes the runs that are under way raise, soon.
+        cancel: See `Engine.cancel`.
     """
 
     run: Run
@@ -65,84 +64,91 @@ class Engine(Protocol):
     """An opened graph.
 
     Attributes:
-        target: Of the graph.
-        threads: CPUs that it keeps busy, when all its lanes are.
-        lanes: Runs that may be under way at once.
+        target: Target of the graph, "cpu" or "cuda".
+        threads: Number of CPUs kept busy by all streams together.
+        streams: Maximum number of runs in flight.
     """
 
     name: str
     target: str
     precision: Precision
     threads: int
-    lanes: int
+    streams: int
     batches: BatchSizes
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Everything that `run` may call; the self-check tries each."""
+        """Compiled variants of `run`; the self-check tests each."""
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return row vectors `(B, D)`, or token vectors `(T, D)`."""
+        """Return row vectors `(B, W)`, or token vectors `(T, D)`."""
 
     def cancel(self) -> None:
-        """Make the runs that are under way raise, soon."""
+        """Abort the runs in flight; each of them raises an error."""
 
 
-# Activations of more do not stay near the cores. In bfloat16 a token takes a quarter of the time,
-# and what surrounds it as long as ever.
+# Larger batches overflow the caches. In bfloat16 a token takes a quarter of the time, while the
+# fixed cost stays the same.
 _ON_CPU: dict[Precision, BatchSizes] = {
-    "float32": BatchSizes(most=384, divided=64, overhead=8),
-    "bfloat16": BatchSizes(most=512, divided=64, overhead=32),
+    "float32": BatchSizes(max_tokens=384, min_split_tokens=64, fixed_cost=8),
+    "bfloat16": BatchSizes(max_tokens=512, min_split_tokens=64, fixed_cost=32),
 }
 
 
 class CpuEngine:
-    """A graph that is opened twice, for many batches at once and for one.
+    """A graph compiled twice: for concurrent batches, and for a single batch.
 
-    Batches that run side by side, on one thread each, give more vectors than one after the other
-    on all threads, which wait for each other at every node (1.1 to 1.2 times as many on two cores).
-    A batch that is alone gets all threads, for the shortest time to its answer.
+    Concurrent batches with one thread each give 1.1 to 1.2 times the throughput (two cores) of
+    single batches on all threads, which synchronise at every node. A batch without concurrency gets
+    all threads, for the lowest latency.
     """
 
     target = "cpu"
 
     def __init__(
-        self, name: str, precision: Precision, threads: int, open_for: Callable[[int], Opened]
+        self,
+        name: str,
+        precision: Precision,
+        threads: int,
+        compile_graph: Callable[[int], CompiledGraph],
     ) -> None:
         self.name = name
         self.precision = precision
-        self.threads = self.lanes = threads
+        self.threads = self.streams = threads
         self.batches = _ON_CPU[precision]
-        side_by_side = open_for(threads)
-        self._opened = (side_by_side, side_by_side if threads == 1 else open_for(1))
-        self.runs = tuple(opened.run for opened in self._opened)
+        concurrent = compile_graph(threads)
+        self._graphs = (concurrent, concurrent if threads == 1 else compile_graph(1))
+        self.runs = tuple(graph.run for graph in self._graphs)
         self._running = 0
         self._overlapping = False
         self._lock = threading.Lock()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return row vectors `(B, D)`, or token vectors `(T, D)`."""
-        side_by_side, alone = self.runs
+        """Return row vectors `(B, W)`, or token vectors `(T, D)`."""
+        concurrent, single = self.runs
         with self._lock:
-            # Under load there is a moment without another run now and then, which is soon over; so
-            # the run before must have been alone too.
-            is_alone = not (self._running or self._overlapping)
+            # Under load, gaps between runs are short. A run counts as single only if the previous
+            # one started without concurrency as well.
+            is_single = not (self._running or self._overlapping)
             self._overlapping = self._running > 0
             self._running += 1
         try:
-            return (alone if is_alone else side_by_side)(batch, output)
+            return (single if is_single else concurrent)(batch, output)
         finally:
             with self._lock:
                 self._running -= 1
 
     def cancel(self) -> None:
-        """Make the runs that are under way raise, soon."""
-        for opened in self._opened:
-            opened.cancel()
+        """Abort the runs in flight; each of them raises an error."""
+        for graph in self._graphs:
+            graph.cancel()
 
 
 def missing(package: str, extra: str) -> str | None:
-    """Return what to do where a package is not installed."""
+    """Return installation instructions for a missing package; None if it is installed."""
     if importlib.util.find_spec(package):
         return None
-    return f"the package {package} is not installed; pip install 'vitrine[{extra}]' brings it"
+    return (
+        f"the package {package} is not installed; install Vitrine with its extra {extra!r}: "
+        f"run pip install '.[{extra}]' in the source folder"
+    )

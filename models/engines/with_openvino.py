@@ -1,48 +1,53 @@
 """OpenVINO on CPUs."""
 
 import queue
+import sys
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.engines.engine import CpuEngine, Engine, Hardware, Opened, Output, Precision, missing
+from models.engines.engine import CompiledGraph, CpuEngine, Engine, Hardware, missing
+from models.engines.outputs import Output, Precision
 from models.packing import PackedBatch, round_up
+
+# OpenVINO sends telemetry on import unless this package is missing.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
 def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engine:
-    """Return the engine `openvino`; see `models.engines.Entry`."""
+    """Return the engine `openvino`; see `models.engines.EngineSpec`."""
     import openvino
 
     core = openvino.Core()
     model = core.read_model(graph)
 
-    def open_for(at_once: int) -> Opened:
+    def compile_graph(concurrent_runs: int) -> CompiledGraph:
         compiled = core.compile_model(
             model,
             "CPU",
             {
                 "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
                 "INFERENCE_NUM_THREADS": hardware.threads,
-                "NUM_STREAMS": at_once,
-                # Two services on one machine would pin their threads to the same cores.
+                "NUM_STREAMS": concurrent_runs,
+                # Two processes on one machine would pin their threads to the same cores.
                 "ENABLE_CPU_PINNING": False,
-                # Of each node it keeps what it has prepared for so many shapes. A service meets
-                # thousands: what it keeps of more takes memory, and saves no time.
+                # Cached shapes per node. Requests have thousands of shapes: a larger cache costs
+                # memory and saves no time.
                 "CPU_RUNTIME_CACHE_CAPACITY": 64,
             },
         )
         idle: queue.LifoQueue[openvino.InferRequest] = queue.LifoQueue()
-        requests = [compiled.create_infer_request() for _ in range(at_once)]
+        requests = [compiled.create_infer_request() for _ in range(concurrent_runs)]
         for request in requests:
             idle.put(request)
 
         def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
-            # It prepares itself for every shape that it has not seen.
+            # OpenVINO recompiles for every new shape.
             rounded = round_up(batch, tokens=16, length=8)
             request = idle.get()
             try:
                 request.infer(rounded.inputs(), share_inputs=True, share_outputs=True)
-                # Copied, and nothing else: the next run of this request writes over it.
+                # Copied because the next run of this request overwrites the buffer.
                 result: NDArray[np.float32] = request.get_tensor(output).data.copy()
             finally:
                 idle.put(request)
@@ -52,13 +57,13 @@ def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engin
             for request in requests:
                 request.cancel()
 
-        return Opened(run, cancel)
+        return CompiledGraph(run, cancel)
 
-    return CpuEngine("openvino", precision, hardware.threads, open_for)
+    return CpuEngine("openvino", precision, hardware.threads, compile_graph)
 
 
 def cpu_unusable(precision: Precision) -> str | None:
-    """Return why it cannot be used here in a precision, or None."""
+    """Return the reason why the engine is unusable here in a precision, or None."""
     if reason := missing("openvino", "cpu"):
         return reason
     import openvino

@@ -1,13 +1,14 @@
-"""Gradients of the PyTorch twin: the same weights as the served graph, the same op.
+"""Gradients of the PyTorch model: the same weights as the served graph, the same operator.
 
-- `twin`: an artifact's model, opened at the points where its tokens can be looked at.
-- `integration`: path integrals that refine themselves until they add up.
-- `attribution`: which tokens made a number that is computed from a text's vector.
-- `pair`: which tokens of two texts made their similarity, token by token.
-- `budget`: what those two can be told and what they cost; torch-free.
-- `flow`: where the gradient of a training objective shrinks, grows or breaks, in the passes of
-  `flow_passes`; `objectives`: what it can be the gradient of.
-- `layer_norm_trace`: the op step by step; `layer_norm_check`: whether the implementations of
-  `layer_norm_implementations` are right.
-- `parity`: whether the served graph is still the model that gradients are taken of.
+- `inputs`, `results`: dataclasses and names of all methods; torch-free.
+- `budget`: cost of the methods; torch-free.
+- `reference_model`: the model of an artifact, opened at the layers where tokens can be replaced.
+- `integration`: path integrals with adaptive refinement.
+- `attribution`: attribution of a number to the tokens of a text.
+- `pair`: attribution of a similarity to pairs of tokens.
+- `flow`: sizes of activations and gradients at every step, recorded by `flow_tap`; `objectives`:
+  the training objectives.
+- `layer_norm_trace`: the fused operator step by step; `layer_norm_check`: verdicts on the
+  `layer_norm_implementations`.
+- `parity`: comparison of the served graph with the reference model.
 """

@@ -1,8 +1,8 @@
-"""Which tokens made a number that is computed from a text's vector.
+"""Attribution of a number, computed from a text's vector, to the tokens of the text.
 
-A method takes the function from tokens `(S, L, D)` at a point of the twin to the number `(S,)`, the
-text's tokens there `(L, D)`, and mostly those of a baseline, and gives each token a score. Scores
-are raw and signed: scaled ones could not be added up.
+A method takes a function from tokens `(S, L, D)` at a layer to numbers `(S,)`, the text's tokens
+`(L, D)` at that layer, and the tokens of a baseline. It returns a score per token, raw and signed,
+so that scores can be summed.
 
 Sources: saliency, Simonyan et al. 2013, arXiv:1312.6034; gradient times input, Shrikumar et al.
 2016, arXiv:1605.01713; SmoothGrad, Smilkov et al. 2017, arXiv:1706.03825; occlusion, Zeiler and
@@ -10,7 +10,6 @@ Fergus 2013, arXiv:1311.2901; integrated gradients, see `integration`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,45 +17,46 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.gradients.budget import DEFAULTS, Settings
-from models.gradients.integration import Integral, integrate
-from models.gradients.twin import Row, Twin
+from models.gradients.inputs import DEFAULT_OPTIONS, Method, MethodOptions, Row
+from models.gradients.integration import integrate
+from models.gradients.reference_model import ReferenceModel
+from models.gradients.results import Attribution
 
 Array = NDArray[np.float64]
-# Vectors `(S, W)`, not normalised -> a number for each, `(S,)`.
+# Vectors `(S, W)`, not normalised -> numbers `(S,)`.
 Target = Callable[[Tensor], Tensor]
-# Tokens `(S, L, D)` -> a number for each version, `(S,)`.
+# S versions of the tokens, `(S, L, D)` -> numbers `(S,)`.
 Function = Callable[[Tensor], Tensor]
 
-# So many tokens are on their way at once: memory grows with them, speed hardly.
+# Maximum number of tokens per pass. More tokens need more memory, and are hardly faster.
 TOKENS_AT_ONCE = 2048
 
 
-# Targets. What is served is a unit vector where `normalize` is set; `norm` alone looks before that.
+# Targets. Served vectors have unit length if `normalize` is set. `norm` ignores the normalization.
 
 
 def cosine(other: Tensor) -> Target:
-    """Return the cosine to another vector `(W,)`."""
+    """Return the target: the cosine to a vector `(W,)`."""
     return lambda vectors: F.cosine_similarity(vectors, other, dim=-1)
 
 
 def margin(positive: Tensor, negative: Tensor) -> Target:
-    """Return how much nearer, in cosine, to one vector `(W,)` than to another."""
+    """Return the target: the cosine to one vector `(W,)` minus that to another."""
     return lambda vectors: cosine(positive)(vectors) - cosine(negative)(vectors)
 
 
 def dot(other: Tensor, normalize: bool) -> Target:
-    """Return the product of the served vector with another `(W,)`."""
+    """Return the target: the dot product of the served vector and a vector `(W,)`."""
     return lambda vectors: _served(vectors, normalize) @ other
 
 
 def dim(index: int, normalize: bool) -> Target:
-    """Return one number of the served vector."""
+    """Return the target: one dimension of the served vector."""
     return lambda vectors: _served(vectors, normalize)[..., index]
 
 
 def norm() -> Target:
-    """Return the length of the vector before it is normalised."""
+    """Return the target: the length of the vector before normalization."""
     return lambda vectors: vectors.norm(dim=-1)
 
 
@@ -67,57 +67,46 @@ def _served(vectors: Tensor, normalize: bool) -> Tensor:
 # Methods.
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """Scores of a text's tokens.
-
-    Attributes:
-        scores: One for each token, `(L,)`.
-        value: The function at the text.
-        baseline_value: The function at the baseline; None where the method has none.
-        integral: How exact integrated gradients are; None for other methods.
-    """
-
-    scores: Array
-    value: float
-    baseline_value: float | None = None
-    integral: Integral | None = None
+Score = Callable[[Function, Tensor, Tensor, MethodOptions], Attribution]
 
 
-Method = Callable[[Function, Tensor, Tensor, Settings], Attribution]
-
-
-def saliency(function: Function, x: Tensor, _baseline: Tensor, _settings: Settings) -> Attribution:
-    """Score each token by the length of its gradient: how much it matters, not which way."""
+def saliency(
+    function: Function, x: Tensor, _baseline: Tensor, _options: MethodOptions
+) -> Attribution:
+    """Score each token by the length of its gradient, unsigned."""
     values, gradients = value_and_gradient(function, x[None])
     return Attribution(_array(gradients[0].norm(dim=-1)), values.item())
 
 
 def grad_x_input(
-    function: Function, x: Tensor, _baseline: Tensor, _settings: Settings
+    function: Function, x: Tensor, _baseline: Tensor, _options: MethodOptions
 ) -> Attribution:
-    """Score each token by its gradient times itself."""
+    """Score each token by the dot product with its gradient."""
     values, gradients = value_and_gradient(function, x[None])
     return Attribution(_array((gradients[0] * x).sum(-1)), values.item())
 
 
-def smoothgrad(function: Function, x: Tensor, _baseline: Tensor, settings: Settings) -> Attribution:
-    """Score each token by itself times its mean gradient around the text."""
-    draw = torch.Generator().manual_seed(settings.seed)
-    size = settings.sigma * x.square().mean().sqrt()
+def smoothgrad(
+    function: Function, x: Tensor, _baseline: Tensor, options: MethodOptions
+) -> Attribution:
+    """Score each token by the dot product with its mean gradient over noisy copies."""
+    draw = torch.Generator().manual_seed(options.seed)
+    size = options.sigma * x.square().mean().sqrt()
     total = torch.zeros_like(x)  # (L, D)
-    for part in torch.arange(settings.samples).split(_versions_at_once(x)):
-        # One by one, so that the noise does not depend on how many go at once.
+    for part in torch.arange(options.samples).split(_versions_at_once(x)):
+        # Drawn one by one, so that the noise does not depend on the chunk size.
         noise = torch.stack([torch.randn(x.shape, generator=draw, dtype=x.dtype) for _ in part])
         _, gradients = value_and_gradient(function, x + size * noise.to(x.device))
         total += gradients.sum(0)
     with torch.no_grad():
         value = function(x[None]).item()
-    return Attribution(_array((total / settings.samples * x).sum(-1)), value)
+    return Attribution(_array((total / options.samples * x).sum(-1)), value)
 
 
-def occlusion(function: Function, x: Tensor, baseline: Tensor, _settings: Settings) -> Attribution:
-    """Score each token by how much the value falls when the baseline's takes its place."""
+def occlusion(
+    function: Function, x: Tensor, baseline: Tensor, _options: MethodOptions
+) -> Attribution:
+    """Score each token by the drop of the value when the baseline replaces the token."""
     L = len(x)
     one_replaced = torch.where(torch.eye(L, device=x.device).bool()[:, :, None], baseline, x)
     with torch.no_grad():
@@ -127,27 +116,29 @@ def occlusion(function: Function, x: Tensor, baseline: Tensor, _settings: Settin
 
 
 def integrated_gradients(
-    function: Function, x: Tensor, baseline: Tensor, settings: Settings
+    function: Function, x: Tensor, baseline: Tensor, options: MethodOptions
 ) -> Attribution:
-    """Score each token by its part of the change along the line from the baseline."""
+    """Score each token by its share of the change along the line from the baseline."""
 
-    def evaluate(places: Array) -> tuple[Array, Array]:
-        alpha = torch.from_numpy(places).to(x)[:, None, None]  # (S, 1, 1)
+    def evaluate(points: Array) -> tuple[Array, Array]:
+        alpha = torch.from_numpy(points).to(x)[:, None, None]  # (S, 1, 1)
         values, gradients = value_and_gradient(function, baseline + alpha * (x - baseline))
         slopes = (gradients * (x - baseline)).sum(-1)  # (S, L)
         return _array(values)[:, None], _array(slopes)[:, :, None]
 
     rounding = torch.finfo(x.dtype).eps
-    integral = integrate(evaluate, settings.tolerance, settings.max_evaluations, rounding)
+    integral = integrate(evaluate, options.tolerance, options.max_evaluations, rounding)
+    ends, values = integral.path
     return Attribution(
         integral.scores[:, 0],
         integral.value_input.item(),
         integral.value_baseline.item(),
-        integral,
+        integral.completeness,
+        tuple(zip(ends.tolist(), values[:, 0].tolist(), strict=True)),
     )
 
 
-METHODS: dict[str, Method] = {
+METHODS: dict[Method, Score] = {
     "saliency": saliency,
     "grad_x_input": grad_x_input,
     "smoothgrad": smoothgrad,
@@ -157,57 +148,59 @@ METHODS: dict[str, Method] = {
 
 
 def attribute(
-    twin: Twin,
+    model: ReferenceModel,
     row: Row,
     target: Target,
     *,
-    method: str = "integrated_gradients",
-    point: str = "words",
+    method: Method = "integrated_gradients",
+    layer_name: str = "words",
     baseline: Sequence[int] | None = None,
-    settings: Settings = DEFAULTS,
+    options: MethodOptions = DEFAULT_OPTIONS,
 ) -> Attribution:
     """Return the score of each token of a row for a target.
 
     Args:
-        twin: Of the served graph.
-        row: The text.
-        target: The number to explain.
-        method: A name in `METHODS`.
-        point: One of `twin.points`, where the tokens are taken.
-        baseline: Ids that stand for "nothing there", as many as the row has; None: zeros.
-        settings: Of the method.
+        model: Reference model of the served graph.
+        row: Input of the model.
+        target: Number to explain.
+        method: Name in `METHODS`.
+        layer_name: Layer of the tokens, one of `model.layer_names`.
+        baseline: Token ids of the baseline, as many as the row has; None: zeros.
+        options: Options of the method.
     """
-    x = twin.tokens(point, row)  # (L, D)
-    nothing = torch.zeros_like(x) if baseline is None else twin.tokens(point, row, baseline)
+    x = model.tokens(layer_name, row)  # (L, D)
+    nothing = torch.zeros_like(x) if baseline is None else model.tokens(layer_name, row, baseline)
     return METHODS[method](
-        lambda tokens: target(twin.onwards(point, tokens, row)), x, nothing, settings
+        lambda tokens: target(model.continue_from(layer_name, tokens, row)), x, nothing, options
     )
 
 
-def vjp(twin: Twin, row: Row, cotangent: Sequence[float], point: str) -> tuple[Tensor, Tensor]:
-    """Return the row's tokens at a point, and the gradient by them, both `(L, D)`.
+def vjp(
+    model: ReferenceModel, row: Row, cotangent: Sequence[float], layer_name: str
+) -> tuple[Tensor, Tensor]:
+    """Return the row's tokens at a layer and the gradient by them, both `(L, D)`.
 
     Args:
-        twin: Of the served graph.
-        row: The text.
-        cotangent: The gradient by the served vector, `(W,)`.
-        point: One of `twin.points`.
+        model: Reference model of the served graph.
+        row: Input of the model.
+        cotangent: Gradient by the served vector, `(W,)`.
+        layer_name: Layer of the tokens, one of `model.layer_names`.
     """
-    x = twin.tokens(point, row)  # (L, D)
-    target = dot(x.new_tensor(cotangent), twin.normalize)
+    x = model.tokens(layer_name, row)  # (L, D)
+    target = dot(x.new_tensor(cotangent), model.normalize)
     _, gradient = value_and_gradient(
-        lambda tokens: target(twin.onwards(point, tokens, row)), x[None]
+        lambda tokens: target(model.continue_from(layer_name, tokens, row)), x[None]
     )
     return x, gradient[0]
 
 
 def value_and_gradient(function: Function, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the function's value `(S,)` and gradient `(S, L, D)` for each version in `x`."""
+    """Return the function's values `(S,)` and gradients `(S, L, D)` for the versions in `x`."""
     values, gradients = [], []
     for part in x.split(_versions_at_once(x[0])):
         leaf = part.detach().requires_grad_()
         value = function(leaf)
-        # The versions do not meet, so the gradient of the sum is that of each.
+        # Versions are independent, so the gradient of the sum has that of each version.
         gradients.append(torch.autograd.grad(value.sum(), leaf)[0])
         values.append(value.detach())
     return torch.cat(values), torch.cat(gradients)

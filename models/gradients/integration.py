@@ -1,13 +1,13 @@
-"""Path integrals from a baseline to an input, refined until they add up.
+"""Path integrals from a baseline to an input, with adaptive refinement.
 
-F(input) - F(baseline) is the integral of the gradient along the line between them, and on each part
-of the line the same holds. So the values of F at the ends of a panel tell how wrong its quadrature
-is, and the worst panel is cut in two until all are right. A fixed number of steps cannot know: a
-LayerNorm does not see the length of its input, so near a baseline of zeros all change may happen
-within 1e-6 of the line, between two steps.
+F(input) - F(baseline) is the integral of the gradient along the line between them, and the same
+holds for every panel of the line. So the values of F at the ends of a panel give the error of its
+quadrature, and the worst panel is halved until the total error is small. A fixed number of steps
+has no such check: LayerNorm ignores the length of its input, so with a baseline of zeros all change
+may happen within the first 1e-6 of the line, between two steps.
 
-Sources: integrated gradients, Sundararajan et al. 2017, arXiv:1703.01365. Quadrature: 8 points of
-Gauss and Legendre, exact for polynomials of degree 15.
+Sources: integrated gradients, Sundararajan et al. 2017, arXiv:1703.01365. Quadrature:
+Gauss-Legendre with 8 points, exact for polynomials of degree 15.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from models.gradients.results import Completeness
+
 Array = NDArray[np.float64]
-# Places on the line `(S,)`, from 0, the baseline, to 1, the input -> the functions there `(S, K)`,
-# and how fast they change through each token `(S, N, K)`: the gradient by the token times its
+# Positions on the line `(S,)`, from 0, the baseline, to 1, the input -> values of the functions
+# `(S, K)`, and their slopes through each token `(S, N, K)`: the gradient by the token times its
 # difference from the baseline.
 Evaluate = Callable[[Array], tuple[Array, Array]]
 
@@ -27,7 +29,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 @dataclass(frozen=True)
 class Integral:
-    """What came of an integration.
+    """Result of an integration.
 
     Attributes:
         scores: What each token adds to each of K functions, `(N, K)`.
@@ -48,15 +50,21 @@ class Integral:
     path: tuple[Array, Array]
 
     @property
-    def converged(self) -> bool:
-        """Whether the error is within what is allowed."""
-        return self.error <= self.allowed
-
-    @property
     def delta(self) -> Array:
         """Sum of the scores less the difference of the values, `(K,)`."""
         delta: Array = self.scores.sum(0) - (self.value_input - self.value_baseline)
         return delta
+
+    @property
+    def completeness(self) -> Completeness:
+        """Accuracy of the integral; of several functions, the length of their delta."""
+        delta = self.delta
+        return Completeness(
+            delta.item() if len(delta) == 1 else float(np.linalg.norm(delta)),
+            self.error,
+            self.allowed,
+            self.evaluations,
+        )
 
 
 @dataclass(frozen=True)
@@ -78,14 +86,15 @@ class _Panel:
 def integrate(
     evaluate: Evaluate, tolerance: float, max_evaluations: int, rounding: float
 ) -> Integral:
-    """Return the integral along the line, as exact as asked for or as the budget allows.
+    """Return the integral along the line, within the tolerance or the evaluation limit.
 
     Args:
-        evaluate: See `Evaluate`.
-        tolerance: Of the sum of the panels' errors, as a part of the functions' difference between
-            the ends (the length of it, where there are several functions).
-        max_evaluations: At most so many places are evaluated, and 10 at least.
-        rounding: Relative error of a value; an error of a few of these can not be refined away.
+        evaluate: Functions and slopes; see `Evaluate`.
+        tolerance: Bound of the summed errors of the panels, relative to the change of the functions
+            (for several functions, to the length of the change).
+        max_evaluations: Maximum number of evaluations; 10 are always made.
+        rounding: Relative rounding error of a value. Errors of 8 times that are accepted, because
+            refinement cannot remove them.
     """
     ends, panels = _first(evaluate)
     change = float(np.linalg.norm(ends[1] - ends[0]))
@@ -113,9 +122,9 @@ def integrate(
     )
 
 
-def _places(start: float, end: float) -> Array:
-    places: Array = start + (end - start) * (_NODES + 1) / 2
-    return places
+def _points(start: float, end: float) -> Array:
+    points: Array = start + (end - start) * (_NODES + 1) / 2
+    return points
 
 
 def _scores(start: float, end: float, slopes: Array) -> Array:
@@ -125,7 +134,7 @@ def _scores(start: float, end: float, slopes: Array) -> Array:
 
 
 def _first(evaluate: Evaluate) -> tuple[Sequence[Array], list[_Panel]]:
-    values, slopes = evaluate(np.concatenate([[0.0, 1.0], _places(0.0, 1.0)]))
+    values, slopes = evaluate(np.concatenate([[0.0, 1.0], _points(0.0, 1.0)]))
     ends = values[0], values[1]
     return ends, [_Panel(0.0, 1.0, *ends, _scores(0.0, 1.0, slopes[2:]))]
 
@@ -133,7 +142,7 @@ def _first(evaluate: Evaluate) -> tuple[Sequence[Array], list[_Panel]]:
 def _halves(evaluate: Evaluate, panel: _Panel) -> list[_Panel]:
     middle = (panel.start + panel.end) / 2
     left, right = (panel.start, middle), (middle, panel.end)
-    values, slopes = evaluate(np.concatenate([[middle], _places(*left), _places(*right)]))
+    values, slopes = evaluate(np.concatenate([[middle], _points(*left), _points(*right)]))
     count = len(_NODES)
     return [
         _Panel(*left, panel.value_start, values[0], _scores(*left, slopes[1 : 1 + count])),

@@ -1,81 +1,34 @@
-"""Whether implementations of add + LayerNorm are right, forward and backward apart.
+"""Verdicts on implementations of add + LayerNorm, separate for forward and backward.
 
-`judge` holds them against the float64 reference on given rows, or on those that `draw` gives.
+`judge` compares them with the float64 reference, on rows of the caller or of `draw`.
 
-How far off an implementation may be depends on the row. One around 40000 with a spread of 1 has
-lost five digits before its norm begins. So bounds scale with a row's condition, its largest
-magnitude over sqrt(var + eps). What is lost beyond that, as by a variance from squares, fails.
+The accuracy of an implementation depends on the row: one around 40000 with a standard deviation of
+1 has lost five digits before its norm is computed. So bounds scale with a row's condition, its
+largest magnitude over sqrt(var + eps). Larger errors, as of a variance from squares, fail.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from models.add_layer_norm import reference
 from models.add_layer_norm.reference import Array
+from models.gradients.inputs import Distribution
 from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Implementation, Operands
-
-Phase = Literal["forward", "backward"]
+from models.gradients.results import Comparison, ImplementationVerdict, Invariant, Phase
 
 MAX_ELEMENTS = 4096
-# torch's default, rounded as the attribute of a graph is.
+# torch's default, rounded to float32 like the attribute of a graph.
 EPS = float(np.float32(1e-5))
-# Of random signs, along which slopes are taken. Coordinates one by one would cost N D passes.
+# Number of random sign vectors along which slopes are taken. Single coordinates would cost N D
+# passes.
 DIRECTIONS = 8
 
 
-@dataclass(frozen=True)
-class Invariant:
-    """What holds on every finite row; `residual` and `bound` are those of the worst `row`."""
+# Distributions of rows. Each is drawn twice, for x and for the residual.
 
-    name: str
-    phase: Phase
-    residual: float
-    bound: float
-    row: int
-    passes: bool
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One value of an implementation against what it should be.
-
-    Attributes:
-        value: "out", "dx", "dresidual", "dgamma" or "dbeta".
-        against: "float64", or "finite differences" where slopes are compared.
-        max_abs: Worst error.
-        ulp: The same in units in the last place of the largest value.
-        share_of_bound: Worst error as a share of its bound.
-        worst_index: Where that is; of slopes, the number of the direction.
-        passes: Whether the share is at most 1.
-    """
-
-    value: str
-    against: str
-    max_abs: float
-    ulp: float
-    share_of_bound: float
-    worst_index: tuple[int, ...]
-    passes: bool
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One half of an implementation; `passes` is None where `not_run` says why it was not run."""
-
-    implementation: str
-    phase: Phase
-    passes: bool | None
-    not_run: str | None
-    comparisons: tuple[Comparison, ...]
-    invariants: tuple[Invariant, ...]
-
-
-# Rows. Each distribution is drawn twice, for x and for the residual.
-
-DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
+DISTRIBUTIONS: dict[Distribution, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "constant_row": lambda rng, shape: np.repeat(rng.normal(size=(shape[0], 1)), shape[1], 1),
     "large_mean": lambda rng, shape: 40000 + rng.normal(size=shape),
@@ -88,7 +41,7 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]
 
 
 class _Exact(NamedTuple):
-    """The steps in float64, and how far the dtype that the numbers came in may be off.
+    """The steps in float64, and the error that the dtype of the operands allows.
 
     Let u be the dtype's unit roundoff and r the roundings of a sum of D numbers and a few more.
     The sum with the residual and the mean are off by r u max|x| at most. Over sqrt(var + eps) that
@@ -104,7 +57,7 @@ class _Exact(NamedTuple):
 
 
 def _roundings(terms: int) -> float:
-    """Roundings of a sum and 4 more; those of a sum are as good as random.
+    """Return the roundings of a sum, which act as random ones, plus 4.
 
     Source: Higham and Mary 2019, doi:10.1137/18M1226312.
     """
@@ -117,19 +70,19 @@ def _exact(operands: Operands, dout: Array) -> _Exact:
     forward = reference.forward_steps(x, gamma, beta, eps, residual)
     backward = reference.backward_steps(wide, reference.forward(x, gamma, beta, eps, residual)[1])
     kappa = np.abs(forward.x).max(-1, keepdims=True) * forward.ivar
-    moved = np.abs(backward.dxhat) * (1 + np.abs(forward.xhat))  # (N, D)
-    reach = forward.ivar * moved.mean(-1, keepdims=True)
+    spread_terms = np.abs(backward.dxhat) * (1 + np.abs(forward.xhat))  # (N, D)
+    reach = forward.ivar * spread_terms.mean(-1, keepdims=True)
     return _Exact(forward, backward, _roundings(x.shape[-1]) * unit * (1 + kappa), reach)
 
 
 def _bounds(exact: _Exact, operands: Operands, dout: Array) -> dict[str, Array]:
-    """How far off each value may be, in the value's shape."""
+    """Return the error bound of each value, in the value's shape."""
     epsilon = np.finfo(operands.x.dtype).eps
     over_rows = _roundings(len(dout)) * epsilon / 2
     size, xhat = np.abs(dout.astype(np.float64)), np.abs(exact.forward.xhat)  # (N, D)
     of_xhat = exact.t * (1 + xhat)
     # dx = ivar (dxhat - m1 - xhat m2), where |m1|, |m2| <= reach / ivar. In units of t reach: ivar
-    # and rounding 1 + |xhat| each, m1 1, xhat 1 + |xhat|, m2 2 |xhat|. And twice t ivar |dxhat|.
+    # and rounding 1 + |xhat| each, m1 1, xhat 1 + |xhat|, m2 2 |xhat|. Plus twice t ivar |dxhat|.
     own = 2 * exact.t * exact.forward.ivar * np.abs(exact.backward.dxhat)
     dx = own + 5 * exact.t * exact.reach * (1 + xhat)
     shifted = np.abs(exact.forward.gammax) + np.abs(operands.beta)
@@ -152,10 +105,10 @@ class _Slope(NamedTuple):
 
 
 def slopes_along(operands: Operands, dout: Array) -> Iterator[_Slope]:
-    """Yield slopes of float64 operands along `DIRECTIONS`, by x, by gamma and by beta."""
+    """Yield slopes of float64 operands along `DIRECTIONS` directions by x, gamma and beta each."""
     exact = _exact(operands, dout)
     bounds = _bounds(exact, operands, dout)
-    # Rounding goes with 1 / step and bending with step^2.
+    # The rounding error scales with 1 / step, the curvature error with step^2.
     step = np.cbrt(exact.t[np.isfinite(exact.t)].max(initial=np.finfo(np.float64).eps))
     rounding = (np.abs(dout) * bounds["out"]).sum() / step
     # Along signs, in units of sqrtvar, the third derivative of xhat_i is within 6 (|xhat_i| + 2).
@@ -172,7 +125,7 @@ def slopes_along(operands: Operands, dout: Array) -> Iterator[_Slope]:
             ahead, behind = (
                 _forward(operands._replace(**{name: at + way * along})) for way in (step, -step)
             )
-            # Differences first: two sums would have too much in common.
+            # Subtracted before summing: a difference of two sums would cancel.
             slope = ((ahead - behind) * dout).sum() / (2 * step)
             own = (np.abs(along) * bounds[f"d{name}"]).sum()
             yield _Slope(f"d{name}", along, float(slope), float(rounding + curved + own))
@@ -184,7 +137,7 @@ def _forward(operands: Operands) -> Array:
 
 
 def _share(error: Array, bound: Array) -> Array:
-    """Error over bound; no error is within every bound. NaN counts as the largest in `argmax`."""
+    """Return error over bound, 0 without an error. `argmax` treats NaN as the largest share."""
     return np.where(error == 0, 0.0, error / bound)
 
 
@@ -194,7 +147,7 @@ _ALONG_XHAT = "sum(dx xhat) = ivar sum(dxhat xhat) eps / (var + eps)"
 
 
 def invariants_of(run: Implementation, operands: Operands, dout: Array) -> tuple[Invariant, ...]:
-    """What an implementation makes of them, run without gamma and beta so that xhat comes out."""
+    """Return the invariants of an implementation, run without gamma and beta to obtain xhat."""
     ones, zeros = np.ones_like(operands.gamma), np.zeros_like(operands.beta)
     plain, dxhat = operands._replace(gamma=ones, beta=zeros), dout * operands.gamma
     out, gradients = run(plain, dxhat)
@@ -204,15 +157,15 @@ def invariants_of(run: Implementation, operands: Operands, dout: Array) -> tuple
     checks: list[tuple[str, Phase, Array, Array]] = []
     # The bounds follow from those of xhat_i and dx_i, with mean(xhat^2) <= 1.
     if not isinstance(out, str):
-        mine = out.astype(np.float64)
-        spread = _sum(mine**2) / D - var / var_eps
+        wide = out.astype(np.float64)
+        spread = _sum(wide**2) / D - var / var_eps
         checks += [
-            ("mean(xhat) = 0", "forward", _sum(mine) / D, 2 * t),
+            ("mean(xhat) = 0", "forward", _sum(wide) / D, 2 * t),
             ("mean(xhat^2) = var / (var + eps)", "forward", spread, 4 * t * (1 + t)),
         ]
     if not isinstance(gradients, str):
         dx, bound = gradients["dx"].astype(np.float64), 12 * D * t * exact.reach
-        # xhat is the exact one: a wrong forward pass is no fault of the backward pass.
+        # The exact xhat, so that errors of the forward pass do not count in the backward pass.
         along = _sum(dx * xhat) - ivar * _sum(dxhat * xhat) * operands.eps / var_eps
         checks += [
             ("sum(dx) = 0", "backward", _sum(dx), bound),
@@ -239,32 +192,33 @@ def _sum(values: Array) -> Array:
 
 def judge(
     operands: Operands, dout: Array, implementations: Mapping[str, Implementation] = IMPLEMENTATIONS
-) -> tuple[Verdict, ...]:
+) -> tuple[ImplementationVerdict, ...]:
     """Return two verdicts on each implementation: on its forward pass and on its backward pass.
 
     Args:
-        operands: In float32 or float64, the dtype that implementations compute in.
-        dout: The gradient by the output, `(N, D)`.
-        implementations: By their names.
+        operands: Operands in float32 or float64, the dtype of the computation.
+        dout: Gradient by the output, `(N, D)`.
+        implementations: Implementations, by name.
 
     Returns:
-        Verdicts. In float64 the gradients are held against finite differences too; float32 has too
-        few digits for them. Where the reference is not finite, no implementation may be.
+        Verdicts. In float64 the gradients are also compared with finite differences, for which
+        float32 has too few digits. A finite value fails where the reference is not finite.
 
     Raises:
-        ValueError: Shapes do not fit together, eps is out of range, or the dtype is another one.
+        ValueError: The shapes do not match, eps is out of range, or the dtype is not float32 or
+            float64.
     """
     if operands.x.dtype not in (np.float32, np.float64):
-        raise ValueError(f"x is in {operands.x.dtype}; float32 or float64 is needed")
+        raise ValueError(f"x is {operands.x.dtype}; it must be float32 or float64")
     operands, dout = checked(operands, dout, operands.x.dtype.type)
     with np.errstate(all="ignore"):
         exact = _exact(operands, dout)
         bounds = _bounds(exact, operands, dout)
         steps = exact.backward
-        wanted = {"dx": steps.dx, "dresidual": steps.dx}
-        wanted |= {"dgamma": steps.dgamma, "dbeta": steps.dbeta, "out": exact.forward.out}
+        expected = {"dx": steps.dx, "dresidual": steps.dx}
+        expected |= {"dgamma": steps.dgamma, "dbeta": steps.dbeta, "out": exact.forward.out}
         slopes = list(slopes_along(operands, dout)) if operands.x.dtype == np.float64 else []
-        verdicts: list[Verdict] = []
+        verdicts: list[ImplementationVerdict] = []
         for name, run in implementations.items():
             out, gradients = run(operands, dout)
             invariants = invariants_of(run, operands, dout)
@@ -272,38 +226,40 @@ def judge(
                 "forward": out if isinstance(out, str) else {"out": out},
                 "backward": gradients,
             }
-            for phase, found in halves.items():
-                if isinstance(found, str):
-                    verdicts.append(Verdict(name, phase, None, found, (), ()))
+            for phase, actual in halves.items():
+                if isinstance(actual, str):
+                    verdicts.append(ImplementationVerdict(name, phase, None, actual, (), ()))
                     continue
-                comparisons = [_compare(v, found[v], wanted[v], bounds[v]) for v in found]
+                comparisons = [_compare(v, actual[v], expected[v], bounds[v]) for v in actual]
                 if phase == "backward":
-                    comparisons += _along(slopes, found)
-                held = tuple(i for i in invariants if i.phase == phase)
-                passes = all(c.passes for c in comparisons) and all(i.passes for i in held)
-                verdicts.append(Verdict(name, phase, passes, None, tuple(comparisons), held))
+                    comparisons += _along(slopes, actual)
+                identities = tuple(i for i in invariants if i.phase == phase)
+                passes = all(c.passes for c in comparisons) and all(i.passes for i in identities)
+                verdicts.append(
+                    ImplementationVerdict(name, phase, passes, None, tuple(comparisons), identities)
+                )
     return tuple(verdicts)
 
 
 def _along(slopes: Sequence[_Slope], gradients: dict[str, Array]) -> list[Comparison]:
     comparisons = []
     for name in dict.fromkeys(s.gradient for s in slopes):
-        mine = [s for s in slopes if s.gradient == name]
-        found = np.array([(gradients[name] * s.along).sum() for s in mine])  # (DIRECTIONS,)
-        wanted, bound = np.array([s.slope for s in mine]), np.array([s.bound for s in mine])
-        comparisons.append(_compare(name, found, wanted, bound, "finite differences"))
+        own = [s for s in slopes if s.gradient == name]
+        actual = np.array([(gradients[name] * s.along).sum() for s in own])  # (DIRECTIONS,)
+        expected, bound = np.array([s.slope for s in own]), np.array([s.bound for s in own])
+        comparisons.append(_compare(name, actual, expected, bound, "finite differences"))
     return comparisons
 
 
 def _compare(
-    value: str, found: Array, wanted: Array, bound: Array, against: str = "float64"
+    value: str, actual: Array, expected: Array, bound: Array, against: str = "float64"
 ) -> Comparison:
-    finite = np.isfinite(wanted)
-    error = np.where(finite | np.isfinite(found), np.abs(found - wanted), 0.0)
+    finite = np.isfinite(expected)
+    error = np.where(finite | np.isfinite(actual), np.abs(actual - expected), 0.0)
     error = np.where(np.isnan(error), np.inf, error)
     share = _share(error, bound)
     worst = np.unravel_index(int(share.argmax()), share.shape)
-    largest = np.abs(wanted[finite]).max(initial=0.0).astype(found.dtype)
+    largest = np.abs(expected[finite]).max(initial=0.0).astype(actual.dtype)
     return Comparison(
         value,
         against,
@@ -315,20 +271,22 @@ def _compare(
     )
 
 
-def draw(shape: tuple[int, int], distribution: str, seed: int = 0) -> tuple[Operands, Array]:
+def draw(
+    shape: tuple[int, int], distribution: Distribution, seed: int = 0
+) -> tuple[Operands, Array]:
     """Return random operands and dout in float64.
 
     Args:
-        shape: `(N, D)`, at most `MAX_ELEMENTS` numbers.
-        distribution: A name in `DISTRIBUTIONS`.
-        seed: Of the rows, gamma, beta and dout.
+        shape: Shape of x, `(N, D)`, with at most `MAX_ELEMENTS` numbers.
+        distribution: Name in `DISTRIBUTIONS`.
+        seed: Random seed of the rows, gamma, beta and dout.
 
     Raises:
-        ValueError: The shape is too large or empty, or the name is not known.
+        ValueError: The shape is too large or empty, or the distribution is unknown.
     """
     N, D = shape
     if min(shape) < 1 or N * D > MAX_ELEMENTS:
-        raise ValueError(f"{N} x {D} numbers; 1 to {MAX_ELEMENTS} are taken, in rows of 1 or more")
+        raise ValueError(f"the shape is {N} x {D}; it must have 1 to {MAX_ELEMENTS} numbers")
     if distribution not in DISTRIBUTIONS:
         raise ValueError(f"distribution {distribution!r} is not one of {', '.join(DISTRIBUTIONS)}")
     rng = np.random.default_rng(seed)
@@ -338,10 +296,14 @@ def draw(shape: tuple[int, int], distribution: str, seed: int = 0) -> tuple[Oper
 
 
 def checked(operands: Operands, dout: Array, dtype: type[np.floating]) -> tuple[Operands, Array]:
-    """Operands and dout in a dtype, if they fit together."""
+    """Return operands and dout in a dtype, checked.
+
+    Raises:
+        ValueError: The shapes do not match, or eps is out of range.
+    """
     x, _, _, _, eps = operands
     if x.ndim != 2 or not x.size:
-        raise ValueError(f"x is {x.shape}; (N, D) is needed, with no size of 0")
+        raise ValueError(f"x is {x.shape}; it must be (N, D), with N and D at least 1")
     for name, value, shape in (
         ("residual", operands.residual, x.shape),
         ("dout", dout, x.shape),
@@ -349,10 +311,10 @@ def checked(operands: Operands, dout: Array, dtype: type[np.floating]) -> tuple[
         ("beta", operands.beta, x.shape[1:]),
     ):
         if value is not None and value.shape != shape:
-            raise ValueError(f"{name} is {value.shape} where x is {x.shape}; {shape} is needed")
+            raise ValueError(f"{name} is {value.shape} and x is {x.shape}; {name} must be {shape}")
     if not 0 <= eps < np.inf:
-        raise ValueError(f"eps is {eps}; a finite number, 0 or above, is needed")
-    with np.errstate(over="ignore"):  # becomes an infinity, which is counted
+        raise ValueError(f"eps is {eps}; it must be finite and at least 0")
+    with np.errstate(over="ignore"):  # overflow gives an infinity, which is counted
         return rounded_to(operands, dout, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Implementations of add + LayerNorm, to be compared: the reference, the op, the served nodes.
+"""Implementations of add + LayerNorm for comparison: the reference, the op, the served nodes.
 
 All compute in the dtype of their operands, float32 or float64.
 """
@@ -16,7 +16,7 @@ from models.engines.with_onnxruntime import onnxruntime_session
 
 
 class Operands(NamedTuple):
-    """What the op is applied to; `eps` is added to the variance."""
+    """Operands of the op; `eps` is added to the variance."""
 
     x: Array  #                (N, D)
     residual: Array | None  #  (N, D)
@@ -26,9 +26,9 @@ class Operands(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an implementation gives, or the sentence that says why it was not run.
+    """Output and gradients of an implementation, or the reasons why they were not computed.
 
-    Gradients are "dx", "dresidual" (where there is a residual), "dgamma" and "dbeta".
+    Gradients are "dx", "dresidual" (only with a residual), "dgamma" and "dbeta".
     """
 
     out: Array | str  #  (N, D)
@@ -47,22 +47,22 @@ def _reference(operands: Operands, dout: Array) -> Outcome:
 
 
 def aten(operands: Operands, dout: Array) -> Outcome:
-    """Return what the op gives on CPU."""
+    """Return the outcome of the op on CPU."""
     return _op(operands, dout, "cpu")
 
 
 def _triton(operands: Operands, dout: Array) -> Outcome:
-    reason = "no CUDA device is here"
+    reason = "no CUDA device is available"
     if torch.cuda.is_available():
         on_device = torch.from_numpy(operands.x).to("cuda")
         if all(implementation(on_device, backward=half) == "triton" for half in (False, True)):
             return _op(operands, dout, "cuda")
-        reason = "ATen takes rows of this dtype and width"
+        reason = "ATen runs rows of this dtype and width"
     return Outcome(reason, reason)
 
 
 def _op(operands: Operands, dout: Array, device: str) -> Outcome:
-    """The op under autograd, by the implementation that the device has for it."""
+    """Return the outcome of the op and autograd on a device."""
     arrays = {"dx": operands.x, "dgamma": operands.gamma, "dbeta": operands.beta}
     if operands.residual is not None:
         arrays["dresidual"] = operands.residual
@@ -72,13 +72,15 @@ def _op(operands: Operands, dout: Array, device: str) -> Outcome:
         out = layer_norm(x, gamma, beta, operands.eps)
     else:
         out = add_layer_norm(x, leaves["dresidual"], gamma, beta, operands.eps)
-    found = torch.autograd.grad(out, list(leaves.values()), torch.tensor(dout, device=device))
-    gradients = {name: g.cpu().numpy() for name, g in zip(leaves, found, strict=True)}
-    return Outcome(out.detach().cpu().numpy(), gradients)
+    gradients = torch.autograd.grad(out, list(leaves.values()), torch.tensor(dout, device=device))
+    return Outcome(
+        out.detach().cpu().numpy(),
+        {name: g.cpu().numpy() for name, g in zip(leaves, gradients, strict=True)},
+    )
 
 
 def _onnxruntime(operands: Operands, _dout: Array) -> Outcome:
-    """The nodes that stand for the op in a graph for CPU."""
+    """Return the outcome of the op's nodes in a graph for CPU."""
     no_backward = "a served graph has no backward pass"
     if operands.x.dtype != np.float32:
         return Outcome("a served graph computes in float32", no_backward)
@@ -103,7 +105,7 @@ def _onnxruntime(operands: Operands, _dout: Array) -> Outcome:
             helper.make_tensor("beta", TensorProto.FLOAT, [D], operands.beta),
         ],
     )
-    # The version of the file that came with opset 20.
+    # IR version 9 belongs to opset 20.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     session = onnxruntime_session(model.SerializeToString(), threads=1)
     return Outcome(session.run(["out"], arrays)[0], no_backward)

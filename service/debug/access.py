@@ -1,42 +1,49 @@
-"""Who may come near the gradient routes, beside whoever has a key: their own pages alone."""
+"""Access to the gradient routes, beside API keys: only their own pages may call them."""
 
-from fastapi import Request
+from fastapi import Depends, Request
 
-from service.errors import Forbidden, NotFound
-from service.middleware import names_one_of
-from service.settings import DebugSettings
-
-
-def debug_settings(request: Request) -> DebugSettings:
-    """Return the settings of the gradient routes."""
-    settings: DebugSettings = request.app.state.settings.debug
-    return settings
+from service.api.deadline import deadline_s
+from service.api.errors import Forbidden, NotFound
+from service.api.middleware import host_matches
+from service.api.state import state_of
 
 
-async def switched_on(request: Request) -> None:
-    """Refuse where gradients are switched off, and pages that other hosts have sent.
+async def require_debug_enabled(request: Request) -> None:
+    """Refuse requests if the routes are disabled, and requests from pages of other hosts.
 
     Raises:
-        NotFound: They are switched off.
-        Forbidden: The host name is not one of ours, or the page that asks is of another.
+        NotFound: The routes are disabled.
+        Forbidden: The host name is not allowed, or the page comes from another host.
     """
-    settings = debug_settings(request)
+    settings = state_of(request).settings.debug
     if not settings.enabled:
-        raise NotFound("the gradient routes are switched off; VITRINE_DEBUG__ENABLED=true")
+        raise NotFound("the gradient routes are disabled; set VITRINE_DEBUG__ENABLED=true")
     host = request.headers.get("host", "")
-    # A name that somebody else's DNS has made ours would make a page there one of ours.
-    if not names_one_of(host, settings.hosts):
-        raise Forbidden("this host name is not one of VITRINE_DEBUG__HOSTS", code="host")
+    # Protects against DNS rebinding.
+    if not host_matches(host, settings.hosts):
+        raise Forbidden("the host name is not in VITRINE_DEBUG__HOSTS", code="host")
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
-        raise Forbidden("the page that asks is of another host", code="origin")
+        raise Forbidden("the request comes from a page of another host", code="origin")
 
 
-async def from_no_other_site(request: Request) -> None:
-    """Refuse what a page of another site makes a browser ask for, such as an image.
+async def reject_cross_site(request: Request) -> None:
+    """Refuse requests that a page of another site makes a browser send, such as for an image.
 
     Raises:
-        Forbidden: It does.
+        Forbidden: The request is one of these.
     """
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise Forbidden("the page that asks is of another site", code="origin")
+        raise Forbidden("the request comes from a page of another site", code="origin")
+
+
+async def check_deadline(request: Request) -> None:
+    """Refuse an invalid deadline, also where nothing runs.
+
+    Raises:
+        Malformed: The deadline is no number of milliseconds.
+    """
+    deadline_s(request, state_of(request).settings.limits.request_s)
+
+
+ACCESS = [Depends(require_debug_enabled), Depends(reject_cross_site), Depends(check_deadline)]

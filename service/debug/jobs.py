@@ -1,282 +1,290 @@
-"""What the gradient process does, a function for each kind of job. Here alone torch is imported."""
+"""Jobs of the gradient process. Of the service, only this module imports torch."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from models.add_layer_norm import implementation
-from models.artifact import Artifact
+from models.artifact import Artifact, ArtifactError
 from models.engines import available_cpus
-from models.gradients import attribution
-from models.gradients.attribution import Target, attribute, vjp
-from models.gradients.budget import Settings
+from models.gradients import attribution, results
+from models.gradients.attribution import attribute, vjp
 from models.gradients.flow import flow
-from models.gradients.integration import Integral
+from models.gradients.inputs import Objective
 from models.gradients.layer_norm_check import draw, judge, rounded_to
 from models.gradients.layer_norm_implementations import Operands
-from models.gradients.layer_norm_trace import norm_names, rows_of_layer, trace
-from models.gradients.objectives import Objective
-from models.gradients.pair import Side, explain_pair
+from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
+from models.gradients.pair import explain_pair
 from models.gradients.parity import parity
-from models.gradients.twin import Row, Twin
-from service.debug.frames import MOST_NONFINITE, Message
+from models.gradients.reference_model import ReferenceModel
+from models.gradients.results import LayerNormCheck, TokenGradient, as_dict
+from service.debug.messages import (
+    MAX_NONFINITE,
+    AttributeJob,
+    Done,
+    FlowJob,
+    Job,
+    LayerNormJob,
+    NonFinite,
+    NormOfRow,
+    Opened,
+    PairJob,
+    ParityJob,
+    Target,
+    VjpJob,
+)
+from service.debug.request_models import GivenRows, RandomRows
+
+Result = (
+    results.Attribution
+    | results.PairAttribution
+    | results.Flow
+    | results.LayerNormCheck
+    | results.Parity
+    | results.TokenGradient
+)
 
 
 class JobRefused(Exception):
-    """The twin cannot do what was asked.
+    """The reference model cannot run the job.
 
     Attributes:
-        code: Stable, for programs.
-        field: JSON pointer to what is meant.
+        code: Error code.
+        pointer: JSON pointer to the field of the request.
     """
 
-    def __init__(self, detail: str, code: str, field: str) -> None:
+    def __init__(self, detail: str, code: str, pointer: str) -> None:
         super().__init__(detail)
         self.code = code
-        self.field = field
+        self.pointer = pointer
 
 
-_opened: dict[str, Any] = {}
+class ArtifactUnavailable(Exception):
+    """The artifact cannot be read any more."""
 
 
-def open_twin(path: Path, device: str) -> Message:
-    """Open the artifact's twin, and say what it is.
+class Jobs:
+    """An artifact and its reference model, which jobs run on.
 
-    Raises:
-        ArtifactError: It has none, or not that of its graph.
-        RuntimeError: The device is not there.
-    """
-    torch.set_num_threads(available_cpus())
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    artifact = Artifact.load(path)
-    twin = Twin.open(artifact, device)
-    _opened.update(artifact=artifact, twin=twin)
-    word = twin.model.encoder.embeddings.word.weight
-    return {
-        "points": twin.points,
-        "norms": norm_names(twin),
-        "device": device,
-        "torch": torch.__version__,
-        "op": {
-            "forward": implementation(word),
-            "backward": implementation(word, backward=True),
-        },
-    }
-
-
-def run(job: Message) -> Message:
-    """Return the answer to a job, and the twin's vectors of the rows that it compares.
+    Args:
+        path: Folder of the artifact.
+        device: Device of the reference model; "auto" prefers CUDA.
 
     Raises:
-        JobRefused: The twin cannot do what was asked.
+        ArtifactError: The artifact has no reference model, or not that of its graph.
+        RuntimeError: The device is not available.
     """
-    twin: Twin = _opened["twin"]
-    answer = JOBS[job["kind"]](twin, job)
-    vectors = [twin.vector(Row(**row)).cpu().numpy() for row in job["compare"]]
-    return {"answer": answer, "nonfinite": nonfinite(answer), "vectors": vectors}
+
+    def __init__(self, path: Path, device: str) -> None:
+        torch.set_num_threads(available_cpus())
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = device
+        self._artifact = Artifact.load(path)
+        self._model = ReferenceModel.open(self._artifact, device)
+
+    def describe(self) -> Opened:
+        """Return the names and kernels of the reference model."""
+        weight = self._model.network.encoder.embeddings.word.weight
+        return Opened(
+            layers=self._model.layer_names,
+            norms=norm_names(self._model),
+            device=self._device,
+            torch=torch.__version__,
+            op={
+                "forward": implementation(weight),
+                "backward": implementation(weight, backward=True),
+            },
+        )
+
+    def run(self, job: Job) -> Done:
+        """Return the result of a job.
+
+        Raises:
+            JobRefused: The reference model cannot run the job.
+            ArtifactUnavailable: The job needs the artifact's files, which cannot be read any more.
+        """
+        started = time.perf_counter()
+        result = self._result(job)
+        fields = as_dict(result)
+        return Done(
+            result=fields,
+            nonfinite=nonfinite(fields),
+            converged=_has_converged(result),
+            vectors=[self._model.vector(row).tolist() for row in job.compare],
+            wall_ms=1e3 * (time.perf_counter() - started),
+        )
+
+    def _result(self, job: Job) -> Result:
+        model = self._model
+        match job:
+            case AttributeJob():
+                return attribute(
+                    model,
+                    job.row,
+                    _target(model, job.target),
+                    method=job.method,
+                    layer_name=_layer(model, job.layer),
+                    baseline=job.baseline,
+                    options=job.options,
+                )
+            case PairJob():
+                return explain_pair(
+                    model,
+                    job.a,
+                    job.b,
+                    layer_name=_layer(model, job.layer),
+                    tolerance=job.tolerance,
+                    max_evaluations=job.max_evaluations,
+                )
+            case FlowJob():
+                return _flow(model, job)
+            case LayerNormJob():
+                return _layer_norm(model, job)
+            case ParityJob():
+                return self._parity(job)
+            case VjpJob():
+                return _vjp(model, job)
+
+    def _parity(self, job: ParityJob) -> results.Parity:
+        try:
+            return parity(self._artifact, self._model, job.rows or None)
+        except (OSError, ArtifactError) as error:
+            raise ArtifactUnavailable(
+                "the files of the artifact have been moved or changed"
+            ) from error
 
 
-def _attribute(twin: Twin, job: Message) -> Message:
-    found = attribute(
-        twin,
-        Row(**job["row"]),
-        _target(twin, job["target"]),
-        method=job["method"],
-        point=_point(twin, job["point"]),
-        baseline=job["baseline"],
-        settings=Settings(**job["settings"]),
-    )
-    return {
-        "scores": found.scores,
-        "value": found.value,
-        "baseline_value": found.baseline_value,
-        "sum": found.scores.sum(),
-        "completeness": found.integral
-        and _completeness(found.integral, found.integral.delta.item()),
-        "path": found.integral
-        and [[place, value[0]] for place, value in zip(*found.integral.path, strict=True)],
-    }
+def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:
+    objective = Objective(job.objective, job.vectors)
+    try:
+        return flow(model, job.rows, objective, emulate=job.emulate, loss_scale=job.loss_scale)
+    except ValueError as error:
+        raise JobRefused(str(error), code="objective", pointer="/objective") from None
 
 
-def _pair(twin: Twin, job: Message) -> Message:
-    sides = [Side(Row(**job[name]["row"]), job[name]["baseline"]) for name in ("a", "b")]
-    found = explain_pair(
-        twin,
-        *sides,
-        point=_point(twin, job["point"]),
-        tolerance=job["tolerance"],
-        max_evaluations=job["max_evaluations"],
-    )
-    return {
-        "matrix": found.matrix,
-        "sum": found.matrix.sum(),
-        "cosine": found.cosine,
-        "reference_terms": {
-            "a_baseline": found.a_baseline,
-            "baseline_b": found.baseline_b,
-            "baselines": found.baselines,
-        },
-        "delta": found.delta,
-        "completeness": [
-            _completeness(integral, float(np.linalg.norm(integral.delta)))
-            for integral in found.integrals
-        ],
-    }
-
-
-def _completeness(integral: Integral, delta: float) -> Message:
-    return {
-        "delta": delta,
-        "error": integral.error,
-        "allowed": integral.allowed,
-        "converged": integral.converged,
-        "evaluations": integral.evaluations,
-    }
-
-
-def _vjp(twin: Twin, job: Message) -> Message:
-    point = _point(twin, job["point"])
-    x, gradient = vjp(twin, Row(**job["row"]), job["cotangent"], point)  # (L, D)
+def _vjp(model: ReferenceModel, job: VjpJob) -> TokenGradient:
+    x, gradient = vjp(model, job.row, job.cotangent, _layer(model, job.layer))  # (L, D)
     reduced: dict[str, Callable[[], torch.Tensor]] = {
         "norm": lambda: gradient.norm(dim=-1),
         "dot": lambda: (gradient * x).sum(-1),
         "full": lambda: gradient,
     }
-    return {"gradient": reduced[job["reduce"]]().cpu().numpy()}
+    return TokenGradient(reduced[job.reduce]().cpu().numpy())
 
 
-def _flow(twin: Twin, job: Message) -> Message:
-    try:
-        found = flow(
-            twin,
-            [Row(**row) for row in job["rows"]],
-            Objective(job["objective"], job["vectors"]),
-            emulate=job["emulate"],
-            loss_scale=job["loss_scale"],
+def _layer_norm(model: ReferenceModel, job: LayerNormJob) -> LayerNormCheck:
+    operands, dout = _operands(model, job)
+    if job.dout == "ones":
+        dout = np.ones_like(dout)
+    N = len(operands.x)
+    if job.row is not None and job.row >= N:
+        raise JobRefused(
+            f"row {job.row} does not exist; rows: 0 to {N - 1}", code="no_such_row", pointer="/row"
         )
-    except ValueError as error:
-        raise JobRefused(str(error), code="objective", field="/objective") from None
-    first = found.first_nonfinite
-    return {
-        "objective": found.objective,
-        "places": [asdict(place) for place in found.places],
-        "first_nonfinite": first and asdict(first),
-        "nonfinite_places": [asdict(place) for place in found.nonfinite],
-        "verdicts": [asdict(verdict) for verdict in found.verdicts],
-    }
+    traced = trace(operands, dout, row=job.row)
+    verdicts = judge(*rounded_to(operands, dout, np.dtype(job.dtype).type))
+    return LayerNormCheck(traced.steps, traced.invariants, verdicts)
 
 
-def _parity(twin: Twin, job: Message) -> Message:
-    rows = [Row(**row) for row in job["rows"]] or None
-    found = parity(_opened["artifact"], twin, rows)
-    return {**asdict(found), "passes": found.passes, "failures": found.failures}
+def _operands(
+    model: ReferenceModel, job: LayerNormJob
+) -> tuple[Operands, np.ndarray[Any, np.dtype[np.floating[Any]]]]:
+    """Return the inputs of the check and the gradient by its output."""
+    match job.source:
+        case RandomRows(shape=(N, D), distribution=distribution):
+            try:
+                return draw((N, D), distribution, job.seed)
+            except ValueError as error:
+                raise JobRefused(str(error), code="source", pointer="/source/shape") from None
+        case NormOfRow(row=row, norm=norm):
+            names = norm_names(model)
+            if norm not in names:
+                raise JobRefused(
+                    f"unknown norm; the model's norms: {', '.join(names)}",
+                    code="unknown_norm",
+                    pointer="/source/norm",
+                )
+            operands = norm_operands(model, row, norm)
+        case GivenRows():
+            operands = _given(job.source)
+    return operands, np.random.default_rng(job.seed).normal(size=operands.x.shape)
 
 
-def _layer_norm(twin: Twin, job: Message) -> Message:
-    source, seed = job["source"], job["seed"]
-    try:
-        if source["type"] == "random":
-            operands, dout = draw(source["shape"], source["distribution"], seed)
-        else:
-            operands = _operands(twin, source)
-            dout = np.random.default_rng(seed).normal(size=operands.x.shape)
-        if job["dout"] == "ones":
-            dout = np.ones_like(dout)
-        if job["row"] is not None and job["row"] >= len(operands.x):
+def _given(source: GivenRows) -> Operands:
+    N, D = len(source.x), len(source.x[0])
+    for name, rows in (("x", source.x), ("residual", source.residual)):
+        if rows is not None and (len(rows) != N or {len(row) for row in rows} != {D}):
             raise JobRefused(
-                f"there are rows 0 to {len(operands.x) - 1}", code="no_such_row", field="/row"
+                f"{name} must have {N} rows of {D} numbers, the size of x",
+                code="source",
+                pointer=f"/source/{name}",
             )
-        traced = trace(operands, dout, row=job["row"])
-        verdicts = judge(*rounded_to(operands, dout, np.dtype(job["dtype"]).type))
-    except ValueError as error:
-        raise JobRefused(str(error), code="source", field="/source") from None
-    return {
-        "passes": all(verdict.passes is not False for verdict in verdicts),
-        "steps": [asdict(step) for step in traced.steps],
-        "invariants": [asdict(invariant) for invariant in traced.invariants],
-        "verdicts": [asdict(verdict) for verdict in verdicts],
-    }
-
-
-def _operands(twin: Twin, source: Message) -> Operands:
-    if source["type"] == "text":
-        names = norm_names(twin)
-        if source["norm"] not in names:
+    for name, vector in (("gamma", source.gamma), ("beta", source.beta)):
+        if vector is not None and len(vector) != D:
             raise JobRefused(
-                f"the model has no such norm; it has: {', '.join(names)}",
-                code="unknown_norm",
-                field="/source/norm",
+                f"{name} has {len(vector)} numbers; {D} are needed",
+                code="source",
+                pointer=f"/source/{name}",
             )
-        return rows_of_layer(twin, Row(**source["row"]), source["norm"])
-    for name in ("x", "residual"):
-        if len({len(row) for row in source[name] or ()}) > 1:
-            raise ValueError(f"the rows of {name} are not equally long")
-    given = {
-        name: np.array(source[name], np.float64)
-        for name in ("x", "residual", "gamma", "beta")
-        if source[name] is not None
-    }
-    D = given["x"].shape[-1]
     return Operands(
-        given["x"],
-        given.get("residual"),
-        given.get("gamma", np.ones(D)),
-        given.get("beta", np.zeros(D)),
-        source["eps"],
+        np.array(source.x, np.float64),
+        None if source.residual is None else np.array(source.residual, np.float64),
+        np.ones(D) if source.gamma is None else np.array(source.gamma, np.float64),
+        np.zeros(D) if source.beta is None else np.array(source.beta, np.float64),
+        source.eps,
     )
 
 
-JOBS: dict[str, Callable[[Twin, Message], Message]] = {
-    "attribute": _attribute,
-    "pair": _pair,
-    "flow": _flow,
-    "layer_norm": _layer_norm,
-    "parity": _parity,
-    "vjp": _vjp,
-}
-
-
-def _point(twin: Twin, point: str) -> str:
-    if point not in twin.points:
+def _layer(model: ReferenceModel, layer_name: str) -> str:
+    if layer_name not in model.layer_names:
         raise JobRefused(
-            f"the model has no such point; it has: {', '.join(twin.points)}",
-            code="unknown_point",
-            field="/point",
+            f"unknown layer; the model's layers: {', '.join(model.layer_names)}",
+            code="unknown_layer",
+            pointer="/layer",
         )
-    return point
+    return layer_name
 
 
-def _target(twin: Twin, target: Message) -> Target:
-    def vector(name: str) -> torch.Tensor:
-        return twin.vector(Row(**target[name]))
+def _target(model: ReferenceModel, target: Target) -> attribution.Target:
+    def vector(index: int) -> torch.Tensor:
+        return model.vector(target.rows[index])
 
-    weight = twin.model.encoder.embeddings.word.weight
-    build: dict[str, Callable[[], Target]] = {
-        "cosine": lambda: attribution.cosine(vector("row")),
-        "margin": lambda: attribution.margin(vector("positive"), vector("negative")),
-        "dot": lambda: attribution.dot(weight.new_tensor(target["vector"]), twin.normalize),
-        "dim": lambda: attribution.dim(target["index"], twin.normalize),
+    weight = model.network.encoder.embeddings.word.weight
+    build: dict[str, Callable[[], attribution.Target]] = {
+        "cosine": lambda: attribution.cosine(vector(0)),
+        "margin": lambda: attribution.margin(vector(0), vector(1)),
+        "dot": lambda: attribution.dot(weight.new_tensor(target.vector), model.normalize),
+        "dim": lambda: attribution.dim(target.index, model.normalize),
         "norm": attribution.norm,
     }
-    return build[target["type"]]()
+    return build[target.type]()
 
 
-def nonfinite(answer: Message) -> list[Message]:
-    """Return where an answer has numbers that JSON has not, and which; the first of them."""
-    found: list[Message] = []
-    for pointer, value in _numbers(answer, ""):
+def _has_converged(result: Result) -> bool:
+    match result:
+        case results.Attribution(completeness=completeness):
+            return completeness is None or completeness.converged
+        case results.PairAttribution(completeness=integrals):
+            return all(integral.converged for integral in integrals)
+    return True
+
+
+def nonfinite(result: dict[str, Any]) -> list[NonFinite]:
+    """Return the non-finite numbers of a result, at most `MAX_NONFINITE`."""
+    numbers: list[NonFinite] = []
+    for pointer, value in _numbers(result, ""):
         if not math.isfinite(value):
-            kind = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-            found.append({"pointer": pointer, "kind": kind})
-            if len(found) == MOST_NONFINITE:
+            infinity: Literal["inf", "-inf"] = "inf" if value > 0 else "-inf"
+            numbers.append(NonFinite(pointer, "nan" if math.isnan(value) else infinity))
+            if len(numbers) == MAX_NONFINITE:
                 break
-    return found
+    return numbers
 
 
 def _numbers(value: Any, pointer: str) -> Iterator[tuple[str, float]]:  # noqa: ANN401 - JSON
@@ -288,6 +296,6 @@ def _numbers(value: Any, pointer: str) -> Iterator[tuple[str, float]]:  # noqa: 
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield from _numbers(inner, f"{pointer}/{name}")
-    elif isinstance(value, list | tuple):
-        for place, inner in enumerate(value):
-            yield from _numbers(inner, f"{pointer}/{place}")
+    elif isinstance(value, list):
+        for position, inner in enumerate(value):
+            yield from _numbers(inner, f"{pointer}/{position}")

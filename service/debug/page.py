@@ -1,19 +1,21 @@
-"""The page to look at gradients with: static files, and the chart library as pip installed it."""
+"""The page for gradients: static files, and the chart library as installed by pip."""
 
+import asyncio
 from importlib.util import find_spec
 from pathlib import Path
 
 from fastapi import APIRouter, Depends, Request, Response
-from starlette.responses import FileResponse
 
-from service.debug.access import switched_on
-from service.errors import NotFound
-from service.routing import DirectRoute
+from service.api.errors import NotFound
+from service.api.raw_route import RawRoute
+from service.api.state import State
+from service.debug.access import require_debug_enabled
 
 _FOLDER = Path(__file__).parent / "page"
 _CHARTS = "plotly.min.js"
+_MEDIA_TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 
-# Scripts are files of this host. The chart library sets styles of its own.
+# Scripts are files of this host. The chart library sets inline styles.
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -26,27 +28,33 @@ _HEADERS = {
 
 router = APIRouter(
     prefix="/debug",
-    route_class=DirectRoute,
-    dependencies=[Depends(switched_on)],
+    route_class=RawRoute,
+    dependencies=[Depends(require_debug_enabled)],
     include_in_schema=False,
 )
 
 
 @router.get("")
-async def page(_request: Request) -> Response:
-    """Return the page. It holds nothing secret; what it asks for needs a key."""
-    return FileResponse(_FOLDER / "index.html", headers=_HEADERS)
+async def page(_request: Request, _state: State) -> Response:
+    """Return the page. It contains nothing secret; its requests need a key."""
+    return await _response_of(_FOLDER / "index.html")
 
 
 @router.get("/assets/{name}")
-async def asset(request: Request) -> Response:
+async def asset(request: Request, _state: State) -> Response:
     """Return one of the page's files."""
     files = {path.name: path for path in _FOLDER.iterdir()}
-    # The package alone knows where it is, and importing it would take a second.
+    # Located without importing the package, which would take a second.
     charts = find_spec("plotly")
     if charts is not None and charts.origin is not None:
         files[_CHARTS] = Path(charts.origin).parent / "package_data" / _CHARTS
     name = request.path_params["name"]
     if name not in files:
         raise NotFound("the page has no such file", code="not_found")
-    return FileResponse(files[name], headers=_HEADERS)
+    return await _response_of(files[name])
+
+
+async def _response_of(file: Path) -> Response:
+    # Read before the response begins: a FileResponse that cannot open its file breaks off.
+    content = await asyncio.to_thread(file.read_bytes)
+    return Response(content, headers=_HEADERS, media_type=_MEDIA_TYPES[file.suffix])

@@ -1,4 +1,4 @@
-"""The service's end of its gradient process, which it starts, watches, kills and replaces."""
+"""The gradient process: a child that the service starts, watches, kills and replaces."""
 
 import asyncio
 import logging
@@ -7,32 +7,38 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from service.debug import frames
-from service.debug.frames import Message
-from service.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded, ServiceError
+from service.debug.messages import JOB, REPLY, Done, Job, Opened, Refused, Reply, Unavailable
+from service.inference.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+    VitrineError,
+)
 from service.logs import LogFormat
 from service.settings import DebugSettings
 
 log = logging.getLogger("vitrine")
 
-# To import torch and read the weights.
+# Timeout for importing torch and reading the weights.
 _START_S = 120.0
 
 
 def worker_command(artifact: Path, device: str, log: LogFormat) -> list[str]:
-    """Return what starts the gradient process of an artifact."""
-    # -P: a folder named models in the current directory is not ours.
+    """Return the command that starts the gradient process of an artifact."""
+    # -P: a folder named "models" in the current directory must not be imported.
     return [sys.executable, "-P", "-m", "service.debug.worker", str(artifact), device, log]
 
 
 class GradientProcess:
-    """A child process that is there from its first job on, and runs one job at a time.
+    """A child process that is started by its first job, and runs one job at a time.
 
-    A job in torch cannot be stopped, so the process is killed when its deadline has passed or its
-    client has gone; the next job gets a new one.
+    A job in torch cannot be stopped, so the process is killed when the deadline has passed or the
+    client has disconnected. The next job starts a new one.
 
     Args:
-        command: Starts it; see `worker_command`.
-        settings: How many may wait, for how long, and after how many jobs it is replaced.
+        command: Command of the process; see `worker_command`.
+        settings: Limits of the queue, of a job and of the process.
     """
 
     def __init__(self, command: Sequence[str], settings: DebugSettings) -> None:
@@ -42,25 +48,25 @@ class GradientProcess:
         self._callers = 0
         self._process: asyncio.subprocess.Process | None = None
         self._jobs = 0
-        self._opened: Message = {}
+        self._opened: Opened | None = None
         self._closed = False
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if it runs."""
+        """Process id, or None if it does not run."""
         if self._process is None or self._process.returncode is not None:
             return None
         return self._process.pid
 
-    async def run(self, job: Message) -> Message:
-        """Return the answer to a job, `{"answer", "nonfinite", "vectors", "wall_ms"}`.
+    async def run(self, job: Job) -> Done:
+        """Return the result of a job.
 
         Raises:
-            Overloaded: As many wait already as may.
-            NotReady: The process cannot be started, or it died.
+            Overloaded: The queue is full.
+            NotReady: The process cannot be started, or died, or the artifact cannot be read.
             DeadlineExceeded: The job took too long.
-            InvalidInput: The twin cannot do what was asked.
-            ServiceError: The job failed.
+            InvalidInput: The reference model cannot run the job.
+            VitrineError: The job failed.
         """
         if self._callers > self._settings.max_waiting:
             raise Overloaded("the gradient process is busy; try again later", code="busy")
@@ -70,26 +76,29 @@ class GradientProcess:
                 reply = await self._exchange(job)
         finally:
             self._callers -= 1
-        if "refused" in reply:
-            refused = reply["refused"]
-            raise InvalidInput(refused["detail"], code=refused["code"], pointer=refused["field"])
-        if "failed" in reply:
-            raise ServiceError(reply["failed"], code="gradients_failed")
-        return reply
+        match reply:
+            case Done():
+                return reply
+            case Refused():
+                raise InvalidInput(reply.detail, code=reply.code, pointer=reply.pointer)
+            case Unavailable():
+                raise NotReady(reply.detail, code="artifact_unavailable")
+        raise VitrineError("the gradient job failed; see the log", code="gradients_failed")
 
-    async def start(self) -> Message:
-        """Start the process if it does not run, and return what it says of its twin.
+    async def start(self) -> Opened:
+        """Start the process if it does not run; return the description of its reference model.
 
         Raises:
-            NotReady: It cannot be started.
+            NotReady: The process cannot be started.
         """
-        if self.pid is None:  # else it may be busy, and need not be asked
+        if self.pid is None:  # otherwise it may be busy, and its description is known
             async with self._turn:
                 await self._running()
+        assert self._opened is not None  # noqa: S101 - the process runs
         return self._opened
 
     async def close(self) -> None:
-        """End the process for good, whatever it does."""
+        """End the process for good."""
         self._closed = True
         await self._kill()
 
@@ -99,23 +108,23 @@ class GradientProcess:
             process.kill()
             await process.wait()
 
-    async def _exchange(self, job: Message) -> Message:
+    async def _exchange(self, job: Job) -> Reply:
         process = await self._running()
         assert process.stdin is not None  # noqa: S101 - it was started with pipes
         assert process.stdout is not None  # noqa: S101
         try:
             async with asyncio.timeout(self._settings.deadline_s):
-                process.stdin.write(frames.encode(job))
+                process.stdin.write(frames.frame(JOB.dump_json(job)))
                 await process.stdin.drain()
-                reply = await frames.receive(process.stdout)
+                reply = REPLY.validate_json(await frames.receive(process.stdout))
         except TimeoutError:
             await self._kill()
             raise DeadlineExceeded(
-                f"the job took longer than {self._settings.deadline_s:g} s; ask for less"
+                f"the job exceeded its deadline of {self._settings.deadline_s:g} s; request less"
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError):
             await self._kill()
-            log.error("the gradient process died, with status %s", process.returncode)
+            log.error("the gradient process died with status %s", process.returncode)
             raise NotReady(
                 "the gradient process died; the next request starts a new one",
                 code="gradients_unavailable",
@@ -124,7 +133,7 @@ class GradientProcess:
             await self._kill()
             raise
         self._jobs += 1
-        # Before memory that a job has left behind can add up.
+        # Before leaked memory can add up.
         if self._jobs >= self._settings.max_jobs:
             await self._kill()
         return reply
@@ -135,26 +144,31 @@ class GradientProcess:
         if self._closed:
             raise NotReady("the service is stopping", code="gradients_unavailable")
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe)
+        try:
+            process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe)
+        except OSError as error:  # no file descriptor, no memory
+            log.error("the gradient process cannot be started: %s", error)
+            raise NotReady(
+                "the gradient process cannot be started; see the log",
+                code="gradients_unavailable",
+            ) from None
         self._process, self._jobs = process, 0
         assert process.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
             async with asyncio.timeout(_START_S):
-                opened = await frames.receive(process.stdout)
+                opened = REPLY.validate_json(await frames.receive(process.stdout))
         except (TimeoutError, asyncio.IncompleteReadError):
             await self._kill()
             raise NotReady(
-                "the gradient process did not start; its log says why",
+                "the gradient process did not start; see the log",
                 code="gradients_unavailable",
             ) from None
         except asyncio.CancelledError:
             await self._kill()
             raise
-        if "failed" in opened:
+        if not isinstance(opened, Opened):
             await self._kill()
-            raise NotReady(
-                "gradients cannot be taken here; the log says why", code="gradients_unavailable"
-            )
+            raise NotReady("gradients are not available; see the log", code="gradients_unavailable")
         self._opened = opened
-        log.info("the gradient process %d has opened the twin", process.pid)
+        log.info("the gradient process %d has loaded the reference model", process.pid)
         return process

@@ -1,36 +1,45 @@
-"""The gradient routes. A handler checks, tokenises, sends a job and says what came of it."""
+"""The gradient routes. A handler validates, tokenises, sends a job and returns its result."""
 
 import asyncio
 from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from models.engines import cosines
-from models.gradients.budget import COSTS, Settings, pair_token_steps, token_steps
-from service.body import read_request
-from service.debug import requests
-from service.debug.access import debug_settings, from_no_other_site, switched_on
-from service.debug.answers import (
-    AttributeAnswer,
-    Capabilities,
-    Cost,
-    FlowAnswer,
-    Hashes,
-    LayerNormAnswer,
-    PairAnswer,
-    Parity,
-    ParityAnswer,
-    Token,
-    VjpAnswer,
+from models.engines.outputs import compare
+from models.gradients import inputs
+from models.gradients.budget import (
+    flow_token_steps,
+    pair_token_steps,
+    parity_token_steps,
+    token_steps,
 )
-from service.debug.frames import MOST_NONFINITE, Message
-from service.debug.process import GradientProcess
-from service.debug.requests import (
+from models.gradients.inputs import BaselineName, MethodOptions, Row, Side
+from service.api.auth import require_scope
+from service.api.body import read_body
+from service.api.deadline import cancel_on_disconnect, deadline_s, within
+from service.api.errors import Forbidden
+from service.api.openapi import error_responses, request_body
+from service.api.raw_route import RawRoute
+from service.api.responses import JSON
+from service.debug import request_models
+from service.debug.access import ACCESS
+from service.debug.messages import (
+    MAX_NONFINITE,
+    AttributeJob,
+    FlowJob,
+    Job,
+    LayerNormJob,
+    NormOfRow,
+    PairJob,
+    ParityJob,
+    Target,
+    VjpJob,
+)
+from service.debug.request_models import (
     AttributeRequest,
-    Baseline,
     FlowRequest,
     LayerNormRequest,
     PairRequest,
@@ -38,312 +47,315 @@ from service.debug.requests import (
     Text,
     VjpRequest,
 )
-from service.errors import Forbidden, InvalidInput, TooLarge
-from service.metrics import Metrics, telling_outcome
-from service.routing import (
-    DirectRoute,
-    body_of,
-    problems,
-    runtime_of,
-    scope,
-    submit,
-    while_connected,
+from service.debug.responses import (
+    AttributeResponse,
+    Capabilities,
+    Cost,
+    CostResponse,
+    DebugLimits,
+    FlowResponse,
+    GradientResponse,
+    Hashes,
+    LayerNormResponse,
+    PairResponse,
+    ParityResponse,
+    Token,
+    VectorParity,
+    VjpResponse,
 )
-from service.runtime import Runtime
-from service.tokenizer import TokenizedText
-from service.vectors import JSON
+from service.debug.state import DebugState, State
+from service.inference import tokenizer
+from service.inference.errors import InvalidInput, TooLarge
+from service.inference.metrics import record_outcome
+from service.inference.model import Model
+from service.inference.tokenizer import TokenizedText
 
 _MAX_BODY_BYTES = 2**20
-# Below it the twin is not what is served, whatever precision that is in.
+# Below it the reference model is not what is served, whatever precision that is in.
 _MIN_PARITY = 0.999
 
 
 router = APIRouter(
-    prefix="/debug",
-    route_class=DirectRoute,
-    dependencies=[scope("debug"), Depends(switched_on), Depends(from_no_other_site)],
+    prefix="/debug", route_class=RawRoute, dependencies=[require_scope("debug"), *ACCESS]
 )
 
 
-def _documented(asked: type[BaseModel], answer: type[BaseModel], summary: str) -> dict[str, Any]:
-    """What the API's documentation says of a route that reads its own body."""
+def _route(body: type[BaseModel], response: Any, summary: str) -> dict[str, Any]:  # noqa: ANN401
+    """Return the options of a route that parses its own body."""
     return {
         "summary": summary,
-        "response_model": answer,
-        "openapi_extra": body_of(asked),
-        "responses": problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
+        "response_model": response,
+        "openapi_extra": request_body(body),
+        "responses": error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
     }
 
 
-@router.post("/attribute", **_documented(AttributeRequest, AttributeAnswer, "Score the tokens"))
-async def attribute(request: Request) -> Response:
-    """Tell which tokens of a text made a number: a similarity, a dimension, a length."""
-    runtime = runtime_of(request)
-    asked = await read_request(request, AttributeRequest, _MAX_BODY_BYTES)
-    text = await _tokenize(request, asked.text, "/text")
-    target = await _target(request, asked.target)
-    settings = Settings(
-        asked.tolerance, asked.max_evaluations, asked.samples, asked.sigma, asked.seed
+@router.post(
+    "/attribute",
+    **_route(AttributeRequest, AttributeResponse | CostResponse, "Attribution to tokens"),
+)
+async def attribute(request: Request, state: State) -> Response:
+    """Attribute a number, such as a similarity, to the tokens of a text."""
+    model = state.ready_model()
+    body = await read_body(request, state, AttributeRequest, _MAX_BODY_BYTES)
+    text = await _tokenize(state, body.text, "/text")
+    target = await _target(state, body.target)
+    options = MethodOptions(
+        body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )
-    cost = _cost(request, token_steps(asked.method, len(text.row.ids), settings))
-    if asked.dry_run:
-        return _answer(AttributeAnswer(model=_hashes(runtime), cost=cost))
+    cost = _cost(state, token_steps(body.method, len(text.row.ids), options))
+    if body.dry_run:
+        return _json(CostResponse(model=_hashes(model), cost=cost))
 
-    job = {
-        "kind": "attribute",
-        "row": _row(text),
-        "target": target,
-        "method": asked.method,
-        "point": asked.point,
-        "baseline": _baseline(text, asked.baseline, "/text"),
-        "settings": vars(settings),
-    }
-    found, about = await _run(request, job, [text])
-    return _answer(AttributeAnswer(**about, cost=cost, tokens=_tokens(text), **found))
+    row = _row(text)
+    baseline = _baseline(text, body.baseline, "/text")
+    job = AttributeJob(row, target, body.method, body.layer, baseline, options, compare=[row])
+    return await _run(request, state, job, cost, AttributeResponse, tokens=_tokens(text))
 
 
-@router.post("/attribute/pair", **_documented(PairRequest, PairAnswer, "Score pairs of tokens"))
-async def pair(request: Request) -> Response:
-    """Tell which tokens of two texts made their similarity, as a matrix that adds up to it."""
-    runtime = runtime_of(request)
-    asked = await read_request(request, PairRequest, _MAX_BODY_BYTES)
-    a, b = await _tokenize(request, asked.a, "/a"), await _tokenize(request, asked.b, "/b")
-    steps = pair_token_steps(asked.point, len(a.row.ids), len(b.row.ids), asked.max_evaluations)
-    cost = _cost(request, steps)
-    if asked.dry_run:
-        return _answer(PairAnswer(model=_hashes(runtime), cost=cost))
+@router.post(
+    "/attribute/pair",
+    **_route(PairRequest, PairResponse | CostResponse, "Attribution to pairs of tokens"),
+)
+async def pair(request: Request, state: State) -> Response:
+    """Attribute the similarity of two texts to pairs of tokens, as a matrix that sums to it."""
+    model = state.ready_model()
+    body = await read_body(request, state, PairRequest, _MAX_BODY_BYTES)
+    a, b = await _tokenize(state, body.a, "/a"), await _tokenize(state, body.b, "/b")
+    steps = pair_token_steps(body.layer, len(a.row.ids), len(b.row.ids), body.max_evaluations)
+    cost = _cost(state, steps)
+    if body.dry_run:
+        return _json(CostResponse(model=_hashes(model), cost=cost))
 
-    job = {
-        "kind": "pair",
-        "a": {"row": _row(a), "baseline": _baseline(a, asked.baseline, "/a")},
-        "b": {"row": _row(b), "baseline": _baseline(b, asked.baseline, "/b")},
-        "point": asked.point,
-        "tolerance": asked.tolerance,
-        "max_evaluations": asked.max_evaluations,
-    }
-    found, about = await _run(request, job, [a, b])
-    return _answer(
-        PairAnswer(**about, cost=cost, tokens_a=_tokens(a), tokens_b=_tokens(b), **found)
+    job = PairJob(
+        Side(_row(a), _baseline(a, body.baseline, "/a")),
+        Side(_row(b), _baseline(b, body.baseline, "/b")),
+        body.layer,
+        body.tolerance,
+        body.max_evaluations,
+        compare=[_row(a), _row(b)],
     )
+    tokens = {"tokens_a": _tokens(a), "tokens_b": _tokens(b)}
+    return await _run(request, state, job, cost, PairResponse, **tokens)
 
 
-@router.post("/flow", **_documented(FlowRequest, FlowAnswer, "Follow a training gradient"))
-async def flow(request: Request) -> Response:
-    """Tell where the gradient of a training objective shrinks, grows or breaks."""
-    asked = await read_request(request, FlowRequest, _MAX_BODY_BYTES)
-    texts = await _tokenize_all(request, asked.texts)
-    cost = _cost(request, sum(len(text.row.ids) for text in texts))
-    match asked.objective:
-        case requests.Product(vector=vector):
+@router.post("/flow", **_route(FlowRequest, FlowResponse, "Gradient flow"))
+async def flow(request: Request, state: State) -> Response:
+    """Return where the gradient of a training objective vanishes, explodes or breaks."""
+    body = await read_body(request, state, FlowRequest, _MAX_BODY_BYTES)
+    texts = await _tokenize_all(state, body.texts)
+    cost = _cost(state, flow_token_steps(len(text.row.ids) for text in texts))
+    vectors: Sequence[Sequence[float]] = []
+    match body.objective:
+        case request_models.Product(vector=vector):
             vectors = [vector]
-        case requests.SquaredError(vectors=vectors) | requests.Cotangent(vectors=vectors):
-            pass
-        case _:
-            vectors = []
-    job = {
-        "kind": "flow",
-        "rows": [_row(text) for text in texts],
-        "objective": asked.objective.type,
-        "vectors": vectors,
-        "emulate": asked.emulate,
-        "loss_scale": asked.loss_scale,
-    }
-    found, about = await _run(request, job, texts)
-    return _answer(FlowAnswer(**about, cost=cost, **found))
+        case request_models.SquaredError() | request_models.Cotangent():
+            vectors = body.objective.vectors
+    rows = list(map(_row, texts))
+    job = FlowJob(rows, body.objective.type, vectors, body.emulate, body.loss_scale, compare=rows)
+    return await _run(request, state, job, cost, FlowResponse)
 
 
-@router.post("/layernorm", **_documented(LayerNormRequest, LayerNormAnswer, "Check the op"))
-async def layer_norm(request: Request) -> Response:
-    """Tell whether add + LayerNorm is right, step by step, on a text's rows or any others."""
-    asked = await read_request(request, LayerNormRequest, _MAX_BODY_BYTES)
-    source, texts = asked.source.model_dump(exclude={"text"}), []
-    if isinstance(asked.source, requests.NormOfText):
-        texts = [await _tokenize(request, asked.source.text, "/source/text")]
-        source["row"] = _row(texts[0])
-    cost = _cost(request, sum(len(text.row.ids) for text in texts))
-    job = {"kind": "layer_norm", **asked.model_dump(), "source": source}
-    found, about = await _run(request, job, texts)
-    return _answer(LayerNormAnswer(**about, cost=cost, **found))
-
-
-@router.post("/parity", **_documented(ParityRequest, ParityAnswer, "Compare graph and twin"))
-async def parity(request: Request) -> Response:
-    """Tell whether the graph for CPUs still is the model of the twin, and name what differs."""
-    asked = await read_request(request, ParityRequest, _MAX_BODY_BYTES)
-    texts = await _tokenize_all(request, asked.texts)
-    if texts:
-        tokens = sum(len(text.row.ids) for text in texts)
+@router.post(
+    "/layernorm", **_route(LayerNormRequest, LayerNormResponse, "Check of the fused operator")
+)
+async def layer_norm(request: Request, state: State) -> Response:
+    """Check add + LayerNorm step by step, on the rows of a text or on any others."""
+    body = await read_body(request, state, LayerNormRequest, _MAX_BODY_BYTES)
+    source: NormOfRow | request_models.GivenRows | request_models.RandomRows
+    rows: list[Row] = []
+    if isinstance(body.source, request_models.NormOfText):
+        rows = [_row(await _tokenize(state, body.source.text, "/source/text"))]
+        source = NormOfRow(rows[0], body.source.norm)
     else:
-        check = await asyncio.to_thread(runtime_of(request).artifact.check)
-        tokens = sum(map(len, check.rows))
-    cost = _cost(request, tokens)
-    job = {"kind": "parity", "rows": [_row(text) for text in texts]}
-    found, about = await _run(request, job, texts)
-    return _answer(ParityAnswer(**about, cost=cost, **found))
+        source = body.source
+    cost = _cost(state, sum(len(row.ids) for row in rows))
+    job = LayerNormJob(source, body.dtype, body.dout, body.seed, body.row, compare=rows)
+    return await _run(request, state, job, cost, LayerNormResponse)
 
 
-@router.post("/vjp", **_documented(VjpRequest, VjpAnswer, "Take a gradient back"))
-async def vjp(request: Request) -> Response:
-    """Take the caller's gradient by the vector back to the tokens."""
-    asked = await read_request(request, VjpRequest, _MAX_BODY_BYTES)
-    if asked.reduce == "full" and not debug_settings(request).full_gradients:
+@router.post("/parity", **_route(ParityRequest, ParityResponse, "Parity"))
+async def parity(request: Request, state: State) -> Response:
+    """Compare the served CPU graph with the reference model, and name the differences."""
+    body = await read_body(request, state, ParityRequest, _MAX_BODY_BYTES)
+    texts = await _tokenize_all(state, body.texts)
+    lengths = [len(text.row.ids) for text in texts] or state.ready_model().check_lengths
+    cost = _cost(state, parity_token_steps(lengths))
+    rows = list(map(_row, texts))
+    return await _run(request, state, ParityJob(rows, compare=rows), cost, ParityResponse)
+
+
+@router.post("/vjp", **_route(VjpRequest, VjpResponse, "Vector-Jacobian product"))
+async def vjp(request: Request, state: State) -> Response:
+    """Backpropagate a gradient by the vector to the tokens."""
+    body = await read_body(request, state, VjpRequest, _MAX_BODY_BYTES)
+    if body.reduce == "full" and not state.settings.debug.full_gradients:
         raise Forbidden(
-            "full gradients are switched off; VITRINE_DEBUG__FULL_GRADIENTS=true",
+            "full gradients are disabled; set VITRINE_DEBUG__FULL_GRADIENTS=true",
             code="full_gradients",
             pointer="/reduce",
         )
-    text = await _tokenize(request, asked.text, "/text")
-    _check_width(request, asked.cotangent, "/cotangent")
-    if not any(asked.cotangent):
+    text = await _tokenize(state, body.text, "/text")
+    _check_width(state, body.cotangent, "/cotangent")
+    if not any(body.cotangent):
         raise InvalidInput("the cotangent is zero", code="zero_cotangent", pointer="/cotangent")
-    cost = _cost(request, len(text.row.ids))
-    job = {"kind": "vjp", "row": _row(text), **asked.model_dump(exclude={"text"})}
-    found, about = await _run(request, job, [text])
-    return _answer(VjpAnswer(**about, cost=cost, tokens=_tokens(text), **found))
+    cost = _cost(state, len(text.row.ids))
+    row = _row(text)
+    job = VjpJob(row, body.cotangent, body.layer, body.reduce, compare=[row])
+    return await _run(request, state, job, cost, VjpResponse, tokens=_tokens(text))
 
 
 @router.get(
     "/capabilities",
-    summary="What can be asked for",
+    summary="Capabilities",
     response_model=Capabilities,
-    responses=problems(401, 403, 404, 503),
+    responses=error_responses(401, 403, 404, 503),
 )
-async def capabilities(request: Request) -> Response:
-    """Tell what can be asked for here, within which limits, and on what device it runs."""
-    runtime, settings = runtime_of(request), debug_settings(request)
-    opened = await while_connected(request, _process(request).start())
-    return _answer(
+async def capabilities(request: Request, state: State) -> Response:
+    """Return the choices of the gradient routes, their limits and their device."""
+    model, settings = state.ready_model(), state.settings.debug
+    work = cancel_on_disconnect(request, state.gradients.start())
+    opened = await within(_timeout_s(request, state), work)
+    return _json(
         Capabilities(
-            model=_hashes(runtime),
-            points=opened["points"],
-            norms=opened["norms"],
-            methods=list(COSTS),
-            targets=[
-                get_args(target.model_fields["type"].annotation)[0]
-                for target in get_args(get_args(requests.Target)[0])
-            ],
-            baselines=list(get_args(Baseline)),
-            device=opened["device"],
-            torch=opened["torch"],
-            op=opened["op"],
-            limits=settings.model_dump(include={"max_tokens", "max_token_steps", "deadline_s"}),
+            model=_hashes(model),
+            layers=list(opened.layers),
+            norms=list(opened.norms),
+            methods=list(get_args(inputs.Method)),
+            targets=list(get_args(inputs.TargetName)),
+            baselines=list(get_args(BaselineName)),
+            objectives=list(get_args(inputs.ObjectiveName)),
+            distributions=list(get_args(inputs.Distribution)),
+            device=opened.device,
+            torch=opened.torch,
+            op=opened.op,
+            limits=DebugLimits.model_validate(settings, from_attributes=True),
         )
     )
 
 
-def _process(request: Request) -> GradientProcess:
-    process: GradientProcess = request.app.state.gradients
-    return process
+def _timeout_s(request: Request, state: DebugState) -> float:
+    return deadline_s(request, state.settings.limits.request_s)
 
 
 async def _run(
-    request: Request, job: Message, texts: Sequence[TokenizedText]
-) -> tuple[Message, Message]:
-    """Return the answer of a job, and what every answer tells: model, parity, time, warnings."""
-    job["compare"] = [_row(text) for text in texts]
-    metrics: Metrics = request.app.state.metrics
-    with telling_outcome(lambda outcome: metrics.debug_jobs.labels(job["kind"], outcome).inc()):
-        reply = await while_connected(request, _process(request).run(job))
-    parity = await _compare(request, texts, reply["vectors"]) if texts else None
-    answer, warnings = reply["answer"], []
+    request: Request,
+    state: DebugState,
+    job: Job,
+    cost: Cost,
+    response: type[GradientResponse],
+    **tokens: list[Token],
+) -> Response:
+    """Run a job and return its response."""
+    with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
+        work = cancel_on_disconnect(request, state.gradients.run(job))
+        done = await within(_timeout_s(request, state), work)
+    model = state.ready_model()
+    parity = await _compare(model, job.compare, done.vectors) if job.compare else None
+    warnings = []
     if parity is not None and not parity.cosine >= _MIN_PARITY:
-        warnings.append("the served vectors are not the twin's: see parity")
-    integrals = answer.get("completeness") or []
-    if not all(i["converged"] for i in (integrals if isinstance(integrals, list) else [integrals])):
+        warnings.append("the served vectors are not the reference model's: see parity")
+    if not done.converged:
         warnings.append("the integral has not converged: allow more evaluations")
-    if len(reply["nonfinite"]) == MOST_NONFINITE:
-        warnings.append("more numbers may not be finite than are listed")
-    about = {
-        "model": _hashes(runtime_of(request)),
+    if len(done.nonfinite) == MAX_NONFINITE:
+        warnings.append("there may be more non-finite numbers than are listed")
+    common = {
+        "model": _hashes(model),
         "parity": parity,
-        "wall_ms": reply["wall_ms"],
+        "cost": cost,
+        "wall_ms": done.wall_ms,
         "warnings": warnings,
-        "nonfinite": reply["nonfinite"],
+        "nonfinite": done.nonfinite,
     }
-    return answer, about
+    return _json(response.model_validate({**common, **tokens, **done.result}))
 
 
-async def _tokenize(request: Request, text: Text, pointer: str) -> TokenizedText:
-    """Return the tokens of a text, which are few enough.
+async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText:
+    """Return the tokens of a text.
 
     Raises:
-        InvalidInput: It has too many, or none, or is not a text that /encode would take.
-        TooLarge: It has too many characters.
+        InvalidInput: The text has too many tokens, or none, or is invalid for /encode too.
+        TooLarge: The text has too many characters.
     """
-    limit = debug_settings(request).max_tokens
+    limit = state.settings.debug.max_tokens
     content, prompt = (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
     try:
-        tokenizer = runtime_of(request).tokenizer
-        tokenized = await asyncio.to_thread(tokenizer.tokenized_text, content, prompt)
+        tokenized = await asyncio.to_thread(
+            state.ready_model().tokenizer.tokenized_text, content, prompt
+        )
     except (InvalidInput, TooLarge) as error:
-        error.index, error.pointer = None, pointer  # it is no element of `inputs`
+        error.index, error.pointer = None, pointer  # the text is no element of `inputs`
         raise
     if len(tokenized.row.ids) > limit:
         raise InvalidInput(
-            f"the text has {len(tokenized.row.ids)} tokens; {limit} are taken here",
+            f"the text has {len(tokenized.row.ids)} tokens; the limit is {limit}",
             code="too_many_tokens",
             pointer=pointer,
         )
     return tokenized
 
 
-async def _tokenize_all(request: Request, texts: Sequence[Text]) -> list[TokenizedText]:
-    return [await _tokenize(request, text, f"/texts/{place}") for place, text in enumerate(texts)]
+async def _tokenize_all(state: DebugState, texts: Sequence[Text]) -> list[TokenizedText]:
+    return [await _tokenize(state, text, f"/texts/{index}") for index, text in enumerate(texts)]
 
 
-async def _target(request: Request, target: requests.Target) -> Message:
-    """Return the target with texts as rows of ids.
+async def _target(state: DebugState, target: request_models.Target) -> Target:
+    """Return the target of a job, with texts as rows of ids.
 
     Raises:
-        InvalidInput: A text or number does not suit the model.
+        InvalidInput: A text or number is invalid for the model.
     """
-    width = runtime_of(request).artifact.manifest.width
     match target:
-        case requests.Cosine():
-            other = await _tokenize(request, target.text, "/target/text")
-            return {"type": "cosine", "row": _row(other)}
-        case requests.Margin():
-            nearer = await _tokenize(request, target.positive, "/target/positive")
-            farther = await _tokenize(request, target.negative, "/target/negative")
-            return {"type": "margin", "positive": _row(nearer), "negative": _row(farther)}
-        case requests.Dot():
-            _check_width(request, target.vector, "/target/vector")
-        case requests.Dim() if target.index >= width:
-            raise InvalidInput(
-                f"the model has dimensions 0 to {width - 1}",
-                code="dimensions",
-                pointer="/target/index",
-            )
-    return target.model_dump()
+        case request_models.Cosine():
+            other = await _tokenize(state, target.text, "/target/text")
+            return Target("cosine", rows=[_row(other)])
+        case request_models.Margin():
+            nearer = await _tokenize(state, target.positive, "/target/positive")
+            farther = await _tokenize(state, target.negative, "/target/negative")
+            return Target("margin", rows=[_row(nearer), _row(farther)])
+        case request_models.Dot():
+            _check_width(state, target.vector, "/target/vector")
+            return Target("dot", vector=target.vector)
+        case request_models.Dim():
+            width = state.ready_model().width
+            if target.index >= width:
+                raise InvalidInput(
+                    f"the model has dimensions 0 to {width - 1}",
+                    code="dimensions",
+                    pointer="/target/index",
+                )
+            return Target("dim", index=target.index)
+        case request_models.Norm():
+            return Target("norm")
 
 
-def _check_width(request: Request, vector: Sequence[float], pointer: str) -> None:
-    width = runtime_of(request).artifact.manifest.width
+def _check_width(state: DebugState, vector: Sequence[float], pointer: str) -> None:
+    width = state.ready_model().width
     if len(vector) != width:
         raise InvalidInput(
-            f"the vector has {len(vector)} numbers; the model's have {width}",
+            f"the vector has {len(vector)} numbers; the model's width is {width}",
             code="vector_length",
             pointer=pointer,
         )
 
 
-def _cost(request: Request, steps: int) -> Cost:
-    limit = debug_settings(request).max_token_steps
+def _cost(state: DebugState, steps: int) -> Cost:
+    limit = state.settings.debug.max_token_steps
     if steps > limit:
         raise InvalidInput(
-            f"this may run {steps} tokens through the model; {limit} are taken: shorten the text, "
-            "or allow fewer evaluations or samples",
+            f"this may run {steps} tokens through the model; the limit is {limit}: shorten the "
+            "text, or allow fewer evaluations or samples",
             code="budget",
         )
     return Cost(token_steps=steps, limit=limit)
 
 
-def _row(text: TokenizedText) -> Message:
-    return {"ids": text.row.ids, "unpooled": text.row.unpooled}
+def _row(text: TokenizedText) -> Row:
+    return Row(text.row.ids, text.row.prompt_tokens)
 
 
-def _baseline(text: TokenizedText, name: Baseline, pointer: str) -> Sequence[int] | None:
-    """Return ids for the baseline, or None for zeros.
+def _baseline(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence[int] | None:
+    """Return the token ids of the baseline, or None for zeros.
 
     Raises:
         InvalidInput: The tokenizer has no such token, or the text consists of it.
@@ -352,28 +364,31 @@ def _baseline(text: TokenizedText, name: Baseline, pointer: str) -> Sequence[int
         return None
     if name not in text.baseline:
         raise InvalidInput(
-            f"the model's tokenizer has no {name} token; take another baseline",
+            f"the model's tokenizer has no {name} token; choose another baseline",
             code="no_baseline",
             pointer="/baseline",
         )
     if text.baseline[name] == text.row.ids:
         raise InvalidInput(
-            "the text is its own baseline", code="baseline_equals_input", pointer=pointer
+            "the text equals its baseline", code="baseline_equals_input", pointer=pointer
         )
     return text.baseline[name]
 
 
 async def _compare(
-    request: Request, texts: Sequence[TokenizedText], vectors: Sequence[Sequence[float]]
-) -> Parity:
-    """Return how far the twin's vectors are from the served ones."""
-    runtime = runtime_of(request)
-    outcome = await submit(runtime, [text.row for text in texts])
-    served, ours = np.stack(outcome.results), np.array(vectors, np.float32)  # (B, W)
-    return Parity(
-        cosine=float(cosines(served, ours).min()),
-        max_abs=float(np.abs(served - ours).max()),
-        engine=f"{runtime.engine.name}; precision={runtime.engine.precision}",
+    model: Model, rows: Sequence[Row], vectors: Sequence[Sequence[float]]
+) -> VectorParity:
+    """Return the difference between the served vectors and the reference model's."""
+    outcome = await model.encode_rows(
+        [tokenizer.Row(row.ids, truncated=False, prompt_tokens=row.prompt_tokens) for row in rows]
+    )
+    served, reference = np.stack(outcome.results), np.array(vectors, np.float32)  # (B, W)
+    agreement = compare(served, reference)
+    return VectorParity(
+        cosine=agreement.cosine,
+        norm=agreement.norm,
+        max_abs=float(np.abs(served - reference).max()),
+        engine=f"{model.engine.name}; precision={model.engine.precision}",
     )
 
 
@@ -384,15 +399,15 @@ def _tokens(text: TokenizedText) -> list[Token]:
     ]
 
 
-def _hashes(runtime: Runtime) -> Hashes:
-    manifest = runtime.artifact.manifest
+def _hashes(model: Model) -> Hashes:
+    manifest = model.artifact.manifest
     return Hashes(
         name=manifest.name,
         weights_sha256=dict(manifest.weights_sha256),
-        graph_sha256=runtime.graph_sha256,
+        graph_sha256=model.graph_sha256,
         tokenizer_sha256=manifest.files["tokenizer.json"],
     )
 
 
-def _answer(answer: BaseModel) -> Response:
-    return Response(answer.model_dump_json(), media_type=JSON)
+def _json(response: BaseModel) -> Response:
+    return Response(response.model_dump_json(), media_type=JSON)

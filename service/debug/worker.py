@@ -1,7 +1,7 @@
 """The gradient process: `python -m service.debug.worker ARTIFACT DEVICE LOG`.
 
-It reads jobs from its standard input and writes answers to its standard output, one at a time, as
-frames. It ends when its input does, so never outlives the service.
+It reads jobs from its standard input and writes replies to its standard output, one at a time, as
+frames. It ends with its input, so it never outlives the service.
 """
 
 import logging
@@ -10,13 +10,15 @@ import queue
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from service.debug import frames
-from service.debug.frames import Message
+from service.debug.messages import JOB, Failed, Refused, Unavailable, encode_reply
 from service.logs import LogFormat, configure
+
+if TYPE_CHECKING:
+    from service.debug.jobs import Jobs
 
 log = logging.getLogger("vitrine.gradients")
 
@@ -25,64 +27,68 @@ def main() -> None:
     """Serve until the input ends."""
     path, device, log_format = sys.argv[1:]
     configure(cast(LogFormat, log_format))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service has it too, and ends the input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service receives it too, and ends the input
     _give_way()
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    # What a library prints must not fall between the frames.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    # The output of a library must not mix with the frames.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    jobs: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, jobs), daemon=True).start()
-    _write(answers, _open(Path(path), device))
+    bodies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, bodies), daemon=True).start()
+    try:
+        jobs = _open(Path(path), device)
+    except Exception:
+        log.exception("the reference model cannot be loaded")
+        _write(replies, encode_reply(Failed()))
+        sys.exit(1)
+    _write(replies, encode_reply(jobs.describe()))
     while True:
-        _write(answers, _run(jobs.get()))
+        _write(replies, _run(jobs, bodies.get()))
 
 
 def _give_way() -> None:
-    """Take what is left of the CPUs, after those who wait for vectors."""
-    if sys.platform == "linux":
-        # A thread that wakes up takes the CPU from it at once; from a nice one, a tick later.
+    """Use only CPU time that encode requests leave."""
+    if hasattr(os, "SCHED_IDLE"):
+        # A waking thread preempts it at once; a nice process only at the next tick.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
+    else:  # macOS
         os.nice(19)
 
 
-def _read(file: BinaryIO, jobs: queue.SimpleQueue[Message]) -> None:
-    """Queue the jobs; end the process with its input, also while a job runs."""
+def _read(file: BinaryIO, bodies: queue.SimpleQueue[bytes]) -> None:
+    """Queue the jobs; end the process with its input, even while a job runs."""
     try:
-        while (job := frames.read(file)) is not None:
-            jobs.put(job)
+        while (body := frames.read(file)) is not None:
+            bodies.put(body)
     finally:  # also after half a frame
         os._exit(0)
 
 
-def _write(answers: BinaryIO, answer: Message) -> None:
-    answers.write(frames.encode(answer))
-    answers.flush()
+def _write(replies: BinaryIO, body: bytes) -> None:
+    replies.write(frames.frame(body))
+    replies.flush()
 
 
-def _open(path: Path, device: str) -> Message:
+def _open(path: Path, device: str) -> "Jobs":
+    # torch takes seconds to import; the process reacts to the end of its input meanwhile.
+    from service.debug.jobs import Jobs
+
+    return Jobs(path, device)
+
+
+def _run(jobs: "Jobs", body: bytes) -> bytes:
+    """Return the reply to a job, as JSON."""
+    from service.debug.jobs import ArtifactUnavailable, JobRefused
+
     try:
-        # torch takes seconds to import: the input's end is heeded meanwhile.
-        from service.debug import jobs
-
-        return jobs.open_twin(path, device)
-    except Exception as error:
-        log.exception("the twin cannot be opened")
-        return {"failed": f"{type(error).__name__}: {error}"}
-
-
-def _run(job: Message) -> Message:
-    from service.debug import jobs
-
-    started = time.perf_counter()
-    try:
-        answer = jobs.run(job)
-    except jobs.JobRefused as refusal:
-        return {"refused": {"detail": str(refusal), "code": refusal.code, "field": refusal.field}}
+        return encode_reply(jobs.run(JOB.validate_json(body)))
+    except JobRefused as refusal:
+        return encode_reply(Refused(str(refusal), refusal.code, refusal.pointer))
+    except ArtifactUnavailable as error:
+        log.exception("a gradient job needs the artifact")
+        return encode_reply(Unavailable(str(error)))
     except Exception:
         log.exception("a gradient job failed")
-        return {"failed": "the gradient process failed on this request; its log says why"}
-    return {**answer, "wall_ms": 1e3 * (time.perf_counter() - started)}
+        return encode_reply(Failed())
 
 
 if __name__ == "__main__":

@@ -35,13 +35,10 @@ from numpy.typing import NDArray
 
 from models.artifact import Artifact
 from models.engines import ENGINES, Precision, cosines, open_engine
+from models.export.sources import resolve
 from models.packing import PackedBatch, pack
-from models.sources import resolve
-from service.metrics import Metrics
-from service.routing import submit
-from service.runtime import Runtime, open_runtime
-from service.settings import EngineSettings, ModelSettings, Settings
-from service.tokenizer import TextTokenizer
+from service.inference.model import Model, ModelOptions, open_model
+from service.inference.tokenizer import TextTokenizer
 from tests.benchmarks.bench_servers import ARTIFACT, kinds
 from tests.benchmarks.sentence_transformers_worker import OPTIONS
 from tests.benchmarks.servers import Server, need_wrk
@@ -68,11 +65,10 @@ class Contender:
 def ours(artifact: Path, name: str, precision: Precision, texts: list[str]) -> Iterator[Contender]:
     """Give an engine of ours, with the tokenizer and the batcher of the service."""
     with asyncio.Runner() as runner:
-        runtime = runner.run(opened(artifact, name, precision))
+        model = runner.run(opened(artifact, name, precision))
 
         async def encode() -> NDArray[np.float32]:
-            rows = runtime.tokenizer.rows_of_texts(texts, None, "truncate")
-            return np.stack((await submit(runtime, rows)).results)
+            return (await model.encode(texts, normalize=False)).vectors
 
         def seconds() -> float:
             started = time.perf_counter()
@@ -80,15 +76,12 @@ def ours(artifact: Path, name: str, precision: Precision, texts: list[str]) -> I
             return time.perf_counter() - started
 
         yield Contender(f"vitrine, {name}", precision, seconds, runner.run(encode()))
-        runner.run(runtime.batcher.close())
+        runner.run(model.close())
 
 
-async def opened(artifact: Path, name: str, precision: Precision) -> Runtime:
-    """Return the runtime of the service."""
-    settings = Settings(
-        model=ModelSettings(path=artifact), engine=EngineSettings(name=name, precision=precision)
-    )
-    return await open_runtime(settings, Metrics(), on_stop=lambda error: sys.exit(str(error)))
+async def opened(artifact: Path, name: str, precision: Precision) -> Model:
+    options = ModelOptions(engine=name, precision=precision)
+    return await open_model(artifact, options, on_stop=lambda error: sys.exit(str(error)))
 
 
 @contextmanager
@@ -255,8 +248,8 @@ def bare_engine(precision: Precision, rows: list[list[int]]) -> Callable[[float]
                 tokens += len(batch.input_ids)
             return tokens
 
-        with ThreadPoolExecutor(engine.lanes) as lanes:
-            return sum(lanes.map(run_lane, range(engine.lanes)))
+        with ThreadPoolExecutor(engine.streams) as streams:
+            return sum(streams.map(run_lane, range(engine.streams)))
 
     return run_for
 

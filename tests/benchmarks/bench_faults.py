@@ -5,7 +5,9 @@ starts it again when it ends, as an orchestrator does.
 """
 
 import argparse
+import asyncio
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -23,6 +25,8 @@ from tests.faulty_service import BREAKS, HANGS, IS_NAN, IS_STUCK, RAISES
 from tests.serving import process
 
 _PORT = 8140
+_MEGABYTE = 2**20
+_HELD_S = 10
 _JSON = {"Content-Type": "application/json"}
 _JOB = {"text": "The cat sat on the mat.", "target": {"type": "norm"}, "tolerance": 1e-6}
 
@@ -96,6 +100,11 @@ class Seen:
         if not failed:
             return 0.0
         return min(when for when, _, status in self.polls if when > failed[-1]) - failed[0]
+
+    def p99_s(self) -> float:
+        """Return the 99th percentile of the waits for an answer."""
+        waits = sorted(wait for _, wait, status in self.polls if status == 200)
+        return waits[int(0.99 * len(waits))]
 
     def longest_s(self) -> float:
         """Return the longest wait for an answer."""
@@ -174,6 +183,52 @@ def _slow_bodies(_service: Supervised) -> str:
     return _status(*(int(answer.split()[1]) if answer else 0 for answer in answers))
 
 
+def _nothing(_service: Supervised) -> str:
+    time.sleep(_HELD_S)
+    return "-"
+
+
+def _bodies_that_lack_a_byte(_service: Supervised) -> str:
+    # In a process of its own, so that it does not hold up the client that watches.
+    with concurrent.futures.ProcessPoolExecutor(1) as senders:
+        return senders.submit(_hold_bodies).result()
+
+
+def _hold_bodies() -> str:
+    """Keep 1,000 connections open that send 4 MiB less a byte each, again when they are closed."""
+    body = memoryview(b" " * (4 * _MEGABYTE - 1))
+    statuses: list[int] = []
+
+    async def hold() -> None:
+        while True:
+            reader, writer = await asyncio.open_connection("127.0.0.1", _PORT)
+            try:
+                writer.write(
+                    b"POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                )
+                writer.write(b"Content-Length: %d\r\n\r\n" % (len(body) + 1))
+                for start in range(0, len(body), 65_536):
+                    writer.write(body[start : start + 65_536])
+                    await writer.drain()
+            except ConnectionError:
+                pass
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                answer = await reader.readuntil(b"\r\n\r\n")
+                statuses.append(int(answer.split()[1]))
+                await reader.read()
+            writer.close()
+            await asyncio.sleep(1)
+
+    async def all_of_them() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HELD_S), asyncio.TaskGroup() as tasks:
+                for _ in range(1000):
+                    tasks.create_task(hold())
+
+    asyncio.run(all_of_them())
+    return _status(*statuses)
+
+
 def _end(service: Supervised, number: signal.Signals) -> str:
     asked = _many(200, rows=1, tokens=50)
     concurrent.futures.wait(asked, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -195,6 +250,8 @@ def _kill_gradients(service: Supervised) -> str:
 
 
 FAULTS: dict[str, Callable[[Supervised], str]] = {
+    "nothing, for 10 s": _nothing,
+    "1,000 bodies of 4 MiB that lack a byte, for 10 s": _bodies_that_lack_a_byte,
     "the engine raises on one input of 32": lambda _: _one_input(RAISES),
     "it gives a NaN for one of 32": lambda _: _one_input(IS_NAN),
     "it hangs on one of 32 (`timeout_s` 1)": lambda _: _one_input(HANGS),
@@ -208,7 +265,6 @@ FAULTS: dict[str, Callable[[Supervised], str]] = {
     "SIGKILL with 200 in flight": lambda service: _end(service, signal.SIGKILL),
 }
 
-_MEGABYTE = 2**20
 ATTACKS: dict[str, bytes] = {
     "NaN": b'{"inputs": NaN}',
     "100,000 brackets": b'{"inputs": ' + b"[" * 100_000,
@@ -257,14 +313,17 @@ def main() -> None:
                 flush=True,
             )
         print(
-            "\n| fault | whose fault it is sees | others see none for, s | their longest wait, s |"
+            "\n| fault | whose fault it is sees | others see none for, s | their p99, ms "
+            "| their longest wait, s |"
         )
-        print("|---|---|--:|--:|")
+        print("|---|---|--:|--:|--:|")
         for name, fault in FAULTS.items():
             with watching() as seen:
                 told = fault(service)
             print(
-                f"| {name} | {told} | {seen.outage_s():.1f} | {seen.longest_s():.2f} |", flush=True
+                f"| {name} | {told} | {seen.outage_s():.1f} | {1e3 * seen.p99_s():.1f} "
+                f"| {seen.longest_s():.2f} |",
+                flush=True,
             )
     finally:
         service.stop()

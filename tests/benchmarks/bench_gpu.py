@@ -19,8 +19,8 @@ from pathlib import Path
 
 from models.artifact import Artifact
 from models.engines import ENGINES, Precision, open_engine
-from models.sources import resolve
-from service.tokenizer import TextTokenizer
+from models.export.sources import resolve
+from service.inference.tokenizer import TextTokenizer
 from tests.benchmarks.bench_engines import compare, ours, sorted_batches, theirs
 from tests.benchmarks.workloads import WORKLOADS
 
@@ -36,11 +36,11 @@ def batch_sizes(artifact: Path, rows: list[list[int]], name: str, precision: Pre
         taken: list[float] = []
         for _ in range(4):  # the first time is for new shapes
             started = time.perf_counter()
-            with ThreadPoolExecutor(engine.lanes) as lanes:
-                list(lanes.map(engine.run, batches))
+            with ThreadPoolExecutor(engine.streams) as streams:
+                list(streams.map(engine.run, batches))
             taken.append(time.perf_counter() - started)
         seconds = statistics.median(taken[1:])
-        rate, batch_s = sum(map(len, rows)) / seconds, seconds * engine.lanes / len(batches)
+        rate, batch_s = sum(map(len, rows)) / seconds, seconds * engine.streams / len(batches)
         lines.append(f"| {size:,} | {rate:,.0f} | {batch_s * 1e3:.2f} |")
     return "\n".join(lines)
 

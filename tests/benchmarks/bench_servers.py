@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
 from models.engines import ENGINES, cosines
-from models.sources import resolve
+from models.export.sources import resolve
 from tests.benchmarks.servers import Kind, Load, Server, installed_mb, need_wrk
 from tests.benchmarks.workloads import WORKLOADS
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from starlette.testclient import TestClient
 
 from tests.deploy.test_monitoring import expressions
 from tests.sentences import SENTENCES
+from tests.service.api.test_wire import JSON, SHAPES, exchange
 
 ROOT = Path(__file__).parents[2]
 KEYS = {
@@ -313,6 +314,37 @@ def test_prometheus_finds_the_workers_and_has_an_answer_to_all_that_the_dashboar
     assert targets == {("encode", "up"): 2, ("debug", "up"): 1, ("gateway", "up"): 1}
 
 
+@pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("h2c, ")])
+def test_an_upgrade_through_the_gateway_has_one_response_for_each_request(
+    deployment: Deployment, name: str
+) -> None:
+    shape = SHAPES[name]
+    with_key = JSON + b"Authorization: Bearer " + KEYS["encode"].encode() + b"\r\n"
+    keyed = replace(shape, segments=tuple(s.replace(JSON, with_key) for s in shape.segments))
+    statuses, _ = exchange(httpx2.URL(deployment.url), keyed)
+    # A folded header is unfolded on the way.
+    assert statuses == ([200] if "folded" in name else list(shape.statuses))
+
+
+def test_no_spelling_of_a_path_goes_around_the_gateway(deployment: Deployment) -> None:
+    def get(path: str, key: str) -> int:
+        headers = f"Host: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
+        url = httpx2.URL(deployment.url)
+        with socket.create_connection((url.host, url.port or 80), timeout=60) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\n{headers}\r\n".encode())
+            return int(b"".join(iter(lambda: connection.recv(4096), b"")).split()[1])
+
+    for path in ("/metrics", "/%6Detrics", "/%6d%65trics", "/metrics?a", "http://x/%6Detrics"):
+        assert get(path, KEYS["metrics"]) == 403, path
+    for path in ("//metrics", "/./metrics", "/metrics/", "/%256Detrics", "/metrics%00"):
+        assert get(path, KEYS["metrics"]) in (403, 404), path
+    deployment.wait_for("debug", 1)
+    # The worker with gradients answers, and not one without them, which would say 404.
+    for path in ("/debug/capabilities", "/%64ebug/capabilities", "/debug%2Fcapabilities"):
+        assert get(path, KEYS["encode"]) == 403, path
+        assert get(path, KEYS["debug"]) == 403, path  # its host name is not x
+
+
 def test_the_gateway_answers_for_itself_in_the_words_of_the_service(
     deployment: Deployment,
 ) -> None:
@@ -324,6 +356,7 @@ def test_the_gateway_answers_for_itself_in_the_words_of_the_service(
         deployment.compose("stop", "--timeout", "40", service)
     nobody = deployment.post("/encode", {"inputs": "a"})
     assert (nobody.status_code, nobody.json()["code"]) == (503, "not_ready")
+    assert nobody.headers["Retry-After"] == "1"
     deployment.scale(2)
     deployment.wait_until_served()
     assert deployment.post("/encode", {"inputs": "a"}).status_code == 200

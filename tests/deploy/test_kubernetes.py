@@ -15,29 +15,30 @@ from models.engines import ENGINES
 from service.settings import EngineSettings, ServerSettings, table, variable
 from tests.deploy.test_monitoring import ROOT
 
-BASE, GPU = (ROOT / "deploy/kubernetes" / name for name in ("base", "gpu"))
+BASE, GPU, MONITOR = (ROOT / "deploy/kubernetes" / name for name in ("base", "gpu", "monitor"))
 # The oldest API that has all of it, and the newest whose schemas are at hand.
 VERSIONS = ("1.25", "1.37")
 
 
-def manifests() -> dict[str, Any]:
-    """By kind, as they stand in the files that the kustomization lists."""
-    files: list[str] = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
-    assert {*files, "kustomization.yaml"} == {file.name for file in BASE.iterdir()}
-    found = [yaml.safe_load((BASE / file).read_text()) for file in files]
+def manifests(folder: Path) -> dict[str, Any]:
+    """The manifests that a kustomization lists, by kind."""
+    files: list[str] = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    assert {*files, "kustomization.yaml"} == {file.name for file in folder.iterdir()}
+    found = [yaml.safe_load((folder / file).read_text()) for file in files]
     return {manifest["kind"]: manifest for manifest in found}
 
 
-MANIFESTS = manifests()
+# The base has kinds of Kubernetes itself only.
+OWN = manifests(BASE)
+MANIFESTS = {**OWN, **manifests(MONITOR)}
 POD = MANIFESTS["Deployment"]["spec"]["template"]
 [CONTAINER] = POD["spec"]["containers"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-# The operator's own kind is in no schema of Kubernetes.
-@pytest.mark.parametrize("kind", sorted(MANIFESTS.keys() - {"ServiceMonitor"}))
+@pytest.mark.parametrize("kind", sorted(OWN))
 def test_every_manifest_is_what_the_api_takes(kind: str, version: str) -> None:
-    kubernetes_validate.validate(MANIFESTS[kind], version, strict=True)
+    kubernetes_validate.validate(OWN[kind], version, strict=True)
 
 
 def test_a_field_that_the_api_does_not_know_would_be_seen() -> None:
@@ -71,7 +72,7 @@ def made_by_kustomize(folder: Path) -> dict[str, Any]:
 def test_kustomize_makes_of_them_what_they_are() -> None:
     made = made_by_kustomize(BASE)
     made["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"] = CONTAINER["image"]
-    assert made == MANIFESTS
+    assert made == OWN
 
 
 @pytest.mark.kubectl

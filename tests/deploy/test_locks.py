@@ -12,9 +12,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LEFT_OUT = {"torch", "openvino-telemetry"}
 LOCKS = {
     "serve": ["cpu"],
-    "debug": ["cpu", "twin"],
+    "debug": ["cpu", "torch"],
     "gpu": ["gpu"],
-    "gpu-debug": ["gpu", "twin"],
+    "gpu-debug": ["gpu", "torch"],
 }
 
 

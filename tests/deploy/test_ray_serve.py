@@ -130,7 +130,7 @@ def clients(url: str, count: int = 8) -> Iterator[Counter[int]]:
 def test_replicas_answer_as_the_service_does_are_more_under_load_and_replaced_when_they_die(
     artifact: Artifact, client: TestClient, tmp_path: Path
 ) -> None:
-    arguments = {"cpus": 1, "gpus": 0.5, "least_replicas": 1, "most_replicas": 2, "requests": 2}
+    arguments = {"cpus": 1, "gpus": 0.5, "min_replicas": 1, "max_replicas": 2, "requests": 2}
     with serve_run(artifact.path, tmp_path, **arguments) as (url, log):
         wait_until(lambda: is_ready(url) and len(replicas()) == 1, log)
         body = {"inputs": list(SENTENCES)}
@@ -157,9 +157,9 @@ async def test_a_replica_is_healthy_while_its_engine_gives_the_vectors_of_the_mo
     app = replica.__serve_build_asgi_app__()
     async with app.router.lifespan_context(app):
         await replica.check_health()
-        runtime = app.state.runtime
-        [run, *_] = runtime.engine.runs
-        runtime.engine.runs = [lambda batch, output: 1 - run(batch, output)]
+        engine = app.state.vitrine.ready_model().engine
+        [run, *_] = engine.runs
+        engine.runs = [lambda batch, output: 1 - run(batch, output)]
         with pytest.raises(EngineError, match="self-check failed"):
             await replica.check_health()
 
@@ -181,6 +181,6 @@ def test_gradients_are_not_given_to_a_network_without_keys(monkeypatch: pytest.M
 
 def test_an_engine_for_gpus_is_not_started_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRINE_ENGINE__NAME", "cuda")
-    with pytest.raises(ValueError, match="say gpus=1"):
+    with pytest.raises(ValueError, match="pass gpus=1"):
         vitrine(Arguments())
     vitrine(Arguments(gpus=0.5))

@@ -1,4 +1,4 @@
-"""Small random checkpoints of every family, saved to disk as a user's would be."""
+"""Small random checkpoints of every family, saved in the Hugging Face layout."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ CONFIGS = {
 
 
 def save_checkpoint(folder: Path, family: str, **changes: object) -> transformers.PreTrainedModel:
-    """Save a random model of the family, no tensor of which is at its initial value."""
+    """Save a random model of the family, with every tensor away from its initial value."""
     torch.manual_seed(0)
     config = CONFIGS[family]()
     for name, value in changes.items():
@@ -71,7 +71,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def edit_tensors(folder: Path, **changes: Tensor | None) -> None:
-    """Put tensors into model.safetensors, or take out those that are None."""
+    """Set tensors of model.safetensors, and remove those that are None."""
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in changes.items():
         tensors.pop(name, None)
@@ -81,12 +81,12 @@ def edit_tensors(folder: Path, **changes: Tensor | None) -> None:
 
 
 def edit_json(file: Path, **changes: object) -> None:
-    """Change fields of a JSON file."""
+    """Set fields of a JSON file."""
     write_json(file, {**json.loads(file.read_text()), **changes})
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write a JSON file, and the folders above it."""
+    """Write a JSON file and create its parent folders."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content))
 

@@ -1,6 +1,7 @@
-"""Compile the Triton kernels for GPUs that need not be here, and print what ptxas says, as JSON.
+"""Compile the Triton kernels for Ampere and Hopper and print the ptxas reports as JSON lines.
 
-A process of its own: kernels that are tested in the interpreter cannot be compiled in one process.
+No GPU is needed. This is a separate process because kernels that were interpreted in a process
+cannot be compiled there.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ DTYPES = ("bf16", "fp32")
 
 
 def signature(kernel: triton.JITFunction, dtype: str) -> dict[str, str]:
-    """Types of the kernel's arguments: tensors in `dtype`, parameters and partial sums float32."""
+    """Return the argument types: tensors in `dtype`, parameters and partial sums in float32."""
     wide = {"weight_ptr", "bias_ptr", "dweight_ptr", "dbias_ptr", "partial_ptr", "out_ptr"}
     types: dict[str, str] = {}
     for name in kernel.arg_names:
@@ -36,14 +37,14 @@ def signature(kernel: triton.JITFunction, dtype: str) -> dict[str, str]:
 
 
 def compile_one(name: str, width: int, dtype: str, architecture: int) -> dict[str, object]:
-    """Compile one kernel as a launch at this width would be, and read ptxas's report."""
+    """Compile one kernel as launched at this width and parse the ptxas report."""
     kernel = getattr(kernels, name)
     types = signature(kernel, dtype)
     constants: dict[str, int] = {n: True for n, kind in types.items() if kind == "constexpr"}
     for block in ("BLOCK", "COLUMNS"):
         if block in constants:
             constants[block] = triton.next_power_of_2(width) if block == "BLOCK" else 64
-    # What a launch finds out by itself: pointers and D are multiples of 16.
+    # A launch specialises on divisibility by 16, which holds for the pointers and D.
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, (n, kind) in enumerate(types.items())
@@ -72,7 +73,7 @@ def compile_one(name: str, width: int, dtype: str, architecture: int) -> dict[st
 
 
 def main() -> None:
-    """Print a line for every kernel, width, dtype and architecture."""
+    """Print one line per kernel, width, dtype and architecture."""
     os.environ["TRITON_DUMP_PTXAS_LOG"] = "1"
     os.environ["TRITON_ALWAYS_COMPILE"] = "1"  # a kernel from the cache has no report
     names = ("_forward_kernel", "_backward_kernel", "_reduce_kernel")

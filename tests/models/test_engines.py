@@ -2,8 +2,7 @@ import ctypes
 import queue
 import sys
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,13 @@ from numpy.typing import NDArray
 from models.artifact import Artifact
 from models.engines import (
     ENGINES,
-    SELF_CHECK_COSINE,
+    OUTPUTS,
+    Agreement,
     BatchSizes,
+    CompiledGraph,
     CpuEngine,
     Engine,
     EngineError,
-    Opened,
     Output,
     Precision,
     Run,
@@ -30,8 +30,12 @@ from models.engines import (
     open_engine,
     self_check,
 )
+from models.engines.outputs import compare
 from models.packing import PackedBatch, pack
+from tests.eventually import eventually
 
+# Bound of each wait for another thread. A test that passes never gets near it.
+WAIT_S = 60
 ON_CPU = [
     pytest.param((name, precision), id=f"{name}-{precision}")
     for name, entry in ENGINES.items()
@@ -56,21 +60,19 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return open_engine(request.getfixturevalue(holder), name, precision, threads=2)
 
 
-# A token's vector has no others to average its rounding with. With AVX512-BF16 one in 2,813 is at
-# 0.99937; of transformers' own in bfloat16 three are below 0.9995, the worst at 0.9988.
-OF_TOKENS: dict[Precision, float] = {**SELF_CHECK_COSINE, "bfloat16": 0.999}
+Alteration = Callable[[Output, NDArray[np.float32]], NDArray[np.float32]]
 
 
-def agree(
+def assert_agree(
     engine: Engine,
-    found: NDArray[np.float32],
-    wanted: NDArray[np.float32],
-    worst: Mapping[Precision, float] = SELF_CHECK_COSINE,
+    actual: NDArray[np.float32],
+    expected: NDArray[np.float32],
+    output: Output = "pooled",
 ) -> None:
     if engine.precision == "float32":
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
-    assert cosines(found, wanted).min() >= worst[engine.precision]
-    assert cosines(found, wanted).mean() >= 0.9999
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+    assert compare(actual, expected).is_within(OUTPUTS[output].bounds[engine.precision])
+    assert cosines(actual, expected).mean() >= 0.9999
 
 
 @pytest.fixture(scope="module")
@@ -83,26 +85,26 @@ def random_rows(count: int) -> list[list[int]]:
     return [rng.integers(1000, 30000, int(rng.integers(2, 257))).tolist() for _ in range(count)]
 
 
-def test_a_row_has_one_vector_whatever_batch_it_is_in(engine: Engine) -> None:
+def test_vector_does_not_depend_on_the_batch(engine: Engine) -> None:
     rows = random_rows(24)
     alone = np.concatenate([engine.run(pack([row])) for row in rows])
     order = np.random.default_rng(4).permutation(len(rows))
     batched = engine.run(pack([rows[i] for i in order]))[np.argsort(order)]
-    agree(engine, batched, alone)
+    assert_agree(engine, batched, alone)
 
 
-def test_engines_give_the_same_vectors(engine: Engine, reference: Engine) -> None:
-    batch = pack(random_rows(24), unpooled=[1] * 24)
-    agree(engine, engine.run(batch), reference.run(batch))
-    agree(engine, engine.run(batch, "tokens"), reference.run(batch, "tokens"), OF_TOKENS)
+def test_every_engine_agrees_with_onnxruntime(engine: Engine, reference: Engine) -> None:
+    batch = pack(random_rows(24), prompt_tokens=[1] * 24)
+    assert_agree(engine, engine.run(batch), reference.run(batch))
+    assert_agree(engine, engine.run(batch, "tokens"), reference.run(batch, "tokens"), "tokens")
 
 
-def test_runs_at_once_do_not_mix_up_their_vectors(engine: Engine) -> None:
+def test_concurrent_runs_keep_their_vectors_apart(engine: Engine) -> None:
     rows = random_rows(24)
     alone = np.concatenate([engine.run(pack([row])) for row in rows])
-    with ThreadPoolExecutor(engine.lanes) as lanes:
-        at_once = list(lanes.map(lambda row: engine.run(pack([row])), rows * 3))
-    agree(engine, np.concatenate(at_once), np.tile(alone, (3, 1)))
+    with ThreadPoolExecutor(engine.streams) as streams:
+        at_once = list(streams.map(lambda row: engine.run(pack([row])), rows * 3))
+    assert_agree(engine, np.concatenate(at_once), np.tile(alone, (3, 1)))
 
 
 def test_token_vectors_average_to_the_row_vector(engine: Engine) -> None:
@@ -112,14 +114,17 @@ def test_token_vectors_average_to_the_row_vector(engine: Engine) -> None:
     assert tokens.shape == (sum(map(len, rows)), 384)
     ends = np.cumsum([len(row) for row in rows])[:-1]
     means = np.stack([part.mean(0) for part in np.split(tokens, ends)])
-    agree(engine, engine.run(batch), means)
+    assert_agree(engine, engine.run(batch), means)
 
 
-def test_the_self_check_passes_on_the_artifact(engine: Engine, artifact: Artifact) -> None:
-    assert self_check(engine, artifact) > (1 - 1e-9 if engine.precision == "float32" else 0.9995)
+def test_self_check_passes_on_the_artifact(engine: Engine, artifact: Artifact) -> None:
+    agreements = self_check(engine, artifact)
+    assert set(agreements) == {"pooled", "tokens"}
+    if engine.precision == "float32":
+        assert agreements["pooled"].is_within(Agreement(1 - 1e-9, 1e-5))
 
 
-def test_a_cpu_without_bfloat16_refuses_it_and_nothing_falls_back(
+def test_bfloat16_on_an_unsupported_cpu_raises_without_fallback(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openvino.Core.get_property", lambda *_: ["FP32", "INT8"])
@@ -130,82 +135,102 @@ def test_a_cpu_without_bfloat16_refuses_it_and_nothing_falls_back(
         open_engine(artifact, "onnxruntime", "bfloat16")
 
 
-class Drifting:
-    """An engine whose vectors are off, or not numbers."""
+class AlteredEngine:
+    """An engine that alters the vectors of another."""
 
-    name = "drifting"
+    name = "altered"
     target = "cpu"
     precision: Precision = "float32"
     threads = 1
-    lanes = 1
-    batches = BatchSizes(most=512, divided=64, overhead=8)
+    streams = 1
+    batches = BatchSizes(max_tokens=512, min_split_tokens=64, fixed_cost=8)
 
-    def __init__(self, engine: Engine, noise: float) -> None:
+    def __init__(self, engine: Engine, alter: Alteration) -> None:
         self.engine = engine
-        self.noise = noise
+        self.alter = alter
         self.runs: list[Run] = [engine.run, self.run]
 
     def cancel(self) -> None:
         self.engine.cancel()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        vectors = self.engine.run(batch, output)
-        noise = np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
-        return vectors + self.noise * noise
+        return self.alter(output, self.engine.run(batch, output))
 
 
-@pytest.mark.parametrize("noise", [1e-2, float("nan")])
-def test_the_self_check_refuses_an_engine_that_drifts(
-    reference: Engine, artifact: Artifact, noise: float
+def noisy(_output: Output, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    noise = np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
+    return vectors + np.float32(1e-2) * noise
+
+
+def tokens_doubled(output: Output, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    return 2 * vectors if output == "tokens" else vectors
+
+
+ALTERATIONS: dict[str, Alteration] = {
+    "noisy": noisy,
+    "NaN": lambda _, vectors: vectors * np.float32("nan"),
+    "doubled": lambda _, vectors: 2 * vectors,
+    "negated": lambda _, vectors: -vectors,
+    "shifted": lambda _, vectors: vectors + 1,
+    "tokens doubled": tokens_doubled,
+}
+
+
+@pytest.mark.parametrize("name", ALTERATIONS)
+def test_self_check_rejects_altered_vectors(
+    reference: Engine, artifact: Artifact, name: str
 ) -> None:
-    with pytest.raises(EngineError, match=r"self-check failed: drifting in float32.*is needed"):
-        self_check(Drifting(reference, noise), artifact)
+    with pytest.raises(EngineError, match=r"self-check failed: .* altered in float32.*required"):
+        self_check(AlteredEngine(reference, ALTERATIONS[name]), artifact)
 
 
-def test_a_run_has_all_threads_unless_it_or_the_one_before_met_another() -> None:
-    gate, ran = threading.Event(), queue.SimpleQueue[str]()
+def test_run_uses_all_threads_only_when_no_run_overlaps() -> None:
+    gate, graphs_used = threading.Event(), queue.SimpleQueue[str]()
 
-    def opened(name: str) -> Opened:
-        def recorded(batch: PackedBatch, _output: Output) -> NDArray[np.float32]:
-            ran.put(name)
-            assert batch.rows == 1 or gate.wait(10)
+    def compiled(name: str) -> CompiledGraph:
+        def run(batch: PackedBatch, _output: Output) -> NDArray[np.float32]:
+            graphs_used.put(name)
+            assert batch.rows == 1 or gate.wait(WAIT_S)
             return np.zeros((batch.rows, 1), np.float32)
 
-        return Opened(recorded, cancel=lambda: None)
+        return CompiledGraph(run, cancel=lambda: None)
 
-    engine = CpuEngine("fake", "float32", 2, {2: opened("one"), 1: opened("all")}.__getitem__)
+    engine = CpuEngine("fake", "float32", 2, {2: compiled("one"), 1: compiled("all")}.__getitem__)
     short, held = pack([[1]]), pack([[1], [2]])
     engine.run(short)
     engine.run(short)
-    assert [ran.get(), ran.get()] == ["all", "all"]
-    with ThreadPoolExecutor(1) as lane:
-        holding = lane.submit(engine.run, held)
-        assert ran.get(timeout=10) == "all"
+    assert [graphs_used.get(), graphs_used.get()] == ["all", "all"]
+    with ThreadPoolExecutor(1) as stream:
+        overlapped = stream.submit(engine.run, held)
+        assert graphs_used.get(timeout=WAIT_S) == "all"
         engine.run(short)
         gate.set()
-        holding.result()
+        overlapped.result()
     engine.run(short)
     engine.run(short)
-    assert [ran.get(), ran.get(), ran.get()] == ["one", "one", "all"]
+    assert [graphs_used.get() for _ in range(3)] == ["one", "one", "all"]
 
 
-# What a GPU has been told to do it does.
+# On the CPU only: a GPU finishes the work that it has accepted.
 @pytest.mark.parametrize("engine", ON_CPU, indirect=True)
-def test_a_run_that_is_cancelled_raises_soon_and_the_next_one_works(engine: Engine) -> None:
+def test_cancelled_run_raises_and_the_next_run_succeeds(engine: Engine) -> None:
     batch = pack([[1000 + i for i in range(256)]] * 64)  # seconds of work
-    with ThreadPoolExecutor(1) as lane:
-        running = lane.submit(engine.run, batch)
-        while not running.done():
-            engine.cancel()
-            time.sleep(0.01)
+    with ThreadPoolExecutor(1) as stream:
+        running = stream.submit(engine.run, batch)
+
+        def cancelled() -> bool:
+            engine.cancel()  # repeated, because a run that has not begun is not cancelled
+            return running.done()
+
+        eventually(cancelled)
         with pytest.raises(Exception, match=r"terminate flag|was canceled"):
             running.result()
-    engine.cancel()  # of nothing
+    engine.cancel()  # without a run
     assert np.isfinite(engine.run(pack([[1000, 1001]]))).all()
 
 
 class Mallinfo(ctypes.Structure):
-    """What glibc tells of its memory; see mallinfo(3)."""
+    """glibc's allocation statistics; see mallinfo(3)."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -217,14 +242,14 @@ class Mallinfo(ctypes.Structure):
 
 
 def allocated_mb() -> float:
-    """Return what has been taken from glibc and not been given back."""
+    """Return the memory currently allocated through glibc, in MB."""
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = Mallinfo
-    found = libc.mallinfo2()
-    return float(found.uordblks + found.hblkhd) / 1e6
+    statistics = libc.mallinfo2()
+    return float(statistics.uordblks + statistics.hblkhd) / 1e6
 
 
-def test_memory_does_not_grow_with_the_number_of_shapes_that_were_run(engine: Engine) -> None:
+def test_memory_does_not_grow_with_the_number_of_shapes(engine: Engine) -> None:
     rng = np.random.default_rng(5)
 
     def run_shapes(count: int) -> None:
@@ -235,32 +260,34 @@ def test_memory_does_not_grow_with_the_number_of_shapes_that_were_run(engine: En
 
     run_shapes(150)
     before = allocated_mb()
-    run_shapes(250)
-    # OpenVINO on its own would keep 17 MB more.
+    run_shapes(100)
+    # Measured with OpenVINO: 1 MB more, and 13 MB more without a bound on its cache.
     assert allocated_mb() < before + 8
 
 
-def test_one_thread_needs_the_graph_once(artifact: Artifact) -> None:
+def test_single_threaded_engine_compiles_the_graph_once(artifact: Artifact) -> None:
     engine = open_engine(artifact, threads=1)
-    assert engine.lanes == 1
+    assert engine.streams == 1
     assert len(set(engine.runs)) == 1
 
 
-def test_an_unknown_engine_is_refused_with_those_there_are(artifact: Artifact) -> None:
-    with pytest.raises(EngineError, match="no engine 'tensorrt'; there are: auto, cuda, onnx"):
+def test_unknown_engine_error_lists_the_engines(artifact: Artifact) -> None:
+    with pytest.raises(EngineError, match="unknown engine 'tensorrt'; engines: auto, cuda, onnx"):
         open_engine(artifact, "tensorrt")
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "auto"])
-def test_an_engine_that_is_not_installed_is_refused_with_what_would_help(
+def test_missing_engine_package_error_names_the_extra(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(EngineError, match=r"onnxruntime is not installed; pip install 'vitrine\["):
+    with pytest.raises(
+        EngineError, match="onnxruntime is not installed; install Vitrine with its extra 'cpu'"
+    ):
         open_engine(artifact, name)
 
 
-def test_a_precision_that_an_engine_lacks_is_refused(
+def test_unsupported_precision_raises_engine_error(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, entry in ENGINES.items():
@@ -270,8 +297,8 @@ def test_a_precision_that_an_engine_lacks_is_refused(
         open_engine(artifact)
 
 
-class Driver:
-    """As ctypes gives it."""
+class FakeDriver:
+    """Stands in for the NVIDIA driver library that ctypes loads."""
 
     def __init__(self, gpus: int) -> None:
         self.gpus = gpus
@@ -287,22 +314,22 @@ class Driver:
 def onnxruntime_with_cuda(
     monkeypatch: pytest.MonkeyPatch, *, gpus: int, has_libraries: bool = True
 ) -> list[dict[str, object]]:
-    """As if onnxruntime could compute on GPUs; its sessions are the CPU's all the same.
+    """Make onnxruntime report CUDA support while its sessions run on the CPU.
 
-    Without CUDA's libraries it goes on on the CPU, and only logs that. Returns the options of what
-    is opened for a GPU.
+    Without CUDA's libraries a session falls back to the CPU and only logs that, as onnxruntime
+    does. Returns the list to which each session opened for a GPU adds its options.
     """
-    asked: list[dict[str, object]] = []
+    sessions: list[dict[str, object]] = []
     session = onnxruntime.InferenceSession
 
-    def opened(
+    def open_session(
         graph: bytes,
         options: onnxruntime.SessionOptions,
         providers: list[tuple[str, dict[str, object]]],
         enable_fallback: int,
     ) -> onnxruntime.InferenceSession:
         [(provider, provider_options)] = providers
-        asked.append({"enable_fallback": enable_fallback, **provider_options})
+        sessions.append({"enable_fallback": enable_fallback, **provider_options})
         if int(str(provider_options["device_id"])) >= gpus:
             raise RuntimeError("CUDA failure 101: invalid device ordinal")
         on_cpu = session(graph, options, providers=["CPUExecutionProvider"])
@@ -310,66 +337,68 @@ def onnxruntime_with_cuda(
             on_cpu.get_providers = lambda: [provider, "CPUExecutionProvider"]
         return on_cpu
 
-    monkeypatch.setattr("onnxruntime.InferenceSession", opened)
+    monkeypatch.setattr("onnxruntime.InferenceSession", open_session)
     monkeypatch.setattr(
         "onnxruntime.get_available_providers",
         lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
     )
-    monkeypatch.setattr("ctypes.CDLL", lambda _: Driver(gpus))
-    return asked
+    monkeypatch.setattr("ctypes.CDLL", lambda _: FakeDriver(gpus))
+    return sessions
 
 
-def test_all_of_the_engine_for_gpus_but_its_kernels_gives_the_models_vectors(
+def test_cuda_engine_on_cpu_kernels_gives_the_reference_vectors(
     half_artifact: Artifact, reference: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = onnxruntime_with_cuda(monkeypatch, gpus=2)
+    sessions = onnxruntime_with_cuda(monkeypatch, gpus=2)
     engine = open_engine(half_artifact, "auto", "float16", gpu=1)
-    assert asked == [{"device_id": 1, "use_tf32": 0, "enable_fallback": 0}]
+    assert sessions == [{"device_id": 1, "use_tf32": 0, "enable_fallback": 0}]
     assert (engine.name, engine.precision) == ("cuda", "float16")
-    assert self_check(engine, half_artifact) > 0.9999
+    assert self_check(engine, half_artifact)["pooled"].cosine > 0.9999
     batches = [pack([row]) for row in random_rows(8)]
-    with ThreadPoolExecutor(engine.lanes) as lanes:
-        at_once = list(lanes.map(engine.run, batches))
-    for batch, found in zip(batches, at_once, strict=True):
-        agree(engine, found, reference.run(batch))
-        agree(engine, engine.run(batch, "tokens"), reference.run(batch, "tokens"))
+    with ThreadPoolExecutor(engine.streams) as streams:
+        at_once = list(streams.map(engine.run, batches))
+    for batch, actual in zip(batches, at_once, strict=True):
+        assert_agree(engine, actual, reference.run(batch))
+        assert_agree(engine, engine.run(batch, "tokens"), reference.run(batch, "tokens"))
 
 
-def test_a_gpu_that_cannot_be_used_is_refused_and_nothing_falls_back(
+def test_unusable_gpu_raises_without_fallback(
     artifact: Artifact, half_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(artifact: Artifact, precision: Precision, gpu: int = 0) -> str:
+    def open_error(artifact: Artifact, precision: Precision, gpu: int = 0) -> str:
         with pytest.raises(EngineError) as error:
             open_engine(artifact, "cuda", precision, gpu=gpu)
         return str(error.value)
 
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
-    assert "the onnxruntime that is installed computes on CPUs only" in refused(
-        half_artifact, "float16"
-    )
+    assert "the installed onnxruntime supports CPUs only" in open_error(half_artifact, "float16")
     with monkeypatch.context() as patch:
         onnxruntime_with_cuda(patch, gpus=1)
-        found = refused(half_artifact, "float16", gpu=1)
-        assert "onnxruntime cannot compute on GPU 1: CUDA failure 101" in found
-        found = refused(half_artifact, "float32")
-        assert "no graph for cuda in float32; export it with --target cuda --dtype float32" in found
-        assert "no graph for cuda in float16" in refused(artifact, "float16")
-        assert "it computes in float32, float16 only" in refused(half_artifact, "bfloat16")
+        message = open_error(half_artifact, "float16", gpu=1)
+        assert "onnxruntime cannot compute on GPU 1: CUDA failure 101" in message
+        message = open_error(half_artifact, "float32")
+        assert (
+            "no graph for cuda in float32; export it with --target cuda --dtype float32" in message
+        )
+        assert "no graph for cuda in float16" in open_error(artifact, "float16")
+        assert "it computes in float32, float16 only" in open_error(half_artifact, "bfloat16")
     with monkeypatch.context() as patch:
         onnxruntime_with_cuda(patch, gpus=1, has_libraries=False)
-        assert "cannot compute on GPU 0; it has logged why" in refused(half_artifact, "float16")
+        assert "cannot compute on GPU 0; see the log of onnxruntime" in open_error(
+            half_artifact, "float16"
+        )
     with monkeypatch.context() as patch:
         onnxruntime_with_cuda(patch, gpus=0)
-        assert "the NVIDIA driver finds no GPU here" in refused(half_artifact, "float16")
+        assert "the NVIDIA driver finds no GPU" in open_error(half_artifact, "float16")
         patch.setattr("ctypes.CDLL", no_library)
-        assert "no NVIDIA driver is here" in refused(half_artifact, "float16")
+        assert "no NVIDIA driver is installed" in open_error(half_artifact, "float16")
 
 
 def no_library(_: str) -> None:
     raise OSError
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="affinity and cgroups are Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="affinity and cgroups exist on Linux only")
 @pytest.mark.parametrize(
     ("file", "content", "cpus"),
     [
@@ -381,7 +410,7 @@ def no_library(_: str) -> None:
         (None, "", 8),
     ],
 )
-def test_threads_come_from_the_quota(
+def test_available_cpus_follow_the_cgroup_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, content: str, cpus: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
@@ -391,3 +420,11 @@ def test_threads_come_from_the_quota(
         path.write_text(content)
         path.with_name("cpu.cfs_period_us").write_text("100000")
     assert available_cpus(tmp_path) == cpus
+
+
+def test_available_cpus_without_affinity_are_all_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.sched_getaffinity")  # absent on macOS
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    assert available_cpus(tmp_path) == 6

@@ -9,7 +9,7 @@ ROWS = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1
 
 
 @given(ROWS)
-def test_the_index_maps_lead_to_the_rows_and_back(rows: list[list[int]]) -> None:
+def test_index_maps_round_trip_between_packed_and_padded(rows: list[list[int]]) -> None:
     batch = pack(rows)
     padded = batch.input_ids[batch.padded_index]
     assert [padded[i, : len(row)].tolist() for i, row in enumerate(rows)] == rows
@@ -21,39 +21,39 @@ def test_the_index_maps_lead_to_the_rows_and_back(rows: list[list[int]]) -> None
 
 
 @given(ROWS, st.data())
-def test_unpooled_tokens_are_attended_to_but_not_pooled(
+def test_prompt_tokens_are_attended_to_but_not_pooled(
     rows: list[list[int]], data: st.DataObject
 ) -> None:
-    unpooled = [data.draw(st.integers(0, len(row) - 1)) for row in rows]
-    batch = pack(rows, unpooled)
+    prompt_tokens = [data.draw(st.integers(0, len(row) - 1)) for row in rows]
+    batch = pack(rows, prompt_tokens)
     difference = batch.attention_mask - batch.pooling_mask
-    assert difference.sum(1).tolist() == unpooled
-    assert all((difference[i, :n] == 1).all() for i, n in enumerate(unpooled))
+    assert difference.sum(1).tolist() == prompt_tokens
+    assert all((difference[i, :n] == 1).all() for i, n in enumerate(prompt_tokens))
 
 
-def test_the_inputs_have_the_names_and_types_of_a_graph() -> None:
+def test_inputs_have_the_names_and_dtypes_of_the_graph() -> None:
     inputs = pack([[1, 2], [3]]).inputs()
     assert tuple(inputs) == INPUT_NAMES
     assert [array.dtype for array in inputs.values()] == [np.int64] * 3 + [np.float32] * 2
 
 
 @pytest.mark.parametrize(
-    ("rows", "unpooled", "message"),
+    ("rows", "prompt_tokens", "message"),
     [
         ([], None, "at least one row"),
-        ([[1], []], None, "row 1: 0 tokens"),
-        ([[1], [2, 3]], [0, 2], "row 1: 2 tokens, of which none is pooled"),
+        ([[1], []], None, "row 1 has 0 tokens"),
+        ([[1], [2, 3]], [0, 2], "row 1 has 2 tokens and pools none of them"),
     ],
 )
-def test_a_row_without_tokens_is_named(
-    rows: list[list[int]], unpooled: list[int] | None, message: str
+def test_row_without_pooled_tokens_raises_with_its_index(
+    rows: list[list[int]], prompt_tokens: list[int] | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        pack(rows, unpooled)
+        pack(rows, prompt_tokens)
 
 
-def test_rounding_up_adds_tokens_and_places_that_no_row_holds() -> None:
-    batch = pack([[5, 6, 7], [8]], unpooled=[1, 0])
+def test_round_up_adds_only_padding() -> None:
+    batch = pack([[5, 6, 7], [8]], prompt_tokens=[1, 0])
     rounded = round_up(batch, tokens=16, length=8)
     assert (rounded.input_ids.shape, rounded.padded_index.shape) == ((16,), (2, 8))
     assert rounded.input_ids.tolist() == [5, 6, 7, 8] + [0] * 12
@@ -63,7 +63,7 @@ def test_rounding_up_adds_tokens_and_places_that_no_row_holds() -> None:
     assert rounded.padded_index.reshape(-1)[[0, 1, 2, 8]].tolist() == [0, 1, 2, 3]
 
 
-def test_rounding_up_a_round_batch_changes_nothing() -> None:
+def test_round_up_leaves_a_round_batch_unchanged() -> None:
     batch = pack([list(range(8)), list(range(8))])
     rounded = round_up(batch, tokens=16, length=8)
     for name in INPUT_NAMES:

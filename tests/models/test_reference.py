@@ -1,4 +1,4 @@
-"""The step-by-step reference, and why formulas that are found in print are wrong."""
+"""The step-by-step reference, and evidence against wrong published formulas."""
 
 import subprocess
 import sys
@@ -28,20 +28,20 @@ SHAPES = [(D,), (N, D), (2, 3, D), (4, 1), (3, 2)]
 
 
 def inputs(*shape: int, dtype: type = np.float64, seed: int = 0) -> tuple[Array, ...]:
-    """x, residual, gamma, beta and dout."""
+    """Return x, residual, gamma, beta and dout."""
     rng = np.random.default_rng(seed)
     sizes = [shape, shape, shape[-1:], shape[-1:], shape]
     return tuple(rng.normal(size=size).astype(dtype) for size in sizes)
 
 
 def cache_of(*shape: int) -> tuple[Array, Cache]:
-    """dout and the cache of a random forward pass."""
+    """Return dout and the cache of a random forward pass."""
     x, residual, gamma, beta, dout = inputs(*shape)
     return dout, forward(x, gamma, beta, EPS, residual)[1]
 
 
-def error(found: Array, wanted: Array) -> float:
-    return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-12))
+def error(actual: Array, expected: Array) -> float:
+    return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-12))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -59,36 +59,36 @@ def test_gradients_equal_finite_differences(which: str) -> None:
     values = {"x": x, "gamma": gamma, "beta": beta}
 
     def loss(**changed: Array) -> float:
-        given = {**values, **changed}
-        out, _ = forward(given["x"], given["gamma"], given["beta"], EPS, residual)
+        arguments = {**values, **changed}
+        out, _ = forward(arguments["x"], arguments["gamma"], arguments["beta"], EPS, residual)
         return float((out * dout).sum())
 
     _, cache = forward(x, gamma, beta, EPS, residual)
     gradient = dict(zip(("x", "gamma", "beta"), backward(dout, cache), strict=True))[which]
     step = 1e-5
-    for place in np.ndindex(values[which].shape):
+    for index in np.ndindex(values[which].shape):
         moved = [values[which].copy(), values[which].copy()]
-        moved[0][place] += step
-        moved[1][place] -= step
+        moved[0][index] += step
+        moved[1][index] -= step
         difference = (loss(**{which: moved[0]}) - loss(**{which: moved[1]})) / (2 * step)
-        assert gradient[place] == pytest.approx(difference, rel=1e-8, abs=1e-8)
+        assert gradient[index] == pytest.approx(difference, rel=1e-8, abs=1e-8)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_equals_torch_forward_and_backward(shape: tuple[int, ...]) -> None:
+def test_reference_equals_torch_forward_and_backward(shape: tuple[int, ...]) -> None:
     x, residual, gamma, beta, dout = inputs(*shape)
     leaves = [torch.from_numpy(a.copy()).requires_grad_() for a in (x, residual, gamma, beta)]
     y = F.layer_norm(leaves[0] + leaves[1], shape[-1:], leaves[2], leaves[3], EPS)
     y.backward(torch.from_numpy(dout))
     out, cache = forward(x, gamma, beta, EPS, residual)
     dx, dgamma, dbeta = backward(dout, cache)
-    for found, wanted in zip((out, dx, dx, dgamma, dbeta), (y, *leaves), strict=True):
-        exact = wanted.detach() if wanted is y else wanted.grad
+    for actual, expected in zip((out, dx, dx, dgamma, dbeta), (y, *leaves), strict=True):
+        exact = expected.detach() if expected is y else expected.grad
         assert exact is not None
-        np.testing.assert_allclose(found, exact.numpy(), rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(actual, exact.numpy(), rtol=1e-9, atol=1e-11)
 
 
-def test_every_step_has_the_shape_in_its_margin() -> None:
+def test_every_step_has_its_documented_shape() -> None:
     x, residual, gamma, beta, dout = inputs(2, 3, D)
     _, cache = forward(x, gamma, beta, EPS, residual)
     row, wide, narrow = (2, 3, 1), (2, 3, D), (D,)
@@ -101,7 +101,7 @@ def test_every_step_has_the_shape_in_its_margin() -> None:
     assert len(BackwardSteps._fields) == 12 + 1
 
 
-def test_identities_that_need_no_other_answer_hold() -> None:
+def test_reference_satisfies_its_analytic_identities() -> None:
     dout, cache = cache_of(N, D)
     steps = backward_steps(dout, cache)
     zero = np.zeros((N, 1))
@@ -114,11 +114,11 @@ def test_identities_that_need_no_other_answer_hold() -> None:
     np.testing.assert_allclose(along, left, rtol=1e-6, atol=1e-13)
 
 
-def test_a_shape_that_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_raise_value_error() -> None:
     x, residual, gamma, beta, _ = inputs(N, D)
     with pytest.raises(ValueError, match=r"gamma is \(6,\)"):
         forward(x, gamma[1:], beta, EPS)
-    with pytest.raises(ValueError, match=r"residual is \(4, 7\) where x is \(5, 7\)"):
+    with pytest.raises(ValueError, match=r"residual and x differ in shape: \(4, 7\), \(5, 7\)"):
         forward(x, gamma, beta, EPS, residual[1:])
 
 
@@ -133,28 +133,28 @@ ROWS = {
 
 @pytest.mark.parametrize("width", [1, 3, 64, 384, 768, 1000, 1024, 4097])
 @pytest.mark.parametrize("rows", ROWS)
-def test_in_float32_it_stays_within_four_units_of_float64(rows: str, width: int) -> None:
+def test_float32_reference_stays_within_four_ulps_of_float64(rows: str, width: int) -> None:
     x = ROWS[rows](np.random.default_rng(0), width).astype(np.float32)
     gamma, beta = np.ones(width), np.zeros(width)
     exact, _ = forward(x.astype(np.float64), gamma, beta, EPS)
-    found, _ = forward(x, gamma.astype(np.float32), beta.astype(np.float32), EPS)
-    assert found.dtype == np.float32
+    actual, _ = forward(x, gamma.astype(np.float32), beta.astype(np.float32), EPS)
+    assert actual.dtype == np.float32
     unit = np.finfo(np.float32).eps * np.maximum(np.abs(exact), 1)
-    assert (np.abs(found - exact) <= 4 * unit).all()
+    assert (np.abs(actual - exact) <= 4 * unit).all()
 
 
-# What follows fails for formulas that are in print.
+# The tests below fail for the wrong published formulas listed in `reference`.
 
 
-def test_dgamma_and_dbeta_are_summed_over_rows_not_over_features() -> None:
-    # With as many rows as features the wrong axis runs without an error.
+def test_dgamma_and_dbeta_are_summed_over_rows_not_features() -> None:
+    # With as many rows as features the wrong axis gives the right shape.
     dout, cache = cache_of(D, D)
     _, dgamma, dbeta = backward(dout, cache)
     assert error((dout * cache.xhat).sum(-1), dgamma) > 0.5
     assert error(dout.sum(-1), dbeta) > 0.5
 
 
-def test_dgamma_takes_xhat_and_neither_the_output_nor_the_gradient_alone() -> None:
+def test_dgamma_needs_xhat_rather_than_the_output() -> None:
     x, residual, gamma, beta, dout = inputs(N, D)
     out, cache = forward(x, gamma, beta, EPS, residual)
     _, dgamma, _ = backward(dout, cache)
@@ -162,19 +162,19 @@ def test_dgamma_takes_xhat_and_neither_the_output_nor_the_gradient_alone() -> No
     assert error(out.sum(0), dgamma) > 0.5
 
 
-def test_dx_is_not_that_of_a_sigmoid() -> None:
+def test_dx_differs_from_the_sigmoid_derivative() -> None:
     x, residual, gamma, beta, dout = inputs(N, D)
     out, cache = forward(x, gamma, beta, EPS, residual)
     dx, _, _ = backward(dout, cache)
-    printed = gamma / cache.sqrtvar * (1 - 1 / D) * out * (1 - out)
-    assert error(printed, dx) > 0.5
-    # It moves with beta, which the gradient does not know.
+    sigmoid_form = gamma / cache.sqrtvar * (1 - 1 / D) * out * (1 - out)
+    assert error(sigmoid_form, dx) > 0.5
+    # The published formula depends on beta; the gradient does not.
     shifted, shifted_cache = forward(x, gamma, beta + 1, EPS, residual)
     np.testing.assert_allclose(backward(dout, shifted_cache)[0], dx, rtol=1e-12, atol=1e-14)
-    assert error(gamma / cache.sqrtvar * (1 - 1 / D) * shifted * (1 - shifted), printed) > 0.5
+    assert error(gamma / cache.sqrtvar * (1 - 1 / D) * shifted * (1 - shifted), sigmoid_form) > 0.5
 
 
-def test_the_jacobian_is_dense_and_its_sigma_has_eps_in_it() -> None:
+def test_jacobian_is_dense_and_its_sigma_includes_eps() -> None:
     dout, cache = cache_of(N, D)
     dx, _, _ = backward(dout, cache)
     diagonal = (dout * cache.gamma) * (D - 1 - cache.xhat**2) / (D * cache.sqrtvar)
@@ -186,8 +186,8 @@ def test_the_jacobian_is_dense_and_its_sigma_has_eps_in_it() -> None:
     assert error(jacobian_form(dout, without), backward(dout, cache)[0]) > 0.05
 
 
-def test_gamma_belongs_to_features_not_to_rows() -> None:
-    # Equal rows come out equal, whatever gamma is.
+def test_gamma_scales_features_not_rows() -> None:
+    # Equal rows have equal outputs for any gamma.
     x = np.tile(inputs(1, D)[0], (D, 1))
     gamma = np.arange(1.0, D + 1)
     out, cache = forward(x, gamma, np.zeros(D), EPS)
@@ -195,27 +195,27 @@ def test_gamma_belongs_to_features_not_to_rows() -> None:
     assert error(gamma[:, None] * cache.xhat, out) > 0.5
 
 
-def test_a_variance_from_squares_is_lost_in_float32() -> None:
+def test_single_pass_variance_is_lost_in_float32() -> None:
     x = np.array([[40000, 40001, 40002, 40003]], np.float32)
     squares = (x**2).mean(-1) - x.mean(-1) ** 2
     assert squares[0] <= 0 or abs(squares[0] - 1.25) > 0.5
     _, cache = forward(x, np.ones(4, np.float32), np.zeros(4, np.float32), EPS)
     assert cache.var[0, 0] == 1.25
-    found = add_layer_norm(
+    actual = add_layer_norm(
         torch.from_numpy(x), torch.zeros(1, 4), torch.ones(4), torch.zeros(4), EPS
     )
-    np.testing.assert_allclose(found.numpy(), cache.xhat, rtol=1e-5)
+    np.testing.assert_allclose(actual.numpy(), cache.xhat, rtol=1e-5)
 
 
-def test_the_gradient_of_a_summed_output_is_zero() -> None:
-    # With gamma of ones every row of the output sums to a constant.
+def test_gradient_of_a_summed_output_is_zero() -> None:
+    # With gamma of ones the sum of each output row is constant.
     x, residual, _, beta, _ = inputs(N, D)
     _, cache = forward(x, np.ones(D), beta, EPS, residual)
     dx, _, _ = backward(np.ones((N, D)), cache)
     np.testing.assert_allclose(dx, np.zeros((N, D)), atol=1e-14)
 
 
-def test_two_features_come_out_as_plus_and_minus_one() -> None:
+def test_norm_of_two_features_is_plus_and_minus_one() -> None:
     x = np.array([[3.0, 5.0], [-7.0, 2.0]])
     out, _ = forward(x, np.ones(2), np.zeros(2), 0.0)
     np.testing.assert_allclose(out, [[-1, 1], [-1, 1]], rtol=1e-14)
@@ -226,17 +226,17 @@ def run_module(*options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_command_prints_every_error_and_passes() -> None:
-    done = run_module("--batch-size", "3", "--sequence-length", "4", "--embedding-dim", "32")
-    assert done.returncode == 0, done.stderr
-    assert f"torch {torch.__version__}, add + layer_norm of (3, 4, 32)" in done.stdout
+def test_command_prints_every_error_and_exits_zero() -> None:
+    completed = run_module("--batch-size", "3", "--sequence-length", "4", "--embedding-dim", "32")
+    assert completed.returncode == 0, completed.stderr
+    assert f"torch {torch.__version__}, add + layer_norm of (3, 4, 32)" in completed.stdout
     triton = torch.cuda.is_available()
-    assert done.stdout.count("  pass") == (15 if triton else 10)
-    assert ("not run: no CUDA device" in done.stdout) != triton
-    assert "FAIL" not in done.stdout
+    assert completed.stdout.count("  pass") == (15 if triton else 10)
+    assert ("not run: no CUDA device" in completed.stdout) != triton
+    assert "FAIL" not in completed.stdout
 
 
-def test_the_command_fails_where_a_gradient_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_exits_one_on_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     from models.add_layer_norm.__main__ import main
 
     def no_mean_term(dout: Array, cache: Cache) -> tuple[Array, Array, Array]:

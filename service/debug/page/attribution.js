@@ -66,8 +66,8 @@ export function drawPairs([{ body, answer }]) {
       element("h3", {}, "Tokens of A (rows) and of B (columns)"), legend(answer.matrix.flat())),
     matrixChart(answer.matrix, a, b),
     equation(answer),
-    element("div", { className: "side" }, ...answer.completeness.map((complete, place) =>
-      element("div", {}, element("h4", {}, `Integral of text ${"AB"[place]}`), facts(completeness(complete))))),
+    element("div", { className: "side" }, ...answer.completeness.map((complete, index) =>
+      element("div", {}, element("h4", {}, `Integral of text ${"AB"[index]}`), facts(completeness(complete))))),
   ];
 }
 
@@ -99,9 +99,9 @@ function matrixChart(matrix, a, b) {
 
 function ticks(words) {
   const every = Math.ceil(words.length / MOST_LABELS);
-  const places = words.map((_, place) => place).filter((place) => place % every === 0);
+  const positions = words.map((_, index) => index).filter((index) => index % every === 0);
   const short = (word) => (word.length > 18 ? `${word.slice(0, 17)}…` : word);
-  return { tickvals: places, ticktext: places.map((place) => label(short(words[place]))), ticks: "" };
+  return { tickvals: positions, ticktext: positions.map((index) => label(short(words[index]))), ticks: "" };
 }
 
 function equation({ sum, cosine, delta, reference_terms: terms }) {

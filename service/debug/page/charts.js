@@ -20,7 +20,7 @@ export function colour(name) {
 }
 
 export function divergingScale() {
-  return ["low", "low-half", "neutral", "high-half", "high"].map((name, place) => [place / 4, colour(name)]);
+  return ["low", "low-half", "neutral", "high-half", "high"].map((name, index) => [index / 4, colour(name)]);
 }
 
 // The library reads some tags and entities in labels; a text means neither.
@@ -29,22 +29,22 @@ export function label(text) {
 }
 
 export function chart(description, height, traces, layout) {
-  const place = element("div", { className: "chart", role: "img", style: { "min-height": `${height}px` }, aria: { label: description } });
-  draw(place, height, traces, layout);
-  return place;
+  const container = element("div", { className: "chart", role: "img", style: { "min-height": `${height}px` }, aria: { label: description } });
+  draw(container, height, traces, layout);
+  return container;
 }
 
-async function draw(place, height, traces, layout) {
+async function draw(container, height, traces, layout) {
   if (!(await loaded())) {
-    place.style.removeProperty("min-height");
-    place.replaceChildren("The chart library is not installed: pip install 'vitrine[twin]' brings it.");
+    container.style.removeProperty("min-height");
+    container.replaceChildren("The chart library is not installed. It comes with Vitrine's extra 'torch'.");
     return;
   }
-  // A redraw, or a hidden section, may have taken the place away by now.
-  if (!place.isConnected) return;
+  // A redraw, or a hidden section, may have removed the container by now.
+  if (!container.isConnected) return;
   const axis = { gridcolor: colour("line"), linecolor: colour("line"), zerolinecolor: colour("line"), automargin: true };
   const { xaxis, yaxis, ...others } = layout;
-  await globalThis.Plotly.newPlot(place, traces, {
+  await globalThis.Plotly.newPlot(container, traces, {
     height,
     margin: { l: 8, r: 8, t: 8, b: 8 },
     paper_bgcolor: "transparent",

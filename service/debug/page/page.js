@@ -42,7 +42,7 @@ function readAddress() {
     if (input.type === "checkbox") input.checked = value.split(",").includes(input.value);
     else setValue(input, value);
   }
-  show(address.get("tab") in SECTIONS ? address.get("tab") : "attribute");
+  show(Object.hasOwn(SECTIONS, address.get("tab")) ? address.get("tab") : "attribute");
 }
 
 function setValue(input, value) {
@@ -180,11 +180,11 @@ function drawLamps(answers) {
 }
 
 async function copy(name) {
-  const place = part(name, "curl");
-  place.textContent = place.dataset.command;
-  place.hidden = false;
+  const curl = part(name, "curl");
+  curl.textContent = curl.dataset.command;
+  curl.hidden = false;
   // Without a secure origin there is no clipboard: the command can be marked by hand.
-  const copied = await navigator.clipboard?.writeText(place.dataset.command).then(() => true, () => false);
+  const copied = await navigator.clipboard?.writeText(curl.dataset.command).then(() => true, () => false);
   part(name, "copy").textContent = copied ? "Copied" : "Copy as curl";
 }
 

@@ -1,14 +1,14 @@
-// What agrees between the served graph and the twin, and what does not.
+// What agrees between the served graph and the reference model, and what does not.
 
 import { chart, colour } from "./charts.js";
 import { element, facts, lamp, mark, shown, table } from "./dom.js";
 
 // What it is, whether it passes, and in how many words.
 const LAMPS = [
-  ["Files", ({ files }) => files.every(({ found, expected }) => found === expected), ({ files }) => `${files.length} hashes`],
+  ["Files", ({ files }) => files.every(({ actual, expected }) => actual === expected), ({ files }) => `${files.length} hashes`],
   ["Vectors", ({ failures }) => !failures.some((failure) => failure.startsWith("the vector")), ({ vectors }) => `${vectors.length} texts`],
   ["Weights", ({ weights }) => weights.every(({ max_abs: difference }) => difference === 0), ({ weights }) => `${weights.length} tensors`],
-  ["Tokens", (answer) => answer.first_divergence === null, ({ curve }) => `${curve.length} points`],
+  ["Tokens", (answer) => answer.first_divergence === null, ({ curve }) => `${curve.length} layers`],
   ["LayerNorm", (answer) => answer.layer_norm.every(({ error, bound }) => error <= bound), (answer) => `${answer.layer_norm.length} hard rows`],
 ];
 
@@ -18,7 +18,7 @@ export function drawParity([{ answer }]) {
     return lamp(name, good, `${count(answer)} ${good ? "agree" : "differ"}`);
   });
   const failures = answer.passes
-    ? ["The served graph is the model of the twin."]
+    ? ["The served graph agrees with the reference model."]
     : answer.failures.map((failure) => `${failure[0].toUpperCase()}${failure.slice(1)}.`);
   return [
     element("ul", { className: "lamps wide" }, ...lamps),
@@ -39,7 +39,7 @@ function worst({ vectors }) {
 
 function curveChart(curve) {
   const trace = {
-    x: curve.map(({ point }) => point),
+    x: curve.map(({ layer }) => layer),
     y: curve.map(({ relative }) => relative || null),
     mode: "lines+markers",
     line: { color: colour("accent"), width: 2 },
@@ -47,8 +47,8 @@ function curveChart(curve) {
     hovertemplate: "%{x}: %{y:.2e} of the largest number<extra></extra>",
   };
   return element("figure", {},
-    element("figcaption", {}, "Largest difference, as a part of the largest number at that point."),
-    chart("Largest relative difference by point", 240, [trace], {
+    element("figcaption", {}, "Largest difference, as a part of the largest number at that layer."),
+    chart("Largest relative difference by layer", 240, [trace], {
       xaxis: { type: "category" },
       yaxis: { type: "log", exponentformat: "power", nticks: 6 },
     }));

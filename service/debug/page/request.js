@@ -32,8 +32,8 @@ function withNonfinite(answer) {
   for (const { pointer, kind } of answer.nonfinite ?? []) {
     const steps = pointer.split("/").slice(1);
     const last = steps.pop();
-    const place = steps.reduce((inner, step) => inner?.[step], answer);
-    if (place) place[last] = numbers[kind];
+    const parent = steps.reduce((inner, step) => inner?.[step], answer);
+    if (parent) parent[last] = numbers[kind];
   }
   return answer;
 }

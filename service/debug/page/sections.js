@@ -28,7 +28,7 @@ export const SECTIONS = {
       text: inputs.a,
       target: TARGETS[inputs.target](inputs),
       method,
-      point: inputs.point,
+      layer: inputs.layer,
       baseline: inputs.baseline,
       tolerance: Number(inputs.tolerance),
       max_evaluations: Number(inputs.evaluations),
@@ -42,7 +42,7 @@ export const SECTIONS = {
     bodies: (inputs) => [{
       a: inputs.a,
       b: inputs.b,
-      point: inputs["pair-point"],
+      layer: inputs["pair-layer"],
       baseline: inputs["pair-baseline"],
       tolerance: Number(inputs["pair-tolerance"]),
       max_evaluations: Number(inputs["pair-evaluations"]),

@@ -15,8 +15,8 @@ export function largest(scores) {
 
 export function chips(tokens, scores, text) {
   const scale = largest(scores);
-  return element("ol", { className: "chips" }, ...tokens.map((token, place) => {
-    const score = scores[place];
+  return element("ol", { className: "chips" }, ...tokens.map((token, index) => {
+    const score = scores[index];
     const special = token.start === null;
     const words = special ? `[${token.token.replace(/^\[|\]$/g, "")}]` : spelling(token, text);
     return element("li", {
@@ -47,9 +47,9 @@ function chipColours(score, scale) {
 }
 
 function mixed(from, to, weight) {
-  const numbers = (hex) => [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
+  const numbers = (hex) => [1, 3, 5].map((index) => parseInt(hex.slice(index, index + 2), 16));
   const [start, stop] = [numbers(from), numbers(to)];
-  return start.map((channel, place) => Math.round(channel + (stop[place] - channel) * weight));
+  return start.map((channel, index) => Math.round(channel + (stop[index] - channel) * weight));
 }
 
 const css = (rgb) => `rgb(${rgb.join(" ")})`;

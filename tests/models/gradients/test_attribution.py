@@ -9,46 +9,47 @@ from torch import Tensor
 from models.artifact import Artifact
 from models.gradients import attribution
 from models.gradients.attribution import METHODS, Target, attribute
-from models.gradients.budget import COSTS, Settings
-from models.gradients.twin import Row, Twin
-from tests.models.gradients.toys import A, B, toy_twin
+from models.gradients.budget import COSTS
+from models.gradients.inputs import Method, MethodOptions, Row
+from models.gradients.reference_model import ReferenceModel
+from tests.models.gradients.toys import A, B, toy_model
 
-PAD = [0, 1, 1, 1, 1, 2]  # a baseline of A: its special tokens stay
-ONCE = Settings(max_evaluations=10)  # one panel of 8 points
-EXACT = Settings(tolerance=1e-9, max_evaluations=3000)
+PAD = [0, 1, 1, 1, 1, 2]  # baseline of A, with A's special tokens
+ONCE = MethodOptions(max_evaluations=10)  # one panel of 8 points
+EXACT = MethodOptions(tolerance=1e-9, max_evaluations=3000)
 
 
-def targets(twin: Twin) -> dict[str, Target]:
-    other = twin.vector(B)
+def targets(model: ReferenceModel) -> dict[str, Target]:
+    other = model.vector(B)
     return {
         "cosine": attribution.cosine(other),
-        "margin": attribution.margin(other, twin.vector(Row([0, 5, 2]))),
-        "dot": attribution.dot(torch.arange(16.0, dtype=torch.float64), twin.normalize),
-        "dim": attribution.dim(3, twin.normalize),
+        "margin": attribution.margin(other, model.vector(Row([0, 5, 2]))),
+        "dot": attribution.dot(torch.arange(16.0, dtype=torch.float64), model.normalize),
+        "dim": attribution.dim(3, model.normalize),
         "norm": attribution.norm(),
     }
 
 
-def function(twin: Twin, point: str, target: Target) -> Callable[[Tensor], Tensor]:
-    return lambda tokens: target(twin.onwards(point, tokens, A))
+def function(model: ReferenceModel, layer_name: str, target: Target) -> Callable[[Tensor], Tensor]:
+    return lambda tokens: target(model.continue_from(layer_name, tokens, A))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["post-norm", "pre-norm"])
-def twin(request: pytest.FixtureRequest) -> Twin:
-    return toy_twin(norm_first=request.param)
+def model(request: pytest.FixtureRequest) -> ReferenceModel:
+    return toy_model(norm_first=request.param)
 
 
 @pytest.mark.parametrize("name", ["cosine", "margin", "dot", "dim", "norm"])
-@pytest.mark.parametrize("point", ["words", "embeddings", "layers.0", "output"])
-def test_gradient_methods_give_the_scores_of_captum(twin: Twin, point: str, name: str) -> None:
-    target = targets(twin)[name]
-    x = twin.tokens(point, A)[None].requires_grad_()
-    pad = twin.tokens(point, A, PAD)[None]
-    f = function(twin, point, target)
+@pytest.mark.parametrize("layer_name", ["words", "embeddings", "layers.0", "output"])
+def test_gradient_methods_equal_captum(model: ReferenceModel, layer_name: str, name: str) -> None:
+    target = targets(model)[name]
+    x = model.tokens(layer_name, A)[None].requires_grad_()
+    pad = model.tokens(layer_name, A, PAD)[None]
+    f = function(model, layer_name, target)
 
-    def scores(method: str) -> np.ndarray:
+    def scores(method: Method) -> np.ndarray:
         return attribute(
-            twin, A, target, method=method, point=point, baseline=PAD, settings=ONCE
+            model, A, target, method=method, layer_name=layer_name, baseline=PAD, options=ONCE
         ).scores
 
     gradient = Saliency(f).attribute(x, abs=False)[0]
@@ -61,10 +62,10 @@ def test_gradient_methods_give_the_scores_of_captum(twin: Twin, point: str, name
     )
 
 
-@pytest.mark.parametrize("point", ["words", "layers.0"])
-def test_gradients_are_those_of_finite_differences(twin: Twin, point: str) -> None:
-    f = function(twin, point, targets(twin)["cosine"])
-    x = twin.tokens(point, A)
+@pytest.mark.parametrize("layer_name", ["words", "layers.0"])
+def test_gradients_equal_finite_differences(model: ReferenceModel, layer_name: str) -> None:
+    f = function(model, layer_name, targets(model)["cosine"])
+    x = model.tokens(layer_name, A)
     _, gradient = attribution.value_and_gradient(f, x[None])
     for seed in range(5):
         direction = torch.randn(
@@ -76,43 +77,43 @@ def test_gradients_are_those_of_finite_differences(twin: Twin, point: str) -> No
 
 
 @pytest.mark.parametrize("baseline", [PAD, None], ids=["pad", "zeros"])
-@pytest.mark.parametrize("point", ["words", "embeddings", "output"])
-def test_integrated_gradients_add_up_to_the_difference_from_the_baseline(
-    twin: Twin, point: str, baseline: list[int] | None
+@pytest.mark.parametrize("layer_name", ["words", "embeddings", "output"])
+def test_integrated_gradients_sum_to_the_difference_from_the_baseline(
+    model: ReferenceModel, layer_name: str, baseline: list[int] | None
 ) -> None:
-    found = attribute(
-        twin, A, targets(twin)["norm"], point=point, baseline=baseline, settings=EXACT
+    result = attribute(
+        model, A, targets(model)["norm"], layer_name=layer_name, baseline=baseline, options=EXACT
     )
-    assert found.integral is not None
-    assert found.integral.converged
-    assert found.baseline_value is not None
-    assert found.scores.sum() == pytest.approx(found.value - found.baseline_value, rel=1e-8)
-    assert found.value == pytest.approx(twin.vector(A).norm().item(), rel=1e-12)
+    assert result.completeness is not None
+    assert result.completeness.converged
+    assert result.baseline_value is not None
+    assert result.scores.sum() == pytest.approx(result.value - result.baseline_value, rel=1e-8)
+    assert result.value == pytest.approx(model.vector(A).norm().item(), rel=1e-12)
 
 
-def test_integrated_gradients_back_from_the_input_are_the_opposite() -> None:
-    twin = toy_twin()
-    there = attribute(twin, A, targets(twin)["dim"], baseline=PAD, settings=EXACT)
-    # Positions are those of the places, so a row of the baseline's ids goes the same line back.
-    back = attribute(twin, Row(PAD), targets(twin)["dim"], baseline=A.ids, settings=EXACT)
-    np.testing.assert_allclose(there.scores, -back.scores, atol=1e-8)
+def test_integrated_gradients_change_sign_when_input_and_baseline_swap() -> None:
+    model = toy_model()
+    result = attribute(model, A, targets(model)["dim"], baseline=PAD, options=EXACT)
+    # Position embeddings depend on the index alone, so both paths are the same line.
+    swapped = attribute(model, Row(PAD), targets(model)["dim"], baseline=A.ids, options=EXACT)
+    np.testing.assert_allclose(result.scores, -swapped.scores, atol=1e-8)
 
 
-def test_tokens_that_equal_their_baseline_score_nothing() -> None:
-    twin = toy_twin()
-    found = attribute(twin, A, targets(twin)["cosine"], baseline=PAD)
-    assert found.scores[[0, -1]].tolist() == [0.0, 0.0]
-    assert np.abs(found.scores[1:-1]).min() > 0
+def test_tokens_equal_to_their_baseline_score_zero() -> None:
+    model = toy_model()
+    result = attribute(model, A, targets(model)["cosine"], baseline=PAD)
+    assert result.scores[[0, -1]].tolist() == [0.0, 0.0]
+    assert np.abs(result.scores[1:-1]).min() > 0
 
 
-def test_scores_of_all_dimensions_add_up_to_that_of_their_sum() -> None:
-    twin = toy_twin(normalize=False)
+def test_scores_are_additive_over_output_dimensions() -> None:
+    model = toy_model(normalize=False)
     ones = attribution.dot(torch.ones(16, dtype=torch.float64), normalize=False)
     each = [
-        attribute(twin, A, attribution.dim(i, normalize=False), baseline=PAD, settings=EXACT).scores
+        attribute(model, A, attribution.dim(i, normalize=False), baseline=PAD, options=EXACT).scores
         for i in range(16)
     ]
-    whole = attribute(twin, A, ones, baseline=PAD, settings=EXACT).scores
+    whole = attribute(model, A, ones, baseline=PAD, options=EXACT).scores
     np.testing.assert_allclose(sum(each), whole, atol=1e-7)
 
 
@@ -122,29 +123,30 @@ def linear(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"saliency"}))
-def test_all_methods_agree_on_a_linear_function_of_the_tokens(method: str) -> None:
+def test_all_methods_agree_on_a_linear_function(method: Method) -> None:
     x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    wanted = attribution.grad_x_input(linear, x, torch.zeros_like(x), Settings())
-    found = METHODS[method](linear, x, torch.zeros_like(x), Settings())
-    np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-12)
-    assert found.value == pytest.approx(linear(x[None]).item())
+    expected = attribution.grad_x_input(linear, x, torch.zeros_like(x), MethodOptions())
+    result = METHODS[method](linear, x, torch.zeros_like(x), MethodOptions())
+    np.testing.assert_allclose(result.scores, expected.scores, atol=1e-12)
+    assert result.value == pytest.approx(linear(x[None]).item())
 
 
-def test_smoothgrad_without_noise_is_gradient_times_input() -> None:
-    twin = toy_twin()
-    target = targets(twin)["cosine"]
-    calm = attribute(twin, A, target, method="smoothgrad", settings=Settings(sigma=0.0, samples=3))
-    plain = attribute(twin, A, target, method="grad_x_input")
-    np.testing.assert_allclose(calm.scores, plain.scores, rtol=1e-12)
+def test_smoothgrad_without_noise_equals_gradient_times_input() -> None:
+    model = toy_model()
+    target = targets(model)["cosine"]
+    noiseless = MethodOptions(sigma=0.0, samples=3)
+    result = attribute(model, A, target, method="smoothgrad", options=noiseless)
+    expected = attribute(model, A, target, method="grad_x_input")
+    np.testing.assert_allclose(result.scores, expected.scores, rtol=1e-12)
 
 
-def test_smoothgrad_repeats_itself_and_settles_with_more_samples() -> None:
-    twin = toy_twin()
-    target = targets(twin)["cosine"]
+def test_smoothgrad_is_deterministic_per_seed_and_converges_with_samples() -> None:
+    model = toy_model()
+    target = targets(model)["cosine"]
 
     def scores(samples: int, seed: int) -> np.ndarray:
-        settings = Settings(samples=samples, seed=seed)
-        return attribute(twin, A, target, method="smoothgrad", settings=settings).scores
+        settings = MethodOptions(samples=samples, seed=seed)
+        return attribute(model, A, target, method="smoothgrad", options=settings).scores
 
     np.testing.assert_array_equal(scores(10, 1), scores(10, 1))
     assert not np.array_equal(scores(10, 1), scores(10, 2))
@@ -152,140 +154,148 @@ def test_smoothgrad_repeats_itself_and_settles_with_more_samples() -> None:
         np.mean([np.linalg.norm(scores(n, s) - scores(n, s + 50)) for s in range(8)])
         for n in (10, 160)
     )
-    assert many == pytest.approx(few / 4, rel=0.5)  # the error falls with the root
+    assert many == pytest.approx(
+        few / 4, rel=0.5
+    )  # the error falls with the square root of the sample count
 
 
-def test_occlusion_is_what_is_lost_without_each_token() -> None:
-    twin = toy_twin()
-    target = targets(twin)["cosine"]
-    found = attribute(twin, A, target, method="occlusion", baseline=PAD)
-    for place in range(len(A.ids)):
-        ids = [*A.ids[:place], PAD[place], *A.ids[place + 1 :]]
-        without = target(twin.vector(Row(ids))[None]).item()
-        assert found.scores[place] == pytest.approx(found.value - without, abs=1e-12)
+def test_occlusion_score_is_the_drop_when_a_token_is_replaced() -> None:
+    model = toy_model()
+    target = targets(model)["cosine"]
+    result = attribute(model, A, target, method="occlusion", baseline=PAD)
+    for index in range(len(A.ids)):
+        ids = [*A.ids[:index], PAD[index], *A.ids[index + 1 :]]
+        occluded = target(model.vector(Row(ids))[None]).item()
+        assert result.scores[index] == pytest.approx(result.value - occluded, abs=1e-12)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_no_method_costs_more_than_it_says(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    twin = toy_twin()
-    ran = 0
-    onwards = twin.onwards
+def test_method_cost_bounds_the_evaluations_used(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = toy_model()
+    evaluations = 0
+    continue_from = model.continue_from
 
-    def counted(point: str, tokens: Tensor, row: Row) -> Tensor:
-        nonlocal ran
-        ran += len(tokens)
-        return onwards(point, tokens, row)
+    def counted(layer_name: str, tokens: Tensor, row: Row) -> Tensor:
+        nonlocal evaluations
+        evaluations += len(tokens)
+        return continue_from(layer_name, tokens, row)
 
-    monkeypatch.setattr(twin, "onwards", counted)
-    settings = Settings(tolerance=0.0, max_evaluations=50, samples=7)
-    # Zeros before a LayerNorm: what refines itself uses all that it may.
-    attribute(twin, A, attribution.norm(), method=method, point="embeddings", settings=settings)
+    monkeypatch.setattr(model, "continue_from", counted)
+    settings = MethodOptions(tolerance=0.0, max_evaluations=50, samples=7)
+    # From a baseline of zeros before a LayerNorm, adaptive methods use their whole budget.
+    attribute(
+        model, A, attribution.norm(), method=method, layer_name="embeddings", options=settings
+    )
     cost = COSTS[method](len(A.ids), settings)
-    assert cost - 17 < ran <= cost
+    assert cost - 17 < evaluations <= cost
 
 
-def test_many_versions_run_in_parts_with_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    twin = toy_twin()
-    target = targets(twin)["dot"]
-    for method in ("occlusion", "smoothgrad", "integrated_gradients"):
-        whole = attribute(twin, A, target, method=method, baseline=PAD).scores
+def test_scores_are_independent_of_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = toy_model()
+    target = targets(model)["dot"]
+    methods: tuple[Method, ...] = ("occlusion", "smoothgrad", "integrated_gradients")
+    for method in methods:
+        whole = attribute(model, A, target, method=method, baseline=PAD).scores
         with monkeypatch.context() as patch:
             patch.setattr(attribution, "TOKENS_AT_ONCE", 2 * len(A.ids) + 1)
-            parts = attribute(twin, A, target, method=method, baseline=PAD).scores
-        np.testing.assert_allclose(parts, whole, atol=1e-12)
+            chunked = attribute(model, A, target, method=method, baseline=PAD).scores
+        np.testing.assert_allclose(chunked, whole, atol=1e-12)
 
 
-@pytest.mark.parametrize("point", ["words", "layers.0", "output"])
-def test_a_vector_jacobian_product_is_the_adjoint_of_a_jacobian_vector_product(
-    twin: Twin, point: str
-) -> None:
+@pytest.mark.parametrize("layer_name", ["words", "layers.0", "output"])
+def test_vjp_is_the_adjoint_of_the_jvp(model: ReferenceModel, layer_name: str) -> None:
     draw = torch.Generator().manual_seed(3)
     u = torch.randn(16, dtype=torch.float64, generator=draw)
-    x, gradient = attribution.vjp(twin, A, u.tolist(), point)
+    x, gradient = attribution.vjp(model, A, u.tolist(), layer_name)
     v = torch.randn(x.shape, dtype=torch.float64, generator=draw)
 
     def served(tokens: Tensor) -> Tensor:
-        return torch.nn.functional.normalize(twin.onwards(point, tokens[None], A)[0], dim=0)
+        return torch.nn.functional.normalize(
+            model.continue_from(layer_name, tokens[None], A)[0], dim=0
+        )
 
     jacobian_v = (served(x + 1e-6 * v) - served(x - 1e-6 * v)) / 2e-6
     assert (u @ jacobian_v).item() == pytest.approx((gradient * v).sum().item(), rel=1e-6)
-    _, twice = attribution.vjp(twin, A, (2 * u).tolist(), point)
+    _, twice = attribution.vjp(model, A, (2 * u).tolist(), layer_name)
     torch.testing.assert_close(twice, 2 * gradient)
 
 
-def test_the_default_model_names_the_words_that_make_two_texts_alike(artifact: Artifact) -> None:
-    twin = Twin.open(artifact)
+def test_default_model_attributes_similarity_to_the_matching_word(artifact: Artifact) -> None:
+    model = ReferenceModel.open(artifact)
     cat = Row([101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102])  # the cat sat on the mat.
     feline = Row([101, 1037, 10768, 4179, 8583, 2006, 1996, 20452, 1012, 102])
     baseline = [101, *[0] * 7, 102]
-    target = attribution.cosine(twin.vector(feline))
-    found = attribute(twin, cat, target, baseline=baseline)
-    assert found.integral is not None
-    assert found.integral.converged
-    assert found.scores.argmax() == 2
-    fixed = IntegratedGradients(function_of(twin, cat, target)).attribute(
-        twin.tokens("words", cat)[None],
-        twin.tokens("words", cat, baseline)[None],
+    target = attribution.cosine(model.vector(feline))
+    result = attribute(model, cat, target, baseline=baseline)
+    assert result.completeness is not None
+    assert result.completeness.converged
+    assert result.scores.argmax() == 2
+    fixed = IntegratedGradients(function_of(model, cat, target)).attribute(
+        model.tokens("words", cat)[None],
+        model.tokens("words", cat, baseline)[None],
         n_steps=100,
         method="gausslegendre",
     )
-    np.testing.assert_allclose(found.scores, fixed[0].sum(-1), atol=5e-3)
+    np.testing.assert_allclose(result.scores, fixed[0].sum(-1), atol=5e-3)
 
 
-def function_of(twin: Twin, row: Row, target: Target) -> Callable[[Tensor], Tensor]:
-    return lambda tokens: target(twin.onwards("words", tokens, row))
+def function_of(model: ReferenceModel, row: Row, target: Target) -> Callable[[Tensor], Tensor]:
+    return lambda tokens: target(model.continue_from("words", tokens, row))
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_targets_are_the_numbers_that_they_are_named_after(normalize: bool) -> None:
+def test_targets_equal_their_formulas(normalize: bool) -> None:
     draw = torch.Generator().manual_seed(0)
     vectors, (p, n, other) = torch.randn(4, 8, generator=draw), torch.randn(3, 8, generator=draw)
     lengths = vectors.norm(dim=1)
     served = vectors / lengths[:, None] if normalize else vectors
-    wanted = {
+    expected = {
         attribution.cosine(p): vectors @ p / (lengths * p.norm()),
         attribution.margin(p, n): vectors @ (p / p.norm() - n / n.norm()) / lengths,
         attribution.dot(other, normalize): served @ other,
         attribution.dim(5, normalize): served[:, 5],
         attribution.norm(): lengths,
     }
-    for target, numbers in wanted.items():
-        torch.testing.assert_close(target(vectors), numbers)
+    for target, values in expected.items():
+        torch.testing.assert_close(target(vectors), values)
 
 
 @pytest.mark.parametrize("method", ["occlusion", "integrated_gradients"])
-def test_the_baseline_keeps_the_positions_of_the_text(method: str) -> None:
-    twin = toy_twin(position_padding_id=1)  # as RoBERTa, which numbers padding in another way
-    target = targets(twin)["cosine"]
-    found = attribute(twin, A, target, method=method, point="embeddings", baseline=PAD)
-    tokens = twin.tokens("embeddings", A, PAD)
-    wanted = target(twin.onwards("embeddings", tokens[None], A)).item()
-    assert found.baseline_value == pytest.approx(wanted, rel=1e-9)
+def test_baseline_keeps_the_positions_of_the_text(method: Method) -> None:
+    model = toy_model(position_padding_id=1)  # like RoBERTa, where padding changes positions
+    target = targets(model)["cosine"]
+    result = attribute(model, A, target, method=method, layer_name="embeddings", baseline=PAD)
+    tokens = model.tokens("embeddings", A, PAD)
+    expected = target(model.continue_from("embeddings", tokens[None], A)).item()
+    assert result.baseline_value == pytest.approx(expected, rel=1e-9)
 
 
-def test_smoothgrads_noise_is_as_large_at_every_token() -> None:
-    seen: list[Tensor] = []
+def test_smoothgrad_noise_has_the_same_scale_at_every_token() -> None:
+    inputs: list[Tensor] = []
 
-    def watched(versions: Tensor) -> Tensor:
-        seen.append(versions.detach())
+    def recorded(versions: Tensor) -> Tensor:
+        inputs.append(versions.detach())
         return versions.sum((1, 2))
 
     x = torch.tensor([[0.01], [10.0]], dtype=torch.float64) * torch.ones(2, 400)
-    METHODS["smoothgrad"](watched, x, torch.zeros_like(x), Settings(samples=50, sigma=0.1))
-    noise = torch.cat([versions for versions in seen if len(versions) > 1]) - x
+    METHODS["smoothgrad"](recorded, x, torch.zeros_like(x), MethodOptions(samples=50, sigma=0.1))
+    noise = torch.cat([versions for versions in inputs if len(versions) > 1]) - x
     size = 0.1 * x.square().mean().sqrt().item()
     assert noise.std(dim=(0, 2)).tolist() == pytest.approx([size, size], rel=0.05)
 
 
-def test_no_more_tokens_are_on_their_way_than_memory_is_meant_for() -> None:
-    most = 0
+def test_tokens_per_forward_pass_stay_within_the_memory_limit() -> None:
+    largest = 0
 
-    def watched(versions: Tensor) -> Tensor:
-        nonlocal most
-        most = max(most, versions.shape[0] * versions.shape[1])
+    def recorded(versions: Tensor) -> Tensor:
+        nonlocal largest
+        largest = max(largest, versions.shape[0] * versions.shape[1])
         return versions.sum((1, 2))
 
     x = torch.ones(100, 4, dtype=torch.float64)
-    for method in ("smoothgrad", "occlusion"):
-        METHODS[method](watched, x, torch.zeros_like(x), Settings(samples=64))
-    assert attribution.TOKENS_AT_ONCE / 2 < most <= attribution.TOKENS_AT_ONCE
+    methods: tuple[Method, ...] = ("smoothgrad", "occlusion")
+    for method in methods:
+        METHODS[method](recorded, x, torch.zeros_like(x), MethodOptions(samples=64))
+    assert attribution.TOKENS_AT_ONCE / 2 < largest <= attribution.TOKENS_AT_ONCE

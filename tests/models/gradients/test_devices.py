@@ -1,4 +1,4 @@
-"""Gradients in float32, on whatever device, against the same in float64 on CPU."""
+"""Gradients in float32 on each available device, against float64 on the CPU."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,9 @@ import torch
 
 from models.artifact import Artifact
 from models.gradients.attribution import METHODS, attribute, cosine, vjp
-from models.gradients.budget import Settings
 from models.gradients.flow import flow
-from models.gradients.objectives import Objective
-from models.gradients.twin import Row, Twin
+from models.gradients.inputs import Method, MethodOptions, Objective, Row
+from models.gradients.reference_model import ReferenceModel
 
 DEVICES = [
     "cpu",
@@ -17,26 +16,26 @@ DEVICES = [
         "cuda",
         marks=[
             pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is available"),
         ],
     ),
 ]
-# Draws its noise in the dtype that it works in, so that there is nothing to compare.
+# smoothgrad draws its noise in the model's dtype, so float32 and float64 are not comparable.
 EXACT = sorted(METHODS.keys() - {"smoothgrad"})
-# The same points for both, whatever rounding says about the error.
-TOLERANCE = Settings(tolerance=1e-12, max_evaluations=64)
+# An unreachable tolerance: both dtypes spend the whole budget on the same points.
+TOLERANCE = MethodOptions(tolerance=1e-12, max_evaluations=64)
 
 
 @pytest.fixture(scope="module")
-def exact(artifact: Artifact) -> Twin:
-    twin = Twin.open(artifact)
-    twin.model.double()
-    return twin
+def exact(artifact: Artifact) -> ReferenceModel:
+    model = ReferenceModel.open(artifact)
+    model.network.double()
+    return model
 
 
 @pytest.fixture(scope="module", params=DEVICES)
-def twin(artifact: Artifact, request: pytest.FixtureRequest) -> Twin:
-    return Twin.open(artifact, request.param)
+def model(artifact: Artifact, request: pytest.FixtureRequest) -> ReferenceModel:
+    return ReferenceModel.open(artifact, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -44,36 +43,40 @@ def rows(artifact: Artifact) -> list[Row]:
     return [Row(ids) for ids in artifact.check().rows[1:5]]
 
 
-def agree(found: object, wanted: object, bound: float) -> None:
-    a, b = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+def assert_close(actual: object, expected: object, bound: float) -> None:
+    a, b = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert np.abs(a - b).max() <= bound * np.abs(b).max()
 
 
 @pytest.mark.parametrize("method", EXACT)
-def test_attributions_are_those_of_float64(
-    twin: Twin, exact: Twin, rows: list[Row], method: str
+def test_float32_attributions_equal_float64(
+    model: ReferenceModel, exact: ReferenceModel, rows: list[Row], method: Method
 ) -> None:
     text, other = rows[:2]
-    found, wanted = (
-        attribute(t, text, cosine(t.vector(other)), method=method, settings=TOLERANCE)
-        for t in (twin, exact)
+    actual, expected = (
+        attribute(m, text, cosine(m.vector(other)), method=method, options=TOLERANCE)
+        for m in (model, exact)
     )
-    agree(found.scores, wanted.scores, 1e-4)
+    assert_close(actual.scores, expected.scores, 1e-4)
 
 
-def test_a_gradient_by_words_is_that_of_float64(twin: Twin, exact: Twin, rows: list[Row]) -> None:
-    cotangent = np.random.default_rng(0).normal(size=exact.model.width).tolist()
+def test_float32_word_gradients_equal_float64(
+    model: ReferenceModel, exact: ReferenceModel, rows: list[Row]
+) -> None:
+    cotangent = np.random.default_rng(0).normal(size=exact.network.width).tolist()
     for row in rows:
-        (_, found), (_, wanted) = (vjp(t, row, cotangent, "words") for t in (twin, exact))
-        agree(found.cpu(), wanted, 1e-4)
+        (_, actual), (_, expected) = (vjp(m, row, cotangent, "words") for m in (model, exact))
+        assert_close(actual.cpu(), expected, 1e-4)
 
 
-def test_training_gradients_are_those_of_float64(twin: Twin, exact: Twin, rows: list[Row]) -> None:
-    found, wanted = (flow(t, rows, Objective("mnrl")) for t in (twin, exact))
-    assert [place.name for place in found.places] == [place.name for place in wanted.places]
-    for mine, true in zip(found.places, wanted.places, strict=True):
-        assert (mine.gradient is None) == (true.gradient is None)
-        if mine.gradient and true.gradient:
-            assert mine.gradient.l2 == pytest.approx(true.gradient.l2, rel=1e-4)
-        if mine.parameters and true.parameters:
-            assert mine.parameters.l2 == pytest.approx(true.parameters.l2, rel=1e-4)
+def test_float32_training_gradients_equal_float64(
+    model: ReferenceModel, exact: ReferenceModel, rows: list[Row]
+) -> None:
+    actual, expected = (flow(m, rows, Objective("mnrl")) for m in (model, exact))
+    assert [step.name for step in actual.steps] == [step.name for step in expected.steps]
+    for actual_step, expected_step in zip(actual.steps, expected.steps, strict=True):
+        assert (actual_step.gradient is None) == (expected_step.gradient is None)
+        if actual_step.gradient and expected_step.gradient:
+            assert actual_step.gradient.l2 == pytest.approx(expected_step.gradient.l2, rel=1e-4)
+        if actual_step.parameters and expected_step.parameters:
+            assert actual_step.parameters.l2 == pytest.approx(expected_step.parameters.l2, rel=1e-4)

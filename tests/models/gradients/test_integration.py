@@ -14,30 +14,30 @@ EPS = 2.0**-52
 
 
 def line(function: object, x: torch.Tensor, baseline: torch.Tensor) -> Evaluate:
-    """What `integrate` asks of a function of rows `(S, D)`: each number is a token."""
+    """Return the evaluation of a function of rows `(S, D)` on a line; each element is a token."""
 
-    def evaluate(places: Array) -> tuple[Array, Array]:
-        alpha = torch.from_numpy(places)[:, None]
+    def evaluate(alphas: Array) -> tuple[Array, Array]:
+        alpha = torch.from_numpy(alphas)[:, None]
         values, gradients = value_and_gradient(function, baseline + alpha * (x - baseline))  # type: ignore[arg-type]
         return values.numpy()[:, None], (gradients * (x - baseline)).numpy()[:, :, None]
 
     return evaluate
 
 
-def of(function: object, *, dimensions: int = 6, tolerance: float = 1e-6) -> Integral:
+def integral(function: object, *, dimensions: int = 6, tolerance: float = 1e-6) -> Integral:
     x = torch.randn(dimensions, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     return integrate(line(function, x, torch.zeros_like(x)), tolerance, 1000, EPS)
 
 
-def test_a_polynomial_is_exact_at_once() -> None:
-    found = of(lambda x: (x**3).sum(-1))
-    assert found.evaluations == 10
+def test_cubic_polynomial_is_exact_on_the_first_panel() -> None:
+    result = integral(lambda x: (x**3).sum(-1))
+    assert result.evaluations == 10
     x = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    np.testing.assert_allclose(found.scores[:, 0], (x**3).numpy(), rtol=1e-12)
+    np.testing.assert_allclose(result.scores[:, 0], (x**3).numpy(), rtol=1e-12)
 
 
-def norm_of(width: int) -> tuple[Evaluate, torch.Tensor, torch.Tensor]:
-    """A LayerNorm as BERT has it, from a baseline of zeros, where it sees no length."""
+def layer_norm_case(width: int) -> tuple[Evaluate, torch.Tensor, torch.Tensor]:
+    """Return a scale-invariant case: a LayerNorm with BERT's epsilon on the line from zeros."""
     D = width
     draw = torch.Generator().manual_seed(1)
     x, w = torch.randn(2, D, dtype=torch.float64, generator=draw)
@@ -47,93 +47,91 @@ def norm_of(width: int) -> tuple[Evaluate, torch.Tensor, torch.Tensor]:
     return evaluate, x, w
 
 
-def test_a_layer_norm_from_a_baseline_of_zeros_converges_where_fifty_fixed_points_do_not() -> None:
+def test_layer_norm_from_zero_baseline_converges_unlike_fixed_quadrature() -> None:
     D = 384
-    evaluate, x, w = norm_of(D)
+    evaluate, x, w = layer_norm_case(D)
     truth = F.layer_norm(x, (D,), eps=1e-12) @ w
     nodes, weights = leggauss(50)
     fixed = np.tensordot(weights / 2, evaluate((nodes + 1) / 2)[1], axes=1).sum()
     assert abs(fixed - truth) > 0.9 * abs(truth)
 
-    found = integrate(evaluate, tolerance=1e-4, max_evaluations=1000, rounding=EPS)
-    assert found.converged
-    assert found.evaluations < 400
-    assert abs(found.scores.sum() - truth) <= 1e-4 * abs(truth)
-    assert abs(found.delta.item()) <= found.error
+    result = integrate(evaluate, tolerance=1e-4, max_evaluations=1000, rounding=EPS)
+    assert result.completeness.converged
+    assert result.evaluations < 400
+    assert abs(result.scores.sum() - truth) <= 1e-4 * abs(truth)
+    assert abs(result.delta.item()) <= result.error
 
 
-def test_the_budget_ends_what_does_not_converge_and_says_so() -> None:
-    evaluate, _, _ = norm_of(384)
-    found = integrate(evaluate, tolerance=1e-4, max_evaluations=50, rounding=EPS)
-    assert not found.converged
-    assert found.evaluations == 44  # 10, and 17 for each panel that was cut
+def test_exhausted_budget_returns_an_unconverged_result() -> None:
+    evaluate, _, _ = layer_norm_case(384)
+    result = integrate(evaluate, tolerance=1e-4, max_evaluations=50, rounding=EPS)
+    assert not result.completeness.converged
+    assert result.evaluations == 44  # 10, and 17 for each bisected panel
 
 
-def test_the_evaluations_are_counted_as_they_are_made() -> None:
-    evaluate, _, _ = norm_of(16)
-    made = []
+def test_evaluation_count_equals_the_points_evaluated() -> None:
+    evaluate, _, _ = layer_norm_case(16)
+    calls = []
 
-    def counted(places: Array) -> tuple[Array, Array]:
-        made.append(len(places))
-        return evaluate(places)
+    def counted(alphas: Array) -> tuple[Array, Array]:
+        calls.append(len(alphas))
+        return evaluate(alphas)
 
-    found = integrate(counted, tolerance=1e-6, max_evaluations=200, rounding=EPS)
-    assert found.evaluations == sum(made)
-    assert len(made) > 3
-
-
-def test_errors_of_panels_are_added_before_they_can_cancel() -> None:
-    # The change of a half is minus that of the other, so the sums of the whole line agree at once.
-    found = of(lambda x: torch.cos(40 * x.sum(-1)), dimensions=1, tolerance=1e-3)
-    assert found.error <= found.allowed
-    assert abs(found.delta.item()) <= found.error + 1e-15
+    result = integrate(counted, tolerance=1e-6, max_evaluations=200, rounding=EPS)
+    assert result.evaluations == sum(calls)
+    assert len(calls) > 3
 
 
-def test_the_path_leads_from_baseline_to_input_through_the_ends_of_the_panels() -> None:
-    evaluate, _, _ = norm_of(16)
-    found = integrate(evaluate, tolerance=1e-6, max_evaluations=400, rounding=EPS)
-    places, values = found.path
-    assert (places[0], places[-1]) == (0.0, 1.0)
-    assert np.all(np.diff(places) > 0)
-    np.testing.assert_array_equal(values, evaluate(places)[0])
-    assert found.value_baseline == values[0]
-    assert found.value_input == values[-1]
+def test_panel_errors_do_not_cancel_in_the_total_error() -> None:
+    # The errors of the two halves have opposite signs, so a sum over the line would be zero.
+    result = integral(lambda x: torch.cos(40 * x.sum(-1)), dimensions=1, tolerance=1e-3)
+    assert result.error <= result.allowed
+    assert abs(result.delta.item()) <= result.error + 1e-15
 
 
-def test_functions_share_panels_and_each_adds_up() -> None:
+def test_path_runs_from_baseline_to_input_over_the_panel_ends() -> None:
+    evaluate, _, _ = layer_norm_case(16)
+    result = integrate(evaluate, tolerance=1e-6, max_evaluations=400, rounding=EPS)
+    alphas, values = result.path
+    assert (alphas[0], alphas[-1]) == (0.0, 1.0)
+    assert np.all(np.diff(alphas) > 0)
+    np.testing.assert_array_equal(values, evaluate(alphas)[0])
+    assert result.value_baseline == values[0]
+    assert result.value_input == values[-1]
+
+
+def test_several_functions_share_panels_and_each_is_complete() -> None:
     x = torch.tensor([0.5, -1.5], dtype=torch.float64)
 
-    def evaluate(places: Array) -> tuple[Array, Array]:
-        at = places[:, None] * x.numpy()  # (S, N)
-        slopes = np.stack([np.cos(at), 2 * at], axis=-1) * x.numpy()[:, None]
-        return np.stack([np.sin(at).sum(-1), (at**2).sum(-1)], axis=-1), slopes
+    def evaluate(alphas: Array) -> tuple[Array, Array]:
+        points = alphas[:, None] * x.numpy()  # (S, N)
+        slopes = np.stack([np.cos(points), 2 * points], axis=-1) * x.numpy()[:, None]
+        return np.stack([np.sin(points).sum(-1), (points**2).sum(-1)], axis=-1), slopes
 
-    found = integrate(evaluate, 1e-9, 100, EPS)
-    np.testing.assert_allclose(found.scores, np.stack([torch.sin(x), x**2], axis=-1), atol=1e-9)
-    np.testing.assert_allclose(found.delta, 0, atol=1e-9)
+    result = integrate(evaluate, 1e-9, 100, EPS)
+    np.testing.assert_allclose(result.scores, np.stack([torch.sin(x), x**2], axis=-1), atol=1e-9)
+    np.testing.assert_allclose(result.delta, 0, atol=1e-9)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_function_that_does_not_change_is_right_at_once(sign: float) -> None:
-    found = of(lambda x: sign + 0 * x.sum(-1))
-    assert found.converged
-    assert found.evaluations == 10
+def test_constant_function_converges_on_the_first_panel(sign: float) -> None:
+    result = integral(lambda x: sign + 0 * x.sum(-1))
+    assert result.completeness.converged
+    assert result.evaluations == 10
 
 
-def test_the_tolerance_is_of_the_change_not_of_the_values() -> None:
-    found = of(lambda x: 100 + x.sum(-1), tolerance=1e-2)
-    change = abs(found.value_input - found.value_baseline).item()
-    assert found.allowed == pytest.approx(1e-2 * change)
+def test_tolerance_is_relative_to_the_change_in_value() -> None:
+    result = integral(lambda x: 100 + x.sum(-1), tolerance=1e-2)
+    change = abs(result.value_input - result.value_baseline).item()
+    assert result.allowed == pytest.approx(1e-2 * change)
 
 
 @pytest.mark.parametrize(
     "function",
-    [
-        lambda x: 1e6 + 1e-9 * x.sum(-1),  # large at both ends
-        lambda x: 1e6 * torch.sin(x).sum(-1),  # at one alone
-    ],
+    [lambda x: 1e6 + 1e-9 * x.sum(-1), lambda x: 1e6 * torch.sin(x).sum(-1)],
+    ids=["large-at-both-ends", "large-at-one-end"],
 )
-def test_what_rounding_hides_is_not_searched_for(function: Callable[[Tensor], Tensor]) -> None:
-    found = of(function, tolerance=1e-18)
-    assert found.converged
-    assert found.evaluations < 100
+def test_changes_below_rounding_error_are_not_refined(function: Callable[[Tensor], Tensor]) -> None:
+    result = integral(function, tolerance=1e-18)
+    assert result.completeness.converged
+    assert result.evaluations < 100

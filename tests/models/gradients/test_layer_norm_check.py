@@ -1,4 +1,4 @@
-"""The judge of add + LayerNorm catches what is wrong, and nothing else."""
+"""The add + LayerNorm check fails wrong implementations and passes correct ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,22 +9,23 @@ import torch
 
 from models.add_layer_norm.reference import Array
 from models.gradients import layer_norm_implementations
+from models.gradients.inputs import Distribution
 from models.gradients.layer_norm_check import (
     DISTRIBUTIONS,
     EPS,
     MAX_ELEMENTS,
-    Verdict,
     draw,
     judge,
     rounded_to,
 )
 from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Operands, Outcome
 from models.gradients.layer_norm_trace import trace
+from models.gradients.results import ImplementationVerdict
 from tests.models.gradients.toys import D, N, by_torch, random_case
 
 
-def drawn(
-    distribution: str = "normal",
+def random_operands(
+    distribution: Distribution = "normal",
     dtype: str = "float64",
     shape: tuple[int, int] = (N, D),
     seed: int = 0,
@@ -32,18 +33,21 @@ def drawn(
     return rounded_to(*draw(shape, distribution, seed), np.dtype(dtype).type)
 
 
-def verdict(verdicts: tuple[Verdict, ...], implementation: str, phase: str) -> Verdict:
-    [found] = [v for v in verdicts if (v.implementation, v.phase) == (implementation, phase)]
-    return found
+def verdict(
+    verdicts: tuple[ImplementationVerdict, ...], implementation: str, phase: str
+) -> ImplementationVerdict:
+    [result] = [v for v in verdicts if (v.implementation, v.phase) == (implementation, phase)]
+    return result
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 2), (N, D), (2, 384), (1, MAX_ELEMENTS)])
-def test_what_is_right_passes_on_every_distribution(
-    distribution: str, dtype: str, shape: tuple[int, int]
+def test_correct_implementations_pass_on_every_distribution(
+    distribution: Distribution, dtype: str, shape: tuple[int, int]
 ) -> None:
-    ran = [v for v in judge(*drawn(distribution, dtype, shape, seed=3)) if v.passes is not None]
+    operands = random_operands(distribution, dtype, shape, seed=3)
+    ran = [v for v in judge(*operands) if v.passes is not None]
     assert {v.implementation for v in ran} >= {"reference", "aten"}
     for v in ran:
         assert v.passes
@@ -53,18 +57,18 @@ def test_what_is_right_passes_on_every_distribution(
         assert sorted(values) == (["out"] if v.phase == "forward" else backward)
 
 
-def test_only_float64_is_held_against_finite_differences() -> None:
-    for dtype, wanted in (("float32", []), ("float64", ["dx", "dgamma", "dbeta"])):
-        backward = verdict(judge(*drawn(dtype=dtype)), "aten", "backward")
-        slopes = [c.value for c in backward.comparisons if c.against == "finite differences"]
-        assert slopes == wanted
+def test_finite_differences_are_compared_in_float64_only() -> None:
+    for dtype, expected in (("float32", []), ("float64", ["dx", "dgamma", "dbeta"])):
+        backward = verdict(judge(*random_operands(dtype=dtype)), "aten", "backward")
+        differences = [c.value for c in backward.comparisons if c.against == "finite differences"]
+        assert differences == expected
 
 
-# Mutations: each is an implementation that is wrong in one way.
+# Mutations: correct implementations and variants with one error each.
 
 
 def norm(operands: Operands) -> tuple[Array, Array, Array]:
-    """The sum, its centred rows, and their biased variance."""
+    """Return the sum, its centred rows and their biased variance."""
     total = operands.x if operands.residual is None else operands.x + operands.residual
     centred = total - total.mean(-1, keepdims=True)
     return total, centred, (centred**2).mean(-1, keepdims=True)
@@ -75,7 +79,7 @@ def forward_of(operands: Operands, ivar: Array) -> Array:
     return out
 
 
-def biased(operands: Operands) -> Array:
+def correct_forward(operands: Operands) -> Array:
     return forward_of(operands, 1 / np.sqrt(norm(operands)[2] + operands.eps))
 
 
@@ -88,11 +92,11 @@ def eps_outside(operands: Operands) -> Array:
     return forward_of(operands, 1 / (np.sqrt(norm(operands)[2]) + operands.eps))
 
 
-def swapped(operands: Operands) -> Array:
-    return biased(operands._replace(gamma=operands.beta, beta=operands.gamma))
+def swapped_gamma_and_beta(operands: Operands) -> Array:
+    return correct_forward(operands._replace(gamma=operands.beta, beta=operands.gamma))
 
 
-def of_squares(operands: Operands) -> Array:
+def single_pass_variance(operands: Operands) -> Array:
     total, _, _ = norm(operands)
     var = (total**2).mean(-1, keepdims=True) - total.mean(-1, keepdims=True) ** 2
     return forward_of(operands, 1 / np.sqrt(var + operands.eps))
@@ -114,13 +118,13 @@ def ivar_of(operands: Operands) -> Array:
     return ivar
 
 
-def swapped_backward(operands: Operands, dout: Array) -> dict[str, Array]:
+def beta_as_gamma_backward(operands: Operands, dout: Array) -> dict[str, Array]:
     return backward_of(operands._replace(gamma=operands.beta), dout, ivar_of(operands))
 
 
 def swapped_gradients(operands: Operands, dout: Array) -> dict[str, Array]:
-    right = backward_of(operands, dout, ivar_of(operands))
-    return {**right, "dgamma": right["dbeta"], "dbeta": right["dgamma"]}
+    correct = backward_of(operands, dout, ivar_of(operands))
+    return {**correct, "dgamma": correct["dbeta"], "dbeta": correct["dgamma"]}
 
 
 def unbiased_backward(operands: Operands, dout: Array) -> dict[str, Array]:
@@ -132,7 +136,7 @@ def eps_outside_backward(operands: Operands, dout: Array) -> dict[str, Array]:
     return backward_of(operands, dout, 1 / (np.sqrt(norm(operands)[2]) + operands.eps))
 
 
-def right_backward(operands: Operands, dout: Array) -> dict[str, Array]:
+def correct_backward(operands: Operands, dout: Array) -> dict[str, Array]:
     return backward_of(operands, dout, ivar_of(operands))
 
 
@@ -144,30 +148,29 @@ def detached_ivar(operands: Operands, dout: Array) -> dict[str, Array]:
     return backward_of(operands, dout, ivar_of(operands), along=0.0)
 
 
-def half_of_the_residual(operands: Operands, dout: Array) -> dict[str, Array]:
-    right = right_backward(operands, dout)
-    return {**right, "dresidual": right["dx"] / 2}
+def halved_dresidual(operands: Operands, dout: Array) -> dict[str, Array]:
+    correct = correct_backward(operands, dout)
+    return {**correct, "dresidual": correct["dx"] / 2}
 
 
-def judged(
+def verdicts_by_phase(
     forward: Callable[[Operands], Array],
     backward: Callable[[Operands, Array], dict[str, Array]],
-    distribution: str,
+    distribution: Distribution,
     dtype: str,
-) -> dict[str, Verdict]:
+) -> dict[str, ImplementationVerdict]:
     def mutant(operands: Operands, dout: Array) -> Outcome:
         return Outcome(forward(operands), backward(operands, dout))
 
-    found = judge(*drawn(distribution, dtype), {"mutant": mutant})
-    return {v.phase: v for v in found}
+    return {v.phase: v for v in judge(*random_operands(distribution, dtype), {"mutant": mutant})}
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_plain_two_pass_implementation_passes(distribution: str, dtype: str) -> None:
-    halves = judged(biased, right_backward, distribution, dtype)
-    assert halves["forward"].passes
-    assert halves["backward"].passes
+def test_two_pass_implementation_passes(distribution: Distribution, dtype: str) -> None:
+    verdicts = verdicts_by_phase(correct_forward, correct_backward, distribution, dtype)
+    assert verdicts["forward"].passes
+    assert verdicts["backward"].passes
 
 
 @pytest.mark.parametrize(
@@ -179,27 +182,27 @@ def test_a_plain_two_pass_implementation_passes(distribution: str, dtype: str) -
         (unbiased, "huge", "float32"),
         (eps_outside, "normal", "float64"),
         (eps_outside, "tiny_var", "float32"),
-        (swapped, "normal", "float32"),
-        (swapped, "constant_row", "float32"),
-        (swapped, "large_mean", "float64"),
-        (of_squares, "large_mean", "float32"),
-        (of_squares, "large_mean", "float64"),
+        (swapped_gamma_and_beta, "normal", "float32"),
+        (swapped_gamma_and_beta, "constant_row", "float32"),
+        (swapped_gamma_and_beta, "large_mean", "float64"),
+        (single_pass_variance, "large_mean", "float32"),
+        (single_pass_variance, "large_mean", "float64"),
     ],
 )
-def test_a_wrong_forward_pass_is_blamed_alone(
+def test_wrong_forward_pass_fails_the_forward_verdict_only(
     wrong: Callable[[Operands], Array],
-    distribution: str,
+    distribution: Distribution,
     dtype: str,
 ) -> None:
-    halves = judged(wrong, right_backward, distribution, dtype)
-    assert halves["forward"].passes is False
-    [out] = halves["forward"].comparisons
+    verdicts = verdicts_by_phase(wrong, correct_backward, distribution, dtype)
+    assert verdicts["forward"].passes is False
+    [out] = verdicts["forward"].comparisons
     assert out.share_of_bound > 1
-    assert halves["backward"].passes
+    assert verdicts["backward"].passes
 
 
 @pytest.mark.parametrize(
-    ("wrong", "distribution", "dtype", "guilty"),
+    ("wrong", "distribution", "dtype", "wrong_values"),
     [
         (without_dmean, "normal", "float32", {"dx", "dresidual"}),
         (without_dmean, "normal", "float64", {"dx", "dresidual"}),
@@ -212,70 +215,70 @@ def test_a_wrong_forward_pass_is_blamed_alone(
         (unbiased_backward, "normal", "float32", {"dx", "dresidual", "dgamma"}),
         (eps_outside_backward, "constant_row", "float32", {"dx", "dresidual"}),
         (eps_outside_backward, "normal", "float64", {"dx", "dresidual", "dgamma"}),
-        (swapped_backward, "normal", "float32", {"dx", "dresidual"}),
+        (beta_as_gamma_backward, "normal", "float32", {"dx", "dresidual"}),
         (swapped_gradients, "normal", "float32", {"dgamma", "dbeta"}),
-        (half_of_the_residual, "normal", "float32", {"dresidual"}),
+        (halved_dresidual, "normal", "float32", {"dresidual"}),
     ],
 )
-def test_a_wrong_backward_pass_is_blamed_alone(
+def test_wrong_backward_pass_fails_the_backward_verdict_only(
     wrong: Callable[[Operands, Array], dict[str, Array]],
-    distribution: str,
+    distribution: Distribution,
     dtype: str,
-    guilty: set[str],
+    wrong_values: set[str],
 ) -> None:
-    halves = judged(biased, wrong, distribution, dtype)
-    assert halves["forward"].passes
-    assert halves["backward"].passes is False
-    failed = [c for c in halves["backward"].comparisons if not c.passes]
-    assert {c.value for c in failed if c.against == "float64"} == guilty
+    verdicts = verdicts_by_phase(correct_forward, wrong, distribution, dtype)
+    assert verdicts["forward"].passes
+    assert verdicts["backward"].passes is False
+    failed = [c for c in verdicts["backward"].comparisons if not c.passes]
+    assert {c.value for c in failed if c.against == "float64"} == wrong_values
     if dtype == "float64":
-        slopes = {c.value for c in failed if c.against == "finite differences"}
-        assert slopes == guilty - {"dresidual"}
+        differences = {c.value for c in failed if c.against == "finite differences"}
+        assert differences == wrong_values - {"dresidual"}
 
 
 @pytest.mark.parametrize(
     ("forward", "backward", "broken"),
     [
-        (biased, right_backward, set()),
-        (lambda o: biased(o) + 1e-3, right_backward, {"mean(xhat) = 0"}),
-        (unbiased, right_backward, {"mean(xhat^2) = var / (var + eps)"}),
-        (biased, without_dmean, {"sum(dx) = 0"}),
-        (biased, detached_ivar, {"sum(dx xhat) = ivar sum(dxhat xhat) eps / (var + eps)"}),
-        (biased, half_of_the_residual, {"dx = dresidual"}),
+        (correct_forward, correct_backward, set()),
+        (lambda o: correct_forward(o) + 1e-3, correct_backward, {"mean(xhat) = 0"}),
+        (unbiased, correct_backward, {"mean(xhat^2) = var / (var + eps)"}),
+        (correct_forward, without_dmean, {"sum(dx) = 0"}),
+        (correct_forward, detached_ivar, {"sum(dx xhat) = ivar sum(dxhat xhat) eps / (var + eps)"}),
+        (correct_forward, halved_dresidual, {"dx = dresidual"}),
     ],
 )
-def test_each_invariant_is_broken_by_the_fault_that_it_is_there_for(
+def test_each_fault_breaks_its_invariant(
     forward: Callable[[Operands], Array],
     backward: Callable[[Operands, Array], dict[str, Array]],
     broken: set[str],
 ) -> None:
-    halves = judged(forward, backward, "normal", "float32")
-    found = {i.name for v in halves.values() for i in v.invariants if not i.passes}
-    assert broken <= found
-    assert bool(broken) == bool(found)
+    verdicts = verdicts_by_phase(forward, backward, "normal", "float32")
+    failed = {i.name for v in verdicts.values() for i in v.invariants if not i.passes}
+    assert broken <= failed
+    assert bool(broken) == bool(failed)
 
 
-def test_a_broken_invariant_fails_its_half_even_where_values_are_right() -> None:
-    def without_gamma_wrong(operands: Operands, dout: Array) -> dict[str, Array]:
+def test_broken_invariant_fails_the_verdict_despite_correct_values() -> None:
+    def wrong_with_unit_gamma(operands: Operands, dout: Array) -> dict[str, Array]:
         plain = bool((operands.gamma == 1).all())
-        return (half_of_the_residual if plain else right_backward)(operands, dout)
+        return (halved_dresidual if plain else correct_backward)(operands, dout)
 
-    halves = judged(biased, without_gamma_wrong, "normal", "float32")
-    assert halves["forward"].passes
-    assert all(c.passes for c in halves["backward"].comparisons)
-    assert halves["backward"].passes is False
-
-
-def test_slopes_see_an_error_of_a_millionth() -> None:
-    def off(operands: Operands, dout: Array) -> dict[str, Array]:
-        return {n: g * (1 + 1e-6) for n, g in right_backward(operands, dout).items()}
-
-    backward = judged(biased, off, "normal", "float64")["backward"]
-    slopes = [c for c in backward.comparisons if c.against == "finite differences"]
-    assert [c.value for c in slopes if not c.passes] == ["dx", "dgamma", "dbeta"]
+    verdicts = verdicts_by_phase(correct_forward, wrong_with_unit_gamma, "normal", "float32")
+    assert verdicts["forward"].passes
+    assert all(c.passes for c in verdicts["backward"].comparisons)
+    assert verdicts["backward"].passes is False
 
 
-def test_distributions_are_what_they_are_named() -> None:
+def test_finite_differences_detect_a_relative_error_of_1e_6() -> None:
+    def scaled(operands: Operands, dout: Array) -> dict[str, Array]:
+        return {n: g * (1 + 1e-6) for n, g in correct_backward(operands, dout).items()}
+
+    backward = verdicts_by_phase(correct_forward, scaled, "normal", "float64")["backward"]
+    differences = [c for c in backward.comparisons if c.against == "finite differences"]
+    assert [c.value for c in differences if not c.passes] == ["dx", "dgamma", "dbeta"]
+
+
+def test_distributions_match_their_names() -> None:
     rows = {n: sample(np.random.default_rng(0), (8, 64)) for n, sample in DISTRIBUTIONS.items()}
     spread = {name: x.std(-1) for name, x in rows.items()}
     assert (np.ptp(rows["constant_row"], axis=-1) == 0).all()
@@ -286,29 +289,32 @@ def test_distributions_are_what_they_are_named() -> None:
     assert len(np.unique(rows["constant_row"])) == 8
 
 
-# Particular rows and implementations.
+# Specific rows and implementations.
 
 
-def large_row() -> tuple[Operands, Array]:
+def large_mean_row() -> tuple[Operands, Array]:
     row = np.array([[40000, 40001, 40002, 40003]], np.float32)
     gamma, beta = np.ones(4, np.float32), np.zeros(4, np.float32)
     return Operands(row, np.zeros_like(row), gamma, beta, EPS), np.eye(1, 4, dtype=np.float32)
 
 
-def test_a_row_of_large_neighbours_is_judged() -> None:
+def test_row_with_large_mean_passes_and_fails_the_squares_formula() -> None:
     for implementation in ("reference", "aten", "onnxruntime"):
-        found = verdict(judge(*large_row()), implementation, "forward")
-        [out] = found.comparisons
-        assert found.passes, implementation
+        forward = verdict(judge(*large_mean_row()), implementation, "forward")
+        [out] = forward.comparisons
+        assert forward.passes, implementation
         assert out.max_abs < 1e-2
 
     def squares(operands: Operands, dout: Array) -> Outcome:
-        return Outcome(of_squares(operands), right_backward(operands, dout))
+        return Outcome(single_pass_variance(operands), correct_backward(operands, dout))
 
-    assert verdict(judge(*large_row(), {"squares": squares}), "squares", "forward").passes is False
+    assert (
+        verdict(judge(*large_mean_row(), {"squares": squares}), "squares", "forward").passes
+        is False
+    )
 
 
-def test_onnxruntime_runs_the_served_nodes_and_has_no_backward_pass(
+def test_onnxruntime_verdict_covers_the_forward_pass_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served = IMPLEMENTATIONS["onnxruntime"]
@@ -321,46 +327,48 @@ def test_onnxruntime_runs_the_served_nodes_and_has_no_backward_pass(
     verdicts = judge(operands, dout, {"served": served})
     assert [v.passes for v in verdicts] == [True, None]
     assert verdicts[1].not_run == gradients
-    wide = judge(*drawn(dtype="float64"), {"served": served})
-    assert [v.not_run for v in wide] == ["a served graph computes in float32", gradients]
-    assert [v.passes for v in wide] == [None, None]
+    in_float64 = judge(*random_operands(dtype="float64"), {"served": served})
+    assert [v.not_run for v in in_float64] == ["a served graph computes in float32", gradients]
+    assert [v.passes for v in in_float64] == [None, None]
 
-    class Nans:
+    class NanSession:
         def run(self, _names: list[str], feeds: dict[str, Array]) -> list[Array]:
             return [np.full_like(feeds["x"], np.nan)]
 
-    monkeypatch.setattr(layer_norm_implementations, "onnxruntime_session", lambda *_, **__: Nans())
-    [forward, _] = judge(*large_row(), {"served": served})
+    monkeypatch.setattr(
+        layer_norm_implementations, "onnxruntime_session", lambda *_, **__: NanSession()
+    )
+    [forward, _] = judge(*large_mean_row(), {"served": served})
     assert forward.passes is False
     assert forward.comparisons[0].share_of_bound == np.inf
 
 
-def test_triton_is_not_run_where_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_is_not_run_without_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = judge(*drawn(dtype="float32"))
+    verdicts = judge(*random_operands(dtype="float32"))
     for phase in ("forward", "backward"):
-        half = verdict(found, "triton", phase)
-        assert half.passes is None
-        assert half.not_run == "no CUDA device is here"
-        assert not half.comparisons
+        triton_verdict = verdict(verdicts, "triton", phase)
+        assert triton_verdict.passes is None
+        assert triton_verdict.not_run == "no CUDA device is available"
+        assert not triton_verdict.comparisons
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is available")
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_triton_is_judged_on_its_device(distribution: str) -> None:
+def test_triton_passes_on_a_cuda_device(distribution: Distribution) -> None:
     triton = {"triton": IMPLEMENTATIONS["triton"]}
-    for half in judge(*drawn(distribution, "float32", (4, 384)), triton):
-        assert half.passes, half
-    wide = judge(*drawn(distribution, "float64", (4, 384)), triton)
-    assert {v.not_run for v in wide} == {"ATen takes rows of this dtype and width"}
+    for triton_verdict in judge(*random_operands(distribution, "float32", (4, 384)), triton):
+        assert triton_verdict.passes, triton_verdict
+    in_float64 = judge(*random_operands(distribution, "float64", (4, 384)), triton)
+    assert {v.not_run for v in in_float64} == {"ATen runs rows of this dtype and width"}
 
 
-def test_a_nan_row_of_the_input_is_nobodys_fault_and_one_of_the_output_is() -> None:
+def test_nan_passes_only_where_the_input_row_has_nan() -> None:
     operands, dout = random_case(dtype=np.float32)
     operands.x[1, 3] = np.nan
-    found = judge(operands, dout, {name: IMPLEMENTATIONS[name] for name in ("reference", "aten")})
-    assert all(v.passes for v in found)
+    correct = {name: IMPLEMENTATIONS[name] for name in ("reference", "aten")}
+    assert all(v.passes for v in judge(operands, dout, correct))
 
     def nans(operands: Operands, dout: Array) -> Outcome:
         out, gradients = IMPLEMENTATIONS["reference"](operands, dout)
@@ -373,63 +381,63 @@ def test_a_nan_row_of_the_input_is_nobodys_fault_and_one_of_the_output_is() -> N
         assert not isinstance(out, str)
         return Outcome(np.nan_to_num(out), gradients)
 
-    for wrong, place in ((nans, (2, 0)), (zeros, (1, 0))):
+    for wrong, index in ((nans, (2, 0)), (zeros, (1, 0))):
         [forward, backward] = judge(operands, dout, {"wrong": wrong})
         assert (forward.passes, backward.passes) == (False, True)
-        assert forward.comparisons[0].worst_index == place
+        assert forward.comparisons[0].worst_index == index
         assert forward.comparisons[0].max_abs == np.inf
     [mean, _] = judge(operands, dout, {"wrong": nans})[0].invariants
     assert (mean.passes, mean.row) == (False, 2)
 
 
-def test_an_error_is_located_and_measured() -> None:
-    def off(operands: Operands, dout: Array) -> Outcome:
+def test_comparison_reports_location_and_size_of_the_error() -> None:
+    def shifted(operands: Operands, dout: Array) -> Outcome:
         out = by_torch(operands, dout)["out"].astype(np.float32)
         out[2, 9] += 0.5
-        return Outcome(out, "nothing to say")
+        return Outcome(out, "no backward pass")
 
     operands, dout = random_case(dtype=np.float32)
-    [out] = verdict(judge(operands, dout, {"off": off}), "off", "forward").comparisons
+    [out] = verdict(judge(operands, dout, {"shifted": shifted}), "shifted", "forward").comparisons
     assert out.worst_index == (2, 9)
     assert out.max_abs == pytest.approx(0.5, rel=1e-5)
     largest = np.float32(np.abs(by_torch(operands, dout)["out"]).max())
     assert out.ulp == pytest.approx(0.5 / np.spacing(largest), rel=1e-5)
 
 
-# What is refused.
+# Invalid input.
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"shape": (64, 65)}, r"64 x 65 numbers; 1 to 4096 are taken"),
-        ({"shape": (0, 4)}, r"0 x 4 numbers"),
-        ({"shape": (-4, -4)}, r"-4 x -4 numbers"),
+        ({"shape": (64, 65)}, r"the shape is 64 x 65; it must have 1 to 4096 numbers"),
+        ({"shape": (0, 4)}, r"the shape is 0 x 4"),
+        ({"shape": (-4, -4)}, r"the shape is -4 x -4"),
         ({"distribution": "cauchy"}, r"distribution 'cauchy' is not one of normal, "),
-        ({"dtype": "float16"}, r"x is in float16; float32 or float64 is needed"),
+        ({"dtype": "float16"}, r"x is float16; it must be float32 or float64"),
     ],
 )
-def test_rows_that_cannot_be_drawn_or_judged_are_refused(
+def test_invalid_shape_distribution_or_dtype_raises_value_error(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        judge(*drawn(**arguments))
+        judge(*random_operands(**arguments))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": np.zeros(D)}, r"x is \(16,\); \(N, D\) is needed"),
+        ({"x": np.zeros(D)}, r"x is \(16,\); it must be \(N, D\)"),
         ({"x": np.zeros((0, D))}, r"x is \(0, 16\)"),
-        ({"residual": np.zeros((N, 1))}, r"residual is \(4, 1\) where x is \(4, 16\)"),
-        ({"gamma": np.zeros(N)}, r"gamma is \(4,\) where x is \(4, 16\); \(16,\) is needed"),
+        ({"residual": np.zeros((N, 1))}, r"residual is \(4, 1\) and x is \(4, 16\)"),
+        ({"gamma": np.zeros(N)}, r"gamma is \(4,\) and x is \(4, 16\); gamma must be \(16,\)"),
         ({"beta": np.zeros((1, D))}, r"beta is \(1, 16\)"),
-        ({"eps": -1e-5}, r"eps is -1e-05; a finite number, 0 or above, is needed"),
+        ({"eps": -1e-5}, r"eps is -1e-05; it must be finite and at least 0"),
         ({"eps": float("nan")}, r"eps is nan"),
         ({"eps": float("inf")}, r"eps is inf"),
     ],
 )
-def test_operands_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
+def test_mismatched_operands_raise_value_error(changes: dict[str, object], message: str) -> None:
     operands, dout = random_case()
     for call in (trace, judge):
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""The op under the lens: its trace tells the truth."""
+"""The trace of add + LayerNorm against torch, autograd and finite differences."""
 
 import numpy as np
 import pytest
@@ -8,44 +8,48 @@ from torch import Tensor
 
 from models.add_layer_norm import reference
 from models.add_layer_norm.reference import Array, BackwardSteps, Cache, ForwardSteps
-from models.encoder import EncoderLayer
+from models.gradients.inputs import Distribution, Row
 from models.gradients.layer_norm_check import DISTRIBUTIONS
 from models.gradients.layer_norm_implementations import Operands
-from models.gradients.layer_norm_trace import Step, norm_names, rows_of_layer, trace
-from models.gradients.twin import Row, Twin
-from tests.models.gradients.toys import D, N, by_torch, random_case, toy_twin
+from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
+from models.gradients.reference_model import ReferenceModel
+from models.gradients.results import NormStep
+from models.network.layer import EncoderLayer
+from tests.models.gradients.toys import D, N, by_torch, random_case, toy_model
 
 BACKWARD = BackwardSteps._fields
 
 
-def steps_of(operands: Operands, dout: Array, row: int | None = None) -> dict[str, Step]:
+def steps_of(operands: Operands, dout: Array, row: int | None = None) -> dict[str, NormStep]:
     return {step.name: step for step in trace(operands, dout, row=row).steps}
 
 
 @pytest.mark.parametrize("residual", [True, False])
-def test_a_trace_has_every_step_with_the_values_that_torch_finds(residual: bool) -> None:
+def test_trace_statistics_of_every_step_equal_torch(residual: bool) -> None:
     operands, dout = random_case(residual)
     steps = steps_of(operands, dout, row=2)
     assert tuple(steps) == (*ForwardSteps._fields, *BACKWARD)
-    for name, wanted in by_torch(operands, dout).items():
+    for name, expected in by_torch(operands, dout).items():
         step = steps[name]
         assert step.phase == ("forward" if name == "out" else "backward")
-        assert step.shape == wanted.shape
-        assert step.minimum == pytest.approx(wanted.min(), rel=1e-4, abs=1e-6)
-        assert step.maximum == pytest.approx(wanted.max(), rel=1e-4, abs=1e-6)
-        assert step.mean == pytest.approx(wanted.mean(), rel=1e-4, abs=1e-6)
-        assert step.rms == pytest.approx(np.sqrt((wanted**2).mean()), rel=1e-4)
+        assert step.shape == expected.shape
+        assert step.minimum == pytest.approx(expected.min(), rel=1e-4, abs=1e-6)
+        assert step.maximum == pytest.approx(expected.max(), rel=1e-4, abs=1e-6)
+        assert step.mean == pytest.approx(expected.mean(), rel=1e-4, abs=1e-6)
+        assert step.rms == pytest.approx(np.sqrt((expected**2).mean()), rel=1e-4)
         assert (step.nan, step.inf, step.first_nonfinite) == (0, 0, None)
         assert step.values is not None
         assert step.values.dtype == np.float32
-        row = wanted[2] if wanted.ndim == 2 else wanted
+        row = expected[2] if expected.ndim == 2 else expected
         np.testing.assert_allclose(step.values, row, rtol=1e-4, atol=1e-5)
     assert steps["var"].shape == (N, 1)
     assert all(step.values is None for step in trace(operands, dout).steps)
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_every_gradient_of_a_trace_agrees_with_autograd_and_slopes(distribution: str) -> None:
+def test_trace_gradients_agree_with_autograd_and_finite_differences(
+    distribution: Distribution,
+) -> None:
     operands, dout = random_case()
     rng = np.random.default_rng(1)
     x, residual = (DISTRIBUTIONS[distribution](rng, (N, D)) for _ in range(2))
@@ -63,11 +67,13 @@ def test_every_gradient_of_a_trace_agrees_with_autograd_and_slopes(distribution:
 
 
 @pytest.mark.parametrize("name", BACKWARD)
-def test_a_wrong_step_is_seen_by_autograd(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    right = reference.backward_steps
+def test_wrong_backward_step_is_detected_by_autograd(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    correct = reference.backward_steps
 
     def wrong(dout: Array, cache: Cache) -> BackwardSteps:
-        steps = right(dout, cache)
+        steps = correct(dout, cache)
         return steps._replace(**{name: getattr(steps, name) * 1.001})
 
     monkeypatch.setattr(reference, "backward_steps", wrong)
@@ -76,22 +82,22 @@ def test_a_wrong_step_is_seen_by_autograd(monkeypatch: pytest.MonkeyPatch, name:
         if step.phase == "backward":
             assert step.error_autograd is not None
             assert (step.error_autograd > 1e-4) == (step.name == name), step.name
-    slopes = {n: steps[n].error_finite_difference or 0 for n in ("dx", "dgamma", "dbeta")}
-    assert {n for n, error in slopes.items() if error > 1e-5} == {name} & set(slopes)
+    differences = {n: steps[n].error_finite_difference or 0 for n in ("dx", "dgamma", "dbeta")}
+    assert {n for n, error in differences.items() if error > 1e-5} == {name} & set(differences)
 
 
-def test_the_error_of_a_step_is_that_of_float32_against_float64_on_the_same_numbers() -> None:
+def test_step_error_is_the_float32_deviation_from_float64() -> None:
     operands, dout = random_case()
-    wanted = by_torch(*random_case(dtype=np.float32))
+    expected = by_torch(*random_case(dtype=np.float32))
     steps = [steps_of(operands, dout, row=i) for i in range(N)]
     operands, dout = random_case(dtype=np.float32)
     assert operands.residual is not None
     total = operands.x + operands.residual
     ivar = 1 / np.sqrt(total.var(-1, keepdims=True) + operands.eps)
-    scales = {"out": wanted["out"], "dx": dout * operands.gamma * ivar}
+    scales = {"out": expected["out"], "dx": dout * operands.gamma * ivar}
     for name, scale in scales.items():
-        found = np.array([step[name].values for step in steps], np.float64)
-        error = np.abs(found - wanted[name]).max() / np.abs(scale).max()
+        actual = np.array([step[name].values for step in steps], np.float64)
+        error = np.abs(actual - expected[name]).max() / np.abs(scale).max()
         assert 0 < error < 1e-5
         assert steps[0][name].error_float64 == pytest.approx(error, rel=1e-3)
 
@@ -108,24 +114,24 @@ def test_nan_and_infinity_are_counted_and_located() -> None:
     assert steps["dbeta"].first_nonfinite == (7,)
     assert steps["dx"].nan == 2 * D
     assert np.isfinite([steps["out"].rms, steps["out"].error_float64]).all()
-    # What is left of the rows is right.
+    # The finite rows still pass.
     assert all(i.passes and i.row not in (2, 3) for i in trace(operands, dout).invariants[2:])
 
 
-def test_what_is_too_large_for_float32_alone_has_an_infinite_error() -> None:
+def test_float32_overflow_is_reported_as_infinite_error() -> None:
     operands, dout = random_case()
     steps = steps_of(operands._replace(x=operands.x * 1e25), dout)
     assert (steps["sq"].inf, steps["sq"].error_float64) == (N * D, np.inf)
     assert steps["x"].error_float64 < 1e-6
-    all_gone = steps_of(operands._replace(x=operands.x * 1e60), dout)["x"]
-    assert all_gone.inf == N * D
-    assert np.isnan(all_gone.rms)
+    overflowed = steps_of(operands._replace(x=operands.x * 1e60), dout)["x"]
+    assert overflowed.inf == N * D
+    assert np.isnan(overflowed.rms)
 
 
-def test_a_gradient_that_vanishes_is_no_large_error() -> None:
+def test_zero_gradient_has_a_small_error() -> None:
     operands, dout = random_case()
-    plain = operands._replace(gamma=np.ones(D))
-    dx = steps_of(plain, np.ones_like(dout))["dx"]
+    unit_gamma = operands._replace(gamma=np.ones(D))
+    dx = steps_of(unit_gamma, np.ones_like(dout))["dx"]
     assert dx.maximum < 1e-6
     assert dx.error_float64 < 1e-6
     assert dx.error_autograd is not None
@@ -134,56 +140,58 @@ def test_a_gradient_that_vanishes_is_no_large_error() -> None:
     assert dx.error_finite_difference < 1e-6
 
 
-def test_a_gradient_or_a_row_that_does_not_fit_is_refused() -> None:
+def test_mismatched_gradient_or_row_raises_value_error() -> None:
     operands, dout = random_case()
-    with pytest.raises(ValueError, match=r"dout is \(3, 16\) where x is \(4, 16\)"):
+    with pytest.raises(ValueError, match=r"dout is \(3, 16\) and x is \(4, 16\)"):
         trace(operands, dout[1:])
     for row in (-1, N):
-        with pytest.raises(ValueError, match=rf"there is no row {row}; there are 4"):
+        with pytest.raises(ValueError, match=rf"row is {row}; it must be 0 to 3"):
             trace(operands, dout, row=row)
 
 
 # The norms of a model.
 
 
-def float32_twin(norm_first: bool) -> Twin:
-    twin = toy_twin(norm_first=norm_first, layer_norm_eps=1e-3)
-    twin.model.float()
-    return twin
+def float32_model(norm_first: bool) -> ReferenceModel:
+    model = toy_model(norm_first=norm_first, layer_norm_eps=1e-3)
+    model.network.float()
+    return model
 
 
-def applied(twin: Twin, name: str) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The rows of a norm, their residual, and what the norm makes of them."""
-    operands = rows_of_layer(twin, ROW, name)
+def applied(model: ReferenceModel, name: str) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the rows of a norm, their residual and the normalised rows."""
+    operands = norm_operands(model, ROW, name)
     x, gamma, beta = map(torch.tensor, (operands.x, operands.gamma, operands.beta))
     residual = None if operands.residual is None else torch.tensor(operands.residual)
     total = x if residual is None else x + residual
     return x, residual, F.layer_norm(total, gamma.shape, gamma, beta, operands.eps)
 
 
-ROW = Row([3, 7, 11, 4, 9], unpooled=1)
+ROW = Row([3, 7, 11, 4, 9], prompt_tokens=1)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_the_rows_of_every_norm_are_those_of_the_model(norm_first: bool) -> None:
-    twin = float32_twin(norm_first)
+def test_norm_operands_equal_the_activations_of_the_model(norm_first: bool) -> None:
+    model = float32_model(norm_first)
     last = ("final_norm",) if norm_first else ()
     layers = ("layers.0.norm1", "layers.0.norm2", "layers.1.norm1", "layers.1.norm2")
-    assert norm_names(twin) == ("embeddings", *layers, *last)
-    torch.testing.assert_close(applied(twin, "embeddings")[2], twin.tokens("embeddings", ROW))
+    assert norm_names(model) == ("embeddings.norm", *layers, *last)
+    torch.testing.assert_close(
+        applied(model, "embeddings.norm")[2], model.tokens("embeddings", ROW)
+    )
     for index, (before, after) in enumerate((("embeddings", "layers.0"), ("layers.0", "output"))):
-        layer = twin.model.encoder.layers[index]
+        layer = model.network.encoder.layers[index]
         assert isinstance(layer, EncoderLayer)
-        into, out = twin.tokens(before, ROW), twin.tokens(after, ROW)
-        x1, residual1, normed1 = applied(twin, f"layers.{index}.norm1")
-        x2, residual2, normed2 = applied(twin, f"layers.{index}.norm2")
-        fed = layer.feed_forward(normed2 if norm_first else normed1)
+        into, out = model.tokens(before, ROW), model.tokens(after, ROW)
+        x1, residual1, normed1 = applied(model, f"layers.{index}.norm1")
+        x2, residual2, normed2 = applied(model, f"layers.{index}.norm2")
+        fed = layer.linear2(layer.activation(layer.linear1(normed2 if norm_first else normed1)))
         if norm_first:
             assert residual1 is None
             torch.testing.assert_close(x1, into)
             torch.testing.assert_close(residual2, into)
             total = x2 + into + fed
-            norm = twin.model.encoder.final_norm
+            norm = model.network.encoder.final_norm
             assert norm is not None
             torch.testing.assert_close(norm(total) if after == "output" else total, out)
         else:
@@ -192,20 +200,20 @@ def test_the_rows_of_every_norm_are_those_of_the_model(norm_first: bool) -> None
             torch.testing.assert_close(x2, fed)
             torch.testing.assert_close(normed2, out)
     if norm_first:
-        torch.testing.assert_close(applied(twin, "final_norm")[2], twin.tokens("output", ROW))
+        torch.testing.assert_close(applied(model, "final_norm")[2], model.tokens("output", ROW))
 
 
-def test_the_rows_of_a_norm_can_be_traced() -> None:
-    twin = float32_twin(norm_first=False)
-    operands = rows_of_layer(twin, ROW, "layers.1.norm2")
+def test_norm_operands_can_be_traced_without_changing_the_model() -> None:
+    model = float32_model(norm_first=False)
+    operands = norm_operands(model, ROW, "layers.1.norm2")
     assert operands.eps == 1e-3
-    operands.gamma[:] = 1.0  # which leaves the model as it was
-    assert rows_of_layer(twin, ROW, "layers.1.norm2").gamma[0] != 1.0
-    found = trace(operands, np.ones((5, 16)), row=4)
-    assert all(invariant.passes for invariant in found.invariants)
-    assert all(step.nan == step.inf == 0 for step in found.steps)
+    operands.gamma[:] = 1.0  # a copy: the model keeps its own
+    assert norm_operands(model, ROW, "layers.1.norm2").gamma[0] != 1.0
+    result = trace(operands, np.ones((5, 16)), row=4)
+    assert all(invariant.passes for invariant in result.invariants)
+    assert all(step.nan == step.inf == 0 for step in result.steps)
 
 
-def test_a_norm_that_the_model_has_not_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"there is no norm 'layers\.2\.norm1'; there are embed"):
-        rows_of_layer(float32_twin(norm_first=False), ROW, "layers.2.norm1")
+def test_unknown_norm_name_raises_value_error() -> None:
+    with pytest.raises(ValueError, match=r"unknown norm 'layers\.2\.norm1'; norms: embed"):
+        norm_operands(float32_model(norm_first=False), ROW, "layers.2.norm1")

@@ -1,4 +1,4 @@
-"""Small things with random numbers: an encoder in float64, where slopes are exact, and rows."""
+"""Random test inputs: a small encoder in float64, for exact finite differences, and token rows."""
 
 from collections.abc import Sequence
 
@@ -7,28 +7,29 @@ import torch
 import torch.nn.functional as F
 
 from models.add_layer_norm.reference import Array
-from models.encoder import Encoder, EncoderConfig
+from models.gradients.inputs import Row
 from models.gradients.layer_norm_check import EPS
 from models.gradients.layer_norm_implementations import Operands
-from models.gradients.twin import Row, Twin
-from models.sentence_encoder import DenseHead, SentenceEncoder
+from models.gradients.reference_model import ReferenceModel
+from models.network.encoder import Encoder, EncoderConfig
+from models.network.sentence_encoder import DenseHead, SentenceEncoder
 
-# Rows of a norm, and their width.
+# Rows and width of the operands of a norm.
 N, D = 4, 16
 
 A = Row([0, 7, 21, 4, 9, 2])
 B = Row([0, 33, 8, 15, 2])
 
 
-def toy_twin(
+def toy_model(
     *,
     normalize: bool = True,
     pooling: str = "mean",
     heads: Sequence[DenseHead] = (),
     norm_first: bool = False,
     **changes: object,
-) -> Twin:
-    """A twin of two layers and 16 dimensions; `changes` go into its `EncoderConfig`."""
+) -> ReferenceModel:
+    """Build a reference model of two layers and width 16; `changes` override its config."""
     torch.manual_seed(0)
     config = {
         "vocab_size": 40,
@@ -44,7 +45,7 @@ def toy_twin(
     model = SentenceEncoder(Encoder(EncoderConfig(**config)), [pooling], heads).double()  # type: ignore[arg-type]
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return Twin(model.eval().requires_grad_(False), normalize)
+    return ReferenceModel(model.eval().requires_grad_(False), normalize)
 
 
 def random_case(residual: bool = True, dtype: type = np.float64) -> tuple[Operands, Array]:
@@ -55,11 +56,11 @@ def random_case(residual: bool = True, dtype: type = np.float64) -> tuple[Operan
 
 
 def by_torch(operands: Operands, dout: Array) -> dict[str, Array]:
-    """The output and its gradients by torch, in float64."""
+    """Return the output and its gradients by torch, in float64."""
     x, residual, gamma, beta, eps = operands
     rows = x.astype(np.float64) + (0 if residual is None else residual.astype(np.float64))
     leaves = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in (rows, gamma, beta)]
     out = F.layer_norm(leaves[0], (x.shape[-1],), leaves[1], leaves[2], eps)
-    found = torch.autograd.grad(out, leaves, torch.tensor(dout, dtype=torch.float64))
-    gradients = dict(zip(("dx", "dgamma", "dbeta"), (g.numpy() for g in found), strict=True))
-    return {"out": out.detach().numpy(), **gradients}
+    gradients = torch.autograd.grad(out, leaves, torch.tensor(dout, dtype=torch.float64))
+    by_name = dict(zip(("dx", "dgamma", "dbeta"), (g.numpy() for g in gradients), strict=True))
+    return {"out": out.detach().numpy(), **by_name}

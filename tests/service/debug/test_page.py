@@ -143,7 +143,7 @@ def test_the_flow_shows_sizes_and_says_where_numbers_break(page: Browser) -> Non
     chosen(page, "emulate", "float16")
     typed(page, "scale", str(2**32))
     shown = run(page, "flow")
-    assert "not finite comes up in the backward pass at objective" in shown
+    assert "non-finite number appears in the backward pass at objective" in shown
     assert "some are NaN" in found(page, "#lamps").text
     found(page, "#flow summary").click()
     assert "NaN" in words(page, "#flow td")
@@ -163,7 +163,7 @@ def test_parity_shows_a_lamp_for_each_comparison(page: Browser) -> None:
     shown = run(page, "parity")
     lamps = [lamp.split()[0] for lamp in words(page, "#parity .lamp.good")]
     assert lamps == ["Files", "Vectors", "Weights", "Tokens", "LayerNorm"]
-    assert "The served graph is the model of the twin." in shown
+    assert "The served graph agrees with the reference model." in shown
     until(page, lambda: "layers.3" in words(page, "#parity .chart text"))
 
 
@@ -188,14 +188,14 @@ def test_the_address_keeps_the_inputs_and_not_the_key(browser: Browser, url: str
     page = opened(browser, f"{url}/debug")
     typed(page, "a", "1 + 1 = 2 & more, 100 % ünïcode")
     found(page, "#key").send_keys("a-secret-key")
-    chosen(page, "point", "layers.1")
+    chosen(page, "layer", "layers.1")
     found(page, "[value=occlusion]").click()
     found(page, "#tab-pair").click()
     address = page.current_url
     assert "secret" not in address
     restored = opened(browser, address)
     assert found(restored, "[name=a]").get_property("value") == "1 + 1 = 2 & more, 100 % ünïcode"
-    assert found(restored, "[name=point]").get_property("value") == "layers.1"
+    assert found(restored, "[name=layer]").get_property("value") == "layers.1"
     assert found(restored, "[value=occlusion]").get_property("checked") is True
     assert found(restored, "#pair").is_displayed()
     run(restored, "parity")
@@ -203,6 +203,13 @@ def test_the_address_keeps_the_inputs_and_not_the_key(browser: Browser, url: str
     command = found(restored, "#parity .curl").text
     assert command.startswith(f"curl '{url}/debug/parity' -H 'Authorization: Bearer KEY'")
     browser.execute_script("sessionStorage.clear()")
+
+
+@pytest.mark.parametrize("tab", ["constructor", "toString", "nonsense", ""])
+def test_an_address_that_names_no_tab_shows_the_first(browser: Browser, url: str, tab: str) -> None:
+    page = opened(browser, f"{url}/debug#tab={tab}")
+    assert found(page, "#attribute").is_displayed()
+    assert found(page, "#tab-attribute").get_attribute("aria-selected") == "true"
 
 
 def test_a_run_can_be_cancelled(page: Browser) -> None:

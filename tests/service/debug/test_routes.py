@@ -1,7 +1,9 @@
 import json
 import math
+import shutil
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -9,15 +11,19 @@ from starlette.testclient import TestClient
 
 from models.add_layer_norm.reference import BackwardSteps, ForwardSteps
 from models.artifact import Artifact
-from models.gradients import attribution
+from models.gradients import attribution, inputs
 from models.gradients.attribution import attribute
 from models.gradients.budget import COSTS
-from models.gradients.twin import Row, Twin
+from models.gradients.inputs import Method, Row
+from models.gradients.reference_model import ReferenceModel
 from service.app import create_app
-from service.debug import frames
+from service.debug import messages, request_models
 from service.debug.jobs import nonfinite
+from service.debug.messages import Done, NonFinite
+from service.debug.request_models import FlowRequest
+from service.debug.responses import ParityResponse
 from service.settings import DebugSettings, Settings
-from tests.serving import flat_routes, serving
+from tests.serving import flat_routes, ready_model, serving, state_of
 
 CAT = "The cat sat on the mat."
 FELINE = "A feline rested on the rug."
@@ -83,13 +89,13 @@ def test_the_scores_are_those_of_the_tokens(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("method", list(COSTS))
-def test_every_method_gives_the_scores_of_the_twin(
-    client: TestClient, artifact: Artifact, method: str
+def test_every_method_gives_the_scores_of_the_reference_model(
+    client: TestClient, artifact: Artifact, method: Method
 ) -> None:
     answer = ask(client, "attribute", text=CAT, target={"type": "dim", "index": 7}, method=method)
     ids = [101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102]
     wanted = attribute(
-        Twin.open(artifact),
+        ReferenceModel.open(artifact),
         Row(ids),
         attribution.dim(7, normalize=True),
         method=method,
@@ -119,22 +125,22 @@ def test_the_value_of_a_target_is_that_of_the_served_vectors(client: TestClient)
 
 
 def test_what_does_not_converge_is_an_answer_with_a_warning(client: TestClient) -> None:
-    hard = {"point": "embeddings", "baseline": "zero", "max_evaluations": 10}
+    hard = {"layer": "embeddings", "baseline": "zero", "max_evaluations": 10}
     answer = ask(client, "attribute", text=CAT, target=COSINE, **hard)
     assert not answer["completeness"]["converged"]
     assert answer["warnings"] == ["the integral has not converged: allow more evaluations"]
 
 
-def test_a_twin_that_is_not_what_is_served_is_an_answer_with_a_warning(
+def test_a_reference_model_that_is_not_what_is_served_is_an_answer_with_a_warning(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = client.app.state.runtime.engine  # type: ignore[attr-defined]
+    engine = ready_model(client).engine
     served = engine.run
     with monkeypatch.context() as patch:
         patch.setattr(engine, "run", lambda *arguments: served(*arguments)[:, ::-1])
         answer = ask(client, "attribute", text=CAT, target=COSINE, method="saliency")
     assert answer["parity"]["cosine"] < 0.5
-    assert answer["warnings"] == ["the served vectors are not the twin's: see parity"]
+    assert answer["warnings"] == ["the served vectors are not the reference model's: see parity"]
 
 
 def test_the_pairs_add_up_to_the_cosine_of_the_served_vectors(client: TestClient) -> None:
@@ -154,11 +160,11 @@ def test_the_pairs_add_up_to_the_cosine_of_the_served_vectors(client: TestClient
 def test_the_flow_shows_every_step_and_where_half_precision_breaks(client: TestClient) -> None:
     pairs = [CAT, FELINE, "A dog sat on the mat.", "The cat lay on a rug."]
     answer = ask(client, "flow", texts=pairs, objective={"type": "mnrl"})
-    names = [place["name"] for place in answer["places"]]
-    assert names[0] == "embeddings.sum"
+    names = [place["name"] for place in answer["steps"]]
+    assert names[0] == "embeddings.words"
     assert names[-1] == "objective"
     assert {f"layers.{i}.norm2" for i in range(6)} <= set(names)
-    assert all(place["gradient"]["l2"] > 0 for place in answer["places"])
+    assert all(place["gradient"]["l2"] > 0 for place in answer["steps"])
     assert (answer["first_nonfinite"], answer["verdicts"]) == (None, [])
     scores = (
         20
@@ -173,7 +179,7 @@ def test_the_flow_shows_every_step_and_where_half_precision_breaks(client: TestC
     broken = ask(client, "flow", texts=pairs, objective={"type": "mnrl"}, **huge)
     assert broken["first_nonfinite"]["phase"] == "backward"
     assert broken["first_nonfinite"]["role"] == "producer"
-    assert broken["nonfinite_places"][0] == broken["first_nonfinite"]
+    assert broken["nonfinite_steps"][0] == broken["first_nonfinite"]
 
 
 def test_the_flow_takes_every_objective(client: TestClient) -> None:
@@ -277,18 +283,27 @@ def test_more_numbers_that_are_not_finite_than_are_listed_are_warned_of(
 ) -> None:
     source = {"type": "rows", "x": [[3e38, -3e38] * 40], "residual": [[3e38, -3e38] * 40]}
     answer = ask(client, "layernorm", source=source, row=0)
-    assert len(answer["nonfinite"]) == frames.MOST_NONFINITE
-    assert answer["warnings"] == ["more numbers may not be finite than are listed"]
+    assert len(answer["nonfinite"]) == messages.MAX_NONFINITE
+    assert answer["warnings"] == ["there may be more non-finite numbers than are listed"]
 
 
 @pytest.mark.parametrize(
     ("source", "code", "pointer"),
     [
         ({"type": "text", "text": CAT, "norm": "layers.9.norm1"}, "unknown_norm", "/source/norm"),
-        ({"type": "rows", "x": [[1.0, 2.0], [3.0]]}, "source", "/source"),
-        ({"type": "rows", "x": [[1.0, 2.0]], "gamma": [1.0]}, "source", "/source"),
-        ({"type": "random", "shape": [65, 128]}, "source", "/source"),
+        ({"type": "rows", "x": [[1.0, 2.0], [3.0]]}, "source", "/source/x"),
+        ({"type": "rows", "x": [[1.0, 2.0]], "gamma": [1.0]}, "source", "/source/gamma"),
+        ({"type": "random", "shape": [65, 128]}, "source", "/source/shape"),
         ({"type": "random", "shape": [4]}, "invalid", "/source/shape"),
+        ({"type": "rows", "x": [[1.0]], "residual": [[1.0], [2.0]]}, "source", "/source/residual"),
+        ({"type": "rows", "x": [[1.0, 2.0]], "beta": [1.0]}, "source", "/source/beta"),
+        ({"type": "rows", "x": [[1.0], ["a"]]}, "invalid", "/source/x/1/0"),
+        ({"type": "text", "text": CAT}, "invalid", "/source/norm"),
+        ({"type": "text", "text": CAT, "norm": 5}, "invalid", "/source/norm"),
+        ({"type": "text", "text": 5, "norm": "n"}, "invalid", "/source/text"),
+        ({"type": "text", "text": {"text": 5}, "norm": "n"}, "invalid", "/source/text/text"),
+        ({"type": "text", "text": "", "norm": "layers.0.norm1"}, "empty", "/source/text"),
+        ({"type": "other"}, "invalid", "/source"),
     ],
 )
 def test_rows_that_cannot_be_are_told_why(
@@ -332,12 +347,12 @@ def test_a_cotangent_that_cannot_be_is_told_why(
     assert (problem["code"], problem["pointer"]) == (code, "/cotangent")
 
 
-def test_the_served_graph_is_the_model_of_the_twin(client: TestClient) -> None:
+def test_the_served_graph_is_the_model_of_the_reference_model(client: TestClient) -> None:
     answer = ask(client, "parity")
     assert (answer["passes"], answer["failures"]) == (True, [])
     assert len(answer["weights"]) > 70
     assert {weight["max_abs"] for weight in answer["weights"]} == {0.0}
-    assert [point["point"] for point in answer["curve"]][-1] == "output"
+    assert [layer["layer"] for layer in answer["curve"]][-1] == "output"
     assert len(answer["vectors"]) == 8
     one = ask(client, "parity", texts=[CAT])
     assert len(one["vectors"]) == 1
@@ -363,20 +378,22 @@ def test_a_dry_run_tells_the_cost_and_starts_nothing(debugging: Settings) -> Non
     with serving(create_app(debugging)) as client:
         answer = ask(client, "attribute", text=CAT, target=COSINE, dry_run=True)
         assert answer["cost"] == {"token_steps": 9 * 256, "limit": 131072}
-        assert answer["tokens"] == answer["scores"] == []
+        assert answer.keys() == {"model", "cost"}
         answer = ask(client, "attribute/pair", a=CAT, b=FELINE, dry_run=True)
         assert answer["cost"]["token_steps"] == 9 + 10
-        answer = ask(client, "attribute/pair", a=CAT, b=FELINE, point="words", dry_run=True)
+        answer = ask(client, "attribute/pair", a=CAT, b=FELINE, layer="words", dry_run=True)
         assert answer["cost"]["token_steps"] == 64 * (9**2 + 10**2)
-        assert client.app.state.gradients.pid is None  # type: ignore[attr-defined]
+        assert state_of(client).gradients.pid is None
 
 
 def test_the_capabilities_are_what_can_be_asked_for(debugging: Settings) -> None:
     with serving(create_app(debugging)) as client:  # a new one: it starts the gradient process
         found = client.get("/debug/capabilities").json()
-    assert found["points"] == ["words", "embeddings", *(f"layers.{i}" for i in range(5)), "output"]
-    assert found["norms"][:2] == ["embeddings", "layers.0.norm1"]
-    assert found["methods"] == list(COSTS)
+    assert found["layers"] == ["words", "embeddings", *(f"layers.{i}" for i in range(5)), "output"]
+    assert found["norms"][:2] == ["embeddings.norm", "layers.0.norm1"]
+    assert found["methods"] == list(get_args(Method))
+    assert found["objectives"] == list(get_args(inputs.ObjectiveName))
+    assert "large_mean" in found["distributions"]
     assert found["targets"] == ["cosine", "margin", "dot", "dim", "norm"]
     assert found["baselines"] == ["pad", "mask", "zero"]
     assert (found["device"], found["op"]) == ("cpu", {"forward": "aten", "backward": "aten"})
@@ -412,7 +429,7 @@ LONG = "word " * 300
         ({"target": {"type": "norm", "secret": 1}}, "invalid", "/target"),
         ({"method": "secret"}, "invalid", "/method"),
         ({"baseline": "secret"}, "invalid", "/baseline"),
-        ({"point": "secret"}, "unknown_point", "/point"),
+        ({"layer": "secret"}, "unknown_layer", "/layer"),
         ({"max_evaluations": 9}, "invalid", "/max_evaluations"),
         ({"text": "a " * 200, "max_evaluations": 4096}, "budget", None),
     ],
@@ -472,21 +489,96 @@ def test_pages_of_other_hosts_are_refused(
     assert response.json().get("code") == code
 
 
-def test_numbers_that_json_has_not_travel_as_null_with_a_list_of_where() -> None:
-    answer = {
+def test_non_finite_numbers_become_null_and_are_listed() -> None:
+    result = {
         "value": math.nan,
         "scores": np.array([1.0, -math.inf]),
         "path": [[0.0, math.inf]],
         "pid": 3,
     }
-    assert json.loads(frames.encode(answer)[4:]) == {
+    numbers = nonfinite(result)
+    assert numbers == [
+        NonFinite("/value", "nan"),
+        NonFinite("/scores/1", "-inf"),
+        NonFinite("/path/0/1", "inf"),
+    ]
+    reply = json.loads(messages.encode_reply(Done(result, numbers, True, [], 1.0)))
+    assert reply["result"] == {
         "value": None,
         "scores": [1.0, None],
         "path": [[0.0, None]],
         "pid": 3,
     }
-    assert nonfinite(answer) == [
-        {"pointer": "/value", "kind": "nan"},
-        {"pointer": "/scores/1", "kind": "-inf"},
-        {"pointer": "/path/0/1", "kind": "inf"},
-    ]
+    assert reply["nonfinite"][1] == {"pointer": "/scores/1", "kind": "-inf"}
+
+
+def types_of(union: object) -> set[str]:
+    """The values of `type` in a discriminated union of request models."""
+    return {
+        get_args(model.model_fields["type"].annotation)[0] for model in get_args(get_args(union)[0])
+    }
+
+
+def test_requests_accept_exactly_the_named_targets_and_objectives() -> None:
+    assert types_of(request_models.Target) == set(get_args(inputs.TargetName))
+    objective = FlowRequest.model_fields["objective"].annotation
+    names = {get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(objective)}
+    assert names == set(get_args(inputs.ObjectiveName))
+
+
+def test_response_models_document_every_field_and_property_of_a_result() -> None:
+    schema = ParityResponse.model_json_schema()
+    assert {"passes", "failures", "curve"} <= schema["properties"].keys()
+    assert schema["$defs"]["WeightDifference"]["properties"].keys() == {"name", "max_abs", "status"}
+    for model in (schema, *schema["$defs"].values()):
+        described = {"files", "failures", "status", "relative"} & model["properties"].keys()
+        assert all(model["properties"][name].get("description") for name in described)
+    difference = schema["$defs"]["LayerDifference"]["properties"]["relative"]
+    assert [kind["type"] for kind in difference["anyOf"]] == ["number", "null"]
+
+
+def test_a_client_may_ask_for_less_time_than_a_job_takes(client: TestClient) -> None:
+    ask(client, "attribute", text=CAT, target=COSINE)  # the process is there
+    long = {"text": "word " * 200, "target": COSINE, "method": "smoothgrad", "samples": 500}
+    response = client.post("/debug/attribute", json=long, headers={"X-Request-Timeout-Ms": "50"})
+    assert (response.status_code, response.json()["code"]) == (504, "deadline")
+    assert "deadline of 0.05 s exceeded" in response.json()["detail"]
+    for dry_run in (False, True):
+        response = client.post(
+            "/debug/attribute",
+            json={"text": CAT, "target": COSINE, "dry_run": dry_run},
+            headers={"X-Request-Timeout-Ms": "soon"},
+        )
+        assert (response.status_code, response.json()["code"]) == (400, "timeout")
+    ask(client, "attribute", text=CAT, target=COSINE)
+
+
+def test_what_follows_a_token_through_every_step_costs_more_than_one_step(
+    client: TestClient,
+) -> None:
+    flow = ask(client, "flow", texts=[CAT, FELINE], objective={"type": "cosine"})
+    assert flow["cost"]["token_steps"] == 4 * (9 + 10) + 2 * 150
+    parity = ask(client, "parity", texts=[CAT])
+    assert parity["cost"]["token_steps"] == 4 * 9
+
+
+def test_without_the_artifacts_folder_what_needs_its_files_says_so(
+    debugging: Settings, artifact: Artifact, tmp_path: Path
+) -> None:
+    copy, moved = tmp_path / "artifact", tmp_path / "moved"
+    shutil.copytree(artifact.path, copy)
+    model = debugging.model.model_copy(update={"path": copy})
+    with serving(create_app(debugging.model_copy(update={"model": model}))) as client:
+        created = client.get("/v1/models").json()
+        ask(client, "parity", texts=[CAT])
+        copy.rename(moved)
+        assert client.get("/v1/models").json() == created
+        for body in ({}, {"texts": [CAT]}):
+            response = client.post("/debug/parity", json=body)
+            assert response.status_code == 503
+            assert response.json()["code"] == "artifact_unavailable"
+            assert "moved" in response.json()["detail"]
+            assert str(tmp_path) not in response.text
+        ask(client, "attribute", text=CAT, target=COSINE)
+        moved.rename(copy)
+        assert ask(client, "parity", texts=[CAT])["passes"]

@@ -1,0 +1,1 @@
+"""Deployment: Compose, Kubernetes, Ray Serve and a load test."""

@@ -1,0 +1,76 @@
+"""`LayerNorm` and `AddLayerNorm`: torch modules that call the fused operator."""
+
+import math
+
+from torch import Tensor, nn
+
+from models.add_layer_norm.op import add_layer_norm_with_sum, layer_norm
+
+
+class LayerNorm(nn.LayerNorm):
+    """`torch.nn.LayerNorm` on the op, with the same arguments, state dict, repr and errors.
+
+    >>> import torch
+    >>> rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    >>> LayerNorm(3)(rows)
+    tensor([[-1.2247,  0.0000,  1.2247],
+            [-1.2247,  0.0000,  1.2247]], grad_fn=...)
+
+    Each row is normalised by its own mean, independently of other rows:
+
+    >>> numbers = torch.arange(1.0, 13.0).view(3, 4)
+    >>> numbers.mean(-1)
+    tensor([ 2.5000,  6.5000, 10.5000])
+    >>> LayerNorm(4, elementwise_affine=False)(numbers)
+    tensor([[-1.3416, -0.4472,  0.4472,  1.3416],
+            [-1.3416, -0.4472,  0.4472,  1.3416],
+            [-1.3416, -0.4472,  0.4472,  1.3416]])
+
+    Batch norm normalises along the other axis, each feature over the rows:
+
+    >>> nn.BatchNorm1d(4, affine=False)(numbers).round(decimals=4)
+    tensor([[-1.2247, -1.2247, -1.2247, -1.2247],
+            [ 0.0000,  0.0000,  0.0000,  0.0000],
+            [ 1.2247,  1.2247,  1.2247,  1.2247]])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return `input`, normalised over its last dimensions, in the same shape."""
+        flat, weight, bias = _flatten(self, input)
+        return layer_norm(flat, weight, bias, self.eps).view(input.shape)
+
+
+class AddLayerNorm(nn.LayerNorm):
+    """Residual addition and `LayerNorm` in one module of two inputs."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        """Return `layer_norm(x + residual)`, shaped as `x`."""
+        return self.with_sum(x, residual)[0]
+
+    def with_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `layer_norm(x + residual)` and the sum, both shaped as `x`."""
+        flat, weight, bias = _flatten(self, x)
+        if flat is not x:
+            if residual.shape != x.shape:
+                raise RuntimeError(
+                    f"residual and x differ in shape: {tuple(residual.shape)}, {tuple(x.shape)}"
+                )
+            residual = residual.reshape(flat.shape)
+        y, total = add_layer_norm_with_sum(flat, residual, weight, bias, self.eps)
+        return y.view(x.shape), total.view(x.shape)
+
+
+def _flatten(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return `x`, weight and bias with the normalised dimensions flattened to one."""
+    shape = norm.normalized_shape
+    if tuple(x.shape[-len(shape) :]) != shape:
+        expected = ", ".join(map(str, ("*", *shape)))
+        raise RuntimeError(
+            f"Given normalized_shape={list(shape)}, expected input with shape [{expected}], "
+            f"but got input of size{list(x.shape)}"
+        )
+    if len(shape) == 1:
+        return x, norm.weight, norm.bias
+    flat = x.reshape(*x.shape[: -len(shape)], math.prod(shape))
+    weight, bias = (None if p is None else p.view(-1) for p in (norm.weight, norm.bias))
+    return flat, weight, bias

@@ -1,0 +1,138 @@
+"""`vitrine-export`: export a sentence encoder to an artifact for `vitrine-serve`."""
+
+import argparse
+import importlib.util
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.artifact import ArtifactError
+from models.engines import EngineError
+
+if TYPE_CHECKING:
+    from models.export.parity import Parity
+
+
+def _named_prompt(text: str) -> tuple[str, str]:
+    name, equals, prompt = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError("a prompt must have the form NAME=TEXT")
+    return name, prompt
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    if importlib.util.find_spec("torch") is None:
+        print(
+            "vitrine-export needs PyTorch; install Vitrine with its extra 'torch'", file=sys.stderr
+        )
+        return 2
+    # Imported late: these modules need PyTorch.
+    from models.export.exporter import DTYPES, export
+    from models.export.model_folder import CheckpointError
+    from models.export.onnx_graph import TARGETS
+    from models.export.sentence_config import Overrides
+    from models.export.sources import SourceError, resolve
+    from models.network.pooling import POOLINGS
+
+    parser = argparse.ArgumentParser(
+        prog="vitrine-export",
+        description="Export a sentence encoder to an artifact for vitrine-serve.",
+    )
+    parser.add_argument("model", help="model folder, installed model package, or hub id")
+    parser.add_argument("--out", type=Path, required=True, help="new directory of the artifact")
+    parser.add_argument("--revision", help="branch, tag or commit of a hub model")
+    parser.add_argument(
+        "--target",
+        choices=TARGETS,
+        default="cpu",
+        help="cuda adds a graph for GPUs to the one for CPUs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="dtype of the graph for GPUs (default: %(default)s)",
+    )
+    parser.add_argument("--pooling", choices=POOLINGS, help="pooling (default: the model's)")
+    parser.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="normalize vectors to unit length (default: the model's setting)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, help="maximum length of an input (default: the model's)"
+    )
+    parser.add_argument(
+        "--include-prompt",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="include the tokens of a prompt in pooling (default: the model's setting)",
+    )
+    parser.add_argument(
+        "--prompt",
+        metavar="NAME=TEXT",
+        type=_named_prompt,
+        action="append",
+        default=[],
+        help="add a prompt to the model's, or replace one; repeatable",
+    )
+    parser.add_argument(
+        "--default-prompt", metavar="NAME", help="default prompt (default: the model's)"
+    )
+    parser.add_argument(
+        "--source",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="copy the weights and config, which gradient routes need (default: yes)",
+    )
+    options = parser.parse_args(arguments)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    overrides = Overrides(
+        max_tokens=options.max_tokens,
+        pooling=options.pooling and [options.pooling],
+        include_prompt=options.include_prompt,
+        normalize=options.normalize,
+        prompts=dict(options.prompt),
+        default_prompt=options.default_prompt,
+    )
+    try:
+        if options.out.exists():
+            raise ArtifactError(f"{options.out} already exists; remove it or choose another --out")
+        artifact, parity = export(
+            resolve(options.model, options.revision),
+            options.out,
+            dtype=options.dtype,
+            target=options.target,
+            overrides=overrides,
+            copy_source=options.source,
+            report=lambda line: print(line, flush=True),
+        )
+    except (SourceError, CheckpointError, ArtifactError, EngineError, OSError) as error:
+        print(f"vitrine-export: {error}", file=sys.stderr)
+        return 1
+    print(_table(parity))
+    for graph in artifact.manifest.graphs:
+        if graph.parity is None:
+            print(f"The graph for {graph.target} is unverified: no engine for it is usable here.")
+    return 0
+
+
+def _table(parity: "list[Parity]") -> str:
+    lines = [
+        f"{'Parity with PyTorch':26} {'rows':>5} {'worst cosine':>13} {'norm diff':>10} "
+        f"{'max |diff|':>11}"
+    ]
+    lines += [
+        f"{line.target:5} {line.case:20} {line.rows:5} {line.worst_cosine:13.9f} "
+        f"{line.worst_norm:10.1e} {line.max_abs:11.1e}"
+        for line in parity
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

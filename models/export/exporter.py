@@ -1,0 +1,199 @@
+"""Writing an artifact, and comparing its graphs with PyTorch."""
+
+import copy
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from tokenizers import Tokenizer
+
+from models.artifact import (
+    SOURCE,
+    TOKENIZER,
+    Artifact,
+    ArtifactError,
+    Check,
+    Graph,
+    Manifest,
+    hashes,
+    sha256,
+    write_check,
+    write_manifest,
+    writing,
+)
+from models.engines import ENGINES, Precision
+from models.export.checkpoint import NO_OVERRIDES, load
+from models.export.model_folder import ModelFolder
+from models.export.onnx_graph import OPSET, VERSIONS, build_graph
+from models.export.parity import Parity, measure_parity, reference_tokens, reference_vectors
+from models.export.sentence_config import Overrides, SentenceConfig
+from models.export.sources import Source
+from models.export.tokenizer_file import read_tokenizer
+from models.network.sentence_encoder import SentenceEncoder
+
+DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
+_FILES = {"cpu": "model.onnx", "cuda": "model.cuda.onnx"}
+
+# Inputs of the self-check, stored as token ids. Each covers a separate source of errors: a single
+# token, a sentence, punctuation, emoji, scripts, code, a long text and one of maximum length.
+_CHECK_TEXTS = (
+    "a",
+    "The cat sat on the mat.",
+    'Wait -- what?! (No; really: "yes".) #1/2 & 50% ~ <tag> [x] {y} \\ |',
+    "🎉🚀 done 👩‍💻 ❤️",
+    "Ünïcödé, naïve café, Straße; русский текст; 日本語の文章; العربية; हिन्दी",
+    "def f(x):\n    return x ** 2  # square",
+    "one two three four five six seven eight nine ten " * 4,
+    "the quick brown fox jumps over the lazy dog and runs away " * 200,
+)
+# Number of leading check inputs with stored token vectors (0.2 MB).
+_TOKEN_ROWS = 3
+
+
+def export(
+    source: Source,
+    out: Path,
+    *,
+    dtype: Precision = "float32",
+    target: str = "cpu",
+    overrides: Overrides = NO_OVERRIDES,
+    copy_source: bool = True,
+    report: Callable[[str], None] = lambda _: None,
+) -> tuple[Artifact, list[Parity]]:
+    """Write the artifact of `source` to the directory `out`.
+
+    Args:
+        source: Folder of the model.
+        out: New directory.
+        dtype: Dtype of the weights in the graph for "cuda", "float32" or "float16".
+        target: "cpu", or "cuda" for an additional graph for GPUs.
+        overrides: Replacements for the model's settings.
+        copy_source: Whether to copy the weights and config, which gradient routes need.
+        report: Called with a line of text at each step.
+
+    Returns:
+        The artifact, and the parity with PyTorch of all graphs with a usable engine.
+
+    Raises:
+        CheckpointError: The model is invalid or unsupported.
+        ArtifactError: `out` already exists, the weights exceed one ONNX file, or `dtype` and
+            `target` are incompatible.
+        EngineError: A graph differs from PyTorch.
+    """
+    if (dtype, target) == ("float16", "cpu"):
+        raise ArtifactError("float16 is for --target cuda; CPU engines take the float32 graph")
+    dtypes: dict[str, Precision] = {"cpu": "float32", target: dtype}
+    started = time.monotonic()
+    report(f"Reading {source.name}")
+    files = ModelFolder(source.folder)
+    model, config = load(files, overrides)
+    tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
+    _check_size(model)
+    with writing(out) as folder:
+        tokenizer.save(str(folder / TOKENIZER))
+        check = _check(model, tokenizer, config.max_tokens)
+        write_check(folder, check)
+        if copy_source:
+            _copy(files, folder / SOURCE)
+        graphs = tuple(
+            Graph(file=_FILES[target], target=target, dtype=dtype, opset=OPSET, parity=None)
+            for target, dtype in dtypes.items()
+        )
+        for graph in graphs:
+            report(f"Exporting {model.encoder.config.num_layers} layers for {graph.target}")
+            exact = graph.dtype == "float32"
+            weights = model if exact else copy.deepcopy(model).to(DTYPES[dtype])
+            (folder / graph.file).write_bytes(build_graph(weights, graph.target))
+        manifest = _manifest(source, files, model, config, graphs, hashes(folder))
+        write_manifest(folder, manifest)
+        parity: list[Parity] = []
+        for graph in graphs:
+            if engine := _engine_for(graph):
+                report(f"Comparing the graph for {graph.target} with PyTorch")
+                parity += measure_parity(model, Artifact.load(folder), engine, dtypes[graph.target])
+        manifest = replace(manifest, graphs=tuple(_with_parity(g, parity) for g in graphs))
+        write_manifest(folder, manifest)
+    report(f"Wrote {out} in {time.monotonic() - started:.0f} s")
+    return Artifact(out, manifest), parity
+
+
+def _check_size(model: SentenceEncoder) -> None:
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    if size >= onnx.checker.MAXIMUM_PROTOBUF:
+        raise ArtifactError(
+            f"the weights take {size / 2**30:.1f} GiB; one ONNX file holds less than 2 GiB"
+        )
+
+
+def _engine_for(graph: Graph) -> str | None:
+    """Return the engine for the graph in its own precision; None if it is unusable here."""
+    for name, spec in ENGINES.items():
+        for precision, dtype in spec.precisions.items():
+            if (spec.target, precision, dtype) == (graph.target, graph.dtype, graph.dtype):
+                return None if spec.unusable(precision) else name
+    return None
+
+
+def _with_parity(graph: Graph, parity: Sequence[Parity]) -> Graph:
+    lines = [line for line in parity if line.target == graph.target]
+    if not lines:
+        return graph
+    worst = {
+        "worst_cosine": min(line.worst_cosine for line in lines),
+        "worst_norm": max(line.worst_norm for line in lines),
+        "max_abs": max(line.max_abs for line in lines),
+    }
+    return replace(graph, parity=worst)
+
+
+def _check(model: SentenceEncoder, tokenizer: Tokenizer, max_tokens: int) -> Check:
+    tokenizer.enable_truncation(max_tokens)
+    rows = [encoding.ids for encoding in tokenizer.encode_batch(list(_CHECK_TEXTS))]
+    tokenizer.no_truncation()
+    tokens = np.concatenate([reference_tokens(model, row) for row in rows[:_TOKEN_ROWS]])
+    pooled = reference_vectors(model, rows)
+    return Check(rows, {"pooled": pooled.tolist(), "tokens": tokens.tolist()})
+
+
+def _copy(files: ModelFolder, target: Path) -> None:
+    """Copy the files read so far: the reference model needs no others."""
+    for name in files.read:
+        destination = target / name
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(files.path / name, destination)
+
+
+def _manifest(
+    source: Source,
+    files: ModelFolder,
+    model: SentenceEncoder,
+    config: SentenceConfig,
+    graphs: tuple[Graph, ...],
+    file_hashes: Mapping[str, str],
+) -> Manifest:
+    # Imported late: `models.engines` must switch its telemetry off first.
+    import onnxruntime
+
+    return Manifest(
+        name=source.name,
+        source=source.source,
+        revision=source.revision,
+        family=config.family,
+        weights_sha256={name: sha256(files.path / name) for name in files.weights},
+        width=model.width,
+        vocab_size=model.encoder.config.vocab_size,
+        max_tokens=config.max_tokens,
+        pooling=config.pooling,
+        include_prompt=config.include_prompt,
+        normalize=config.normalize,
+        prompts=config.prompts,
+        default_prompt=config.default_prompt,
+        graphs=graphs,
+        files=file_hashes,
+        versions={**VERSIONS, "onnxruntime": onnxruntime.__version__},
+    )

@@ -1,0 +1,127 @@
+"""Reading a model folder: JSON and safetensors files, by name.
+
+Files outside the folder and pickles are never read. Every file read is recorded.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+Json = TypeVar("Json", dict[str, object], list[object])
+
+WEIGHTS = "model.safetensors"
+SHARDS = "model.safetensors.index.json"
+
+
+class CheckpointError(Exception):
+    """The model folder cannot be loaded; the message gives the reason."""
+
+
+class ModelFolder:
+    """A folder of model files.
+
+    Args:
+        path: Path of the folder.
+        read: Returns the content of a file.
+
+    Attributes:
+        path: Path of the folder.
+        name: Name of the folder, for error messages.
+        read: Names of the files read so far, in order.
+        weights: Names of the weight files read so far.
+    """
+
+    def __init__(self, path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> None:
+        self.path = path
+        self._read_bytes = read
+        self.name = path.resolve().name
+        self.read: list[str] = []
+        self.weights: list[str] = []
+
+    def has(self, name: str) -> bool:
+        """Return whether the folder has a file of this name."""
+        return self._file(name).is_file()
+
+    def json(self, name: str, kind: type[Json], default: Json | None = None) -> Json:
+        """Return the content of a JSON file.
+
+        Args:
+            name: Path relative to the folder.
+            kind: Required type of the outermost value.
+            default: Result for a missing file; None: a missing file is an error.
+
+        Raises:
+            CheckpointError: The file is missing, or is not JSON of this type.
+        """
+        if default is not None and not self.has(name):
+            return default
+        try:
+            content = json.loads(self.bytes(name))
+        except ValueError as error:
+            raise CheckpointError(f"{name} is not JSON: {error}") from error
+        if not isinstance(content, kind):
+            raise CheckpointError(f"{name} is not a JSON {'object' if kind is dict else 'array'}")
+        return content
+
+    def bytes(self, name: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            CheckpointError: The file is missing or cannot be read.
+        """
+        try:
+            content = self._read_bytes(self._file(name))
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.name} has no {name}") from None
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+        if name not in self.read:
+            self.read.append(name)
+        return content
+
+    def tensors(self, subfolder: str = "") -> dict[str, Tensor]:
+        """Return all tensors of a subfolder's weights, by name, from one file or its shards.
+
+        Raises:
+            CheckpointError: The weights are missing or cannot be read.
+        """
+        tensors: dict[str, Tensor] = {}
+        for name in self._weight_files(subfolder):
+            try:
+                tensors |= load(self.bytes(name))
+            except SafetensorError as error:
+                raise CheckpointError(f"{name} cannot be read: {error}") from error
+            self.weights.append(name)
+        return tensors
+
+    def _weight_files(self, subfolder: str) -> list[str]:
+        if self.has(join(subfolder, WEIGHTS)):
+            return [join(subfolder, WEIGHTS)]
+        if self.has(join(subfolder, SHARDS)):
+            shards = self.json(join(subfolder, SHARDS), dict).get("weight_map")
+            if not isinstance(shards, dict) or not shards:
+                raise CheckpointError(f"{SHARDS} has no weight_map")
+            return sorted({join(subfolder, str(name)) for name in shards.values()})
+        pickles = sorted(path.name for path in self._file(subfolder).glob("*.bin"))
+        if pickles:
+            raise CheckpointError(
+                f"{self.name} has {', '.join(pickles)} only; reading a pickle can run code. "
+                "Save the model with safetensors: model.save_pretrained(folder)"
+            )
+        raise CheckpointError(f"{self.name} has no {join(subfolder, WEIGHTS)}")
+
+    def _file(self, name: str) -> Path:
+        # The path is not resolved: files in the hub's cache are links out of the folder.
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise CheckpointError(f"{name!r} points outside the model folder")
+        return self.path / name
+
+
+def join(subfolder: str, name: str) -> str:
+    """Return the path of a file in a subfolder; "" is the folder itself."""
+    return str(PurePosixPath(subfolder) / name)

@@ -1,0 +1,216 @@
+"""A sentence encoder as an ONNX graph with packed inputs.
+
+The fused op is exported as the fastest nodes of each target: `Add` and `LayerNormalization` on CPU,
+one `com.microsoft::SkipLayerNormalization` on CUDA.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import onnxscript
+import torch
+from onnxscript import opset20 as op
+from onnxscript.values import Op, Opset
+from torch import Tensor, nn
+
+from models.network.sentence_encoder import SentenceEncoder
+from models.packing import INPUT_NAMES
+
+OPSET = 20
+_NO_LIMIT = 2**31
+OUTPUT_NAMES = ("pooled", "tokens")
+
+Translation = Callable[..., Any]
+
+
+def _skip_layer_normalization() -> Op:
+    """Return the signature of the node; the onnx package has only those of the standard domain."""
+    formal = onnx.defs.OpSchema.FormalParameter
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    schema = onnx.defs.OpSchema(
+        "SkipLayerNormalization",
+        "com.microsoft",
+        1,
+        inputs=[
+            formal("input", "T"),
+            formal("skip", "T"),
+            formal("gamma", "T"),
+            formal("beta", "T", param_option=optional),
+            formal("bias", "T", param_option=optional),
+        ],
+        outputs=[
+            formal("output", "T"),
+            formal("mean", "U", param_option=optional),
+            formal("inv_std_var", "U", param_option=optional),
+            formal("input_skip_bias_sum", "T", param_option=optional),
+        ],
+        type_constraints=[
+            ("T", ["tensor(float)", "tensor(float16)"], ""),
+            ("U", ["tensor(float)"], ""),
+        ],
+        attributes=[onnx.defs.OpSchema.Attribute("epsilon", onnx.defs.OpSchema.AttrType.FLOAT)],
+    )
+    return Op(Opset("com.microsoft", 1), "SkipLayerNormalization", schema)
+
+
+_SKIP_LAYER_NORMALIZATION = _skip_layer_normalization()
+_ONE = onnx.helper.make_tensor("one", onnx.TensorProto.FLOAT, [1], [1.0])
+
+
+def _ones(x: Any) -> Any:  # noqa: ANN401
+    """Return the weight for a norm without one; both nodes require a weight."""
+    return op.CastLike(op.ConstantOfShape([x.shape[-1]], value=_ONE), x)
+
+
+def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+    weight = _ones(x) if weight is None else weight
+    # The outputs are (Y, Mean, InvStdDev).
+    return op.LayerNormalization(x, weight, bias, axis=-1, epsilon=eps)[0]
+
+
+def _add_layer_norm_cpu(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+    # Shaped after x: the exporter does not know the shape of `total`.
+    weight = _ones(x) if weight is None else weight
+    total = op.Add(x, residual)
+    return _layer_norm(total, weight, bias, eps), total
+
+
+def _add_layer_norm_cuda(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+    weight = _ones(x) if weight is None else weight
+    y, _, _, total = _SKIP_LAYER_NORMALIZATION(x, residual, weight, bias, epsilon=eps)
+    return y, total
+
+
+def _attention(
+    query: Any,  # noqa: ANN401
+    key: Any,  # noqa: ANN401
+    value: Any,  # noqa: ANN401
+    attn_mask: Any = None,  # noqa: ANN401
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:  # noqa: ANN401
+    """Translate attention; the exporter's own translation adds a dozen nodes for a boolean mask."""
+    if is_causal or enable_gqa or dropout_p:
+        raise ValueError("causal, grouped-query and dropout attention cannot be exported")
+    # Scaling the query is L / K times cheaper than scaling the scores.
+    query = op.Mul(query, scale or 1 / math.sqrt(query.shape[-1]))
+    scores = op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2]))  # (B, H, L, L)
+    if attn_mask is not None:
+        scores = op.Add(scores, attn_mask)
+    return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+
+_ADD_LAYER_NORM: dict[str, Translation] = {
+    "cpu": _add_layer_norm_cpu,
+    "cuda": _add_layer_norm_cuda,
+}
+
+TARGETS = tuple(_ADD_LAYER_NORM)
+
+
+# Expected warnings: about the exporter's internals, and about axes that share a name on purpose.
+_EXPECTED_WARNINGS = (
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"# The axis name: \w will not be used, since it shares the same shape constraints",
+)
+
+
+class _Packed(nn.Module):
+    """Adapter for the exporter, which traces `forward`."""
+
+    def __init__(self, model: SentenceEncoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        padded_index: Tensor,
+        packed_index: Tensor,
+        attention_mask: Tensor,
+        pooling_mask: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        pooled, tokens = self.model.forward_packed(
+            input_ids, padded_index, packed_index, attention_mask, pooling_mask
+        )
+        return pooled, tokens.float()
+
+
+def build_graph(model: SentenceEncoder, target: str) -> bytes:
+    """Return the serialised ONNX model of `model`, in the dtype of its weights.
+
+    Inputs are the fields of `models.packing.PackedBatch`; B, L and T are dynamic. Outputs are
+    "pooled" `(B, W)` and "tokens" `(T, D)`, both float32.
+
+    Args:
+        model: Model in evaluation mode.
+        target: "cpu" or "cuda".
+    """
+    B, L, T = 3, 5, 11
+    shapes = {
+        "input_ids": ("T",),
+        "padded_index": ("B", "L"),
+        "packed_index": ("T",),
+        "attention_mask": ("B", "L"),
+        "pooling_mask": ("B", "L"),
+    }
+    sizes = {"B": B, "L": L, "T": T}
+    dimensions = {name: torch.export.Dim(name) for name in sizes}
+    dtypes = {"attention_mask": torch.float32, "pooling_mask": torch.float32}
+    inputs = tuple(
+        torch.ones([sizes[d] for d in shapes[name]], dtype=dtypes.get(name, torch.int64))
+        for name in INPUT_NAMES
+    )
+    with warnings.catch_warnings():
+        for message in _EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message)
+        program = torch.onnx.export(
+            _Packed(model).eval(),
+            inputs,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(INPUT_NAMES),
+            output_names=list(OUTPUT_NAMES),
+            dynamic_shapes=tuple(
+                {i: dimensions[d] for i, d in enumerate(shapes[n])} for n in INPUT_NAMES
+            ),
+            custom_translation_table={
+                torch.ops.vitrine.layer_norm.default: _layer_norm,
+                torch.ops.vitrine.add_layer_norm.default: _ADD_LAYER_NORM[target],
+                torch.ops.aten.scaled_dot_product_attention.default: _attention,
+            },
+            verbose=False,
+        )
+    if program is None:
+        raise RuntimeError("the exporter returned nothing")
+    # Folds constants once, instead of at every start of an engine.
+    onnxscript.optimizer.optimize(
+        program.model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT
+    )
+    graph: onnx.ModelProto = program.model_proto
+    _strip(graph)
+    return graph.SerializeToString(deterministic=True)
+
+
+def _strip(graph: onnx.ModelProto) -> None:
+    """Remove the exporter's metadata, which contains paths and source lines of the machine."""
+    graph.ClearField("metadata_props")
+    graph.graph.ClearField("metadata_props")
+    for part in (graph.graph.node, graph.graph.input, graph.graph.output, graph.graph.value_info):
+        for item in part:
+            item.ClearField("metadata_props")
+    for initializer in graph.graph.initializer:
+        initializer.ClearField("metadata_props")
+        initializer.ClearField("doc_string")
+
+
+VERSIONS = {
+    "torch": torch.__version__,
+    "onnx": onnx.__version__,
+    "onnxscript": onnxscript.__version__,
+}

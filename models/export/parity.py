@@ -1,0 +1,108 @@
+"""Comparison of a graph on its engine with PyTorch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.artifact import Artifact
+from models.engines import ENGINES, EngineError, Precision, open_engine, self_check
+from models.engines.outputs import OUTPUTS, compare
+from models.network.sentence_encoder import SentenceEncoder
+from models.packing import pack
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Worst differences between a graph's vectors and PyTorch's, over one group of rows.
+
+    Attributes:
+        target: Target of the graph, "cpu" or "cuda".
+        case: Name of the group and its batching.
+        rows: Number of rows.
+        worst_cosine: Lowest cosine.
+        worst_norm: Largest difference in length, relative to PyTorch's.
+        max_abs: Largest absolute difference.
+    """
+
+    target: str
+    case: str
+    rows: int
+    worst_cosine: float
+    worst_norm: float
+    max_abs: float
+
+
+def measure_parity(
+    model: SentenceEncoder, artifact: Artifact, name: str, precision: Precision
+) -> list[Parity]:
+    """Compare a graph on its engine with PyTorch on single rows.
+
+    Args:
+        model: Exported model, in float32.
+        artifact: Artifact of the model.
+        name: Name of the engine.
+        precision: Precision of the engine.
+
+    Raises:
+        EngineError: A vector is beyond the bounds of the engine's precision.
+    """
+    engine = open_engine(artifact, name, precision)
+    self_check(engine, artifact)
+    rng = np.random.default_rng(0)
+    longest = artifact.manifest.max_tokens
+    lengths = [2, 3, 5, 8, 13, 21, 34, 64, longest // 2, longest - 1, longest]
+    rows = [
+        rng.integers(0, artifact.manifest.vocab_size, min(length, longest)).tolist()
+        for length in lengths
+    ]
+    check = artifact.check()
+    reference = np.asarray(check.outputs["pooled"], np.float32)  # (B, W)
+    expected = reference_vectors(model, rows)  # (B, W)
+    # A quarter of each row plays the part of a prompt outside the pooling.
+    prompt_tokens = [len(row) // 4 for row in rows]
+    order = rng.permutation(len(rows))
+    cases = {
+        "check inputs": (engine.run(pack(check.rows)), reference),
+        "each row alone": (np.concatenate([engine.run(pack([row])) for row in rows]), expected),
+        "one batch": (engine.run(pack(rows)), expected),
+        "one batch, shuffled": (engine.run(pack([rows[i] for i in order])), expected[order]),
+        "prompts not pooled": (
+            engine.run(pack(rows, prompt_tokens)),
+            reference_vectors(model, rows, prompt_tokens),
+        ),
+    }
+    bounds = OUTPUTS["pooled"].bounds[engine.precision]
+    parity: list[Parity] = []
+    for case, (vectors, references) in cases.items():
+        agreement = compare(vectors, references)
+        if not agreement.is_within(bounds):
+            raise EngineError(
+                f"the graph differs from PyTorch ({case}): worst cosine "
+                f"{agreement.cosine:.7f}, worst norm difference {agreement.norm:.1e}"
+            )
+        max_abs = float(np.abs(vectors - references).max())
+        target = ENGINES[name].target
+        parity.append(Parity(target, case, len(vectors), agreement.cosine, agreement.norm, max_abs))
+    return parity
+
+
+def reference_vectors(
+    model: SentenceEncoder, rows: list[list[int]], prompt_tokens: list[int] | None = None
+) -> NDArray[np.float32]:
+    """Return PyTorch's vectors `(B, W)`, row by row, without packing and padding."""
+    vectors: list[torch.Tensor] = []
+    for row, skipped in zip(rows, prompt_tokens or [0] * len(rows), strict=True):
+        ones = torch.ones(1, len(row))
+        pooled = (torch.arange(len(row)) >= skipped).float()[None]
+        with torch.no_grad():
+            vectors.append(model(torch.tensor([row]), ones, pooled)[0])
+    return torch.stack(vectors).numpy()
+
+
+def reference_tokens(model: SentenceEncoder, row: list[int]) -> NDArray[np.float32]:
+    """Return PyTorch's token vectors `(L, D)` of a row."""
+    with torch.no_grad():
+        tokens: NDArray[np.float32] = model.encoder(torch.tensor([row]))[0].numpy()
+    return tokens

@@ -1,0 +1,313 @@
+"""The sentence-transformers config of a model: pooling, heads, prompts and limits.
+
+Nothing is guessed: an unsupported setting that would change vectors is an error that names it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from models.export.model_folder import CheckpointError, ModelFolder, join
+from models.network.encoder import EncoderConfig
+from models.network.pooling import POOLINGS
+from models.network.sentence_encoder import HEAD_ACTIVATIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """A dense layer after pooling.
+
+    Attributes:
+        folder: Subfolder of its weights.
+        in_features: Width of its input.
+        out_features: Width of its output.
+        bias: Whether it has a bias.
+        activation: Name in `models.network.sentence_encoder.HEAD_ACTIVATIONS`.
+    """
+
+    folder: str
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceConfig:
+    """Settings of a sentence encoder.
+
+    Attributes:
+        family: `model_type` of config.json.
+        transformer: Subfolder of the encoder's files; "" is the folder itself.
+        max_tokens: Maximum length of a row; longer ones are truncated.
+        pooling: Names in `models.network.pooling.POOLINGS`, whose results are concatenated.
+        include_prompt: Whether pooling includes the tokens of a prompt.
+        heads: Dense layers, in order.
+        normalize: Whether the vectors have unit length.
+        lowercase: Whether texts are lowercased before tokenization.
+        prompts: Texts to prepend to an input, by name.
+        default_prompt: Name of the prompt for requests without one; None: no prompt.
+    """
+
+    family: str
+    transformer: str
+    max_tokens: int
+    pooling: tuple[str, ...]
+    include_prompt: bool
+    heads: tuple[Head, ...]
+    normalize: bool
+    lowercase: bool
+    prompts: Mapping[str, str]
+    default_prompt: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Replacements for a model's own settings; None keeps them.
+
+    Prompts are added to the model's own, or replace those of the same name.
+    """
+
+    max_tokens: int | None = None
+    pooling: Sequence[str] | None = None
+    include_prompt: bool | None = None
+    normalize: bool | None = None
+    prompts: Mapping[str, str] | None = None
+    default_prompt: str | None = None
+
+
+# Pooling modes of sentence-transformers.
+_POOLING_NAMES = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "lasttoken": "last",
+}
+# Boolean fields of older versions, in the order of concatenation.
+_POOLING_FIELDS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_lasttoken": "last",
+}
+
+# Possible file names for the settings of the Transformer module, in order.
+_TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_TEXT_MODALITY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+# Unsupported settings of the Transformer module, with their only allowed values, the defaults.
+_TRANSFORMER_DEFAULTS: Mapping[str, Any] = {
+    "transformer_task": "feature-extraction",
+    "modality_config": _TEXT_MODALITY,
+    "module_output_name": "token_embeddings",
+    "model_args": {},
+    "model_kwargs": {},
+    "tokenizer_args": {},
+    "processor_kwargs": {},
+    "processing_kwargs": {},
+    "config_args": {},
+    "config_kwargs": {},
+    "tokenizer_name_or_path": None,
+}
+_TRANSFORMER_SUPPORTED = {"max_seq_length", "do_lower_case", "unpad_inputs"}
+_SENTENCE_EMBEDDING = {
+    "module_input_name": "sentence_embedding",
+    "module_output_name": "sentence_embedding",
+}
+
+
+def transformer_folder(folder: ModelFolder) -> str:
+    """Return the subfolder with the encoder's config.json and weights.
+
+    Raises:
+        CheckpointError: modules.json is invalid or lists unsupported modules.
+    """
+    modules = _modules(folder)
+    return modules[0][1] if modules else ""
+
+
+def read_sentence_config(
+    folder: ModelFolder, family: str, config: EncoderConfig, overrides: Overrides
+) -> SentenceConfig:
+    """Return the folder's sentence config with the overrides applied.
+
+    Raises:
+        CheckpointError: A file or a setting is invalid or unsupported; the message names it.
+    """
+    modules = _modules(folder)
+    transformer = modules[0][1] if modules else ""
+    name = next((n for n in _TRANSFORMER_CONFIGS if folder.has(join(transformer, n))), "")
+    settings = folder.json(join(transformer, name), dict) if name else {}
+    _check_defaults(settings, _TRANSFORMER_DEFAULTS, name)
+    unknown = settings.keys() - _TRANSFORMER_DEFAULTS.keys() - _TRANSFORMER_SUPPORTED
+    if unknown:
+        raise CheckpointError(f"{name}: {min(unknown)} is not supported")
+
+    if modules:
+        pooling, include_prompt = _pooling(folder, modules[1][1], overrides)
+    else:  # default of sentence-transformers
+        pooling, include_prompt = tuple(overrides.pooling or ["mean"]), True
+    for mode in pooling:
+        if mode not in POOLINGS:
+            raise CheckpointError(f"the pooling {mode!r} is not one of {', '.join(POOLINGS)}")
+    normalize = bool(modules) and modules[-1][0] == "Normalize"
+    if normalize:
+        name = join(modules[-1][1], "config.json")
+        _check_defaults(folder.json(name, dict, {}), _SENTENCE_EMBEDDING, name)
+    prompts, default_prompt = _prompts(folder, overrides)
+    return SentenceConfig(
+        family=family,
+        transformer=transformer,
+        max_tokens=_max_tokens(folder, transformer, config, settings, overrides),
+        pooling=pooling,
+        include_prompt=_override(include_prompt, overrides.include_prompt),
+        heads=tuple(_head(folder, path) for kind, path in modules if kind == "Dense"),
+        normalize=_override(normalize, overrides.normalize),
+        lowercase=bool(settings.get("do_lower_case")),
+        prompts=prompts,
+        default_prompt=default_prompt,
+    )
+
+
+def _override(own: bool, override: bool | None) -> bool:
+    return own if override is None else override
+
+
+def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
+    """Return the class name and path of each module; none without modules.json."""
+    listed = folder.json("modules.json", list, [])
+    modules: list[tuple[str, str]] = []
+    for module in listed:
+        if not isinstance(module, dict) or not isinstance(module.get("path"), str):
+            raise CheckpointError("modules.json: every module needs a type and a path")
+        package, _, kind = str(module.get("type")).rpartition(".")
+        if package.split(".")[0] != "sentence_transformers":
+            raise CheckpointError(
+                f"modules.json names {module.get('type')}; "
+                "code from outside sentence-transformers is never run"
+            )
+        modules.append((kind, module["path"]))
+    kinds = [kind for kind, _ in modules]
+    normalize = kinds[-1:] == ["Normalize"]
+    dense = ["Dense"] * (len(kinds) - 2 - normalize)
+    if kinds and kinds != ["Transformer", "Pooling", *dense, *["Normalize"] * normalize]:
+        raise CheckpointError(
+            f"modules.json lists {' -> '.join(kinds)}; supported: "
+            "Transformer -> Pooling -> Dense (any number) -> Normalize (optional)"
+        )
+    return modules
+
+
+def _pooling(
+    folder: ModelFolder, subfolder: str, overrides: Overrides
+) -> tuple[tuple[str, ...], bool]:
+    """Return the names of the poolings, and whether they include the tokens of a prompt."""
+    config = folder.json(join(subfolder, "config.json"), dict)
+    include_prompt = bool(config.get("include_prompt", True))
+    if overrides.pooling:
+        return tuple(overrides.pooling), include_prompt
+    mode = config.get("pooling_mode")
+    if mode:
+        modes = [str(name) for name in mode] if isinstance(mode, list) else [str(mode)]
+        return tuple(_POOLING_NAMES.get(name, name) for name in modes), include_prompt
+    enabled = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
+    unknown = [key for key in enabled if key not in _POOLING_FIELDS]
+    known = [name for key, name in _POOLING_FIELDS.items() if key in enabled]
+    return tuple(unknown or known or ["mean"]), include_prompt
+
+
+def _head(folder: ModelFolder, subfolder: str) -> Head:
+    name = join(subfolder, "config.json")
+    config = folder.json(name, dict)
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    package, _, kind = activation.rpartition(".")
+    if not package.startswith("torch.nn.") or kind not in HEAD_ACTIVATIONS:
+        raise CheckpointError(
+            f"{name}: the activation {activation!r} is not one of {', '.join(HEAD_ACTIVATIONS)}"
+        )
+    _check_defaults(config, {**_SENTENCE_EMBEDDING, "use_residual": False}, name)
+    sizes = (config.get("in_features"), config.get("out_features"))
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise CheckpointError(f"{name}: in_features and out_features must be positive integers")
+    return Head(
+        folder=subfolder,
+        in_features=int(str(sizes[0])),
+        out_features=int(str(sizes[1])),
+        bias=bool(config.get("bias", True)),
+        activation=kind,
+    )
+
+
+def _prompts(folder: ModelFolder, overrides: Overrides) -> tuple[dict[str, str], str | None]:
+    """Return the prompts and the name of the default one.
+
+    As in sentence-transformers, "query" and "document" always exist.
+    """
+    name = "config_sentence_transformers.json"
+    config = folder.json(name, dict, {})
+    _check_defaults(config, {"model_type": "SentenceTransformer"}, name)
+    own = config.get("prompts") or {}
+    if not isinstance(own, dict):
+        raise CheckpointError(f"{name}: prompts is not an object")
+    prompts = {"query": "", "document": ""}
+    for key, text in {**own, **(overrides.prompts or {})}.items():
+        if not isinstance(text, str | None):
+            raise CheckpointError(f"{name}: the prompt {key!r} is not a string")
+        prompts[key] = text or ""
+    default = overrides.default_prompt or config.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise CheckpointError(
+            f"the default prompt {default!r} is not among the prompts: {', '.join(prompts)}"
+        )
+    return prompts, None if default is None else str(default)
+
+
+def _max_tokens(
+    folder: ModelFolder,
+    transformer: str,
+    config: EncoderConfig,
+    settings: Mapping[str, object],
+    overrides: Overrides,
+) -> int:
+    """Return the overriding limit, or else the folder's own up to the number of positions."""
+    tokenizer = folder.json(join(transformer, "tokenizer_config.json"), dict, {})
+    own = next(
+        (
+            limit
+            for limit in (
+                settings.get("max_seq_length"),
+                tokenizer.get("model_max_length"),
+                tokenizer.get("max_len"),
+            )
+            if limit is not None
+        ),
+        config.max_tokens,
+    )
+    # transformers writes 1e30 for "no limit", as a float or an integer.
+    if isinstance(own, float) and own.is_integer():
+        own = int(own)
+    limit = overrides.max_tokens
+    if limit is None:
+        limit = min(own, config.max_tokens) if isinstance(own, int) else 0
+    # The shortest useful row has one token between two special ones.
+    if not 3 <= limit <= config.max_tokens:
+        raise CheckpointError(
+            f"the maximum of {overrides.max_tokens or own} tokens is not between 3 and "
+            f"{config.max_tokens}, the number of positions"
+        )
+    return limit
+
+
+def _check_defaults(
+    config: Mapping[str, object], defaults: Mapping[str, object], source: str
+) -> None:
+    """Check that unsupported fields are absent or have their defaults."""
+    for name, value in defaults.items():
+        if config.get(name, value) not in (value, None):
+            raise CheckpointError(
+                f"{source}: {name} is {config[name]!r}; only {value!r} is supported"
+            )

@@ -1,0 +1,88 @@
+"""The tokenizer of a model folder as one self-contained file.
+
+Settings of tokenizer_config.json are applied as in transformers. Truncation and padding are removed
+because the service does both.
+"""
+
+import json
+from typing import Any
+
+from tokenizers import Tokenizer, normalizers
+
+from models.export.model_folder import CheckpointError, ModelFolder, join
+from models.export.sentence_config import SentenceConfig
+
+# transformers replaces the normaliser of these classes by one from the config.
+_NORMALISED_BY_CONFIG = ("Bert", "DistilBert", "MPNet")
+
+
+def read_tokenizer(
+    folder: ModelFolder, sentence_config: SentenceConfig, vocab_size: int
+) -> Tokenizer:
+    """Return the folder's tokenizer.
+
+    Args:
+        folder: Model folder with tokenizer.json.
+        sentence_config: Subfolder of the tokenizer, and whether to lowercase texts.
+        vocab_size: Vocabulary size of the model.
+
+    Raises:
+        CheckpointError: The tokenizer is missing or does not match the model, or a setting is
+            unsupported.
+    """
+    name = join(sentence_config.transformer, "tokenizer.json")
+    if not folder.has(name):
+        raise CheckpointError(
+            f"{folder.name} has no {name}; "
+            "create it with AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    try:
+        tokenizer = Tokenizer.from_buffer(folder.bytes(name))
+    except ValueError as error:
+        raise CheckpointError(f"{name} is not a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config: dict[str, Any] = folder.json(
+        join(sentence_config.transformer, "tokenizer_config.json"), dict, {}
+    )
+    if config.get("truncation_side", "right") != "right":
+        raise CheckpointError("tokenizer_config.json: truncation_side must be 'right'")
+    parts = json.loads(tokenizer.to_str())
+    pre_tokenizer = parts["pre_tokenizer"] or {}
+    prefix_space = pre_tokenizer.get("add_prefix_space")
+    if config.get("add_prefix_space", prefix_space) != prefix_space:
+        raise CheckpointError("tokenizer_config.json: add_prefix_space differs from tokenizer.json")
+    _check_tokens(tokenizer, config, vocab_size)
+    kind = str(config.get("tokenizer_class", "")).removesuffix("Fast").removesuffix("Tokenizer")
+    if kind in _NORMALISED_BY_CONFIG:
+        tokenizer.normalizer = normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+            strip_accents=config.get("strip_accents"),
+            lowercase=bool(config.get("do_lower_case", True)),
+        )
+    if sentence_config.lowercase:
+        own = [tokenizer.normalizer] if tokenizer.normalizer else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+    return tokenizer
+
+
+def _check_tokens(tokenizer: Tokenizer, config: dict[str, Any], vocab_size: int) -> None:
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
+    if largest >= vocab_size:
+        raise CheckpointError(
+            f"tokenizer.json gives {token!r} the id {largest}; the model has {vocab_size} tokens"
+        )
+    added = config.get("added_tokens_decoder")
+    contents = [
+        str(entry["content"])
+        for entry in (added.values() if isinstance(added, dict) else [])
+        if isinstance(entry, dict) and "content" in entry
+    ]
+    known = json.loads(tokenizer.to_str())["added_tokens"]
+    missing = set(contents) - {entry["content"] for entry in known} - vocabulary.keys()
+    if missing:
+        raise CheckpointError(
+            f"tokenizer_config.json adds the token {min(missing)!r}, which tokenizer.json lacks"
+        )

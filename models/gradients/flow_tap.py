@@ -1,0 +1,122 @@
+"""The recorded forward and backward pass of `flow`."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.add_layer_norm import AddLayerNorm
+from models.gradients.inputs import Objective, Row
+from models.gradients.objectives import OBJECTIVES
+from models.gradients.reference_model import ReferenceModel
+from models.network.taps import Tap
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounding, forward and backward, as between operators of training in half precision."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: ANN401
+        ctx.dtype = dtype
+        ctx.set_materialize_grads(False)  # a missing gradient must not become one of zeros
+        return x.to(dtype).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, None]:  # noqa: ANN401
+        return None if dy is None else dy.to(ctx.dtype).to(dy.dtype), None
+
+
+@dataclass
+class Step:
+    """Inputs and outputs of a step: one entry per row, or a single one for the objective.
+
+    Attributes:
+        parameters: Parameters of the step's module.
+        inputs: Inputs of each call.
+        outputs: Output of each call.
+    """
+
+    parameters: tuple[nn.Parameter, ...]
+    inputs: list[tuple[Tensor, ...]] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+
+
+class RecordingTap(Tap):
+    """Recorder of every step and of the gradients by all recorded tensors.
+
+    The fused add + norm is recorded as two steps, "layers.0.sum1" and "layers.0.norm1", because
+    either can overflow separately.
+
+    Args:
+        dtype: Dtype to round outputs and gradients of each step to; None: no rounding.
+
+    Attributes:
+        steps: Recorded steps by name, in the order of the forward pass.
+    """
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self.dtype = dtype
+        self.steps: dict[str, Step] = {}
+        # Before rounding; None for a tensor without a gradient.
+        self.gradients: Mapping[Tensor, Tensor | None] = {}
+
+    def step(
+        self, name: str, module: nn.Module | None, function: Callable[..., Tensor], *inputs: Tensor
+    ) -> Tensor:
+        """Return `function(*inputs)`, rounded, and record it."""
+        # Steps can share an input: a view per step separates their gradients.
+        inputs = tuple(x.view_as(x) for x in inputs)
+        y = self.rounded(function(*inputs))
+        if not y.requires_grad:  # a step that cuts the graph still has a gradient by its output
+            y.requires_grad_()
+        parameters = () if module is None else tuple(module.parameters())
+        step = self.steps.setdefault(name, Step(parameters))
+        step.inputs.append(inputs)
+        step.outputs.append(y)
+        return y
+
+    def add_norm(
+        self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return `norm(x + residual)` and the sum; record both as separate steps."""
+        total = self.step(sum_name, None, torch.add, x, residual)
+        return self.step(name, norm, lambda x: norm(x, torch.zeros_like(x)), total), total
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """Return a step's output as rounded for the next step."""
+        # The objective, a single number, keeps its precision, as in autocast: the usual initial
+        # loss scale, 65536, is infinite in float16.
+        if self.dtype is None or x.dim() == 0:
+            return x
+        return cast(Tensor, _Rounded.apply(x, self.dtype))
+
+    def backward(self, y: Tensor) -> None:
+        """Compute the gradients of a number by all recorded tensors."""
+        tensors = [
+            x
+            for step in self.steps.values()
+            for x in (*step.parameters, *step.outputs, *chain(*step.inputs))
+        ]
+        gradients = torch.autograd.grad(y, tensors, allow_unused=True)
+        self.gradients = dict(zip(tensors, gradients, strict=True))
+
+    def existing_gradients(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return the gradients by the tensors; skip tensors without a gradient."""
+        return [g for x in tensors if (g := self.gradients[x]) is not None]
+
+
+def objective_value(
+    tap: RecordingTap, model: ReferenceModel, rows: Sequence[Row], objective: Objective
+) -> Tensor:
+    """Return the value of the objective of the rows, a number, with every step on the tap."""
+    kind = OBJECTIVES[objective.name]
+    vectors = [model.run(row, tap) for row in rows]  # (1, W) each
+    if model.normalize or kind.min_pairs:
+        vectors = [tap.step("normalize", None, F.normalize, vector) for vector in vectors]
+    x = torch.cat(vectors)  # (B, W)
+    constants = torch.tensor(objective.vectors, dtype=x.dtype, device=x.device)  # (G, W)
+    return tap.step("objective", None, lambda x: kind.value(x, constants), x)

@@ -1,0 +1,75 @@
+"""Inputs of the gradient methods and the names of their choices. Torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Method = Literal["integrated_gradients", "saliency", "grad_x_input", "smoothgrad", "occlusion"]
+TargetName = Literal["cosine", "margin", "dot", "dim", "norm"]
+BaselineName = Literal["pad", "mask", "zero"]
+ObjectiveName = Literal["cosine", "mnrl", "dot", "mse", "cotangent"]
+EmulatedPrecision = Literal["float16", "bfloat16"]
+Distribution = Literal["normal", "constant_row", "large_mean", "tiny_var", "huge"]
+Reduction = Literal["norm", "dot", "full"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One input of the model.
+
+    Attributes:
+        ids: Token ids, special tokens included.
+        prompt_tokens: Number of leading tokens that belong to a prompt and are not pooled.
+    """
+
+    ids: Sequence[int]
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two texts of a similarity.
+
+    Attributes:
+        row: Input of the model.
+        baseline: Token ids of the baseline, as many as the row has; None: zeros.
+    """
+
+    row: Row
+    baseline: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Training objective of a batch of rows.
+
+    Attributes:
+        name: Name of the objective.
+        vectors: Constants of the objective, `(G, W)`: one for "dot", one per row for "mse" and
+            "cotangent".
+    """
+
+    name: ObjectiveName
+    vectors: Sequence[Sequence[float]] = ()
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """Options of the attribution methods.
+
+    Attributes:
+        tolerance: Tolerance of integrated gradients; see `integration.integrate`.
+        max_evaluations: Evaluation limit of integrated gradients; see `integration.integrate`.
+        samples: Number of noisy copies for SmoothGrad.
+        sigma: Standard deviation of SmoothGrad's noise, relative to the RMS of the tokens.
+        seed: Random seed of SmoothGrad.
+    """
+
+    tolerance: float = 0.01
+    max_evaluations: int = 256
+    samples: int = 25
+    sigma: float = 0.1
+    seed: int = 0
+
+
+DEFAULT_OPTIONS = MethodOptions()

@@ -1,0 +1,126 @@
+"""The reference model of a served graph: the same weights in PyTorch, with gradients.
+
+A layer name selects the tokens `(L, D)` at one point between token ids and vector. The model
+returns a row's tokens there, and continues from any replacement. So gradients are taken by inputs
+of a function, not with hooks, which would mix the texts that pass through a layer.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from models.artifact import SOURCE, Artifact, ArtifactError
+from models.export.checkpoint import load
+from models.export.model_folder import ModelFolder
+from models.export.sentence_config import Overrides
+from models.gradients.inputs import Row
+from models.network.sentence_encoder import SentenceEncoder
+from models.network.taps import NO_TAP, OutputTap, Tap
+
+
+class ReferenceModel:
+    """A sentence encoder whose tokens can be read and replaced between layers.
+
+    Args:
+        network: Network in evaluation mode, with frozen parameters.
+        normalize: Whether served vectors have unit length.
+
+    Attributes:
+        steps: Name of the step with the tokens as its output, by layer name, in order. "words"
+            are rows of the word table, without positions; "embeddings" is the input of the first
+            layer; "layers.0" is its output, and so on; "output" is the input of pooling.
+    """
+
+    def __init__(self, network: SentenceEncoder, normalize: bool) -> None:
+        self.network = network
+        self.normalize = normalize
+        encoder = network.encoder
+        self.steps = {
+            "words": "embeddings.words",
+            "embeddings": "embeddings.norm",
+            **{f"layers.{i}": step for i, step in enumerate(encoder.layer_steps[:-1])},
+            "output": encoder.last_step,
+        }
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of the layers with readable and replaceable tokens, in order."""
+        return tuple(self.steps)
+
+    @classmethod
+    def open(cls, artifact: Artifact, device: str = "cpu") -> "ReferenceModel":
+        """Return the reference model of an artifact.
+
+        Raises:
+            ArtifactError: The artifact was exported without its reference model, or the weights
+                are not those of the graph.
+            CheckpointError: The reference model's files cannot be loaded.
+        """
+        manifest = artifact.manifest
+        weights = {f"{SOURCE}/{name}": sha256 for name, sha256 in manifest.weights_sha256.items()}
+        for name, sha256 in weights.items():
+            if name not in manifest.files:
+                raise ArtifactError(
+                    f"the artifact {artifact.path.name} was exported without its reference model, "
+                    "which gradients need"
+                )
+            if manifest.files[name] != sha256:
+                raise ArtifactError(f"{name} differs from the weights of the graph")
+        # Read through the artifact, which hashes exactly the bytes that are loaded.
+        folder = ModelFolder(
+            artifact.path / SOURCE,
+            read=lambda file: artifact.read(str(file.relative_to(artifact.path))),
+        )
+        network, _ = load(folder, Overrides(pooling=manifest.pooling))
+        return cls(network.to(device), manifest.normalize)
+
+    def vector(self, row: Row) -> Tensor:
+        """Return the row's vector `(W,)`, not normalised."""
+        with torch.no_grad():
+            return self.run(row, NO_TAP)[0]
+
+    def run(self, row: Row, tap: Tap) -> Tensor:
+        """Return the row's vector `(1, W)`, not normalised, with every step on the tap."""
+        return self.network(self._ids(row.ids), None, self._pooling_mask(row), tap)
+
+    def tokens(self, layer_name: str, row: Row, ids: Sequence[int] | None = None) -> Tensor:
+        """Return the row's tokens `(L, D)` at a layer.
+
+        Args:
+            layer_name: One of `layer_names`.
+            row: Input of the model.
+            ids: Replacements for the row's ids, as many as it has; the positions stay those of
+                the row.
+        """
+        encoder, tap = self.network.encoder, OutputTap()
+        positions = encoder.positions(self._ids(row.ids))  # (1, L)
+        with torch.no_grad():
+            encoder(self._ids(row.ids if ids is None else ids), positions=positions, tap=tap)
+        return tap.outputs[self.steps[layer_name]][0]
+
+    def continue_from(self, layer_name: str, tokens: Tensor, row: Row) -> Tensor:
+        """Return the vectors `(S, W)` of tokens at a layer, not normalised.
+
+        The result is differentiable by the tokens.
+
+        Args:
+            layer_name: Layer of the tokens, one of `layer_names`.
+            tokens: S versions of the row's tokens, `(S, L, D)`.
+            row: Input of the model, for the positions and the pooling mask.
+        """
+        encoder, x = self.network.encoder, tokens
+        index = self.layer_names.index(layer_name)
+        if index == 0:
+            x = encoder.embeddings(x, encoder.positions(self._ids(row.ids)).expand(len(x), -1))
+        bias = encoder.attention_bias(x, len(row.ids))
+        x = encoder.encode(x, bias, first_layer=max(0, index - 1))
+        return self.network.head(x, self._pooling_mask(row).expand(len(x), -1))
+
+    def _pooling_mask(self, row: Row) -> Tensor:
+        mask = torch.arange(len(row.ids)) >= row.prompt_tokens  # (L,)
+        return mask.to(self.network.encoder.embeddings.word.weight)[None]  # (1, L)
+
+    def _ids(self, ids: Sequence[int]) -> Tensor:
+        device = self.network.encoder.embeddings.word.weight.device
+        return torch.tensor([ids], device=device)  # (1, L)

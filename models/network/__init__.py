@@ -1,0 +1,1 @@
+"""The encoder as PyTorch modules: norms, attention, layers, pooling and heads."""

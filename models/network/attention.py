@@ -1,0 +1,135 @@
+"""Multi-head self-attention, dense and packed.
+
+Only attention needs the rows of a packed batch, described by `Rows`; every other step works token
+by token.
+
+Source: Vaswani et al. 2017, arXiv:1706.03762.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Added to the scores of padding keys. Finite in float16, and low enough for a softmax of exactly
+# zero.
+PADDING_SCORE = -30000.0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Layout of a batch's rows. A dense batch `(B, L, D)` has no indices.
+
+    Attributes:
+        padded_index: `(B, L)`, flat token index at each position; None for a dense batch.
+        packed_index: `(T,)`, position of each flat token in `B * L`; None for a dense batch.
+    """
+
+    padded_index: Tensor | None = None
+    packed_index: Tensor | None = None
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Return packed `(T, ...)` as `(B, L, ...)`; return a dense batch unchanged."""
+        if self.padded_index is None:
+            return x
+        # index_select, because the exporter translates x[index] to the slower GatherND.
+        flat = x.index_select(0, self.padded_index.reshape(-1))  # (B * L, ...)
+        return flat.view(*self.padded_index.shape, *x.shape[1:])
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Return `(B, L, ...)` as packed `(T, ...)`; return a dense batch unchanged."""
+        if self.packed_index is None:
+            return x
+        return x.flatten(0, 1).index_select(0, self.packed_index)
+
+
+DENSE = Rows()
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention within each row. Parameter names are those of torch."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool = True) -> None:
+        super().__init__()
+        if num_heads < 1 or d_model % num_heads:
+            raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * d_model, d_model))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * d_model)) if bias else None
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None, rows: Rows = DENSE) -> Tensor:
+        """Return the attended tokens in the layout of `x`, `(B, L, D)` or `(T, D)`.
+
+        A token with scores of minus infinity only gets a context of zeros.
+
+        Args:
+            x: Tokens, `(B, L, D)` or `(T, D)`.
+            bias: Bias of the scores, broadcastable to `(B, H, L, L)`; None: no bias.
+            rows: Layout of the rows.
+        """
+        q, k, v = (
+            rows.pad(part).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, L, K)
+            for part in self.project(x)
+        )
+        dropout = self.dropout if self.training else 0.0
+        context = F.scaled_dot_product_attention(q, k, v, bias, dropout)  # (B, H, L, K)
+        return self.out_proj(rows.pack(context.transpose(1, 2).flatten(2)))
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values, each shaped as `x`."""
+        # Three products, because ONNX engines copy the parts of a split product.
+        weight = self.in_proj_weight.unflatten(0, (3, -1))  # (3, D, D)
+        bias = None if self.in_proj_bias is None else self.in_proj_bias.unflatten(0, (3, -1))
+        return tuple(
+            F.linear(x, weight[i], None if bias is None else bias[i])  # (..., D)
+            for i in range(3)
+        )
+
+
+def attention_bias(
+    src: Tensor,
+    num_heads: int,
+    mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    is_causal: bool,
+) -> Tensor | None:
+    """Return the bias of the scores, `(N or 1, H or 1, L or 1, L)`, in the dtype of `src`.
+
+    Arguments are those of `EncoderLayer.forward`. The bias of forbidden pairs is minus infinity.
+
+    Raises:
+        ValueError: The shape of a mask does not match `src`.
+    """
+    N, L, _ = src.shape
+    if mask is not None and tuple(mask.shape) not in ((L, L), (N * num_heads, L, L)):
+        raise ValueError(
+            f"src_mask is {tuple(mask.shape)}; it must be {(L, L)} or {(N * num_heads, L, L)}"
+        )
+    if key_padding_mask is not None and tuple(key_padding_mask.shape) != (N, L):
+        raise ValueError(
+            f"src_key_padding_mask is {tuple(key_padding_mask.shape)}; it must be {(N, L)}"
+        )
+
+    biases: list[Tensor] = []
+    if mask is not None:
+        mask = mask if mask.dim() == 2 else mask.view(N, num_heads, L, L)
+        biases.append(mask.to(src) if mask.is_floating_point() else _forbid(mask, src))
+    if is_causal:
+        biases.append(_forbid(torch.ones(L, L, device=src.device).triu(1), src))
+    if key_padding_mask is not None:
+        biases.append(_forbid(key_padding_mask, src)[:, None, None, :])
+    if not biases:
+        return None
+    bias = sum(biases[1:], start=biases[0])
+    return bias.view((1,) * (4 - bias.dim()) + bias.shape)
+
+
+def _forbid(mask: Tensor, src: Tensor) -> Tensor:
+    return torch.zeros_like(mask, dtype=src.dtype).masked_fill(mask != 0, -math.inf)

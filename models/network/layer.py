@@ -1,0 +1,147 @@
+"""One Transformer layer: attention and feed-forward, each with a residual and a norm."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.add_layer_norm import AddLayerNorm, LayerNorm
+from models.network.attention import DENSE, Rows, SelfAttention, attention_bias
+from models.network.taps import NO_TAP, Tap
+
+Activation = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "swish": F.silu,
+}
+
+
+class EncoderLayer(nn.Module):
+    """Attention and feed-forward, each with a residual and a norm.
+
+    Equivalent to `torch.nn.TransformerEncoderLayer` with `batch_first=True`, with the same state
+    dict.
+
+    Args:
+        d_model: Width of a token vector.
+        num_heads: Number of attention heads; must divide `d_model`.
+        dim_feedforward: Width of the feed-forward layer.
+        dropout: Dropout probability of attention weights, activations and both sublayers.
+        activation: Name in `ACTIVATIONS`, or a callable.
+        layer_norm_eps: Constant added to the variance in both norms.
+        norm_first: Whether norms precede the sublayers (pre-norm) or follow them (post-norm).
+        bias: Whether linear layers and norms have a bias.
+
+    Raises:
+        ValueError: `d_model` is not divisible by `num_heads`, or the activation is unknown.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Activation = "relu",
+        layer_norm_eps: float = 1e-5,
+        norm_first: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if isinstance(activation, str):
+            if activation not in ACTIVATIONS:
+                raise ValueError(f"activation {activation!r} is not one of {sorted(ACTIVATIONS)}")
+            activation = ACTIVATIONS[activation]
+        self.self_attn = SelfAttention(d_model, num_heads, dropout, bias)
+        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias)
+        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias)
+        first_norm = LayerNorm if norm_first else AddLayerNorm
+        self.norm1 = first_norm(d_model, eps=layer_norm_eps, bias=bias)
+        self.norm2 = AddLayerNorm(d_model, eps=layer_norm_eps, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+        self.activation = activation
+        self.norm_first = norm_first
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Return the tokens after this layer, `(N, L, D)`.
+
+        Args:
+            src: Tokens, `(N, L, D)`.
+            src_mask: `(L, L)` or `(N * H, L, L)`. Floats are added to the scores; True and
+                non-zero integers forbid attention.
+            src_key_padding_mask: `(N, L)`, True or non-zero at padding.
+            is_causal: Whether to forbid attention to later tokens, in addition to `src_mask`.
+
+        Raises:
+            ValueError: `src` is not three-dimensional, or the shape of a mask does not match it.
+        """
+        if src.dim() != 3:
+            raise ValueError(f"src is {tuple(src.shape)}; it must be (N, L, D)")
+        bias = attention_bias(
+            src, self.self_attn.num_heads, src_mask, src_key_padding_mask, is_causal
+        )
+        return self.encode(src, bias)
+
+    def encode(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        rows: Rows = DENSE,
+        tap: Tap = NO_TAP,
+        name: str = "layer",
+    ) -> Tensor:
+        """Return the tokens after this layer, in the layout of `x`.
+
+        Args:
+            x: Tokens, `(B, L, D)` or `(T, D)`.
+            bias: Bias of the attention scores, broadcastable to `(B, H, L, L)`.
+            rows: Layout of the rows.
+            tap: Tap for the steps.
+            name: Prefix of the step names.
+        """
+        if self.norm_first:
+            normed = tap.step(f"{name}.norm1", self.norm1, self.norm1, x)
+            attended = self._attend(normed, bias, rows, tap, name)
+            normed, x = tap.add_norm(f"{name}.sum1", f"{name}.norm2", self.norm2, attended, x)
+            return tap.step(f"{name}.sum2", None, torch.add, self._expand(normed, tap, name), x)
+        attended = self._attend(x, bias, rows, tap, name)
+        x, _ = tap.add_norm(
+            f"{name}.sum1", f"{name}.norm1", cast(AddLayerNorm, self.norm1), attended, x
+        )
+        expanded = self._expand(x, tap, name)
+        return tap.add_norm(f"{name}.sum2", f"{name}.norm2", self.norm2, expanded, x)[0]
+
+    @property
+    def last_step(self) -> str:
+        """Name of the last step, without prefix."""
+        return "sum2" if self.norm_first else "norm2"
+
+    def _attend(self, x: Tensor, bias: Tensor | None, rows: Rows, tap: Tap, name: str) -> Tensor:
+        def attend(x: Tensor, bias: Tensor | None = None) -> Tensor:
+            return self.dropout(self.self_attn(x, bias, rows))
+
+        inputs = (x,) if bias is None else (x, bias)
+        return tap.step(f"{name}.attention", self.self_attn, attend, *inputs)
+
+    def _expand(self, x: Tensor, tap: Tap, name: str) -> Tensor:
+        def first(x: Tensor) -> Tensor:
+            return self.dropout(self.activation(self.linear1(x)))
+
+        def second(x: Tensor) -> Tensor:
+            return self.dropout(self.linear2(x))
+
+        x = tap.step(f"{name}.linear1", self.linear1, first, x)  # (..., F)
+        return tap.step(f"{name}.linear2", self.linear2, second, x)  # (..., D)

@@ -1,0 +1,59 @@
+"""Position ids of tokens, and MPNet's relative position bias.
+
+Source of the buckets: Raffel et al. 2019, arXiv:1910.10683.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class RelativePositionBias(nn.Module):
+    """MPNet's bias: one learnt number per head and distance bucket."""
+
+    bucket_of: Tensor
+
+    def __init__(self, buckets: int, num_heads: int, max_positions: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(buckets, num_heads))
+        nn.init.normal_(self.weight, std=0.02)
+        self.max_positions = max_positions
+        distance = torch.arange(1 - max_positions, max_positions)
+        self.register_buffer("bucket_of", distance_bucket(distance, buckets), persistent=False)
+
+    def forward(self, length: int) -> Tensor:
+        """Return the bias `(1, H, L, L)` for L = `length`, indexed by query and key."""
+        L = length
+        positions = torch.arange(L, device=self.weight.device)
+        distance = positions[None, :] - positions[:, None] + self.max_positions - 1  # (L, L)
+        bucket = self.bucket_of.index_select(0, distance.view(-1))  # (L * L,)
+        return self.weight.index_select(0, bucket).view(1, L, L, -1).permute(0, 3, 1, 2)
+
+
+def distance_bucket(distance: Tensor, buckets: int, max_distance: int = 128) -> Tensor:
+    """Return the bucket of each key-minus-query distance, int64, shaped as `distance`.
+
+    Half of the buckets are for keys before the query. In each half, the first half of the buckets
+    covers one distance each, and the others grow exponentially up to `max_distance`.
+    """
+    half = buckets // 2
+    exact = half // 2
+    size = distance.abs()
+    ratio = torch.log(size.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    coarse = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
+    return torch.where(size < exact, size, coarse) + half * (distance > 0)
+
+
+def position_ids(input_ids: Tensor, padding_id: int | None) -> Tensor:
+    """Return the position of each token, `(B, L)`.
+
+    Args:
+        input_ids: Token ids, `(B, L)`.
+        padding_id: Padding id of RoBERTa's numbering: padding has this position, and other tokens
+            are numbered from the next one. None: all tokens are numbered from 0.
+    """
+    if padding_id is None:
+        return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+    counted = (input_ids != padding_id).long()
+    return counted.cumsum(1) * counted + padding_id

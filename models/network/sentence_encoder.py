@@ -1,0 +1,108 @@
+"""The complete network: encoder, pooling and dense heads as one module."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from models.network.attention import Rows
+from models.network.encoder import Encoder
+from models.network.pooling import pool
+from models.network.taps import NO_TAP, Tap
+
+HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": torch.relu,
+    "GELU": nn.functional.gelu,
+    "Sigmoid": torch.sigmoid,
+}
+
+
+class DenseHead(nn.Module):
+    """A linear layer with an activation, equivalent to sentence-transformers' `Dense`."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, activation: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features, bias=bias)
+        self.activation = HEAD_ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the head's output, `(B, out_features)`, for `x` `(B, in_features)`."""
+        return self.activation(self.linear(x.to(self.linear.weight.dtype)))
+
+
+class SentenceEncoder(nn.Module):
+    """From token ids to one vector per row, not normalised.
+
+    Args:
+        encoder: Encoder of the token vectors.
+        pooling: Names in `models.network.pooling.POOLINGS`, whose results are concatenated.
+        heads: Heads of the pooled vector, in order.
+
+    Attributes:
+        width: Width of a row vector, W.
+
+    Raises:
+        ValueError: The input width of a head differs from the output width of the previous step.
+    """
+
+    def __init__(
+        self, encoder: Encoder, pooling: Sequence[str], heads: Sequence[DenseHead] = ()
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.pooling = tuple(pooling)
+        self.heads = nn.ModuleList(heads)
+        self.width = encoder.config.d_model * len(self.pooling)
+        for head in heads:
+            if head.linear.in_features != self.width:
+                raise ValueError(
+                    f"a dense head has in_features {head.linear.in_features}; "
+                    f"the width of its input is {self.width}"
+                )
+            self.width = head.linear.out_features
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        pooling_mask: Tensor,
+        tap: Tap = NO_TAP,
+    ) -> Tensor:
+        """Return row vectors `(B, W)` of a dense batch.
+
+        Args:
+            input_ids: Token ids, `(B, L)`.
+            attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding; None: no padding.
+            pooling_mask: `(B, L)`, 1.0 at pooled tokens and 0.0 elsewhere.
+            tap: Tap for the steps.
+        """
+        return self.head(self.encoder(input_ids, attention_mask, tap=tap), pooling_mask, tap)
+
+    def forward_packed(
+        self,
+        input_ids: Tensor,
+        padded_index: Tensor,
+        packed_index: Tensor,
+        attention_mask: Tensor,
+        pooling_mask: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return row vectors `(B, W)` and token vectors `(T, D)` of a packed batch.
+
+        Arguments are the fields of `models.packing.PackedBatch`.
+        """
+        tokens = self.encoder.forward_packed(
+            input_ids, padded_index, packed_index, attention_mask
+        )  # (T, D)
+        padded = Rows(padded_index, packed_index).pad(tokens)  # (B, L, D)
+        return self.head(padded, pooling_mask), tokens
+
+    def head(self, tokens: Tensor, pooling_mask: Tensor, tap: Tap = NO_TAP) -> Tensor:
+        """Return row vectors `(B, W)` of token vectors `(B, L, D)`, in float32 or wider."""
+        wide = torch.promote_types(tokens.dtype, torch.float32)
+        mask = pooling_mask.to(wide)  # (B, L)
+        x = tap.step("pooling", None, lambda x: pool(self.pooling, x.to(wide), mask), tokens)
+        for index, head in enumerate(self.heads):
+            x = tap.step(f"heads.{index}", head, head, x)
+        return x.to(wide)

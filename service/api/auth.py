@@ -1,0 +1,90 @@
+"""API keys with scopes, and the dependency of routes that requires them.
+
+Keys are compared in constant time, and only their digests are kept.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
+
+from service.api.errors import Forbidden, Unauthorized
+from service.api.state import state_of
+from service.settings import ApiKey, Scope
+
+_BEARER = HTTPBearer(auto_error=False, description="An API key, if the service has any")
+
+
+def require_scope(scope: Scope) -> Any:  # noqa: ANN401 - FastAPI's own type of a dependency
+    """Declare that a route requires an API key with this scope, if the service has keys."""
+
+    async def require(request: Request, _documented: Any = Security(_BEARER)) -> None:  # noqa: ANN401, B008
+        keys = state_of(request).keys
+        if not keys.is_open:
+            request.scope["state"]["api_key"] = keys.require(_api_key(request), scope)
+
+    require.__name__ = f"require_{scope}"
+    return Depends(require)
+
+
+def _api_key(request: Request) -> str | None:
+    headers = request.headers
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key:
+        return key.strip()
+    # Azure's clients send the second.
+    return headers.get("x-api-key") or headers.get("api-key")
+
+
+@dataclass(frozen=True)
+class _HashedKey:
+    name: str
+    digest: bytes
+    scopes: frozenset[Scope]
+
+
+class KeyRing:
+    """The API keys of the service; without any, no key is required."""
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        self._keys = [
+            _HashedKey(key.name, _digest(key.key.get_secret_value()), frozenset(key.scopes))
+            for key in keys
+        ]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is required."""
+        return not self._keys
+
+    def require(self, key: str | None, scope: Scope) -> str | None:
+        """Return the name of the key, or None if no key is required.
+
+        Args:
+            key: API key of the request, if any.
+            scope: Scope that the route requires.
+
+        Raises:
+            Unauthorized: There is no key, or it is unknown.
+            Forbidden: The key lacks the scope.
+        """
+        if self.is_open:
+            return None
+        if key is None:
+            raise Unauthorized("an API key is required: Authorization: Bearer KEY")
+        digest = _digest(key)
+        # Every key is compared, even after a match, so that the duration reveals nothing.
+        matches = [known for known in self._keys if hmac.compare_digest(known.digest, digest)]
+        if not matches:
+            raise Unauthorized("the API key is unknown")
+        if scope not in matches[0].scopes:
+            raise Forbidden(f"the API key lacks the scope {scope}")
+        return matches[0].name
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,263 @@
+"""A request's body: read, decompressed, parsed and validated."""
+
+import asyncio
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from service.api.errors import BodyTimeout, Malformed, UnsupportedMedia
+from service.api.responses import JSON
+from service.api.state import AppState
+from service.inference.errors import InvalidInput, Overloaded, TooLarge, VitrineError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# Bytes that are parsed within a millisecond.
+_INLINE_BYTES = 65_536
+# RFC 1952, with its header and checksum.
+_GZIP_WBITS = 16 + zlib.MAX_WBITS
+# A key of an object. Inside of a string the quote would be escaped, which only costs a second look.
+_KEY = re.compile(rb'"\s*:')
+# Smaller bodies are always read: the server buffers as much for each connection.
+_FREE_BYTES = 65_536
+
+
+async def read_inputs(
+    request: Request,
+    state: AppState,
+    model: type[Model],
+    field: str = "inputs",
+    message: str = "{} inputs; the limit is {}",
+) -> Model:
+    """Return the validated body of an encode request.
+
+    Args:
+        request: The request.
+        state: The application's state.
+        model: Model of the body.
+        field: Field of the model with the inputs.
+        message: Message for too many inputs, with their number and the limit.
+
+    Raises:
+        VitrineError: See `read_body`; too many inputs are an `InvalidInput`.
+    """
+    limits = state.settings.limits
+
+    def check(body: dict[str, Any]) -> Model:
+        inputs = body.get(field)
+        # Counted first: pydantic would validate each of them. A list of numbers is one input.
+        if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int):
+            check_count(inputs, limits.max_inputs, field, message)
+        return _validate(model, body)
+
+    return await _read_and_check(request, state, check, limits.max_body_bytes)
+
+
+async def read_body(request: Request, state: AppState, model: type[Model], max_bytes: int) -> Model:
+    """Return the validated body of a request.
+
+    Raises:
+        UnsupportedMedia: The content type is not application/json, or the encoding is unsupported.
+        TooLarge: The body has too many bytes.
+        BodyTimeout: The body did not arrive in time.
+        Malformed: The body is not JSON.
+        InvalidInput: The JSON does not match the model.
+    """
+    return await _read_and_check(request, state, lambda body: _validate(model, body), max_bytes)
+
+
+def check_count(inputs: Sequence[object], limit: int, field: str, message: str) -> None:
+    """Refuse too many inputs; see `read_inputs`."""
+    if len(inputs) > limit:
+        raise InvalidInput(
+            message.format(len(inputs), limit), code="too_many_inputs", pointer=f"/{field}"
+        )
+
+
+async def _read_and_check(
+    request: Request, state: AppState, check: Callable[[dict[str, Any]], Model], max_bytes: int
+) -> Model:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != JSON:
+        raise UnsupportedMedia("the content type must be application/json")
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity", "gzip", "x-gzip"):
+        raise UnsupportedMedia("the content encoding must be gzip or identity")
+    timeout_s = state.settings.limits.body_s
+    with state.body_budget.reservation() as reserve:
+        try:
+            async with asyncio.timeout(timeout_s):
+                body = await _read(request, max_bytes, reserve)
+                if "gzip" in encoding:
+                    body = await _decompress(body, max_bytes, reserve)
+        except TimeoutError:
+            raise BodyTimeout(
+                f"timed out after {timeout_s:g} s while reading the request body"
+            ) from None
+        if len(body) <= _INLINE_BYTES:
+            return check(_parse(body))
+        # Each step holds the interpreter's lock, but other tasks run between the steps.
+        return await asyncio.to_thread(lambda: check(_parse(body)))
+
+
+def _parse(body: bytearray) -> dict[str, Any]:
+    try:
+        parsed = orjson.loads(body)
+        if not isinstance(parsed, dict):
+            raise InvalidInput("the body must be a JSON object")
+        # orjson keeps the last of equal keys, while another parser may keep the first. Only a body
+        # with more keys than the object has members can have equal ones.
+        if sum(1 for _ in _KEY.finditer(body)) > len(parsed):
+            json.loads(body, object_pairs_hook=_reject_equal_keys)
+    except orjson.JSONDecodeError as error:
+        raise Malformed(f"the body is not JSON: {error.msg}, at character {error.pos}") from None
+    except RecursionError:
+        raise Malformed("the body is not valid JSON: it is nested too deeply") from None
+    return parsed
+
+
+def _reject_equal_keys(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise Malformed("the body has a duplicate key")
+
+
+async def _read(request: Request, max_bytes: int, reserve: Callable[[int], None]) -> bytearray:
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal():
+        if int(declared) > max_bytes:
+            raise TooLarge(f"the body has {declared} bytes; the limit is {max_bytes}")
+        reserve(int(declared))
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise TooLarge(f"the body exceeds the limit of {max_bytes} bytes")
+        reserve(len(body))
+    return body
+
+
+async def _decompress(
+    compressed: bytearray, max_bytes: int, reserve: Callable[[int], None]
+) -> bytearray:
+    """Return the content of a gzip body, within the limits of an uncompressed one."""
+    decompressor, body, rest = zlib.decompressobj(_GZIP_WBITS), bytearray(), bytes(compressed)
+    try:
+        while not decompressor.eof:
+            part = decompressor.decompress(rest, _INLINE_BYTES)
+            rest = decompressor.unconsumed_tail
+            if not part and not rest and not decompressor.eof:
+                raise Malformed("the gzip body is incomplete")
+            body += part
+            if len(body) > max_bytes:
+                raise TooLarge(f"the decompressed body exceeds the limit of {max_bytes} bytes")
+            reserve(len(compressed) + len(body))
+            await asyncio.sleep(0)  # a part takes 0.2 ms; other tasks run in between
+    except zlib.error:
+        raise Malformed("the body is not gzip") from None
+    if decompressor.unused_data:
+        raise Malformed("there is data after the end of the gzip body")
+    return body
+
+
+def _validate(model: type[Model], body: dict[str, Any]) -> Model:
+    is_strict = model.model_config.get("extra") == "forbid"
+    if is_strict and body.keys() - model.model_fields.keys():
+        raise InvalidInput(
+            f"unknown field; allowed fields: {', '.join(model.model_fields)}",
+            code="unknown_field",
+        )
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _first_error(error, body) from None
+
+
+def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
+    """Return pydantic's first error, without the invalid value."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    *outer, last = first["loc"]
+    path: list[int | str] = []
+    value: Any = body
+    is_tag_next = False
+    # The location also has the names of union members; the path keeps what the body has.
+    for part in (*outer, last):
+        if is_tag_next and part == value["type"]:
+            is_tag_next = False
+            continue
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            continue
+        path.append(part)
+        is_tag_next = isinstance(value, dict) and "type" in value
+    if first["type"] == "missing":
+        path.append(last)
+    elif first["type"] == "extra_forbidden":
+        path.pop()  # a name from the request
+    indices = [part for part in path[1:] if isinstance(part, int)]
+    inputs = body.get("inputs", body.get("input"))
+    is_single = isinstance(inputs, list) and inputs and isinstance(inputs[0], int)
+    has_index = path[:1] in (["inputs"], ["input"]) and indices and not is_single
+    message = first["msg"]
+    if first["type"] == "union_tag_invalid":  # pydantic's message repeats the invalid value
+        message = f"unknown type; allowed types: {first['ctx']['expected_tags']}"
+    return InvalidInput(
+        message,
+        index=indices[0] if has_index else None,
+        pointer="/" + "/".join(map(str, path)),
+    )
+
+
+@contextmanager
+def pointing_at(inputs: object) -> Iterator[None]:
+    """Point errors at the body's field: at `/inputs` itself if it is a single text."""
+    try:
+        yield
+    except VitrineError as error:
+        if isinstance(inputs, str) and error.index is not None:
+            error.pointer = "/inputs"
+        raise
+
+
+class BodyBudget:
+    """Bounds the memory of all request bodies that are being read and parsed.
+
+    Without it, each connection could hold an incomplete body until that times out.
+
+    Args:
+        limit: Total bytes of all bodies that are larger than 64 KiB.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+
+    @contextmanager
+    def reservation(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that sets the bytes reserved for one body, until the context ends.
+
+        The function raises Overloaded if they exceed the budget.
+        """
+        reserved = 0
+
+        def reserve(size: int) -> None:
+            nonlocal reserved
+            more = size - reserved
+            if size <= _FREE_BYTES or more <= 0:
+                return
+            if self._used and self._used + more > self._limit:
+                raise Overloaded("too many large request bodies are being read; try again later")
+            self._used += more
+            reserved = size
+
+        try:
+            yield reserve
+        finally:
+            self._used -= reserved

@@ -1,0 +1,238 @@
+"""OpenAI's embeddings API, under /v1.
+
+Contract: https://platform.openai.com/docs/api-reference/embeddings
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+
+from service.api.auth import require_scope
+from service.api.body import read_inputs
+from service.api.deadline import cancel_on_disconnect, deadline_s
+from service.api.errors import NotFound, headers_of, status_of
+from service.api.openapi import error_responses, request_body
+from service.api.raw_route import RawRoute
+from service.api.responses import JSON, respond, serialize_rows
+from service.api.schemas import Ids, as_list
+from service.api.state import State
+from service.inference.errors import VitrineError
+from service.inference.model import Model as ServedModel
+from service.inference.results import Embeddings
+
+PREFIX = "/v1"
+# OpenAI's own error codes, by status.
+CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+
+router = APIRouter(prefix=PREFIX, route_class=RawRoute, dependencies=[require_scope("encode")])
+
+
+def _input_tag(value: object) -> str | None:
+    """Return the union member of the first element: trying all costs seconds on large bodies."""
+    if isinstance(value, list):
+        tags = {list: "rows", int: "row"}
+        return tags.get(type(value[0]), "texts") if value else "texts"
+    return "text" if isinstance(value, str) else None
+
+
+class EmbeddingsRequest(BaseModel):
+    """Texts or token ids to embed."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    input: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")]
+        | Annotated[Ids, Tag("row")]
+        | Annotated[list[Ids], Field(fail_fast=True), Tag("rows")],
+        Discriminator(
+            _input_tag,
+            custom_error_type="input",
+            custom_error_message="Input should be a text, texts, token ids or lists of token ids",
+        ),
+    ] = Field(description="Texts, or token ids of the served model, special tokens included")
+    model: str = Field(max_length=256, description="Name of the model, as in /v1/models")
+    dimensions: int | None = Field(None, ge=1, description="Number of leading dimensions to keep")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description='"float" or "base64"; null: "float"'
+    )
+    prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
+        None, description="Extension: prompt of the model to put before each text"
+    )
+    on_overflow: Literal["truncate", "error"] = Field(
+        "truncate", description="Extension: how to handle inputs that are too long for the model"
+    )
+    user: Annotated[str, StringConstraints(max_length=1024)] | None = Field(
+        None, description="Ignored"
+    )
+
+    def input_list(self) -> Sequence[str | list[int]]:
+        """Return the inputs as a list."""
+        return as_list(self.input)
+
+
+class Embedding(BaseModel):
+    """One vector, of unit length."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Number of encoded tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """One vector per input, in order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class Model(BaseModel):
+    """A served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "vitrine"
+
+
+class Models(BaseModel):
+    """All served models."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class OpenAIError(BaseModel):
+    """The error object of OpenAI's API."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIErrorResponse(BaseModel):
+    """An error response of OpenAI's API."""
+
+    error: OpenAIError
+
+
+_error_responses = partial(error_responses, schema=OpenAIErrorResponse, media_type=JSON)
+
+_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+
+BODIES = (EmbeddingsRequest, OpenAIErrorResponse)
+
+
+@router.post(
+    "/embeddings",
+    summary="Embeddings",
+    response_model=EmbeddingsResponse,
+    openapi_extra=request_body(EmbeddingsRequest),
+    responses=_error_responses(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504),
+)
+async def embeddings(request: Request, state: State) -> Response:
+    """Encode as OpenAI's API does: unit vectors, with the model's default prompt.
+
+    Texts that are too long for the model are truncated; `X-Truncated-Inputs` has their number.
+    """
+    body = await read_inputs(request, state, EmbeddingsRequest, "input")
+    timeout_s = deadline_s(request, state.settings.limits.request_s)
+    model = state.ready_model()
+    _check_model(model, body.model)
+
+    work = model.encode(
+        body.input_list(),
+        prompt_name=body.prompt_name,
+        dimensions=body.dimensions,
+        normalize=True,
+        on_overflow=body.on_overflow,
+        timeout_s=timeout_s,
+    )
+    result = await cancel_on_disconnect(request, work)
+
+    serialize = partial(_embeddings_json, body.model, result, body.encoding_format == "base64")
+    truncated = sum(row.truncated for row in result.rows)
+    headers = {"X-Truncated-Inputs": str(truncated)}
+    return await respond(request, state, model, result, serialize, headers=headers)
+
+
+@router.get(
+    "/models",
+    summary="Served models",
+    response_model=Models,
+    responses=_error_responses(401, 403, 503),
+)
+async def models(_request: Request, state: State) -> Response:
+    """List the served models."""
+    return _json(Models(data=[_model_info(state.ready_model())]))
+
+
+@router.get(
+    "/models/{model:path}",
+    summary="A served model",
+    openapi_extra={"parameters": [_MODEL]},
+    response_model=Model,
+    responses=_error_responses(401, 403, 404, 503),
+)
+async def model(request: Request, state: State) -> Response:
+    """Return a model if it is served."""
+    served = state.ready_model()
+    _check_model(served, request.path_params["model"])
+    return _json(_model_info(served))
+
+
+def render_error(error: VitrineError, _request_id: str) -> Response:
+    """Return an error as OpenAI's API does, which has 400 in place of 422."""
+    status = status_of(error)
+    status = 400 if status == 422 else status
+    code = CODES.get(status, error.code)
+    kind = {403: "permission_error", 429: "rate_limit_error"}.get(
+        status, "invalid_request_error" if status < 500 else "server_error"
+    )
+    param = None if error.pointer is None else error.pointer.split("/")[1]
+    body = {
+        "message": error.detail if error.index is None else f"input {error.index}: {error.detail}",
+        "type": kind,
+        "param": "input" if param == "inputs" else param,
+        "code": code,
+    }
+    return Response(orjson.dumps({"error": body}), status, headers_of(error), JSON)
+
+
+def _check_model(model: ServedModel, name: str) -> None:
+    if name != model.name:
+        raise NotFound(
+            f"unknown model; served model: {model.name}", code="model_not_found", pointer="/model"
+        )
+
+
+def _model_info(model: ServedModel) -> Model:
+    return Model(id=model.name, created=model.created)
+
+
+def _embeddings_json(model: str, result: Embeddings, in_base64: bool) -> bytes:
+    data: list[dict[str, Any]] = [
+        {"object": "embedding", "index": index, "embedding": embedding}
+        for index, embedding in enumerate(serialize_rows(result.vectors, in_base64))
+    ]
+    tokens = sum(len(row.ids) for row in result.rows)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def _json(body: BaseModel) -> Response:
+    return Response(body.model_dump_json(), media_type=JSON)

@@ -1,0 +1,164 @@
+"""Models of text-embeddings-inference's requests and responses."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+
+from service.api.schemas import Ids, as_list
+from service.inference.tokenizer import OnOverflow
+
+_INPUT_TAGS = {str: "text", list: "ids"}
+
+
+def _inputs_tag(value: object) -> str | None:
+    if isinstance(value, list):
+        return "ids" if value and isinstance(value[0], int) else "many"
+    return "text" if isinstance(value, str) else None
+
+
+# A text, or token ids.
+Input = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Ids, Tag("ids")],
+    Discriminator(
+        lambda value: _INPUT_TAGS.get(type(value)),
+        custom_error_type="input",
+        custom_error_message="Input should be a text or a list of token ids",
+    ),
+]
+Inputs = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[list[Input], Field(fail_fast=True), Tag("many")],
+    Discriminator(
+        _inputs_tag,
+        custom_error_type="inputs",
+        custom_error_message="Input should be a text, token ids, or a list of these",
+    ),
+]
+PromptName = Annotated[str, StringConstraints(max_length=256)] | None
+
+
+class _Body(BaseModel):
+    # TEI ignores unknown fields too.
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class TruncationOptions(_Body):
+    """Prompt and truncation of the inputs."""
+
+    truncate: bool | None = Field(None, description="false: inputs that are too long are an error")
+    truncation_direction: Literal["Left", "Right", "left", "right"] = Field(
+        "Right", description="End at which inputs that are too long are truncated"
+    )
+    prompt_name: PromptName = None
+
+    def on_overflow(self) -> OnOverflow:
+        """Return how inputs that are too long are handled."""
+        if self.truncate is False:
+            return "error"
+        return "truncate_left" if self.truncation_direction.lower() == "left" else "truncate"
+
+
+class EmbedAllRequest(TruncationOptions):
+    """Inputs to encode into token vectors."""
+
+    inputs: Inputs
+
+    def input_list(self) -> Sequence[str | list[int]]:
+        """Return the inputs as a list."""
+        return as_list(self.inputs)
+
+
+class EmbedRequest(EmbedAllRequest):
+    """Inputs to encode into vectors."""
+
+    normalize: bool = True
+    dimensions: int | None = Field(None, ge=1)
+
+
+class SimilarityInputs(_Body):
+    """A sentence and those to compare it with."""
+
+    source_sentence: str
+    sentences: Annotated[list[str], Field(fail_fast=True)]
+
+
+class SimilarityRequest(_Body):
+    """A request for cosine similarities."""
+
+    inputs: SimilarityInputs
+    parameters: TruncationOptions | None = None
+
+
+class TokenizeRequest(_Body):
+    """Texts to tokenise."""
+
+    inputs: str | Annotated[list[str], Field(fail_fast=True)]
+    add_special_tokens: bool = True
+    prompt_name: PromptName = None
+
+
+class DecodeRequest(_Body):
+    """Token ids to decode."""
+
+    ids: Annotated[
+        Annotated[Ids, Tag("ids")] | Annotated[list[Ids], Field(fail_fast=True), Tag("many")],
+        Discriminator(
+            _inputs_tag,
+            custom_error_type="ids",
+            custom_error_message="Input should be a list of token ids, or a list of these",
+        ),
+    ]
+    skip_special_tokens: bool = True
+
+    def id_lists(self) -> Sequence[list[int]]:
+        """Return the token ids as a list of lists."""
+        return as_list(self.ids)
+
+
+class SimpleToken(BaseModel):
+    """A token."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None = Field(description="Start in the text, in bytes; null for special tokens")
+    stop: int | None
+
+
+class TEIInfo(BaseModel):
+    """The served model."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, dict[str, str]]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+
+
+class TEIError(BaseModel):
+    """The error object of TEI."""
+
+    error: str
+    error_type: Literal["Empty", "Validation", "Backend", "Overloaded", "Unhealthy"]
+
+
+BODIES = (
+    EmbedRequest,
+    EmbedAllRequest,
+    SimilarityRequest,
+    TokenizeRequest,
+    DecodeRequest,
+    TEIError,
+)

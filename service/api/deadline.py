@@ -1,0 +1,81 @@
+"""Deadlines of requests, and requests whose client leaves."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from service.api.errors import Malformed
+from service.inference.errors import DeadlineExceeded
+
+Result = TypeVar("Result")
+
+TIMEOUT = "X-Request-Timeout-Ms"
+# Key in the `state` of an ASGI scope: whether the client set the deadline.
+CLIENT_DEADLINE = "client_deadline"
+
+
+def deadline_s(request: Request, longest_s: float) -> float:
+    """Return the deadline of a request in seconds: the client's, or at most `longest_s`.
+
+    Raises:
+        Malformed: The client's deadline is no number of milliseconds.
+    """
+    value = request.headers.get(TIMEOUT)
+    if value is None:
+        return longest_s
+    if not (value.isascii() and value.isdecimal() and 0 < len(value) < 10 and int(value)):
+        raise Malformed(f"{TIMEOUT} must be a positive number of milliseconds", code="timeout")
+    seconds = int(value) / 1e3
+    request.scope["state"][CLIENT_DEADLINE] = seconds < longest_s
+    return min(seconds, longest_s)
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of the work.
+
+    Raises:
+        DeadlineExceeded: The work took longer and was cancelled.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(f"deadline of {seconds:g} s exceeded") from None
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of the work; cancel it if the client disconnects.
+
+    Raises:
+        ClientDisconnect: The client has disconnected.
+    """
+    # The work stays in its caller's task: a task of its own would cost two turns of the event loop.
+    caller = asyncio.current_task()
+    assert caller is not None  # noqa: S101 - a coroutine runs in a task
+    is_done = False
+
+    def cancel(_: asyncio.Task[None]) -> None:
+        if not is_done:
+            caller.cancel()
+
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
+    disconnect.add_done_callback(cancel)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if disconnect.done():
+            caller.uncancel()
+            raise disconnect.exception() or ClientDisconnect from None
+        raise
+    finally:
+        is_done = True
+        disconnect.cancel()
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    # An unread body, as that of a GET, comes first.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

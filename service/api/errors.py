@@ -1,0 +1,195 @@
+"""Errors of the HTTP API, and how all errors look on the wire.
+
+    VitrineError                 see `service.inference.errors`
+    ├── InvalidInput       422   an argument or an input is invalid
+    ├── TooLarge           413   the body, or one text in it, is too large
+    ├── Overloaded         429   the queue is full, or too long for the deadline
+    ├── InferenceFailed    500   the engine failed on one input
+    ├── NotReady           503   starting or stopping, or the engine has stopped
+    ├── DeadlineExceeded   504   the request's deadline has passed
+    └── HTTPError
+        ├── Malformed        400   not HTTP, not JSON, or an invalid header
+        ├── Unauthorized     401   no API key, or an unknown one
+        ├── Forbidden        403   an API key without the scope, or a page of another host
+        ├── NotFound         404   an unknown model, or a disabled feature
+        ├── BodyTimeout      408   the body did not arrive in time
+        ├── UnsupportedMedia 415   not application/json, or an unsupported encoding
+        ├── HeadTooLarge     431   the request line and headers are too large
+        └── FrameworkError   ...   no such route, no such method
+
+The wire format is RFC 9457, `application/problem+json`. Nothing of the request is echoed.
+"""
+
+import math
+import random
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import orjson
+from starlette.responses import Response
+
+from service.inference.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+    TooLarge,
+    VitrineError,
+)
+
+PROBLEM = "application/problem+json"
+
+_STATUSES: Mapping[type[VitrineError], int] = {
+    InvalidInput: 422,
+    TooLarge: 413,
+    Overloaded: 429,
+    InferenceFailed: 500,
+    NotReady: 503,
+    DeadlineExceeded: 504,
+    VitrineError: 500,
+}
+# Written down: the interpreter's phrases change from version to version.
+_TITLES = {
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    422: "Unprocessable Content",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+# Descriptions in the OpenAPI document.
+DESCRIPTIONS = {
+    400: "The body is not JSON, or a header is invalid",
+    401: "No API key, or an unknown one",
+    403: "The API key lacks the scope",
+    404: "Disabled, or an unknown model",
+    408: "The body did not arrive in time",
+    413: "The body, or one text in it, is too large",
+    415: "The body is not application/json, or its encoding is unsupported",
+    422: "A field or an input is invalid; `index` and `pointer` say which",
+    424: "The engine failed on this input",
+    429: "The service is overloaded; `Retry-After` says when to retry, in seconds",
+    500: "The engine failed on this input, or the service has a defect",
+    503: "The model is loading, the engine has stopped, or the service is stopping",
+    504: "The request's deadline has passed",
+}
+
+_MAX_RETRY_S = 60
+
+
+class HTTPError(VitrineError):
+    """An error of HTTP, not of inference."""
+
+    status: int
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+class Malformed(HTTPError):
+    """The request is not HTTP, its body is not JSON, or a header is invalid."""
+
+    status = 400
+    code = "malformed"
+
+
+class Unauthorized(HTTPError):
+    """There is no API key, or an unknown one."""
+
+    status = 401
+    code = "unauthorized"
+    headers = MappingProxyType({"WWW-Authenticate": "Bearer"})
+
+
+class Forbidden(HTTPError):
+    """The API key lacks the scope, or the request comes from a page of another host."""
+
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(HTTPError):
+    """The model is unknown, or the feature is disabled."""
+
+    status = 404
+    code = "disabled"
+
+
+class BodyTimeout(HTTPError):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "body_timeout"
+    # A slow client would otherwise keep the connection.
+    headers = MappingProxyType({"Connection": "close"})
+
+
+class UnsupportedMedia(HTTPError):
+    """The body is not application/json, or its encoding is unsupported."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class HeadTooLarge(HTTPError):
+    """The request line and headers, or the trailers, exceed the limit."""
+
+    status = 431
+    code = "head_too_large"
+
+
+class FrameworkError(HTTPError):
+    """An error of the web framework: no such route, no such method."""
+
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None) -> None:
+        title = _TITLES.get(status, "Error")
+        super().__init__(detail, code=title.lower().replace(" ", "_"))
+        self.status = status
+        self.headers = headers or self.headers
+
+
+def status_of(error: VitrineError) -> int:
+    """Return the HTTP status of an error."""
+    if isinstance(error, HTTPError):
+        return error.status
+    return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+
+
+def headers_of(error: VitrineError) -> Mapping[str, str]:
+    """Return the HTTP headers of an error."""
+    match error:
+        case HTTPError():
+            return error.headers
+        case Overloaded():
+            # Spread out: clients that are refused in the same second would otherwise return
+            # together.
+            delay_s = error.retry_after_s * random.uniform(1.0, 1.5)  # noqa: S311
+            return {"Retry-After": str(min(max(1, math.ceil(delay_s)), _MAX_RETRY_S))}
+        case NotReady():
+            return {"Retry-After": "1"}
+        case _:
+            return {}
+
+
+def problem(error: VitrineError, request_id: str) -> Response:
+    """Return the error as an `application/problem+json` response."""
+    status = status_of(error)
+    location = {"index": error.index, "pointer": error.pointer}
+    members = {
+        # "about:blank": the title is that of the status, and `code` is more specific.
+        "type": "about:blank",
+        "title": _TITLES.get(status, "Error"),
+        "status": status,
+        "code": error.code,
+        "detail": error.detail,
+        **{name: value for name, value in location.items() if value is not None},
+        "request_id": request_id,
+    }
+    return Response(orjson.dumps(members), status, headers_of(error), PROBLEM)

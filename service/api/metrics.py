@@ -1,0 +1,46 @@
+"""Prometheus metrics of the HTTP API. Label values come from the code, never from a request."""
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+
+from service.inference.metrics import InferenceMetrics, seconds_buckets
+
+
+class Metrics:
+    """The metrics of one application, in a registry of their own.
+
+    Args:
+        longest_s: Longest deadline of a request, in seconds; the upper end of the histograms.
+
+    Attributes:
+        registry: Registry of all metrics.
+        inference: Metrics of the model.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.inference = InferenceMetrics(self.registry, longest_s)
+        self.requests = Counter(
+            "vitrine_requests",
+            "Requests by status; 'disconnected': no response; 'client_deadline': a 504 of the "
+            "client's own X-Request-Timeout-Ms",
+            ["route", "status"],
+            registry=self.registry,
+        )
+        self.request_seconds = Histogram(
+            "vitrine_request_seconds",
+            "Duration of a request, from its first byte to the response's last, in seconds",
+            ["route"],
+            buckets=seconds_buckets(longest_s),
+            registry=self.registry,
+        )
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,197 @@
+"""The middleware around every request: request id, metrics, access log and error responses.
+
+Plain ASGI: Starlette's BaseHTTPMiddleware would hide disconnects from handlers.
+"""
+
+import asyncio
+import errno
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.deadline import CLIENT_DEADLINE
+from service.api.errors import Forbidden, status_of
+from service.api.http_protocol import PROTOCOL_ERROR
+from service.api.metrics import Metrics
+from service.inference.errors import DeadlineExceeded, NotReady, VitrineError
+
+REQUEST_ID = "X-Request-Id"
+PROBES = ("/healthz", "/readyz")
+_REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+log = logging.getLogger("vitrine")
+access = logging.getLogger("vitrine.access")
+
+
+class RequestMiddleware:
+    """Wraps the application; see the module.
+
+    Args:
+        app: The application.
+        dispatch_table: Routes that bypass the application, by method and path.
+        metrics: Metrics of requests.
+        render_error: Returns the response to an error, given path, error and request id.
+        hosts: Allowed host names, except for probes, which come by address; empty: all.
+        slow_s: Seconds after which the access log marks a request as slow; None: no access log.
+        is_stopping: Returns whether the service is shutting down.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        dispatch_table: Mapping[tuple[str, str], ASGIApp],
+        metrics: Metrics,
+        render_error: Callable[[str, VitrineError, str], ASGIApp],
+        hosts: Collection[str],
+        slow_s: float | None,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._app = app
+        self._dispatch_table = dispatch_table
+        self._metrics = metrics
+        self._render_error = render_error
+        self._hosts = hosts
+        self._slow_s = slow_s
+        self._is_stopping = is_stopping
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> VitrineError | None:
+        """Serve the request; return the error that is still to be rendered, if any."""
+        request_id = scope["state"]["request_id"]
+        fields = {"request_id": request_id}
+        protocol_error: VitrineError | None = scope["state"].get(PROTOCOL_ERROR)
+        if protocol_error is not None:
+            return protocol_error
+        try:
+            if not self._is_allowed_host(scope):
+                return Forbidden("the host name is not in VITRINE_SERVER__HOSTS", code="host")
+            serve = self._dispatch_table.get((scope["method"], scope["path"]), self._app)
+            await serve(scope, receive, send)
+        except VitrineError as error:
+            if status_of(error) == 500:  # the cause is in the log only
+                log.error("request %s: %s", request_id, error.detail, exc_info=error, extra=fields)
+            return error
+        except ClientDisconnect:
+            # Counted, but not logged: clients may disconnect as often as they like.
+            log.debug("request %s: the client disconnected", request_id, extra=fields)
+        except asyncio.CancelledError:
+            # The server cancels what is left at the end of its grace period. Anything else that
+            # cancels this task expects it to end.
+            if not self._is_stopping():
+                raise
+            return NotReady("the service is stopping")
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                log.error("request %s failed: no free file descriptor", request_id, extra=fields)
+                return NotReady("the service has no free file descriptor", code="no_descriptor")
+            log.exception("request %s failed", request_id, extra=fields)
+            # Not raised again: the server would close the connection, which others may share.
+            return VitrineError("internal error; see the log of the service")
+        return None
+
+    def _is_allowed_host(self, scope: Scope) -> bool:
+        if not self._hosts or scope["path"] in PROBES:
+            return True
+        return host_matches(Headers(scope=scope).get("host", ""), self._hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or the lifespan."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = _request_id(Headers(scope=scope).get(REQUEST_ID))
+        scope.setdefault("state", {})["request_id"] = request_id
+        method = scope["method"]
+        if method == "HEAD":  # as GET; the server omits the body
+            scope = {**scope, "method": "GET"}
+        status = "disconnected"
+        error: VitrineError | None = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            error = await self._run(scope, receive, send_with_id)
+            if error is not None and status != "disconnected":
+                raise error  # too late for an error response
+            if error is not None:
+                if error is scope["state"].get(PROTOCOL_ERROR):
+                    client, fields = _client(scope), {"request_id": request_id}
+                    log.warning("request %s from %s: %s", request_id, client, error, extra=fields)
+                await self._render_error(scope["path"], error, request_id)(
+                    scope, receive, send_with_id
+                )
+        finally:
+            seconds = time.perf_counter() - started
+            route = getattr(scope.get("route"), "path", "none")
+            is_client_deadline = isinstance(error, DeadlineExceeded) and scope["state"].get(
+                CLIENT_DEADLINE
+            )
+            label = "client_deadline" if is_client_deadline else status
+            self._metrics.requests.labels(route, label).inc()
+            self._metrics.request_seconds.labels(route).observe(seconds)
+            if self._slow_s is not None:
+                is_slow = seconds > self._slow_s
+                _log_access(scope, method, route, status, seconds, error, is_slow=is_slow)
+
+
+def host_matches(host: str, names: Collection[str]) -> bool:
+    """Return whether a Host header, with or without a port, is one of these lower-case names."""
+    host = host.lower()
+    return host in names or host.rpartition(":")[0] in names
+
+
+def _log_access(
+    scope: Scope,
+    method: str,
+    route: str,
+    status: str,
+    seconds: float,
+    error: VitrineError | None,
+    *,
+    is_slow: bool,
+) -> None:
+    # The route's template stands for the path: a client's own path could contain anything.
+    fields = {
+        "request_id": scope["state"]["request_id"],
+        "client": _client(scope),
+        "api_key": scope["state"].get("api_key"),
+        "code": None if error is None else error.code,
+        "slow": is_slow or None,
+    }
+    known = {name: value for name, value in fields.items() if value is not None}
+    access.info(
+        "%s %s %s %.1f ms %s",
+        method,
+        route,
+        status,
+        1e3 * seconds,
+        " ".join(f"{name}={value}" for name, value in known.items()),
+        extra={
+            "method": method,
+            "route": route,
+            "status": status,
+            "duration_ms": round(1e3 * seconds, 3),
+            **known,
+        },
+    )
+
+
+def _client(scope: Scope) -> str:
+    return scope["client"][0] if scope.get("client") else "unknown"
+
+
+def _request_id(header: str | None) -> str:
+    if header is not None and _REQUEST_ID_FORM.fullmatch(header):
+        return header
+    return uuid.uuid4().hex

@@ -1,0 +1,124 @@
+"""The OpenAPI document: FastAPI's, plus headers, limits and bodies that handlers parse."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from service.api.errors import DESCRIPTIONS, PROBLEM
+from service.api.schemas import Problem, reference
+from service.settings import LimitSettings
+
+_SECURITY_SCHEMES = {
+    "Bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
+    "XApiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    "ApiKey": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "api-key",
+        "description": "For Azure",
+    },
+}
+
+_REQUEST_ID = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "Identifies the request in logs and errors; replaced unless it has up to 128 "
+    "letters, digits and `._-`",
+    "schema": {"type": "string"},
+}
+_TIMEOUT = {
+    "name": "X-Request-Timeout-Ms",
+    "in": "header",
+    "description": "Deadline of the request in milliseconds, within that of the service",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+}
+_REQUEST_ID_HEADER = {
+    "description": "Identifier of the request: the client's, or a new one",
+    "schema": {"type": "string"},
+}
+_RETRY_AFTER_HEADER = {
+    "description": "Seconds after which to try again",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 60},
+}
+
+
+def error_responses(
+    *statuses: int, schema: type[BaseModel] = Problem, media_type: str = PROBLEM
+) -> dict[int | str, dict[str, Any]]:
+    """Return the descriptions of error responses, by status."""
+    content = {media_type: {"schema": reference(schema)}}
+    return {
+        status: {"description": DESCRIPTIONS[status], "content": content} for status in statuses
+    }
+
+
+def request_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the description of a body that the handler parses itself."""
+    content = {"application/json": {"schema": reference(model)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def openapi(
+    app: FastAPI, bodies: Sequence[type[BaseModel]], limits: LimitSettings, *, needs_keys: bool
+) -> dict[str, Any]:
+    """Return the OpenAPI document of an application.
+
+    Args:
+        app: The application.
+        bodies: Models of the bodies that handlers parse themselves.
+        limits: Limits on the inputs of a request.
+        needs_keys: Whether API keys are set.
+    """
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, routes=app.routes
+        )
+        schemas = document["components"]["schemas"]
+        models: list[type[BaseModel]] = [*bodies, Problem]
+        for model in models:
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
+            for name in ("inputs", "input"):
+                _limit_inputs(schema.get("properties", {}).get(name, {}), limits)
+        document["components"].pop("securitySchemes", None)
+        if needs_keys:
+            document["components"]["securitySchemes"] = _SECURITY_SCHEMES
+        for method, operation in _operations(document):
+            _describe_security(operation, needs_keys=needs_keys)
+            _describe_headers(method, operation)
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in document["paths"].values():
+        yield from path.items()
+
+
+def _limit_inputs(schema: dict[str, Any], limits: LimitSettings) -> None:
+    """Add the limits on texts to the schema of a text, texts or token ids."""
+    for choice in (schema, *schema.get("oneOf", ()), *schema.get("anyOf", ())):
+        items = choice.get("items", {})
+        for text in (choice, items, *items.get("oneOf", ()), *items.get("anyOf", ())):
+            if text.get("type") == "string":
+                text["maxLength"] = limits.max_chars
+        if choice.get("type") == "array" and items.get("type") != "integer":
+            choice["maxItems"] = limits.max_inputs
+
+
+def _describe_security(operation: dict[str, Any], *, needs_keys: bool) -> None:
+    if operation.pop("security", None) and needs_keys:
+        operation["security"] = [{name: []} for name in _SECURITY_SCHEMES]
+
+
+def _describe_headers(method: str, operation: dict[str, Any]) -> None:
+    parameters = [_REQUEST_ID, _TIMEOUT] if method == "post" else [_REQUEST_ID]
+    operation["parameters"] = [*operation.get("parameters", ()), *parameters]
+    for status, response in operation["responses"].items():
+        headers = response.setdefault("headers", {})
+        headers["X-Request-Id"] = _REQUEST_ID_HEADER
+        if status in ("429", "503"):
+            headers["Retry-After"] = _RETRY_AFTER_HEADER

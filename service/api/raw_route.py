@@ -1,0 +1,53 @@
+"""Routes that bypass FastAPI's per-request machinery."""
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.api.state import state_of
+
+
+class RawRoute(APIRoute):
+    """Calls `endpoint(request, state)` once the route's dependencies have passed.
+
+    Only dependencies of the route and of its own router run, with the request as their argument;
+    those of the application or of an including router do not.
+
+    FastAPI's and Starlette's layers take 0.2 ms per request beside a busy engine, 9 % of the
+    throughput of short texts.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of a request that the application has routed."""
+        return self._handle
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request for this method and path without the application's layers (ASGI)."""
+        scope["route"] = self
+        response = await self._handle(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    async def _handle(self, request: Request) -> Response:
+        for check in self._checks:
+            await check(request)
+        response: Response = await self.endpoint(request, state_of(request))
+        return response
+
+    @cached_property
+    def _checks(self) -> Sequence[Callable[[Request], Coroutine[Any, Any, None]]]:
+        return [depends.dependency for depends in self.dependencies if depends.dependency]
+
+
+def dispatch_table(routers: Iterable[APIRouter]) -> dict[tuple[str, str], ASGIApp]:
+    """Return the raw routes without path parameters, by method and path."""
+    return {
+        (method, route.path): route.serve
+        for router in routers
+        for route in router.routes
+        if isinstance(route, RawRoute) and not route.param_convertors
+        for method in route.methods or ()
+    }

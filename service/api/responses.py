@@ -1,0 +1,131 @@
+"""Responses with vectors: serialisation, compression and timing headers."""
+
+import asyncio
+import base64
+import gzip
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import orjson
+from fastapi import Request, Response
+
+from service.api.state import AppState
+from service.inference.model import Model
+from service.inference.results import Embeddings, TokenEmbeddings, Vectors
+
+OCTETS = "application/octet-stream"
+JSON = "application/json"
+
+# Numbers that are serialised within a millisecond or two, in the event loop. A thread would wait
+# longer for its turn while engines keep every core busy.
+_INLINE_NUMBERS = 20_000
+# Smaller responses gain nothing from compression.
+_GZIP_MIN_BYTES = 1024
+# Vectors as JSON: 2.25 times smaller in 0.08 ms each; at level 9, 2.5 times in 0.7 ms.
+_GZIP_LEVEL = 1
+
+
+async def respond(
+    request: Request,
+    state: AppState,
+    model: Model,
+    result: Embeddings | TokenEmbeddings,
+    serialize: Callable[[], bytes],
+    media_type: str = JSON,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """Return the serialised result, with the duration of each stage in `Server-Timing`."""
+    started = time.perf_counter()
+    is_short = sum(part.size for part in result.vectors) <= _INLINE_NUMBERS
+    body = serialize() if is_short else await asyncio.to_thread(serialize)
+    if state.settings.server.gzip:
+        headers = {**headers, **_vary(headers)}
+        if len(body) >= _GZIP_MIN_BYTES and _accepts_gzip(request):
+            body = await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL, mtime=0)
+            headers["Content-Encoding"] = "gzip"
+    serialize_s = time.perf_counter() - started
+    model.metrics.stage_seconds["serialize"].observe(serialize_s)
+    stages = {**result.seconds, "serialize": serialize_s}
+    return Response(
+        body,
+        headers={
+            "Server-Timing": ", ".join(f"{name};dur={s * 1e3:.3f}" for name, s in stages.items()),
+            "X-Engine": f"{model.engine.name}; precision={model.engine.precision}",
+            **headers,
+        },
+        media_type=media_type,
+    )
+
+
+def _vary(headers: Mapping[str, str]) -> dict[str, str]:
+    return {"Vary": ", ".join(filter(None, (headers.get("Vary"), "Accept-Encoding")))}
+
+
+def _accepts_gzip(request: Request) -> bool:
+    weights = accepted_types(",".join(request.headers.getlist("accept-encoding")))
+    return weights.get("gzip", weights.get("*", 0.0)) > 0
+
+
+def accepted_types(header: str) -> dict[str, float]:
+    """Return the weights of the names in an Accept or Accept-Encoding header, in lower case."""
+    weights: dict[str, float] = {}
+    for part in header.lower().split(","):
+        name, *parameters = (parameter.strip() for parameter in part.split(";"))
+        weight = next((p[2:] for p in parameters if p.startswith("q=")), "1")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            weights[name] = 0.0
+    return weights
+
+
+def prefers_octets(accept: str) -> bool:
+    """Return whether an Accept header names octets, with a weight not below that of JSON."""
+    weights = accepted_types(accept)
+    return weights.get(OCTETS, 0.0) > 0 and weights[OCTETS] >= weights.get(JSON, 0.0)
+
+
+def encode_json(model: str, result: Embeddings, in_base64: bool) -> bytes:
+    """Return the JSON of a response to `POST /encode`; floats read back exactly."""
+    return orjson.dumps(
+        {
+            "model": model,
+            "dimensions": result.vectors.shape[1],
+            "embeddings": serialize_rows(result.vectors, in_base64),
+            "tokens": [len(row.ids) for row in result.rows],
+            "truncated": [row.truncated for row in result.rows],
+        }
+    )
+
+
+def encode_tokens_json(model: str, result: TokenEmbeddings, in_base64: bool) -> bytes:
+    """Return the JSON of a response to `POST /encode` with token vectors."""
+    return orjson.dumps(
+        {
+            "model": model,
+            "dimensions": result.vectors[0].shape[1],
+            "embeddings": serialize_rows(result.vectors, in_base64),
+            "tokens": [len(row.ids) for row in result.rows],
+            "truncated": [row.truncated for row in result.rows],
+            "ids": [row.ids for row in result.rows],
+            "offsets": [row.offsets for row in result.rows],
+        }
+    )
+
+
+def serialize_rows(
+    vectors: Iterable[Vectors], in_base64: bool
+) -> Sequence[str] | Sequence[orjson.Fragment]:
+    """Return each part of the vectors as JSON numbers, or as base64 of its bytes."""
+    if in_base64:
+        return [base64.b64encode(to_bytes(part)).decode() for part in vectors]
+    # One by one, because orjson holds the interpreter's lock while it writes.
+    return [
+        orjson.Fragment(orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)) for part in vectors
+    ]
+
+
+def to_bytes(vectors: Vectors) -> bytes:
+    """Return the numbers as little-endian float32, row after row."""
+    return vectors.astype("<f4", copy=False).tobytes()

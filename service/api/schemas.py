@@ -1,0 +1,230 @@
+"""Models of requests and responses, the source of the OpenAPI document."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+
+
+def _inputs_tag(inputs: object) -> str | None:
+    """Return the union member of the first element: trying all costs seconds on large bodies."""
+    if isinstance(inputs, str):
+        return "text"
+    if isinstance(inputs, list):
+        return "ids" if inputs and isinstance(inputs[0], list) else "texts"
+    return None
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+# Token ids of one input.
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+Inputs = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")]
+    | Annotated[list[Ids], Field(min_length=1, fail_fast=True), Tag("ids")],
+    Discriminator(
+        _inputs_tag,
+        custom_error_type="inputs",
+        custom_error_message="Input should be a text, texts or lists of token ids",
+    ),
+]
+
+
+def as_list(inputs: str | Sequence[Any]) -> Sequence[Any]:
+    """Return a list of inputs; a text or a list of numbers is a single input."""
+    is_single = isinstance(inputs, str) or (inputs and isinstance(inputs[0], int))
+    return [inputs] if is_single else inputs
+
+
+VERSION = version("vitrine")
+EXAMPLE_INPUTS = ("The cat sat on the mat.", "A feline rested on the rug.")
+
+
+class EncodeRequest(BaseModel):
+    """Texts or token ids to encode."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    inputs: Inputs = Field(
+        description="A text, a list of texts, or a list of lists of token ids, used as they are"
+    )
+    prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
+        None, description="Prompt of the model to put before each text; null: its default prompt"
+    )
+    normalize: bool | None = Field(
+        None, description="Whether vectors have unit length; null: the model's own setting"
+    )
+    dimensions: int | None = Field(
+        None, ge=1, description="Number of leading dimensions to keep, before normalising"
+    )
+    output: Literal["pooled", "tokens"] = Field(
+        "pooled", description="One vector per input, or one per token"
+    )
+    on_overflow: Literal["truncate", "error"] = Field(
+        "truncate", description="How to handle inputs that are too long for the model"
+    )
+    encoding: Literal["float", "base64"] = Field(
+        "float", description="JSON numbers, or base64 of little-endian float32"
+    )
+
+    def input_list(self) -> Sequence[str | list[int]]:
+        """Return the inputs as a list."""
+        return as_list(self.inputs)
+
+
+class EncodeResponse(BaseModel):
+    """One vector per input, in order."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "sentence-transformers/all-MiniLM-L6-v2",
+                    "dimensions": 4,
+                    "embeddings": [
+                        [0.8796389, -0.106531836, -0.24798937, 0.3916473],
+                        [0.4447052, 0.26278275, 0.30500343, 0.8000971],
+                    ],
+                    "tokens": [9, 10],
+                    "truncated": [False, False],
+                }
+            ]
+        }
+    )
+
+    model: str
+    dimensions: int
+    embeddings: list[list[float]] | list[str]
+    tokens: list[int] = Field(description="Number of encoded tokens of each input")
+    truncated: list[bool] = Field(description="Whether each input was truncated")
+
+
+class TokensResponse(BaseModel):
+    """The token vectors of each input, in order; the response to `"output": "tokens"`."""
+
+    model: str
+    dimensions: int
+    embeddings: list[list[list[float]]] | list[str]
+    tokens: list[int] = Field(description="Number of encoded tokens of each input")
+    truncated: list[bool] = Field(description="Whether each input was truncated")
+    ids: list[list[int]] = Field(description="Token ids of each input, special tokens included")
+    offsets: list[list[tuple[int, int] | None] | None] = Field(
+        description="Start and end of each token in its text, in characters; null for tokens that "
+        "are not part of it, and for token ids"
+    )
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Unprocessable Content",
+                    "status": 422,
+                    "code": "empty",
+                    "detail": "the text is empty or only white space",
+                    "index": 1,
+                    "pointer": "/inputs/1",
+                    "request_id": "0c9e8b7a6f5d4c3b2a190807060504ff",
+                }
+            ]
+        }
+    )
+
+    type: str
+    title: str
+    status: int
+    code: str = Field(description="Stable error code, for programs")
+    detail: str = Field(description="Explanation, for people")
+    index: int | None = Field(None, description="Index of the invalid input")
+    pointer: str | None = Field(None, description="JSON pointer to the invalid field")
+    request_id: str
+
+
+class Health(BaseModel):
+    """The process is alive, or the model is ready."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Limits(BaseModel):
+    """Limits of a request."""
+
+    max_inputs: int
+    max_chars: int
+    max_token_vectors: int
+    max_body_bytes: int
+    max_tokens: int
+
+
+class AgreementInfo(BaseModel):
+    """Worst differences between vectors and their references."""
+
+    cosine: float = Field(description="Lowest cosine")
+    norm: float = Field(description="Largest relative difference of lengths")
+
+
+class ServiceInfo(BaseModel):
+    """The served model and its engine."""
+
+    model: str
+    source: str
+    revision: str | None
+    family: str
+    dimensions: int
+    pooling: list[str]
+    normalize: bool
+    prompts: list[str]
+    default_prompt: str | None
+    weights_sha256: dict[str, str]
+    graph_sha256: str
+    tokenizer_sha256: str
+    engine: str
+    precision: str
+    threads: int
+    self_check: dict[str, AgreementInfo] = Field(
+        description="Agreement of each output with the references of the export"
+    )
+    limits: Limits
+    version: str
+
+
+def reference(model: type[BaseModel]) -> dict[str, str]:
+    """Return a reference to a model's schema in the OpenAPI document."""
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+# The handler parses the body itself, so FastAPI needs its description.
+ENCODE_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": reference(EncodeRequest),
+            "examples": {
+                "texts": {"value": {"inputs": [*EXAMPLE_INPUTS], "dimensions": 4}},
+                "one text": {"value": {"inputs": EXAMPLE_INPUTS[0]}},
+                "token ids": {"value": {"inputs": [[101, 1996, 4937, 2938, 102]]}},
+                "base64": {"value": {"inputs": EXAMPLE_INPUTS[0], "encoding": "base64"}},
+            },
+        }
+    },
+}
+
+
+def _header(description: str, example: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}, "example": example}
+
+
+ENCODE_HEADERS = {
+    "Server-Timing": _header(
+        "Duration of each stage in milliseconds",
+        "tokenize;dur=0.661, queue;dur=0.052, infer;dur=8.916, serialize;dur=0.104",
+    ),
+    "X-Engine": _header("Engine that computed the vectors", "onnxruntime; precision=float32"),
+    "X-Shape": _header("Rows and width of a response in octets", "2,384"),
+}

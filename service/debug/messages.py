@@ -1,0 +1,222 @@
+"""Messages between the service and its gradient process: jobs and replies. Torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+import orjson
+from pydantic import Discriminator, Field, TypeAdapter
+
+from models.gradients.inputs import (
+    EmulatedPrecision,
+    Method,
+    MethodOptions,
+    ObjectiveName,
+    Reduction,
+    Row,
+    Side,
+    TargetName,
+)
+from service.debug.request_models import GivenRows, RandomRows
+
+# Limit of the non-finite numbers that a reply lists.
+MAX_NONFINITE = 64
+
+
+# Jobs. The reply has the reference model's vectors of the rows in `compare`.
+
+
+@dataclass(frozen=True)
+class Target:
+    """Number to attribute.
+
+    Attributes:
+        type: Kind of number.
+        rows: Texts of "cosine" (one) and "margin" (the nearer one, the farther one).
+        vector: Vector of "dot".
+        index: Dimension of "dim".
+    """
+
+    type: TargetName
+    rows: Sequence[Row] = ()
+    vector: Sequence[float] = ()
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class AttributeJob:
+    """Attribution to tokens."""
+
+    row: Row
+    target: Target
+    method: Method
+    layer: str
+    baseline: Sequence[int] | None
+    options: MethodOptions
+    compare: Sequence[Row]
+    kind: Literal["attribute"] = "attribute"
+
+
+@dataclass(frozen=True)
+class PairJob:
+    """Attribution to pairs of tokens."""
+
+    a: Side
+    b: Side
+    layer: str
+    tolerance: float
+    max_evaluations: int
+    compare: Sequence[Row]
+    kind: Literal["pair"] = "pair"
+
+
+@dataclass(frozen=True)
+class FlowJob:
+    """Gradient flow."""
+
+    rows: Sequence[Row]
+    objective: ObjectiveName
+    vectors: Sequence[Sequence[float]]
+    emulate: EmulatedPrecision | None
+    loss_scale: float
+    compare: Sequence[Row]
+    kind: Literal["flow"] = "flow"
+
+
+@dataclass(frozen=True)
+class NormOfRow:
+    """Inputs of one norm of the model, for a row."""
+
+    row: Row
+    norm: str
+    type: Literal["norm"] = "norm"
+
+
+@dataclass(frozen=True)
+class LayerNormJob:
+    """Check of the fused operator."""
+
+    source: Annotated[NormOfRow | GivenRows | RandomRows, Discriminator("type")]
+    dtype: Literal["float32", "float64"]
+    dout: Literal["random", "ones"]
+    seed: int
+    row: int | None
+    compare: Sequence[Row]
+    kind: Literal["layer_norm"] = "layer_norm"
+
+
+@dataclass(frozen=True)
+class ParityJob:
+    """Comparison of the served graph with the reference model."""
+
+    rows: Sequence[Row]
+    compare: Sequence[Row]
+    kind: Literal["parity"] = "parity"
+
+
+@dataclass(frozen=True)
+class VjpJob:
+    """Backpropagation of a gradient by the vector to the tokens."""
+
+    row: Row
+    cotangent: Sequence[float]
+    layer: str
+    reduce: Reduction
+    compare: Sequence[Row]
+    kind: Literal["vjp"] = "vjp"
+
+
+Job = AttributeJob | PairJob | FlowJob | LayerNormJob | ParityJob | VjpJob
+KINDS: tuple[str, ...] = tuple(job.kind for job in get_args(Job))
+JOB: TypeAdapter[Job] = TypeAdapter(Annotated[Job, Discriminator("kind")])
+
+
+# Replies.
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The gradient process has loaded the reference model.
+
+    Attributes:
+        layers: Names of the layers.
+        norms: Names of the norms.
+        device: Device of the model.
+        torch: Version of PyTorch.
+        op: Implementation of the fused operator, by pass.
+    """
+
+    layers: Sequence[str]
+    norms: Sequence[str]
+    device: str
+    torch: str
+    op: dict[str, str]
+    outcome: Literal["opened"] = "opened"
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """A number of a result that JSON cannot represent; null stands for it."""
+
+    pointer: Annotated[str, Field(description="JSON pointer to the number in the response")]
+    kind: Literal["nan", "inf", "-inf"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job has a result.
+
+    Attributes:
+        result: Dataclass of `models.gradients.results` as JSON.
+        nonfinite: Non-finite numbers of the result; the first `MAX_NONFINITE`.
+        converged: Whether all integrals of the result have converged.
+        vectors: Vectors of the job's `compare` rows.
+        wall_ms: Duration of the job.
+    """
+
+    result: dict[str, Any]
+    nonfinite: Sequence[NonFinite]
+    converged: bool
+    vectors: Sequence[Sequence[float]]
+    wall_ms: float
+    outcome: Literal["done"] = "done"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The reference model cannot run the job.
+
+    Attributes:
+        detail: Reason.
+        code: Error code.
+        pointer: JSON pointer to the field of the request.
+    """
+
+    detail: str
+    code: str
+    pointer: str
+    outcome: Literal["refused"] = "refused"
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """The job needs a file that cannot be read any more."""
+
+    detail: str
+    outcome: Literal["unavailable"] = "unavailable"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The job, or loading the reference model, has failed; the log has the traceback."""
+
+    outcome: Literal["failed"] = "failed"
+
+
+Reply = Opened | Done | Refused | Unavailable | Failed
+REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Discriminator("outcome")])
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Return a reply as JSON; its arrays become lists, and non-finite numbers null."""
+    return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)

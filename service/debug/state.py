@@ -1,0 +1,45 @@
+"""The state of an application with gradient routes."""
+
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Annotated
+
+from fastapi import Depends, Request
+from prometheus_client import Counter
+
+from service.api.state import AppState
+from service.debug.messages import KINDS
+from service.debug.process import GradientProcess
+from service.inference.metrics import OUTCOMES
+
+
+@dataclass
+class DebugState(AppState):
+    """State of one application.
+
+    Attributes:
+        gradients: The gradient process.
+        jobs: Counter of gradient jobs, by kind and outcome.
+    """
+
+    gradients: GradientProcess = field(kw_only=True)
+    jobs: Counter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.jobs = Counter(
+            "vitrine_debug_jobs",
+            "Jobs of the gradient process",
+            ["kind", "outcome"],
+            registry=self.metrics.registry,
+        )
+        # Counters start at 0: one that first appears at 1 has not increased, to Prometheus.
+        for kind, outcome in product(KINDS, OUTCOMES):
+            self.jobs.labels(kind, outcome)
+
+
+async def _get_state(request: Request) -> DebugState:
+    state: DebugState = request.app.state.vitrine
+    return state
+
+
+State = Annotated[DebugState, Depends(_get_state)]

@@ -1,0 +1,455 @@
+"""Streams that run batches, and the requests whose items are in them.
+
+There are as many streams as batches can run at once. While all are busy, the next batch gathers:
+there is no timer, and a request that finds an idle stream starts at once. A stream forms its next
+batch in its own thread, because the way through a busy event loop would leave a core idle.
+
+A running stream belongs to its thread; the event loop only reads it. Of a request, threads set
+`progressed` and append to `runs`; results and future belong to the event loop.
+
+- Failures: a batch that raises is bisected until the guilty item is alone. Its request fails, and
+  the others get their results. If the probe fails too, the engine is broken: all callers fail, the
+  batcher stops and `on_stop` is called.
+- Timeouts: a run that takes too long is cancelled, which makes it raise. A run that does not return
+  even then cannot be stopped in its thread, so the batcher stops too.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from service.inference.batch_former import Batch, BatchFormer
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# A cancelled run ends at its next operator.
+_CANCEL_S = 1.0
+
+
+class QueueFull(Exception):
+    """The queue is full."""
+
+
+class TooLate(Exception):
+    """At the current throughput the items would finish after their deadline.
+
+    Attributes:
+        late_s: Estimated delay beyond the deadline, in seconds.
+    """
+
+    def __init__(self, late_s: float) -> None:
+        super().__init__(f"the items would be {late_s:.3g} s late")
+        self.late_s = late_s
+
+
+class Stopped(Exception):
+    """The batcher does not run: it was closed, or its engine is broken or hangs."""
+
+
+class RunBroken(Exception):
+    """The run raises on the probe too."""
+
+
+class ItemFailed(Exception):
+    """The run raises on one item.
+
+    Attributes:
+        index: Index of the item in its request.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"the run raised on item {index}")
+        self.index = index
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Result]):
+    """The results of a request, in the order of its items.
+
+    Attributes:
+        results: One per item.
+        queue_s: Seconds in which no item of the request was running.
+        run_s: Seconds in which at least one was.
+    """
+
+    results: list[Result]
+    queue_s: float
+    run_s: float
+
+
+@dataclass(eq=False)
+class _Request(Generic[Result]):
+    """One call of `submit`.
+
+    Attributes:
+        runs: Start and end of each of its batches, in seconds.
+        progressed: Start of its latest batch; before its first, the time of submission.
+    """
+
+    done: asyncio.Future[None]
+    submitted: float
+    missing: int
+    results: dict[int, Result] = field(default_factory=dict)
+    runs: list[tuple[float, float]] = field(default_factory=list)
+    progressed: float = field(init=False)
+    finished: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.progressed = self.submitted
+
+
+@dataclass(eq=False, slots=True)
+class RequestItem(Generic[Item, Result]):
+    """One item of a request, and its index there."""
+
+    item: Item
+    index: int
+    request: _Request[Result]
+
+
+@dataclass(eq=False)
+class _Stream(Generic[Item, Result]):
+    """Runs one batch at a time.
+
+    Attributes:
+        batch: The running batch; empty while the queue is.
+        began: Start of the latest run: of a batch, of a part of one, or of the probe.
+        cancellations: Number of cancellations before that.
+        recent_s: Duration of the latest batches without a failure, decaying by a tenth per batch.
+        recent_tokens: Tokens of these batches, likewise.
+    """
+
+    batch: Batch[RequestItem[Item, Result]] = field(default_factory=Batch)
+    began: float = 0.0
+    cancellations: int = 0
+    recent_s: float = 0.0
+    recent_tokens: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """The reason why a run raised.
+
+    Attributes:
+        is_own: False if the run was cancelled because another stream's run took too long.
+    """
+
+    error: BaseException
+    is_own: bool
+
+
+class Batcher(Generic[Item, Result]):
+    """Runs items in batches: each stream one batch at a time, in a thread of its own.
+
+    Args:
+        run: Takes a batch and returns one result per item, or raises. Called from all streams.
+        length: Returns the number of tokens of an item.
+        former: The queue.
+        probe: Runs known good items, to tell a bad item from a broken engine.
+        cancel: Makes the runs in flight raise.
+        max_queue_tokens: Largest number of queued tokens.
+        timeout_s: Seconds after which a run is cancelled.
+        on_stop: Called with the reason when the batcher stops by itself, after its callers failed.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Item]], Sequence[Result]],
+        length: Callable[[Item], int],
+        former: BatchFormer[RequestItem[Item, Result]],
+        *,
+        probe: Callable[[], object],
+        cancel: Callable[[], None],
+        max_queue_tokens: int,
+        timeout_s: float,
+        on_stop: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._run = run
+        self._length = length
+        self._former = former
+        self._probe = probe
+        self._cancel = cancel
+        self._cancellations = 0
+        self._max_queue_tokens = max_queue_tokens
+        self._timeout_s = timeout_s
+        self._on_stop = on_stop
+        self._clock = clock
+        self._streams: list[_Stream[Item, Result]] = [_Stream() for _ in range(former.streams)]
+        self._threads = ThreadPoolExecutor(former.streams, "engine")
+        self._open: set[_Request[Result]] = set()
+        self._wake = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the batcher runs."""
+        return self._worker is not None and not self._worker.done()
+
+    @property
+    def queued_tokens(self) -> int:
+        """Number of queued tokens."""
+        return self._former.tokens
+
+    @property
+    def oldest_s(self) -> float:
+        """Longest time that a queued request has waited for its next batch, in seconds, or 0."""
+        waiting = [entry.request.progressed for entry in self._former.oldest_items()]
+        return max(0.0, self._clock() - min(waiting)) if waiting else 0.0
+
+    @property
+    def drain_s(self) -> float:
+        """Estimated seconds until the queue is empty; 0 before the first batch."""
+        return self.queued_tokens * self._seconds_per_token
+
+    @property
+    def _seconds_per_token(self) -> float:
+        tokens = sum(stream.recent_tokens for stream in self._streams)
+        if not tokens:
+            return 0.0
+        return sum(stream.recent_s for stream in self._streams) / tokens / len(self._streams)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue accepts no more items."""
+        return self.queued_tokens >= self._max_queue_tokens
+
+    def start(self) -> None:
+        """Start running batches, in the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._worker = asyncio.create_task(self._work(), name="batcher")
+        self._worker.add_done_callback(self._stopped)
+
+    async def close(self) -> None:
+        """Fail the queued requests, cancel the runs in flight, and stop."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+        self._cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def submit(
+        self, items: Sequence[Item], timeout_s: float | None = None
+    ) -> Outcome[Result]:
+        """Return the results of the items when all have run.
+
+        If the caller is cancelled, its queued items are removed.
+
+        Args:
+            items: At least one.
+            timeout_s: Seconds after which the caller no longer needs the results.
+
+        Raises:
+            ValueError: There are no items.
+            QueueFull: The items do not fit into the queue; none was queued.
+            TooLate: The items would take longer than `timeout_s`; none was queued.
+            ItemFailed: The run raises on one of the items; the others are dropped.
+            Stopped: The batcher does not run, or stopped before the items were run.
+        """
+        if not items:
+            raise ValueError("there are no items")
+        if not self.is_alive:
+            raise Stopped
+        lengths = [self._length(item) for item in items]
+        # An empty queue accepts a request of any size, which will be split.
+        if self.queued_tokens and self.queued_tokens + sum(lengths) > self._max_queue_tokens:
+            raise QueueFull
+        if timeout_s is not None:
+            self._check_deadline(sum(lengths), timeout_s)
+        request: _Request[Result] = _Request(
+            self._loop.create_future(), self._clock(), missing=len(items)
+        )
+        self._open.add(request)
+        entries = [RequestItem(item, index, request) for index, item in enumerate(items)]
+        queued = self._former.add(entries, lengths)
+        self._wake.set()
+        try:
+            await request.done
+        finally:
+            self._open.discard(request)
+            self._former.remove(queued)
+        run_s = _union_s(request.runs)
+        return Outcome(
+            [request.results[index] for index in range(len(items))],
+            queue_s=request.finished - request.submitted - run_s,
+            run_s=run_s,
+        )
+
+    def _check_deadline(self, tokens: int, timeout_s: float) -> None:
+        # An empty queue accepts any request: the measured throughput may be that of a slow start,
+        # which only further runs can correct.
+        per_token_s = self._seconds_per_token
+        if not self.queued_tokens or (self.queued_tokens + tokens) * per_token_s <= timeout_s:
+            return
+        needed_s = (self._former.tokens_ahead(tokens) + tokens) * per_token_s
+        if needed_s > timeout_s:
+            raise TooLate(needed_s - timeout_s)
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as tasks:  # if one fails, all end
+            for stream in self._streams:
+                tasks.create_task(self._run_batches(stream))
+
+    def _stopped(self, worker: asyncio.Task[None]) -> None:
+        for request in self._open:
+            if not request.done.done():
+                request.done.set_exception(Stopped())
+        error = None if worker.cancelled() else worker.exception()
+        if error is not None:
+            self._on_stop(error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error)
+
+    async def _run_batches(self, stream: _Stream[Item, Result]) -> None:
+        while True:
+            self._next_batch(stream)
+            if stream.batch.items:
+                failure = await self._in_thread(stream, self._run_until_queue_is_empty, stream)
+                if failure is not None:
+                    await self._bisect(stream, stream.batch.items, failure)
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def _next_batch(self, stream: _Stream[Item, Result]) -> None:
+        stream.batch = self._former.form(stream.batch)
+        self._begin(stream)
+        for entry in stream.batch.items:
+            entry.request.progressed = stream.began
+
+    def _begin(self, stream: _Stream[Item, Result]) -> None:
+        stream.began, stream.cancellations = self._clock(), self._cancellations
+
+    def _run_until_queue_is_empty(self, stream: _Stream[Item, Result]) -> BaseException | None:
+        """Run the stream's batch and the following ones; return the error of a run that raises."""
+        while stream.batch.items:
+            error = _error_of(self._run_entries, stream.batch.items)
+            if error is not None:
+                return error
+            stream.recent_s = 0.9 * stream.recent_s + self._clock() - stream.began
+            stream.recent_tokens = 0.9 * stream.recent_tokens + stream.batch.tokens
+            self._next_batch(stream)
+        return None
+
+    def _run_entries(self, entries: Sequence[RequestItem[Item, Result]]) -> None:
+        """Run the items whose callers still wait, and deliver their results."""
+        pending = [entry for entry in entries if not entry.request.done.done()]
+        if not pending:
+            return
+        requests = {entry.request for entry in pending}
+        began = self._clock()
+        try:
+            results = self._run([entry.item for entry in pending])
+        finally:
+            span = (began, self._clock())
+            for request in requests:
+                request.runs.append(span)
+        if len(results) != len(pending):
+            raise ValueError(f"the run returned {len(results)} results for {len(pending)} items")
+        self._loop.call_soon_threadsafe(self._deliver, pending, results)
+
+    def _deliver(
+        self, entries: Sequence[RequestItem[Item, Result]], results: Sequence[Result]
+    ) -> None:
+        now = self._clock()
+        for entry, result in zip(entries, results, strict=True):
+            request = entry.request
+            request.results[entry.index] = result
+            request.missing -= 1
+            request.finished = now
+            if not request.missing and not request.done.done():
+                request.done.set_result(None)
+
+    async def _bisect(
+        self,
+        stream: _Stream[Item, Result],
+        entries: Sequence[RequestItem[Item, Result]],
+        failure: _Failure,
+    ) -> None:
+        """Fail the item that the run raises on, and run the others.
+
+        Raises:
+            TimeoutError: A run did not return.
+            RunBroken: The run raises on the probe too.
+        """
+        if not failure.is_own:
+            await self._run_again(stream, entries)
+        elif len(entries) > 1:
+            middle = len(entries) // 2
+            await self._run_again(stream, entries[:middle])
+            await self._run_again(stream, entries[middle:])
+        else:
+            await self._check_run(stream)
+            (entry,) = entries
+            error = ItemFailed(entry.index)
+            error.__cause__ = failure.error
+            if not entry.request.done.done():
+                entry.request.done.set_exception(error)
+
+    async def _run_again(
+        self, stream: _Stream[Item, Result], entries: Sequence[RequestItem[Item, Result]]
+    ) -> None:
+        failure = await self._in_thread(stream, _error_of, self._run_entries, entries)
+        if failure is not None:
+            await self._bisect(stream, entries, failure)
+
+    async def _check_run(self, stream: _Stream[Item, Result]) -> None:
+        """Raise `RunBroken` if the run raises on the probe too."""
+        while (failure := await self._in_thread(stream, _error_of, self._probe)) is not None:
+            if failure.is_own:
+                raise RunBroken("the engine fails on its own check inputs") from failure.error
+
+    async def _in_thread(
+        self,
+        stream: _Stream[Item, Result],
+        work: Callable[..., BaseException | None],
+        *arguments: object,
+    ) -> _Failure | None:
+        """Do work in a thread; return the failure of a run, if any.
+
+        The work returns the error of a run; an error that it raises itself is a defect.
+
+        Raises:
+            TimeoutError: A run did not return.
+        """
+        self._begin(stream)
+        runs = self._loop.run_in_executor(self._threads, work, *arguments)
+        took_too_long = False
+        while not runs.done():
+            began = stream.began
+            await asyncio.wait([runs], timeout=began + self._timeout_s - self._clock())
+            if runs.done() or stream.began > began:
+                continue
+            self._cancel()
+            self._cancellations += 1  # after it: the runs that it made raise began with fewer
+            await asyncio.wait([runs], timeout=_CANCEL_S)
+            took_too_long = stream.began == began
+            if took_too_long and not runs.done():
+                raise TimeoutError(f"a batch did not return within {self._timeout_s:g} s")
+        error = runs.result()
+        if error is None:
+            return None
+        is_own = took_too_long or self._cancellations == stream.cancellations
+        return _Failure(error, is_own)
+
+
+def _union_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of time spans, in seconds."""
+    covered, end = 0.0, 0.0
+    for began, ended in sorted(spans):
+        covered += max(0.0, ended - max(began, end))
+        end = max(end, ended)
+    return covered
+
+
+def _error_of(work: Callable[..., object], *arguments: object) -> BaseException | None:
+    """Return the error that the work raises, if any."""
+    try:
+        work(*arguments)
+    except BaseException as error:  # noqa: BLE001 - a panic is no Exception; it is returned
+        return error
+    return None

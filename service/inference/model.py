@@ -1,0 +1,476 @@
+"""A model that encodes text: tokenizer, engine and batcher, verified against their artifact."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from models.artifact import Artifact
+from models.engines import Agreement, Engine, Output, Precision, open_engine, self_check
+from models.packing import pack
+from service.inference.batch_former import BatchFormer
+from service.inference.batcher import (
+    Batcher,
+    ItemFailed,
+    Outcome,
+    QueueFull,
+    Stopped,
+    TooLate,
+)
+from service.inference.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+)
+from service.inference.executor import BoundedExecutor, ExecutorFull
+from service.inference.metrics import InferenceMetrics, record_outcome
+from service.inference.results import (
+    Embeddings,
+    TokenEmbeddings,
+    Vectors,
+    truncate_and_normalize,
+)
+from service.inference.tokenizer import OnOverflow, Row, Span, TextTokenizer
+
+log = logging.getLogger("vitrine")
+
+Result = TypeVar("Result")
+Inputs = str | Sequence[str | Sequence[int]]
+
+# Inputs that are tokenised within a millisecond or two, in the event loop. A thread would wait
+# longer for its turn while engines keep every core busy.
+_INLINE_INPUTS = 8
+_INLINE_CHARS = 4000
+# Characters that are tokenised in threads at a time, some seconds' work.
+_MAX_CHARS_IN_THREADS = 16 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model runs.
+
+    Attributes:
+        name: Name of the model; None: the artifact's name.
+        engine: Name of the engine, or "auto".
+        precision: Precision of the engine.
+        threads: Number of CPUs that an engine on CPU keeps busy; 0: all available ones.
+        gpu: Index of the GPU for the engine "cuda".
+        run_timeout_s: Seconds after which a batch is cancelled and run in halves.
+        max_cost: Cost budget of a batch, in tokens; 0: the engine's default.
+        max_queue_tokens: Largest number of queued tokens; more is an `Overloaded`.
+        max_chars: Largest number of characters of a text.
+        max_token_vectors: Largest number of tokens of one call to `encode_tokens` or `tokenize`.
+    """
+
+    name: str | None = None
+    engine: str = "auto"
+    precision: Precision = "float32"
+    threads: int = 0
+    gpu: int = 0
+    run_timeout_s: float = 10.0
+    max_cost: int = 0
+    max_queue_tokens: int = 1_000_000
+    max_chars: int = 100_000
+    max_token_vectors: int = 16_384
+
+
+DEFAULT_OPTIONS = ModelOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """One item of a batch: a row, and the output that its caller needs."""
+
+    row: Row
+    output: Output
+
+
+class NotFinite(Exception):
+    """The engine computed an infinity or a NaN."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """An open model, as `open_model` returns it. It encodes while its batcher runs.
+
+    Attributes:
+        name: Name of the model.
+        created: Time at which the artifact was written, in seconds since 1970.
+        artifact: The artifact.
+        tokenizer: The artifact's tokenizer.
+        engine: The engine that runs the artifact's graph.
+        batcher: Runs rows in batches, up to `max_cost` each.
+        max_cost: Cost budget of a batch; see `batch_former`.
+        max_token_vectors: Largest number of tokens of one call to `encode_tokens` or `tokenize`.
+        graph_sha256: SHA-256 of the graph.
+        self_check: Agreement of the engine's outputs with the artifact's references.
+        check_lengths: Number of tokens of each of the artifact's check inputs.
+        metrics: Metrics of this model.
+    """
+
+    name: str
+    created: int
+    artifact: Artifact
+    tokenizer: TextTokenizer
+    engine: Engine
+    batcher: Batcher[BatchItem, Vectors]
+    max_cost: int
+    max_token_vectors: int
+    graph_sha256: str
+    self_check: Mapping[Output, Agreement]
+    check_lengths: Sequence[int]
+    metrics: InferenceMetrics
+    _executor: BoundedExecutor
+
+    @property
+    def width(self) -> int:
+        """Width of a vector."""
+        return self.artifact.manifest.width
+
+    async def __aenter__(self) -> "Model":
+        """Return the model."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the model."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Fail queued calls with `NotReady`, cancel running batches, and stop."""
+        await self.batcher.close()
+
+    async def encode(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> Embeddings:
+        """Encode texts or rows of token ids into one vector each.
+
+        Calls are batched together. A cancelled call leaves the queue.
+
+        Args:
+            inputs: A text, texts, or lists of token ids, which are used as they are.
+            prompt_name: Prompt of the model to put before each text; None: its default prompt.
+            dimensions: Number of leading dimensions to keep, before normalising; None: all.
+            normalize: Whether vectors have unit length; None: as the model does.
+            on_overflow: How to handle inputs that are too long for the model.
+            timeout_s: Deadline of the call in seconds; None: no deadline.
+
+        Raises:
+            InvalidInput: An argument or an input is invalid; `index` says which input.
+            TooLarge: A text has too many characters.
+            Overloaded: The queue is full, or too long for the deadline.
+            DeadlineExceeded: The deadline has passed.
+            InferenceFailed: The engine failed on an input; `index` says which.
+            NotReady: The model is closed, or its engine has stopped.
+        """
+        if dimensions is not None and not 1 <= dimensions <= self.width:
+            raise InvalidInput(
+                f"dimensions must be from 1 to {self.width}, the model's width",
+                pointer="/dimensions",
+                code="dimensions",
+            )
+        rows, results, seconds = await self._encode(
+            inputs, "pooled", prompt_name, on_overflow, timeout_s
+        )
+        if normalize is None:
+            normalize = self.artifact.manifest.normalize
+        vectors = truncate_and_normalize(np.array(results), dimensions, normalize)  # (B, W)
+        return Embeddings(vectors, rows, seconds)
+
+    async def encode_tokens(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        normalize: bool = False,
+        on_overflow: OnOverflow = "truncate",
+        with_offsets: bool = True,
+        timeout_s: float | None = None,
+    ) -> TokenEmbeddings:
+        """Encode texts or rows of token ids into one vector per token.
+
+        Args:
+            inputs: See `encode`.
+            prompt_name: See `encode`.
+            normalize: Whether vectors have unit length.
+            on_overflow: See `encode`.
+            with_offsets: Whether rows have the offsets of their tokens.
+            timeout_s: See `encode`.
+
+        Raises:
+            VitrineError: See `encode`; more than `max_token_vectors` tokens are an `InvalidInput`.
+        """
+        rows, vectors, seconds = await self._encode(
+            inputs, "tokens", prompt_name, on_overflow, timeout_s, with_offsets=with_offsets
+        )
+        vectors = [truncate_and_normalize(part, None, normalize) for part in vectors]  # (L, D) each
+        return TokenEmbeddings(vectors, rows, seconds)
+
+    async def tokenize(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[list[tuple[int, str, Span | None]]]:
+        """Return id, text and span in bytes of each token of texts; see `TextTokenizer.tokenize`.
+
+        Raises:
+            VitrineError: See `TextTokenizer.tokenize`; `Overloaded` if too much is being tokenised.
+        """
+        work = partial(
+            self.tokenizer.tokenize,
+            texts,
+            prompt_name,
+            add_special_tokens,
+            self.max_token_vectors,
+        )
+        return await self._run_tokenizer(work, texts)
+
+    async def decode(
+        self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]:
+        """Return the text of each list of token ids.
+
+        Raises:
+            VitrineError: See `TextTokenizer.decode`; `Overloaded` if too much is being tokenised.
+        """
+        return await self._run_tokenizer(
+            partial(self.tokenizer.decode, rows, skip_special_tokens), rows
+        )
+
+    async def encode_rows(
+        self, rows: Sequence[Row], output: Output = "pooled", timeout_s: float | None = None
+    ) -> Outcome[Vectors]:
+        """Return the vector `(W,)` of each row, or its token vectors `(L, D)`, not normalised.
+
+        Raises:
+            Overloaded: The queue is full, or too long for the deadline.
+            InferenceFailed: The engine failed on one of the rows.
+            NotReady: The model is closed, or its engine has stopped.
+        """
+        try:
+            return await self.batcher.submit([BatchItem(row, output) for row in rows], timeout_s)
+        except QueueFull:
+            raise self._queue_full_error() from None
+        except TooLate as error:
+            raise Overloaded(
+                "the queue is too long: the request would exceed its deadline by "
+                f"{error.late_s:.1f} s",
+                error.late_s,
+            ) from None
+        except ItemFailed as error:
+            raise InferenceFailed("the engine failed on this input", index=error.index) from error
+        except Stopped:
+            raise NotReady("the engine has stopped") from None
+
+    async def _encode(
+        self,
+        inputs: Inputs,
+        output: Output,
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+        timeout_s: float | None,
+        *,
+        with_offsets: bool = False,
+    ) -> tuple[Sequence[Row], Sequence[Vectors], Mapping[str, float]]:
+        items = [inputs] if isinstance(inputs, str) else inputs
+        if not items:
+            raise InvalidInput("there are no inputs", code="empty", pointer="/inputs")
+        self.metrics.inputs_received.inc(len(items))
+        with record_outcome(lambda outcome: self.metrics.inputs[outcome].inc(len(items))):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    if self.batcher.is_full:  # before anything is tokenised in vain
+                        raise self._queue_full_error()
+                    started = time.perf_counter()
+                    tokenize = partial(
+                        self.tokenizer.rows,
+                        items,
+                        prompt_name,
+                        on_overflow,
+                        with_offsets=with_offsets,
+                    )
+                    rows = await self._run_tokenizer(tokenize, items)
+                    tokenize_s = time.perf_counter() - started
+                    if output == "tokens":
+                        self._check_token_count(rows)
+                    left_s = None if timeout_s is None else timeout_s - tokenize_s
+                    outcome = await self.encode_rows(rows, output, left_s)
+            except TimeoutError:
+                raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded") from None
+        seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
+        for stage, duration in seconds.items():
+            self.metrics.stage_seconds[stage].observe(duration)
+        return rows, outcome.results, seconds
+
+    async def _run_tokenizer(
+        self, work: Callable[[], Result], inputs: Sequence[str | Sequence[int]]
+    ) -> Result:
+        size = sum(map(len, inputs))
+        if len(inputs) <= _INLINE_INPUTS and size <= _INLINE_CHARS:
+            return work()
+        try:
+            return await self._executor.run(work, size)
+        except ExecutorFull:
+            raise self._queue_full_error() from None
+
+    def _check_token_count(self, rows: Sequence[Row]) -> None:
+        tokens = sum(len(row.ids) for row in rows)
+        if tokens > self.max_token_vectors:
+            raise InvalidInput(
+                f"the inputs have {tokens} tokens; the limit for token vectors is "
+                f"{self.max_token_vectors}",
+                code="too_many_tokens",
+                pointer="/inputs",
+            )
+
+    def _queue_full_error(self) -> Overloaded:
+        return Overloaded("the queue is full; try again later", self.batcher.drain_s)
+
+
+async def open_model(
+    path: Path | str,
+    options: ModelOptions = DEFAULT_OPTIONS,
+    *,
+    metrics: InferenceMetrics | None = None,
+    on_stop: Callable[[BaseException], None] | None = None,
+) -> Model:
+    """Open an artifact's model, verify its engine, and start its batcher in the running event loop.
+
+    Args:
+        path: Artifact that `vitrine-export` wrote.
+        options: How the model runs.
+        metrics: Metrics of the model; None: in a registry of their own.
+        on_stop: Called with the reason if the engine fails for good; None: the reason is logged.
+
+    Raises:
+        ArtifactError: The artifact is incomplete or was changed.
+        EngineError: The engine cannot be used here, or does not compute the model's vectors.
+    """
+    metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
+    artifact, tokenizer, engine, agreement = await asyncio.to_thread(_open, Path(path), options)
+    max_cost = options.max_cost or engine.batches.max_tokens
+    # A layer costs 24 D^2 operations per token and 4 D per pair, which run six times slower.
+    pair_cost = 1 / artifact.manifest.width
+    if engine.target == "cuda":
+        await asyncio.to_thread(_warm_up, engine, artifact, max_cost, pair_cost)
+
+    run = partial(_run, engine, metrics)
+    check_rows = artifact.check().rows
+    probe = [BatchItem(Row(check_rows[0], truncated=False, prompt_tokens=0), "pooled")]
+    batcher: Batcher[BatchItem, Vectors] = Batcher(
+        run,
+        lambda item: len(item.row.ids),
+        BatchFormer(
+            streams=engine.streams,
+            max_cost=max_cost,
+            min_split_tokens=engine.batches.min_split_tokens,
+            fixed_cost=engine.batches.fixed_cost,
+            pair_cost=pair_cost,
+        ),
+        probe=partial(run, probe),
+        cancel=engine.cancel,
+        max_queue_tokens=options.max_queue_tokens,
+        timeout_s=options.run_timeout_s,
+        on_stop=on_stop or _log_stop,
+    )
+    model = Model(
+        name=options.name or artifact.manifest.name,
+        created=int(artifact.path.stat().st_mtime),
+        artifact=artifact,
+        tokenizer=tokenizer,
+        engine=engine,
+        batcher=batcher,
+        max_cost=max_cost,
+        max_token_vectors=options.max_token_vectors,
+        graph_sha256=artifact.manifest.files[artifact.graph(engine.target).file],
+        self_check=agreement,
+        check_lengths=[len(row) for row in check_rows],
+        metrics=metrics,
+        _executor=BoundedExecutor(_MAX_CHARS_IN_THREADS),
+    )
+    metrics.queue_tokens.set_function(lambda: batcher.queued_tokens)
+    metrics.oldest_age.set_function(lambda: batcher.oldest_s)
+    metrics.model.info(
+        {
+            "model": model.name,
+            "graph": model.graph_sha256[:12],
+            "engine": engine.name,
+            "precision": engine.precision,
+        }
+    )
+    batcher.start()
+    return model
+
+
+def _open(
+    path: Path, options: ModelOptions
+) -> tuple[Artifact, TextTokenizer, Engine, Mapping[Output, Agreement]]:
+    artifact = Artifact.load(path)
+    tokenizer = TextTokenizer(artifact, options.max_chars)
+    engine = open_engine(artifact, options.engine, options.precision, options.threads, options.gpu)
+    return artifact, tokenizer, engine, self_check(engine, artifact)
+
+
+def _log_stop(error: BaseException) -> None:
+    log.critical("the engine has stopped: %s", error)
+
+
+def _run(engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]) -> list[Vectors]:
+    """Return the result of each item; a batch may mix outputs, which run one after the other."""
+    results: dict[int, Vectors] = {}
+    for output in get_args(Output):
+        indices = [index for index, item in enumerate(batch) if item.output == output]
+        if indices:
+            rows = [batch[index].row for index in indices]
+            results |= zip(indices, _run_rows(engine, metrics, rows, output), strict=True)
+    return [results[index] for index in range(len(batch))]
+
+
+def _run_rows(
+    engine: Engine, metrics: InferenceMetrics, rows: Sequence[Row], output: Output
+) -> Sequence[Vectors]:
+    batch = pack([row.ids for row in rows], [row.prompt_tokens for row in rows])
+    with metrics.batch_seconds.time():
+        vectors: NDArray[np.float32] = engine.run(batch, output)  # (B, W), or (T, D)
+    if not np.isfinite(vectors).all():
+        raise NotFinite
+    metrics.batch_rows.observe(batch.rows)
+    metrics.batch_tokens.observe(len(batch.input_ids))
+    metrics.padded_tokens.inc(batch.padded_index.size)
+    if output == "pooled":
+        return list(vectors)
+    return np.split(vectors, np.cumsum([len(row.ids) for row in rows])[:-1])
+
+
+def _warm_up(engine: Engine, artifact: Artifact, max_cost: int, pair_cost: float) -> None:
+    """Run batches of one row and of as many as fit, of each length, on all streams at once.
+
+    So no caller waits for a GPU to load kernels and to allocate memory.
+    """
+    length = artifact.manifest.max_tokens
+    with ThreadPoolExecutor(engine.streams) as streams:
+        while length:
+            rows = int(max_cost / (length + pair_cost * length**2))
+            for count in {1, max(1, rows)}:
+                batch = pack([[0] * length] * count)
+                list(streams.map(engine.run, [batch] * engine.streams))
+            length //= 2

@@ -1,0 +1,99 @@
+"""A model for synchronous code, which runs an event loop in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from service.inference.model import DEFAULT_OPTIONS, Inputs, Model, ModelOptions, open_model
+from service.inference.results import Embeddings, TokenEmbeddings
+from service.inference.tokenizer import OnOverflow
+
+Result = TypeVar("Result")
+
+
+class SyncModel:
+    """An open model for scripts. Its methods may be called from any thread.
+
+    Args:
+        path: Artifact that `vitrine-export` wrote.
+        options: How the model runs.
+
+    Raises:
+        ArtifactError: The artifact is incomplete or was changed.
+        EngineError: The engine cannot be used here, or does not compute the model's vectors.
+    """
+
+    def __init__(self, path: Path | str, options: ModelOptions = DEFAULT_OPTIONS) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        try:
+            self.model: Model = self._run(open_model(path, options))
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def __enter__(self) -> "SyncModel":
+        """Return the model."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the model."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the model and end its thread."""
+        self._run(self.model.close())
+        self._stop_loop()
+
+    def encode(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> Embeddings:
+        """Encode texts or rows of token ids into one vector each; see `Model.encode`."""
+        return self._run(
+            self.model.encode(
+                inputs,
+                prompt_name=prompt_name,
+                dimensions=dimensions,
+                normalize=normalize,
+                on_overflow=on_overflow,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def encode_tokens(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        normalize: bool = False,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> TokenEmbeddings:
+        """Encode texts or rows of token ids into a vector per token; see `Model.encode_tokens`."""
+        return self._run(
+            self.model.encode_tokens(
+                inputs,
+                prompt_name=prompt_name,
+                normalize=normalize,
+                on_overflow=on_overflow,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,391 @@
+"""Text to rows of token ids, checked and truncated to the model's length."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal, TypeVar
+
+from tokenizers import Encoding, Tokenizer
+
+from models.artifact import TOKENIZER, Artifact
+from service.inference.errors import InvalidInput, TooLarge, VitrineError
+
+# Number of characters that are tokenised in one call.
+_SLICE_CHARS = 200_000
+# Texts up to this length are tokenised with the interpreter lock held. The batch call releases it,
+# and beside busy engines getting it back takes longer than tokenising such a text.
+_SHORT_CHARS = 500
+
+# Vocabularies' spellings of the tokens that a baseline can consist of.
+_BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
+
+Input = TypeVar("Input")
+# Start and end of a token in its text.
+Span = tuple[int, int]
+OnOverflow = Literal["truncate", "truncate_left", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One input as the model sees it.
+
+    Attributes:
+        ids: Token ids, special tokens included.
+        truncated: Whether the input had more tokens.
+        prompt_tokens: Number of leading tokens that belong to a prompt and are not pooled.
+        offsets: Span of each token in the text, in characters; None for tokens that are not part of
+            it. None if offsets were not requested, or for token ids.
+    """
+
+    ids: Sequence[int]
+    truncated: bool
+    prompt_tokens: int
+    offsets: Sequence[Span | None] | None = None
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """A text and its tokens, for display.
+
+    Attributes:
+        row: The text as the model sees it.
+        tokens: Tokens as the vocabulary spells them.
+        spans: Span of each token in the text, in characters; None for special tokens and those of
+            a prompt.
+        baseline: Token ids of the same length in which a padding or mask token replaces each token
+            of the text, by the name of that token.
+    """
+
+    row: Row
+    tokens: Sequence[str]
+    spans: Sequence[Span | None]
+    baseline: Mapping[str, Sequence[int]]
+
+
+class TextTokenizer:
+    """The tokenizer of an artifact. Its methods may be called from any thread.
+
+    Args:
+        artifact: Has the tokenizer, the prompts and the limits.
+        max_chars: Longer texts are rejected before they are tokenised.
+    """
+
+    def __init__(self, artifact: Artifact, max_chars: int) -> None:
+        manifest = artifact.manifest
+        self._tokenizer = Tokenizer.from_buffer(artifact.read(TOKENIZER))
+        self._tokenizer.enable_truncation(manifest.max_tokens)
+        self._manifest = manifest
+        self._max_chars = max_chars
+        self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        # Number of tokens per prompt that are not pooled.
+        self._skipped_tokens = {
+            name: 0 if manifest.include_prompt or not text else self._prompt_tokens(text)
+            for name, text in manifest.prompts.items()
+        }
+
+    def rows(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+        *,
+        with_offsets: bool = False,
+    ) -> list[Row]:
+        """Return the row of each text and of each list of token ids.
+
+        Raises:
+            InvalidInput: See `rows_of_texts` and `rows_of_ids`; or there is a prompt for token ids.
+            TooLarge: A text has too many characters.
+        """
+        texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
+        ids = {index: row for index, row in enumerate(inputs) if not isinstance(row, str)}
+        if ids and prompt_name is not None:
+            raise InvalidInput(
+                "prompt_name applies to texts, not to token ids", pointer="/prompt_name"
+            )
+        rows = _by_index(
+            texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow, with_offsets)
+        )
+        rows |= _by_index(ids, lambda ids: self.rows_of_ids(ids, on_overflow))
+        return [rows[index] for index in range(len(inputs))]
+
+    def rows_of_texts(
+        self,
+        texts: Sequence[str],
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+        with_offsets: bool = False,
+    ) -> list[Row]:
+        """Return the row of each text, after the named prompt or the default prompt.
+
+        Raises:
+            InvalidInput: A text is empty, contains NUL or no token, is too long with `on_overflow`
+                "error", or the prompt is unknown.
+            TooLarge: A text has too many characters.
+        """
+        return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]
+
+    def rows_of_ids(self, inputs: Sequence[Sequence[int]], on_overflow: OnOverflow) -> list[Row]:
+        """Return the row of each list of token ids, which are used as they are.
+
+        Raises:
+            InvalidInput: A list is empty, an id is not in the vocabulary, or a list is too long
+                with `on_overflow` "error".
+        """
+        self._check_ids(inputs)
+        limit = self._manifest.max_tokens
+        kept = slice(-limit, None) if on_overflow == "truncate_left" else slice(limit)
+        rows = [Row(ids[kept], len(ids) > limit, 0) for ids in inputs]
+        self._check_overflow(rows, on_overflow)
+        return rows
+
+    def tokenized_text(self, text: str, prompt_name: str | None) -> TokenizedText:
+        """Return the tokens of one text and their spans.
+
+        Raises:
+            InvalidInput: See `rows_of_texts`; a text that is too long is an error.
+            TooLarge: The text has too many characters.
+        """
+        ((row, encoding),) = self._encoded_rows([text], prompt_name, "error", with_offsets=True)
+        spans = row.offsets or ()
+        baseline = {
+            name: [
+                token if span is None else replacement
+                for token, span in zip(row.ids, spans, strict=True)
+            ]
+            for name, spellings in _BASELINE_TOKENS.items()
+            for replacement in [self._first_id(spellings)]
+            if replacement is not None
+        }
+        return TokenizedText(row, encoding.tokens, spans, baseline)
+
+    def tokenize(
+        self, texts: Sequence[str], prompt_name: str | None, add_special_tokens: bool, limit: int
+    ) -> list[list[tuple[int, str, Span | None]]]:
+        """Return id, text and span in bytes of each token of texts, after the prompt.
+
+        Nothing is truncated. Special tokens have no span, and the vocabulary's spelling.
+
+        Raises:
+            InvalidInput: A text is empty or contains NUL, the prompt is unknown, or there are more
+                than `limit` tokens.
+            TooLarge: A text has too many characters.
+        """
+        for index, text in enumerate(texts):
+            self._check_text(text, index)
+        prompt, _ = self._prompt(prompt_name)
+        tokens: list[list[tuple[int, str, Span | None]]] = []
+        for part in _slices(texts):
+            prompted = [prompt + text for text in part]
+            with _panics_as_errors():
+                encodings = self._without_truncation.encode_batch(
+                    prompted, add_special_tokens=add_special_tokens
+                )
+            limit -= sum(map(len, encodings))
+            if limit < 0:
+                raise InvalidInput(
+                    "the texts have more tokens than one response may list",
+                    code="too_many_tokens",
+                    pointer="/inputs",
+                )
+            tokens += [_tokens(*pair) for pair in zip(prompted, encodings, strict=True)]
+        return tokens
+
+    def decode(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        """Return the text of each list of token ids.
+
+        Raises:
+            InvalidInput: A list is empty, or an id is not in the vocabulary.
+        """
+        self._check_ids(rows)
+        with _panics_as_errors():
+            texts: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens)
+        return texts
+
+    def _encoded_rows(
+        self,
+        texts: Sequence[str],
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+        with_offsets: bool,
+    ) -> list[tuple[Row, Encoding]]:
+        for index, text in enumerate(texts):
+            self._check_text(text, index)
+        prompt, prompt_tokens = self._prompt(prompt_name)
+        encoded: list[tuple[Row, Encoding]] = []
+        for part in _slices(texts):
+            prompted = [prompt + text for text in part]
+            for encoding in self._encode(prompted, on_overflow, with_offsets):
+                offsets = _spans(encoding, len(prompt)) if with_offsets else None
+                is_truncated = bool(encoding.overflowing)
+                encoded.append((Row(encoding.ids, is_truncated, prompt_tokens, offsets), encoding))
+        rows = [row for row, _ in encoded]
+        for index, row in enumerate(rows):
+            # A prompt's last token can merge with the text's first, so a short row is encoded again
+            # without its prompt.
+            is_short = len(row.ids) <= self._special_tokens + prompt_tokens
+            if is_short and not self._has_tokens(texts[index]):
+                raise InvalidInput(
+                    "the text has no token that the model knows", code="no_tokens", index=index
+                )
+            if row.truncated and prompt_tokens and on_overflow == "truncate_left":
+                raise InvalidInput(
+                    "a text with a prompt that is not pooled cannot be truncated at its left end",
+                    code="too_long",
+                    index=index,
+                )
+            if row.truncated and len(row.ids) <= prompt_tokens:
+                raise InvalidInput(
+                    "the prompt leaves no room for the text", code="too_long", index=index
+                )
+        self._check_overflow(rows, on_overflow)
+        return encoded
+
+    def _encode(
+        self, texts: Sequence[str], on_overflow: OnOverflow, with_offsets: bool
+    ) -> list[Encoding]:
+        is_left = on_overflow == "truncate_left"
+        tokenizer = self._truncating_left if is_left else self._tokenizer
+        with _panics_as_errors():
+            if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
+                return [tokenizer.encode(texts[0])]
+            encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
+            encodings: list[Encoding] = encode(texts)
+            return encodings
+
+    @cached_property
+    def _without_truncation(self) -> Tokenizer:
+        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.no_truncation()
+        return tokenizer
+
+    @cached_property
+    def _truncating_left(self) -> Tokenizer:
+        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.enable_truncation(self._manifest.max_tokens, direction="left")
+        return tokenizer
+
+    def _check_text(self, text: str, index: int) -> None:
+        if not text or text.isspace():
+            raise InvalidInput("the text is empty or only white space", code="empty", index=index)
+        if len(text) > self._max_chars:
+            raise TooLarge(
+                f"the text has {len(text)} characters; the limit is {self._max_chars}",
+                code="text_too_large",
+                index=index,
+            )
+        if "\0" in text:
+            raise InvalidInput("the text contains a NUL character", code="nul", index=index)
+
+    def _check_ids(self, inputs: Sequence[Sequence[int]]) -> None:
+        for index, ids in enumerate(inputs):
+            if not ids:
+                raise InvalidInput("the list of token ids is empty", code="empty", index=index)
+            if min(ids) < 0 or max(ids) >= self._manifest.vocab_size:
+                raise InvalidInput(
+                    f"token ids must be from 0 to {self._manifest.vocab_size - 1}",
+                    code="id_out_of_range",
+                    index=index,
+                )
+
+    def _check_overflow(self, rows: Sequence[Row], on_overflow: OnOverflow) -> None:
+        if on_overflow != "error":
+            return
+        for index, row in enumerate(rows):
+            if row.truncated:
+                raise InvalidInput(
+                    f"the input has more than {self._manifest.max_tokens} tokens",
+                    code="too_long",
+                    index=index,
+                )
+
+    def _prompt(self, name: str | None) -> tuple[str, int]:
+        """Return the prompt, or else the default prompt, and its tokens that are not pooled."""
+        if name is None:
+            name = self._manifest.default_prompt
+        if name is None:
+            return "", 0
+        if name not in self._manifest.prompts:
+            names = ", ".join(sorted(self._manifest.prompts)) or "none"
+            raise InvalidInput(
+                f"unknown prompt; the model's prompts: {names}",
+                code="unknown_prompt",
+                pointer="/prompt_name",
+            )
+        return self._manifest.prompts[name], self._skipped_tokens[name]
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Return the number of tokens of a prompt, leading special tokens included."""
+        encoding = self._tokenizer.encode(prompt)
+        return len(encoding.ids) - encoding.special_tokens_mask[-1]
+
+    def _has_tokens(self, text: str) -> bool:
+        (encoding,) = self._encode([text], "truncate", with_offsets=False)
+        return len(encoding.ids) > self._special_tokens
+
+    def _first_id(self, spellings: Sequence[str]) -> int | None:
+        ids = map(self._tokenizer.token_to_id, spellings)
+        return next((token for token in ids if token is not None), None)
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as panic:  # a panic of the Rust library is no Exception
+        raise RuntimeError("the tokenizer panicked") from panic
+
+
+def _by_index(
+    inputs: Mapping[int, Input], rows_of: Callable[[Sequence[Input]], list[Row]]
+) -> dict[int, Row]:
+    """Return the row of each input by its index in the request, which errors name too."""
+    indices = list(inputs)
+    try:
+        return dict(zip(indices, rows_of(list(inputs.values())), strict=True))
+    except VitrineError as error:
+        if error.index is not None:
+            error.set_index(indices[error.index])
+        raise
+
+
+def _spans(encoding: Encoding, start: int) -> list[Span | None]:
+    """Return the spans of the tokens in the text, which begins at `start` of the encoded string."""
+    return [
+        None if special or end <= start else (max(begin, start) - start, end - start)
+        for (begin, end), special in zip(
+            encoding.offsets, encoding.special_tokens_mask, strict=True
+        )
+    ]
+
+
+def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]:
+    # Start of each character in bytes.
+    starts = list(accumulate((len(char.encode()) for char in text), initial=0))
+    return [
+        (token_id, token, None)
+        if special
+        else (token_id, text[begin:end], (starts[begin], starts[end]))
+        for token_id, token, special, (begin, end) in zip(
+            encoding.ids,
+            encoding.tokens,
+            encoding.special_tokens_mask,
+            encoding.offsets,
+            strict=True,
+        )
+    ]
+
+
+def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Slice the texts: the truncated rest of a long text takes memory until its call returns."""
+    start, chars = 0, 0
+    for end, text in enumerate(texts):
+        chars += len(text)
+        if chars > _SLICE_CHARS and end > start:
+            yield texts[start:end]
+            start, chars = end, len(text)
+    yield texts[start:]

@@ -1,0 +1,431 @@
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from models.export.checkpoint import load
+from models.export.families import FAMILIES
+from models.export.model_folder import CheckpointError
+from models.export.sentence_config import Overrides
+from tests.models.checkpoints import (
+    CONFIGS,
+    edit_json,
+    edit_tensors,
+    save_checkpoint,
+    save_dense,
+    save_tokenizer,
+    write_json,
+    write_modules,
+)
+
+# Id 1 is RoBERTa's padding token; the second row has it in the middle.
+IDS = [[0, 7, 9, 11, 2], [0, 8, 1, 13, 2], [0, 5, 2]]
+Q = "encoder.layer.0.attention.self.query.weight"
+
+
+def test_every_family_has_a_test_config() -> None:
+    assert CONFIGS.keys() == FAMILIES.keys()
+
+
+CASES: list[tuple[str, dict[str, object]]] = [(family, {}) for family in CONFIGS]
+# RoBERTa counts positions from pad_token_id + 1; BERT and MPNet ignore pad_token_id.
+CASES += [(family, {"pad_token_id": 3}) for family in ("bert", "roberta", "mpnet")]
+
+
+@pytest.mark.parametrize(("family", "changes"), CASES)
+def test_family_token_vectors_equal_transformers(
+    family: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    reference = save_checkpoint(tmp_path, family, **changes)
+    encoder = load(tmp_path)[0].encoder
+    for row in IDS:
+        ids = torch.tensor([row])
+        expected = reference(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        torch.testing.assert_close(encoder(ids), expected, rtol=1e-5, atol=1e-5)
+    padding = reference.config.pad_token_id
+    padded = torch.tensor([row + [padding] * (5 - len(row)) for row in IDS])
+    mask = torch.tensor([[1] * len(row) + [0] * (5 - len(row)) for row in IDS])
+    expected = reference(padded, attention_mask=mask).last_hidden_state[mask.bool()]
+    torch.testing.assert_close(encoder(padded, mask)[mask.bool()], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_token_type_vectors_equal_transformers(tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, "bert")
+    encoder = load(tmp_path)[0].encoder
+    ids, types = torch.tensor(IDS[:2]), torch.tensor([[0, 0, 1, 1, 1], [0, 1, 0, 1, 1]])
+    expected = reference(ids, token_type_ids=types).last_hidden_state
+    torch.testing.assert_close(encoder(ids, token_type_ids=types), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("act", ["relu", "gelu_new", "silu"])
+def test_activation_vectors_equal_transformers(act: str, tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, "bert", hidden_act=act)
+    ids = torch.tensor(IDS[:1])
+    expected = reference(ids).last_hidden_state
+    torch.testing.assert_close(load(tmp_path)[0].encoder(ids), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_prefixed_and_gamma_beta_tensor_names_load(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    reference = save_checkpoint(tmp_path, "bert")
+    tensors = {
+        "bert."
+        + name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
+    tensors["cls.predictions.bias"] = torch.zeros(60)
+    save_file(tensors, tmp_path / "model.safetensors")
+    ids = torch.tensor(IDS[:1])
+    torch.testing.assert_close(
+        load(tmp_path)[0].encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_sharded_checkpoint_loads_the_same_model(tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, "bert")
+    (tmp_path / "model.safetensors").unlink()
+    reference.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    ids = torch.tensor(IDS[:1])
+    torch.testing.assert_close(
+        load(tmp_path)[0].encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({Q: None}, f"lacks the tensor {Q}"),
+        (
+            {Q: torch.zeros(32, 31)},
+            rf"{Q} is \(32, 31\) torch.float32; its config requires \(32, 32\)",
+        ),
+        (
+            {Q: torch.zeros(32, 32).int()},
+            rf"{Q} is .*int32; its config requires .*, floating point",
+        ),
+        ({"encoder.layer.7.x": torch.zeros(1)}, r"unexpected tensors \(1\): encoder\.layer\.7\.x"),
+    ],
+)
+def test_missing_misshaped_or_unknown_tensor_raises_with_its_name(
+    changes: dict[str, torch.Tensor | None], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    edit_tensors(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: bert, camembert"),
+        ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not one of gelu"),
+        ({"hidden_act": ["gelu"]}, r"hidden_act has the invalid value \['gelu'\]"),
+        ({"hidden_size": "32"}, "hidden_size has the invalid value '32'"),
+        ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
+        ({"num_attention_heads": 5}, "d_model 32 is not divisible by num_heads 5"),
+        ({"layer_norm_eps": "x"}, "layer_norm_eps has the invalid value 'x'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"is_decoder": True}, "is_decoder is True; only False is supported"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads is"),
+    ],
+)
+def test_unsupported_config_value_raises_with_the_field_name(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    edit_json(tmp_path / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_missing_config_fields_are_named_in_the_error(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "bert", "vocab_size": 9})
+    with pytest.raises(CheckpointError, match=r"config.json lacks hidden_size, intermediate_size"):
+        load(tmp_path)
+
+
+def test_pickle_only_folder_error_suggests_save_pretrained(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin only; .*save_pretrained"):
+        load(tmp_path)
+
+
+def test_truncated_weights_raise_checkpoint_error(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match=r"model.safetensors cannot be read"):
+        load(tmp_path)
+
+
+def test_missing_or_invalid_config_json_raises_checkpoint_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config.json is not JSON"):
+        load(tmp_path)
+
+
+def test_folder_without_modules_json_defaults_to_mean_pooling(
+    tmp_path: Path,
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    _, sentence_config = load(tmp_path)
+    assert (sentence_config.pooling, sentence_config.normalize, sentence_config.max_tokens) == (
+        ("mean",),
+        False,
+        24,
+    )
+
+
+POOLING_FIELDS: dict[str, dict[str, object]] = {
+    "cls": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+    "max": {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False},
+    "mean": {"pooling_mode_mean_tokens": True},
+    "mean_sqrt_len": {"pooling_mode_mean_sqrt_len_tokens": True},
+    "last": {"pooling_mode_lasttoken": True},
+    "two": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+    "new": {"pooling_mode": "lasttoken"},
+    "new two": {"pooling_mode": ["max", "mean_sqrt_len_tokens"]},
+}
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+@pytest.mark.parametrize("fields", POOLING_FIELDS)
+def test_pooled_vectors_equal_sentence_transformers(
+    fields: str, include_prompt: bool, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "mpnet")
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(
+        tmp_path / "1_Pooling" / "config.json",
+        {
+            "word_embedding_dimension": 32,
+            "include_prompt": include_prompt,
+            **POOLING_FIELDS[fields],
+        },
+    )
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    expected = reference.encode(["w5 w6 w7"], prompt="w8 w9 ", convert_to_tensor=True)
+    model, sentence_config = load(tmp_path)
+    assert sentence_config.include_prompt == include_prompt
+    ids = torch.tensor([[0, 8, 9, 5, 6, 7, 2]])
+    pooled = torch.ones(1, 7)
+    if not include_prompt:
+        pooled[:, :3] = 0
+    actual = model(ids, torch.ones(1, 7), pooled)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_dense_head_vectors_equal_sentence_transformers(tmp_path: Path) -> None:
+    save_dense(tmp_path)
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    expected = reference.encode(["w5 w6 w7"], convert_to_tensor=True)
+    model, sentence_config = load(tmp_path)
+    assert sentence_config.normalize
+    assert model.width == 12
+    actual = model(torch.tensor([[0, 5, 6, 7, 2]]), torch.ones(1, 5), torch.ones(1, 5))
+    normed = torch.nn.functional.normalize(actual)
+    torch.testing.assert_close(normed, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.Softmax"}, "Softmax' is not one of"),
+        ({"activation_function": "mine.Tanh"}, "'mine.Tanh' is not one of"),
+        ({"use_residual": True}, "use_residual is True"),
+        ({"in_features": 31}, "in_features 31; the width of its input is 32"),
+        ({"out_features": 13}, r"linear.weight is \(12, 32\)"),
+        ({"in_features": None}, "in_features and out_features must be positive integers"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
+    ],
+)
+def test_unsupported_dense_head_raises_checkpoint_error(
+    config: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_dense(tmp_path, **config)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ([("Transformer", ""), ("CNN", "1")], "Transformer -> CNN; supported: "),
+        ([("Transformer", ""), ("Pooling", "1_Pooling"), ("LSTM", "2")], "-> LSTM"),
+        ([("Pooling", "1_Pooling")], "lists Pooling"),
+        (
+            [("Transformer", "../up"), ("Pooling", "1_Pooling")],
+            "'../up/config.json' points outside",
+        ),
+        ([("Transformer", ""), ("Pooling", "/etc")], "'/etc/config.json' points outside"),
+    ],
+)
+def test_unsupported_module_list_raises_checkpoint_error(
+    modules: list[tuple[str, str]], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / "1_Pooling" / "config.json", {})
+    write_modules(tmp_path, *modules)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_module_class_outside_sentence_transformers_is_rejected(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / "modules.json", [{"idx": 0, "path": "", "type": "custom_code.Thing"}])
+    with pytest.raises(CheckpointError, match=r"custom_code.Thing; code from outside"):
+        load(tmp_path)
+    lookalike = {"idx": 0, "path": "", "type": "sentence_transformers_too.Transformer"}
+    write_json(tmp_path / "modules.json", [lookalike])
+    with pytest.raises(CheckpointError, match=r"sentence_transformers_too.Transformer; code from"):
+        load(tmp_path)
+
+
+def test_unknown_pooling_raises_with_its_name(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_weightedmean_tokens": True})
+    with pytest.raises(CheckpointError, match="'pooling_mode_weightedmean_tokens' is not one of"):
+        load(tmp_path)
+    with pytest.raises(CheckpointError, match="pooling 'median' is not one of mean, cls"):
+        load(tmp_path, Overrides(pooling=["median"]))
+    assert load(tmp_path, Overrides(pooling=["max"]))[1].pooling == ("max",)
+
+
+def test_sentence_config_is_read_and_can_be_overridden(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "roberta")
+    write_json(
+        tmp_path / "sentence_bert_config.json", {"max_seq_length": 30, "do_lower_case": True}
+    )
+    write_json(
+        tmp_path / "config_sentence_transformers.json",
+        {"prompts": {"query": "q: "}, "default_prompt_name": "query"},
+    )
+    _, sentence_config = load(tmp_path)
+    assert (sentence_config.max_tokens, sentence_config.lowercase) == (30, True)
+    assert sentence_config.prompts == {"query": "q: ", "document": ""}
+    assert sentence_config.default_prompt == "query"
+    _, changed = load(tmp_path, Overrides(pooling=["cls"], normalize=True, max_tokens=38))
+    assert (changed.pooling, changed.normalize, changed.max_tokens) == (("cls",), True, 38)
+    # The position table has 40 rows, two of which RoBERTa reserves.
+    with pytest.raises(CheckpointError, match="the maximum of 39 tokens is not between 3 and 38"):
+        load(tmp_path, Overrides(max_tokens=39))
+
+
+def test_unknown_default_prompt_raises_checkpoint_error(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / "config_sentence_transformers.json", {"default_prompt_name": "nope"})
+    with pytest.raises(CheckpointError, match="'nope' is not among the prompts: query, document"):
+        load(tmp_path)
+
+
+def test_tensor_under_two_names_raises_checkpoint_error(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    edit_tensors(tmp_path, **{f"bert.{Q}": torch.zeros(32, 32)})
+    with pytest.raises(CheckpointError, match=f"{Q} twice"):
+        load(tmp_path)
+
+
+def test_shards_outside_the_folder_are_rejected(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model", "bert")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    write_json(index, {"weight_map": {"x": "../outside.safetensors"}})
+    with pytest.raises(CheckpointError, match=r"'../outside.safetensors' points outside"):
+        load(tmp_path / "model")
+    write_json(index, {})
+    with pytest.raises(CheckpointError, match="has no weight_map"):
+        load(tmp_path / "model")
+
+
+def test_encoder_in_a_subfolder_loads_the_same_model(tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path / "0_Transformer", "bert")
+    write_modules(tmp_path, ("Transformer", "0_Transformer"), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
+    write_json(tmp_path / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 9})
+    model, sentence_config = load(tmp_path)
+    assert (sentence_config.transformer, sentence_config.max_tokens) == ("0_Transformer", 9)
+    ids = torch.tensor(IDS[:1])
+    torch.testing.assert_close(
+        model.encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "limit"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": 7}, 7),
+        ("sentence_roberta_config.json", {"max_seq_length": 5}, 5),
+        ("sentence_bert_config.json", {"max_seq_length": None}, 24),
+        ("tokenizer_config.json", {"max_len": 6}, 6),
+        ("tokenizer_config.json", {"model_max_length": 10**30}, 40),
+        ("tokenizer_config.json", {"model_max_length": 1e30}, 40),
+    ],
+)
+def test_max_tokens_equals_sentence_transformers(
+    file: str, content: dict[str, object], limit: int, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
+    write_json(tmp_path / file, {**content, **(tokenizer if "tokenizer" in file else {})})
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    assert load(tmp_path)[1].max_tokens == limit == reference.max_seq_length
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": -1}, "maximum of -1 tokens is not"),
+        ("sentence_bert_config.json", {"max_seq_length": "9"}, "maximum of 9 tokens is not"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {}}}, "processing_kwargs is"),
+        ("sentence_bert_config.json", {"tokenizer_args": {"a": 1}}, "tokenizer_args is"),
+        ("sentence_bert_config.json", {"novelty": 1}, "novelty is not supported"),
+        ("sentence_bert_config.json", [], "is not a JSON object"),
+        ("modules.json", {}, "is not a JSON array"),
+        ("modules.json", [1], "every module needs a type and a path"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "'SparseEncoder'"),
+        ("config_sentence_transformers.json", {"prompts": {"x": 5}}, "prompt 'x' is not a string"),
+        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts is not an object"),
+    ],
+)
+def test_unsupported_sentence_config_raises_with_the_field_name(
+    file: str, content: object, message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / file, content)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_normalize_module_of_another_input_is_rejected(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1"), ("Normalize", "2"))
+    write_json(tmp_path / "1" / "config.json", {})
+    assert load(tmp_path)[1].normalize
+    write_json(tmp_path / "2" / "config.json", {"module_input_name": "token_embeddings"})
+    with pytest.raises(CheckpointError, match="module_input_name is 'token_embeddings'"):
+        load(tmp_path)
+
+
+def test_prompts_can_be_overridden(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    _, sentence_config = load(
+        tmp_path,
+        Overrides(prompts={"query": "query: "}, default_prompt="query", include_prompt=False),
+    )
+    assert sentence_config.prompts == {"query": "query: ", "document": ""}
+    assert (sentence_config.default_prompt, sentence_config.include_prompt) == ("query", False)

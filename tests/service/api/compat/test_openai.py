@@ -1,0 +1,180 @@
+"""/v1, asked by OpenAI's own client and by langchain's."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from langchain_openai import OpenAIEmbeddings
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+TEXTS = ["The cat sat on the mat.", "A feline rested on the rug.", "Stocks fell sharply."]
+
+
+@pytest.fixture(scope="module")
+def peer(url: str, key: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected(client: TestClient) -> list[list[float]]:
+    vectors: list[list[float]] = client.post("/encode", json={"inputs": TEXTS}).json()["embeddings"]
+    return vectors
+
+
+def test_the_openai_client_gets_the_vectors_of_encode(
+    peer: openai.OpenAI, expected: list[list[float]]
+) -> None:
+    answer = peer.embeddings.create(model=MODEL, input=TEXTS)  # as base64, which it decodes
+    assert [item.index for item in answer.data] == [0, 1, 2]
+    np.testing.assert_allclose([item.embedding for item in answer.data], expected, atol=1e-6)
+    assert answer.model == MODEL
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == 9 + 10 + 6
+
+
+def test_one_text_and_floats(peer: openai.OpenAI, expected: list[list[float]]) -> None:
+    answer = peer.embeddings.create(model=MODEL, input=TEXTS[1], encoding_format="float")
+    np.testing.assert_allclose(answer.data[0].embedding, expected[1], atol=1e-6)
+
+
+def test_fewer_dimensions_have_unit_length_again(
+    peer: openai.OpenAI, expected: list[list[float]]
+) -> None:
+    [item] = peer.embeddings.create(model=MODEL, input=TEXTS[:1], dimensions=8).data
+    cut = np.array(expected[0][:8])
+    np.testing.assert_allclose(item.embedding, cut / np.linalg.norm(cut), atol=1e-6)
+
+
+def test_token_ids_alone_and_in_lists(
+    peer: openai.OpenAI, client: TestClient, expected: list[list[float]]
+) -> None:
+    ids = client.post("/encode", json={"inputs": TEXTS, "output": "tokens"}).json()["ids"]
+    many = peer.embeddings.create(model=MODEL, input=ids)
+    np.testing.assert_allclose([item.embedding for item in many.data], expected, atol=1e-6)
+    [alone] = peer.embeddings.create(model=MODEL, input=ids[0]).data
+    np.testing.assert_allclose(alone.embedding, expected[0], atol=1e-6)
+
+
+def test_langchain_gets_them_too(url: str, key: str, expected: list[list[float]]) -> None:
+    with httpx.Client() as connections:
+        embedder = OpenAIEmbeddings(
+            model=MODEL,
+            openai_api_base=f"{url}/v1",
+            openai_api_key=SecretStr(key),
+            check_embedding_ctx_length=False,  # which would send the ids of another tokenizer
+            max_retries=0,
+            http_client=connections,
+        )
+        np.testing.assert_allclose(embedder.embed_documents(TEXTS), expected, atol=1e-6)
+        np.testing.assert_allclose(embedder.embed_query(TEXTS[2]), expected[2], atol=1e-6)
+
+
+def test_the_model_is_listed_and_found_by_its_name(peer: openai.OpenAI) -> None:
+    [listed] = peer.models.list().data
+    assert listed.id == MODEL
+    assert peer.models.retrieve(MODEL) == listed
+    with pytest.raises(openai.NotFoundError, match="unknown model; served model"):
+        peer.models.retrieve("text-embedding-3-small")
+
+
+def test_texts_that_were_cut_are_counted(peer: openai.OpenAI) -> None:
+    raw = peer.embeddings.with_raw_response.create(model=MODEL, input=["word " * 400, "a", "b"])
+    assert raw.headers["X-Truncated-Inputs"] == "1"
+    assert "serialize;dur=" in raw.headers["Server-Timing"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "code", "param"),
+    [
+        ({"model": "gpt"}, openai.NotFoundError, "model_not_found", "model"),
+        ({"input": ["a", ""]}, openai.BadRequestError, "empty", "input"),
+        ({"input": []}, openai.BadRequestError, "invalid", "input"),
+        ({"input": [[1, 2], "a"]}, openai.BadRequestError, "invalid", "input"),
+        ({"input": [["a"]]}, openai.BadRequestError, "invalid", "input"),
+        ({"input": [10**6]}, openai.BadRequestError, "id_out_of_range", "input"),
+        ({"input": ["a"] * 2049}, openai.BadRequestError, "too_many_inputs", "input"),
+        ({"dimensions": 385}, openai.BadRequestError, "dimensions", "dimensions"),
+        ({"dimensions": 0}, openai.BadRequestError, "invalid", "dimensions"),
+        ({"dimensions": True}, openai.BadRequestError, "invalid", "dimensions"),
+        ({"encoding_format": "x"}, openai.BadRequestError, "invalid", "encoding_format"),
+        ({"extra_body": {"truncate": 3}}, openai.BadRequestError, "unknown_field", None),
+    ],
+)
+def test_errors_are_those_that_its_client_understands(
+    peer: openai.OpenAI,
+    fields: dict[str, Any],
+    error: type[openai.APIStatusError],
+    code: str,
+    param: str | None,
+) -> None:
+    with pytest.raises(error) as raised:
+        peer.embeddings.create(**{"model": MODEL, "input": "a", **fields})
+    body = raised.value.body
+    assert isinstance(body, dict)
+    assert (body["type"], body["code"], body["param"]) == ("invalid_request_error", code, param)
+    assert len(json.dumps(body)) < 400
+
+
+def test_a_row_of_ids_is_one_input(client: TestClient) -> None:
+    response = client.post("/v1/embeddings", json={"model": MODEL, "input": [1, -5]})
+    assert not response.json()["error"]["message"].startswith("input 1")
+
+
+def test_an_input_that_is_wrong_is_named(peer: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="input 1: the text is empty"):
+        peer.embeddings.create(model=MODEL, input=["a", " "])
+
+
+def test_a_wrong_key_is_its_authentication_error(url: str) -> None:
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="not-a-key-of-ours", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError) as raised,
+    ):
+        stranger.models.list()
+    assert raised.value.code == "invalid_api_key"
+
+
+def test_what_is_no_route_or_no_json_is_told_in_the_same_shape(client: TestClient) -> None:
+    for response in (
+        client.get("/v1/nothing"),
+        client.get("/v1/embeddings"),
+        client.post("/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"}),
+        client.post("/v1/embeddings", content=b"a"),
+    ):
+        assert response.status_code in (404, 405, 400, 415)
+        assert set(response.json()) == {"error"}
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_defect_is_told_in_the_same_shape(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a secret of the inside")
+
+    monkeypatch.setattr("service.api.compat.openai._embeddings_json", broken)
+    response = client.post("/v1/embeddings", json={"model": MODEL, "input": "a"})
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "secret" not in response.text
+
+
+def test_fields_that_openai_does_not_have(peer: openai.OpenAI, expected: list[list[float]]) -> None:
+    long = "word " * 600
+    cut = peer.embeddings.with_raw_response.create(model=MODEL, input=long)
+    assert cut.headers["X-Truncated-Inputs"] == "1"
+    with pytest.raises(openai.BadRequestError) as raised:
+        peer.embeddings.create(model=MODEL, input=long, extra_body={"on_overflow": "error"})
+    assert raised.value.code == "too_long"
+    with pytest.raises(openai.BadRequestError) as raised:
+        peer.embeddings.create(model=MODEL, input=TEXTS, extra_body={"prompt_name": "none"})
+    assert raised.value.code == "unknown_prompt"
+    body = {"encoding_format": None}
+    answer = peer.embeddings.create(model=MODEL, input=TEXTS, extra_body=body)
+    np.testing.assert_allclose([item.embedding for item in answer.data], expected, atol=1e-6)

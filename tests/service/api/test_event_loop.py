@@ -1,0 +1,109 @@
+"""The event loop does not block on large requests."""
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import orjson
+import pytest
+from starlette.testclient import TestClient
+
+from service.api import body, responses
+from service.app import create_app
+from service.inference.tokenizer import TextTokenizer
+from service.settings import LimitSettings, Settings
+from tests.serving import serving
+
+MANY = 4000
+
+
+@pytest.fixture(scope="module")
+def large_client(settings: Settings) -> Iterator[TestClient]:
+    """A client that may send many texts in one request."""
+    limits = LimitSettings(max_inputs=MANY)
+    app = create_app(settings.model_copy(update={"limits": limits}), on_fatal=pytest.fail)
+    with serving(app) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("inputs", "is_inline"),
+    [
+        (["short"], True),
+        (["word " * 5_000], False),
+        (["short"] * 100, False),
+    ],
+)
+def test_long_inputs_are_tokenized_outside_the_event_loop(
+    large_client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: list[str],
+    is_inline: bool,
+) -> None:
+    threads = threads_of(monkeypatch, TextTokenizer, "rows")
+    assert large_client.post("/encode", json={"inputs": inputs}).status_code == 200
+    assert (threads == [event_loop_thread(large_client)]) == is_inline
+
+
+@pytest.mark.parametrize(("count", "is_inline"), [(1, True), (MANY, False)])
+def test_large_bodies_are_parsed_outside_the_event_loop(
+    large_client: TestClient, monkeypatch: pytest.MonkeyPatch, count: int, is_inline: bool
+) -> None:
+    threads = threads_of(monkeypatch, body, "_parse")
+    inputs = [f"text number {i}" for i in range(count)]
+    assert large_client.post("/encode", json={"inputs": inputs}).status_code == 200
+    assert (threads == [event_loop_thread(large_client)]) == is_inline
+
+
+@pytest.mark.parametrize(("count", "is_inline"), [(1, True), (100, False)])
+def test_large_responses_are_serialized_outside_the_event_loop(
+    large_client: TestClient, monkeypatch: pytest.MonkeyPatch, count: int, is_inline: bool
+) -> None:
+    threads = threads_of(monkeypatch, responses, "serialize_rows")
+    assert large_client.post("/encode", json={"inputs": ["text"] * count}).status_code == 200
+    assert (threads == [event_loop_thread(large_client)]) == is_inline
+
+
+def test_responses_are_compressed_outside_the_event_loop(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = threads_of(monkeypatch, responses.gzip, "compress")  # type: ignore[attr-defined]
+    server = settings.server.model_copy(update={"gzip": True})
+    app = create_app(settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
+    with serving(app) as client:
+        assert client.post("/encode", json={"inputs": "text"}).status_code == 200
+        assert threads
+        assert event_loop_thread(client) not in threads
+
+
+# orjson holds the interpreter's lock during a call: other threads run only between calls.
+def test_rows_are_serialized_in_calls_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def dumps(value: np.ndarray, option: int) -> bytes:
+        sizes.append(value.size)
+        return orjson.dumps(value, option=option | orjson.OPT_SERIALIZE_NUMPY)
+
+    library = SimpleNamespace(dumps=dumps, Fragment=orjson.Fragment, OPT_SERIALIZE_NUMPY=0)
+    monkeypatch.setattr(responses, "orjson", library)
+    responses.serialize_rows(np.zeros((50, 384), np.float32), in_base64=False)
+    assert sizes == [384] * 50
+
+
+def threads_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[int]:
+    """The threads in which a function is called, from now on."""
+    threads: list[int] = []
+    function: Callable[..., object] = getattr(owner, name)
+
+    def recorded(*arguments: object, **named: object) -> object:
+        threads.append(threading.get_ident())
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, recorded)
+    return threads
+
+
+def event_loop_thread(client: TestClient) -> int:
+    assert client.portal is not None
+    return client.portal.call(threading.get_ident)

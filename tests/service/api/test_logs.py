@@ -1,0 +1,93 @@
+"""The access log, and logs as JSON whatever they are about."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from service.app import create_app
+from service.settings import ApiKey, AuthSettings, Settings
+from tests.serving import serving
+
+KEY = "a-key-of-some-length"
+CANARY = "canary-text"
+
+
+def logged_client(settings: Settings, **server: object) -> TestClient:
+    keys = (ApiKey(name="the app", key=SecretStr(KEY)),)
+    changes = {
+        "auth": AuthSettings(keys=keys),
+        "server": settings.server.model_copy(update={"access_log": True, **server}),
+    }
+    return serving(create_app(settings.model_copy(update=changes)))  # type: ignore[return-value]
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    return [vars(record) for record in caplog.records if record.name == "vitrine.access"]
+
+
+def test_a_request_is_a_line_with_its_key_and_the_reason_of_its_failure(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with logged_client(settings) as client:
+        headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "an-id"}
+        caplog.clear()
+        for body in ({"inputs": CANARY}, {"inputs": ["", CANARY]}, {CANARY: CANARY}):
+            client.post(f"/encode?{CANARY}={CANARY}", json=body, headers=headers)
+        client.post("/encode", json={"inputs": CANARY})
+        client.get(f"/{CANARY}")
+        client.head("/healthz")
+    lines = lines_of(caplog)
+    shown = ("method", "route", "status", "code", "api_key")
+    assert [tuple(line.get(name) for name in shown) for line in lines] == [
+        ("POST", "/encode", "200", None, "the app"),
+        ("POST", "/encode", "422", "empty", "the app"),
+        ("POST", "/encode", "422", "unknown_field", "the app"),
+        ("POST", "/encode", "401", "unauthorized", None),
+        ("GET", "none", "404", "not_found", None),
+        ("HEAD", "/healthz", "200", None, None),
+    ]
+    assert lines[0]["request_id"] == "an-id"
+    assert lines[0]["client"] == "testclient"
+    assert "slow" not in lines[0]
+    written = [str(line["message"]) for line in lines]
+    assert written[1].startswith("POST /encode 422 ")
+    assert written[1].endswith(" api_key=the app code=empty")
+    assert "canary" not in str(lines)
+    assert KEY not in str(lines)
+
+
+def test_a_slow_request_is_marked(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with logged_client(settings, slow_s=1e-9) as client:
+        caplog.clear()
+        client.get("/healthz")
+    assert [line["slow"] for line in lines_of(caplog)] == [True]
+
+
+def test_there_is_no_access_log_by_default(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert client.post("/encode", json={"inputs": "a"}).status_code == 200
+    assert not lines_of(caplog)
+
+
+def test_warnings_and_uncaught_errors_are_json_too() -> None:
+    program = """
+from service.logs import configure
+configure("json")
+import warnings
+warnings.warn("of a library\\nin two lines")
+raise ValueError("at the end")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["WARNING", "CRITICAL"]
+    assert "of a library" in lines[0]["message"]
+    assert "ValueError: at the end" in lines[1]["exc_info"]

@@ -1,0 +1,140 @@
+"""`"output": "tokens"`: a vector for each token, and where the tokens are."""
+
+import base64
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from starlette.testclient import TestClient
+from transformers import AutoTokenizer
+
+from models.artifact import Artifact
+from models.engines import cosines
+from service.app import create_app
+from service.settings import EngineSettings, LimitSettings, ModelSettings, Settings
+from tests.sentences import mixed_texts
+from tests.serving import ready_model, serving
+
+TEXTS = mixed_texts()[:40]
+
+
+def tokens_of(client: TestClient, inputs: object, **fields: object) -> dict[str, Any]:
+    response = client.post("/encode", json={"inputs": inputs, "output": "tokens", **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_token_vectors_are_those_of_sentence_transformers(
+    client: TestClient, minilm_folder: Path
+) -> None:
+    oracle = SentenceTransformer(str(minilm_folder), device="cpu", local_files_only=True)
+    answer = tokens_of(client, TEXTS)
+    assert answer["dimensions"] == 384
+    expected = [oracle.encode([t], output_value="token_embeddings")[0].numpy() for t in TEXTS]
+    for found, wanted, length in zip(answer["embeddings"], expected, answer["tokens"], strict=True):
+        assert np.shape(found) == wanted.shape == (length, 384)
+        assert cosines(np.asarray(found), wanted).min() >= 0.999999
+        assert np.abs(np.asarray(found) - wanted).max() < 1e-4
+
+
+def test_ids_and_offsets_are_those_of_transformers(client: TestClient, minilm_folder: Path) -> None:
+    oracle = AutoTokenizer.from_pretrained(str(minilm_folder))
+    expected = oracle(TEXTS, truncation=True, max_length=256, return_offsets_mapping=True)
+    answer = tokens_of(client, TEXTS)
+    assert answer["ids"] == expected["input_ids"]
+    assert answer["truncated"] == [len(ids) > 256 for ids in oracle(TEXTS)["input_ids"]]
+    for found, wanted in zip(answer["offsets"], expected["offset_mapping"], strict=True):
+        # transformers writes (0, 0) for special tokens.
+        assert [tuple(span or (0, 0)) for span in found] == wanted
+        assert found[0] is found[-1] is None
+
+
+def test_a_row_of_ids_has_token_vectors_and_no_offsets(client: TestClient) -> None:
+    of_text = tokens_of(client, "The cat sat on the mat.")
+    of_ids = tokens_of(client, of_text["ids"])
+    assert of_ids["offsets"] == [None]
+    np.testing.assert_allclose(of_ids["embeddings"], of_text["embeddings"], atol=1e-6)
+
+
+def test_they_have_unit_length_if_asked_and_come_as_base64(client: TestClient) -> None:
+    texts = ["a cat", "the dog and the bird"]
+    plain, unit = tokens_of(client, texts), tokens_of(client, texts, normalize=True)
+    packed = tokens_of(client, texts, encoding="base64")
+    for numbers, normed, encoded, length in zip(
+        plain["embeddings"], unit["embeddings"], packed["embeddings"], plain["tokens"], strict=True
+    ):
+        norms = np.linalg.norm(numbers, axis=1, keepdims=True)
+        assert np.abs(norms - 1).min() > 0.1
+        np.testing.assert_allclose(normed, numbers / norms, atol=1e-6)
+        raw = np.frombuffer(base64.b64decode(encoded), "<f4").reshape(length, 384)
+        np.testing.assert_allclose(raw, numbers, atol=1e-6)
+
+
+def test_pooled_and_token_vectors_can_be_asked_for_at_once(client: TestClient) -> None:
+    pooled = client.post("/encode", json={"inputs": TEXTS}).json()["embeddings"]
+    tokens = tokens_of(client, TEXTS)["embeddings"]
+    with ThreadPoolExecutor(8) as clients:
+        asked = [
+            clients.submit(
+                client.post,
+                "/encode",
+                json={"inputs": TEXTS, "output": ("pooled", "tokens")[i % 2]},
+            )
+            for i in range(8)
+        ]
+        for i, answer in enumerate(asked):
+            found = answer.result().json()["embeddings"]
+            for mine, wanted in zip(found, (pooled, tokens)[i % 2], strict=True):
+                np.testing.assert_allclose(mine, wanted, atol=2e-6 if i % 2 == 0 else 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"dimensions": 4}, "/dimensions"),
+        ({"inputs": ["a", ""]}, "/inputs/1"),
+        ({"output": "sparse"}, "/output"),
+    ],
+)
+def test_what_does_not_go_with_token_vectors_is_refused(
+    client: TestClient, fields: dict[str, object], pointer: str
+) -> None:
+    response = client.post("/encode", json={"inputs": "a", "output": "tokens", **fields})
+    assert (response.status_code, response.json()["pointer"]) == (422, pointer)
+
+
+def test_token_outputs_are_tokenized_once(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = ready_model(client).tokenizer
+    calls: list[bool] = []
+    encode = tokenizer._encode
+
+    def counted(*arguments: Any) -> object:  # noqa: ANN401 - passed on
+        calls.append(arguments[2])
+        return encode(*arguments)
+
+    monkeypatch.setattr(tokenizer, "_encode", counted)
+    assert tokens_of(client, ["a text", "another"])["offsets"][0] is not None
+    assert calls == [True]
+    calls.clear()
+    assert client.post("/tei/embed_all", json={"inputs": ["a text"]}).status_code == 200
+    assert calls == [False]  # no offsets are computed in vain
+
+
+def test_more_tokens_than_an_answer_may_hold_are_refused(artifact: Artifact) -> None:
+    settings = Settings(
+        model=ModelSettings(path=artifact.path),
+        engine=EngineSettings(threads=1),
+        limits=LimitSettings(max_token_vectors=10),
+    )
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        assert len(tokens_of(client, ["a b c", "d e f"])["embeddings"]) == 2
+        response = client.post("/encode", json={"inputs": ["a b c", "d e f g"], "output": "tokens"})
+        assert (response.status_code, response.json()["code"]) == (422, "too_many_tokens")
+        assert "have 11 tokens; the limit for token vectors is 10" in response.json()["detail"]
+        assert client.post("/encode", json={"inputs": ["a b c", "d e f g"]}).status_code == 200

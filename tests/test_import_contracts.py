@@ -1,0 +1,60 @@
+"""Each import contract fails on a violation of it."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+    "contracts"
+]
+# A module and an import that it must not have, by contract.
+VIOLATIONS = {
+    "layers": ("models/packing.py", "import service.logs"),
+    "service-layers": ("service/api/auth.py", "import service.debug.access"),
+    "text": ("models/gradients/budget.py", "def f():\n    import models.export.tokenizer_file"),
+    "meeting-points": ("service/inference/results.py", "import models.network.pooling"),
+    "torch-free": ("service/debug/state.py", "def f():\n    import service.debug.jobs"),
+    "http-free": ("service/inference/errors.py", "import starlette.responses"),
+}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the packages."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in ("models", "service", "deploy"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    return copy
+
+
+def check(tree: Path, contract: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    return subprocess.run(
+        [*command, "--contract", contract], cwd=tree, capture_output=True, text=True, check=False
+    )
+
+
+def test_every_contract_has_a_violation() -> None:
+    assert VIOLATIONS.keys() == {contract["id"] for contract in CONTRACTS}
+
+
+@pytest.mark.parametrize("contract", VIOLATIONS)
+def test_contract_fails_on_a_violation(tree: Path, contract: str) -> None:
+    name, violation = VIOLATIONS[contract]
+    module = tree / name
+    content = module.read_text()
+    module.write_text(f"{content}\n{violation}\n")
+    try:
+        violated = check(tree, contract)
+    finally:
+        module.write_text(content)
+    assert violated.returncode == 1, violated.stdout
+    assert "BROKEN" in violated.stdout
+    kept = check(tree, contract)
+    assert kept.returncode == 0, kept.stdout

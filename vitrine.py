@@ -1,0 +1,43 @@
+"""The Python API of Vitrine: text to vectors in this process, without HTTP.
+
+>>> import vitrine
+>>> async with await vitrine.open_model("artifacts/all-MiniLM-L6-v2") as model:  # doctest: +SKIP
+...     result = await model.encode(["The cat sat on the mat."])
+...     print(result.vectors.shape)
+(1, 384)
+"""
+
+from models.artifact import ArtifactError
+from models.engines import EngineError
+from service.inference.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+    TooLarge,
+    VitrineError,
+)
+from service.inference.model import Model, ModelOptions, open_model
+from service.inference.results import Embeddings, TokenEmbeddings
+from service.inference.sync_model import SyncModel
+from service.inference.tokenizer import Row
+
+__all__ = [
+    "ArtifactError",
+    "DeadlineExceeded",
+    "Embeddings",
+    "EngineError",
+    "InferenceFailed",
+    "InvalidInput",
+    "Model",
+    "ModelOptions",
+    "NotReady",
+    "Overloaded",
+    "Row",
+    "SyncModel",
+    "TokenEmbeddings",
+    "TooLarge",
+    "VitrineError",
+    "open_model",
+]
