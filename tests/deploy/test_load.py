@@ -1,180 +1,215 @@
-"""The load test, against servers whose delays are known."""
+"""The load test: measurements in virtual time, and one run against the service itself."""
 
 import asyncio
 import itertools
 import json
 import math
 import random
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import selectors
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
-import uvicorn
 
 from deploy import load_test
 from models.artifact import Artifact
 from tests.serving import lines_until, process
 
+WARM_UP_S = 0.5
 
-@pytest.fixture(autouse=True)
-def _a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What else runs here may hold up some of the sends, by less than matters to delays like these.
-    monkeypatch.setattr(load_test, "LATE_S", 0.1)
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Event loop whose clock jumps to the next timer instead of waiting for it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "nothing is scheduled: the loop would wait forever"
+        self._loop.now += max(0.0, timeout)
+        return super().select(0)
 
 
 class Stub:
-    """Answers after a delay, and not at all while it stalls.
+    """Server that responds after a delay, and pauses once.
 
     Attributes:
-        delays: Of the answers in turn, in seconds.
-        statuses: Of the answers in turn.
-        stalls_at: When it stalls, in seconds from the first request, and for how long.
+        delays: Delays of the responses in turn, in seconds.
+        statuses: Statuses of the responses in turn.
+        pause: Begin and duration of the pause, in seconds from the end of the warm-up.
+        changes: Whether the vector differs from response to response.
     """
 
     def __init__(
         self,
-        delays: tuple[float, ...] = (0.0,),
-        statuses: tuple[int, ...] = (200,),
-        stalls_at: tuple[float, float] = (0.0, 0.0),
+        delays: Sequence[float] = (0.001,),
+        statuses: Sequence[int] = (200,),
+        pause: tuple[float, float] = (0.0, 0.0),
+        *,
         changes: bool = False,
     ) -> None:
         self._delays = itertools.cycle(delays)
         self._statuses = itertools.cycle(statuses)
-        self._stalls_at = stalls_at
-        self.first: float | None = None
+        self._pause = pause
         self._changes = changes
+        self._components = random.Random(0)  # noqa: S311
+        self.begin_s = math.inf
 
-    async def __call__(self, _scope: Any, _receive: Any, send: Any) -> None:  # noqa: ANN401
-        now = time.monotonic()
-        self.first = self.first or now
-        begin, length = self._stalls_at
-        if begin <= now - self.first < begin + length:
-            await asyncio.sleep(self.first + begin + length - now)
+    async def __call__(self, _request: httpx.Request) -> httpx.Response:
+        pause_begin_s, duration_s = self._pause
+        since_s = asyncio.get_running_loop().time() - self.begin_s - pause_begin_s
+        await asyncio.sleep((duration_s - since_s) if 0 <= since_s < duration_s else 0)
         await asyncio.sleep(next(self._delays))
-        vector = [1.0, random.random() if self._changes else 2.0]  # noqa: S311
-        status = next(self._statuses)
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        body = json.dumps({"embeddings": [vector]}).encode()
-        await send({"type": "http.response.body", "body": body})
+        vector = [1.0, self._components.random() if self._changes else 2.0]
+        return httpx.Response(next(self._statuses), json={"embeddings": [vector]})
 
 
-@contextmanager
-def served(stub: Stub) -> Iterator[str]:
-    stub.first = None
-    server = uvicorn.Server(uvicorn.Config(stub, port=0, log_level="critical", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
+def simulate(
+    monkeypatch: pytest.MonkeyPatch, stub: Stub, *, generator_pause_s: float = 0.0
+) -> None:
+    """Let the load test run in one process and in virtual time, against the stub."""
+
+    async def run(plan: load_test.Plan, loop: VirtualTimeLoop) -> load_test.Measurements:
+        expected = await load_test.sample_vectors(plan)
+        stub.begin_s = loop.time() + plan.warm_up
+        return await load_test.Generator(plan, stub.begin_s, expected, (0, 1)).run()
+
+    def run_simulated(plan: load_test.Plan, _processes: int) -> load_test.Measurements:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            loop = runner.get_loop()
+            assert isinstance(loop, VirtualTimeLoop)
+            clock = SimpleNamespace(monotonic=loop.time, process_time=lambda: 0.0)
+            texts = _texts_with_pause(load_test.texts_of(plan.words, 0), loop, generator_pause_s)
+            with monkeypatch.context() as patch:
+                patch.setattr(load_test, "time", clock)
+                patch.setattr(load_test, "texts_of", lambda *_: texts)
+                patch.setattr(load_test, "client_of", _client_of(stub))
+                return runner.run(run(plan, loop))
+
+    monkeypatch.setattr(load_test, "run", run_simulated)
 
 
-def load_of(stub: Stub, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    """Return the status and the result of the first run that the tool itself calls valid."""
-    for _ in range(5):  # what else a machine does may hold up the sends of one
-        with served(stub) as url:
-            arguments = [url, "--warm-up", "0.5", "--processes", "1", "--out", str(out), *options]
-            status = load_test.main(arguments)
-        if status != 2:
-            break
+def _client_of(stub: Stub) -> Callable[[load_test.Plan], httpx.AsyncClient]:
+    return lambda plan: httpx.AsyncClient(
+        base_url=plan.target.url, transport=httpx.MockTransport(stub)
+    )
+
+
+def _texts_with_pause(texts: Iterator[str], loop: VirtualTimeLoop, pause_s: float) -> Iterator[str]:
+    """Yield the texts; the 400th takes `pause_s` to make, in which nothing else runs."""
+    for number, text in enumerate(texts):
+        if number == 400:
+            loop.now += pause_s
+        yield text
+
+
+def load_of(out: Path, *options: str) -> tuple[int, Mapping[str, Any]]:
+    """Return the exit status and the result of one run of the command line."""
+    arguments = ["http://stub", "--warm-up", f"{WARM_UP_S}", "--out", str(out), *options]
+    status = load_test.main(arguments)
     [result] = json.loads(out.with_suffix(".json").read_text())["results"]
     return status, result
 
 
-def test_percentiles_are_those_of_known_delays(tmp_path: Path) -> None:
-    stub = Stub(delays=(0.05,) * 9 + (0.3,))
-    status, result = load_of(stub, tmp_path / "a", "--rates", "100", "--seconds", "11")
+def test_percentiles_equal_known_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(monkeypatch, Stub(delays=(0.05,) * 9 + (0.3,)))
+    status, result = load_of(tmp_path / "a", "--rates", "100", "--seconds", "11")
     assert status == 0
     assert result["outcomes"] == {"200": pytest.approx(1100, rel=0.1)}
-    assert 50 <= result["latency_ms"]["p50"] < 100
-    assert 300 <= result["latency_ms"]["p99"] < 400
-    assert result["latency_ms"]["p99.9"] is None  # of 1,100, one lies beyond it
+    assert result["latency_ms"]["p50"] == pytest.approx(50)
+    assert result["latency_ms"]["p99"] == pytest.approx(300)
+    assert result["latency_ms"]["p99.9"] is None  # only one of 1,100 requests lies beyond it
+    assert result["late"] == 0
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
-STALL_S, RUN_S = 1.5, 11.0
+PAUSE_S, RUN_S = 1.5, 11.0
 
 
-def test_a_stall_shows_as_computed(tmp_path: Path) -> None:
-    # Of those who come while it lasts, each waits for what is left of it: a share q of all waits
-    # for less than what is left after all but (1 - q) of the run.
-    stub = Stub(stalls_at=(2.5, STALL_S))
-    # So many had come by then, give or take what a Poisson process does: three deviations.
-    computed_s = {
-        name: pytest.approx(
-            STALL_S - (1 - q) * RUN_S, abs=3 * math.sqrt((1 - q) * RUN_S * 100) / 100
-        )
-        for name, q in (("p90", 0.9), ("p99", 0.99))
-    }
-    for _ in range(5):  # what else a machine does may hold up the 150 answers after one stall
-        status, result = load_of(stub, tmp_path / "a", "--rates", "100", "--seconds", f"{RUN_S}")
-        assert status == 0
-        found_s = {name: result["latency_ms"][name] / 1e3 for name in computed_s}
-        if found_s == computed_s:
-            break
-    assert found_s == computed_s
-    assert result["latency_ms"]["p50"] < 100
+def test_open_loop_counts_the_wait_of_every_request_in_a_server_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate(monkeypatch, Stub(delays=(0.005,), pause=(2.5, PAUSE_S)))
+    status, result = load_of(tmp_path / "a", "--rates", "100", "--seconds", f"{RUN_S}")
+    assert status == 0
+    # A request that arrives t seconds before the end of the pause waits for t seconds. So a share
+    # (1 - q) of the run's requests waits for longer than the pause less that share of the run.
+    # The tolerance is three standard deviations of a Poisson process.
+    for name, q in (("p90", 0.9), ("p99", 0.99)):
+        expected_s = PAUSE_S - (1 - q) * RUN_S
+        tolerance_s = 3 * math.sqrt((1 - q) * RUN_S * 100) / 100
+        assert result["latency_ms"][name] / 1e3 == pytest.approx(expected_s, abs=tolerance_s)
+    assert result["latency_ms"]["p50"] == pytest.approx(5)
 
 
-def test_a_server_that_falls_behind_is_not_said_to_keep_up(tmp_path: Path) -> None:
-    # The first request comes before the warm-up, half a second or more before the run of 2 s.
-    stub = Stub(stalls_at=(1.0, 5.0))
-    _, result = load_of(stub, tmp_path / "a", "--rates", "50", "--seconds", "2")
-    assert 4.0 < result["requests"] / result["completed_per_s"] < 5.7
+def test_closed_loop_hides_a_server_pause_from_the_p99(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate(monkeypatch, Stub(delays=(0.005,), pause=(2.5, PAUSE_S)))
+    _, result = load_of(tmp_path / "a", "--clients", "4", "--seconds", f"{RUN_S}")
+    assert result["latency_ms"]["p99"] == pytest.approx(5)
+    assert result["latency_ms"]["max"] == pytest.approx(1e3 * PAUSE_S, abs=10)
 
 
-def test_clients_that_wait_hide_it(tmp_path: Path) -> None:
-    stub = Stub(delays=(0.005,), stalls_at=(2.5, STALL_S))
-    _, result = load_of(stub, tmp_path / "a", "--clients", "4", "--seconds", f"{RUN_S}")
-    assert result["latency_ms"]["p99"] < 300
-    assert result["latency_ms"]["max"] > 900 * STALL_S
+def test_throughput_counts_responses_after_the_end_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate(monkeypatch, Stub(pause=(0.0, 5.0)))
+    _, result = load_of(tmp_path / "a", "--rates", "50", "--seconds", "2")
+    assert result["requests"] / result["completed_per_s"] == pytest.approx(5.0, abs=0.01)
+
+
+def test_pause_of_the_load_test_counts_as_latency_and_invalidates_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulate(monkeypatch, Stub(), generator_pause_s=1.0)
+    status, result = load_of(tmp_path / "a", "--rates", "100", "--seconds", f"{RUN_S}")
+    assert status == 2
+    assert result["late"] == pytest.approx(1 / RUN_S, rel=0.3)
+    assert result["latency_ms"]["max"] == pytest.approx(1000, rel=0.05)
+    assert "INVALID" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("stub", "options", "message"),
     [
-        (Stub(delays=(0.1,)), ("--p99-ms", "50"), "p99 is "),
+        (Stub(delays=(0.1,)), ("--p99-ms", "50"), "p99 is 100.0 ms, above 50 ms"),
         (Stub(statuses=(200, 200, 200, 429)), ("--error-rate", "0.1"), "requests failed, above"),
         (Stub(changes=True), (), "known vectors differ"),
     ],
+    ids=["p99", "error rate", "vectors"],
 )
-def test_a_threshold_that_is_broken_is_status_1(
+def test_exceeded_threshold_has_exit_status_1(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     stub: Stub,
     options: tuple[str, ...],
     message: str,
 ) -> None:
-    monkeypatch.setattr(load_test, "LATE_S", 1.0)  # status 2 comes before 1
-    status, _ = load_of(stub, tmp_path / "a", "--rates", "100", "--seconds", "3", *options)
+    simulate(monkeypatch, stub)
+    status, _ = load_of(tmp_path / "a", "--rates", "100", "--seconds", "11", *options)
     assert status == 1
     assert message in capsys.readouterr().err
-
-
-def test_a_run_that_sends_too_late_is_invalid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(load_test, "LATE_S", 0.0)
-    status, result = load_of(Stub(), tmp_path / "a", "--rates", "50", "--seconds", "1")
-    assert status == 2
-    assert result["late"] > load_test.MAX_LATE
-    assert "INVALID" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     "words", ["fixed:7", "lognormal:12,0.5", f"file:{Path(__file__).with_name('test_locks.py')}"]
 )
-def test_texts_are_those_of_the_distribution_and_the_seed(words: str) -> None:
+def test_texts_depend_on_distribution_and_seed_alone(words: str) -> None:
     first, again, other = (
         list(itertools.islice(load_test.texts_of(words, seed), 2000)) for seed in (1, 1, 2)
     )
@@ -187,31 +222,39 @@ def test_texts_are_those_of_the_distribution_and_the_seed(words: str) -> None:
         assert lengths[0] < 6 < 30 < lengths[-1]
 
 
-def test_each_kind_of_server_is_spoken_to_in_its_own_words(
-    artifact: Artifact, capsys: pytest.CaptureFixture[str]
+def test_each_kind_of_api_is_measured_by_two_processes(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The only run in real time. An open loop sends its whole schedule however late it is.
+    monkeypatch.setattr(load_test, "LATE_S", math.inf)
     with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
         url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
         targets = (url, f"openai={url}", f"tei={url}/tei")
-        rest = ("--clients", "2", "--seconds", "3", "--warm-up", "0", "--texts", "2")
-        model = ("--model", "sentence-transformers/all-MiniLM-L6-v2", "--error-rate", "0")
-        assert load_test.main([*targets, *rest, *model]) == 0
-    table = capsys.readouterr().out
-    for kind in ("vitrine", "openai", "tei"):
-        assert f"| {kind} http" in table
+        load = ("--rates", "30", "--seconds", "2", "--warm-up", "0", "--processes", "2")
+        texts = ("--texts", "2", "--model", "sentence-transformers/all-MiniLM-L6-v2")
+        limits = ("--error-rate", "0", "--timeout", "120", "--out", str(tmp_path / "a"))
+        assert load_test.main([*targets, *load, *texts, *limits]) == 0
+    results = json.loads((tmp_path / "a.json").read_text())["results"]
+    assert [result["target"].split()[0] for result in results] == ["vitrine", "openai", "tei"]
+    # The seed fixes the schedule, and so the number of requests.
+    [requests] = {result["requests"] for result in results}
+    assert requests == pytest.approx(60, abs=25)
+    for result in results:
+        assert result["outcomes"] == {"200": requests}
+        assert result["compared"] > 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("ftp://x",), "is no http:// address"),
-        (("nope=http://x",), "'nope' is none of vitrine, openai, tei, infinity"),
+        (("ftp://x",), "is not an http:// or https:// URL"),
+        (("nope=http://x",), "unknown kind 'nope'; kinds: vitrine, openai, tei, infinity"),
         (("http://x", "--words", "fixed:a"), "argument --words"),
         (("http://x", "--rates", "0"), "argument --rates"),
         (("http://x", "--rates", "1", "--clients", "1"), "not allowed with argument"),
     ],
 )
-def test_a_wrong_argument_is_named(
+def test_invalid_argument_is_named_in_the_error(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -219,6 +262,6 @@ def test_a_wrong_argument_is_named(
     assert message in capsys.readouterr().err
 
 
-def test_a_server_that_is_not_there_is_said_at_once() -> None:
+def test_unreachable_server_ends_the_load_test_with_a_message() -> None:
     with pytest.raises(SystemExit, match=r"http://127\.0\.0\.1:9 does not have the vitrine API"):
         load_test.main(["http://127.0.0.1:9", "--rates", "1"])
