@@ -180,6 +180,7 @@ def test_pause_of_the_load_test_counts_as_latency_and_invalidates_the_run(
     assert status == 2
     assert result["late"] == pytest.approx(1 / RUN_S, rel=0.3)
     assert result["latency_ms"]["max"] == pytest.approx(1000, rel=0.05)
+    assert result["latency_ms"]["p99"] == pytest.approx(1000 - 0.01 * 1e3 * RUN_S, rel=0.1)
     assert "INVALID" in capsys.readouterr().out
 
 
