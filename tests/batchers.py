@@ -3,11 +3,55 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from service.inference.batch_former import BatchFormer
-from service.inference.batcher import Batcher, Outcome
+from service.inference.batcher import Batcher, Clock, Outcome
+from tests.eventually import HANG_S, eventually_async
 
 POISON = -1
+
+
+class ManualClock(Clock):
+    """A clock that stands still until a test advances it.
+
+    Attributes:
+        waits: Number of calls of `wait` so far.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._timers: dict[asyncio.Future[None], float] = {}
+        self._loop = asyncio.get_running_loop()
+        self.waits = 0
+
+    def now(self) -> float:
+        return self._now
+
+    async def wait(self, future: asyncio.Future[Any], timeout_s: float) -> None:
+        expired: asyncio.Future[None] = self._loop.create_future()
+        self._timers[expired] = self._now + timeout_s
+        self.waits += 1
+        self._expire()
+        await asyncio.wait([future, expired], return_when=asyncio.FIRST_COMPLETED)
+        del self._timers[expired]
+
+    async def advance(self, seconds: float) -> None:
+        """Let every task reach its next wait, advance the clock, and do the former again."""
+        await settled()
+        self._now += seconds
+        self._expire()
+        await settled()
+
+    def advance_in_thread(self, seconds: float) -> None:
+        """Advance the clock from a thread."""
+        self._now += seconds
+        self._loop.call_soon_threadsafe(self._expire)
+
+    def _expire(self) -> None:
+        for expired, due in self._timers.items():
+            if due <= self._now and not expired.done():
+                expired.set_result(None)
 
 
 class Recorder:
@@ -20,7 +64,7 @@ class Recorder:
 
     def __call__(self, items: Sequence[int]) -> list[int]:
         self.batches.append(list(items))
-        self.gate.wait(10)
+        assert self.gate.wait(HANG_S)
         if POISON in items:
             raise ValueError("poison")
         return [item * item for item in items]
@@ -37,6 +81,7 @@ def batcher_of(
     on_stop: Callable[[BaseException], None] = lambda _: None,
     probe: Callable[[], object] = lambda: None,
     cancel: Callable[[], None] = lambda: None,
+    clock: Clock | None = None,
 ) -> Batcher[int, int]:
     return Batcher(
         run,
@@ -53,18 +98,19 @@ def batcher_of(
         max_queue_tokens=max_queue_tokens,
         timeout_s=timeout_s,
         on_stop=on_stop,
+        clock=clock,
     )
 
 
 async def with_batcher(
     batcher: Batcher[int, int],
-    story: Callable[[Batcher[int, int]], Awaitable[None]],
+    scenario: Callable[[Batcher[int, int]], Awaitable[None]],
     *,
     stops: bool = False,
 ) -> None:
     batcher.start()
     try:
-        await asyncio.wait_for(story(batcher), 20)
+        await scenario(batcher)
         assert batcher.is_alive != stops
     finally:
         await batcher.close()
@@ -74,16 +120,11 @@ async def held(run: Recorder, batcher: Batcher[int, int]) -> "asyncio.Task[Outco
     """Occupy the engine with a first item, so that what follows has to queue."""
     run.gate.clear()
     task = asyncio.create_task(batcher.submit([1]))
-    await until(lambda: bool(run.batches))
+    await eventually_async(lambda: run.batches)
     return task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 async def settled() -> None:
     """Let every task run until it waits for something other than the loop."""
-    for _ in range(5):
+    for _ in range(10):
         await asyncio.sleep(0)

@@ -48,7 +48,7 @@ GUARDS = (
         "service/inference/batcher.py",
         "elif len(entries) > 1:",
         "elif False:",
-        f"{_I}test_batcher_faults.py::test_only_the_request_with_the_guilty_item_fails",
+        f"{_I}test_batcher_faults.py::test_failing_item_fails_only_its_own_request",
     ),
     Guard(
         "service/inference/batcher.py",
@@ -60,18 +60,17 @@ GUARDS = (
         "service/inference/batcher.py",
         "while (failure := await self._in_thread(stream, _error_of, self._probe)) is not None:",
         "while (failure := None) is not None:",
-        f"{_I}test_batcher_faults.py::test_a_run_that_raises_on_anything_stops_the_batcher_and_says_so",
+        f"{_I}test_batcher_faults.py::test_run_that_fails_on_the_probe_stops_the_batcher_and_calls_on_stop",
     ),
     Guard(
         "service/inference/batcher.py",
         "            self._cancel()\n",
         "",
-        f"{_I}test_batcher_faults.py::"
-        "test_a_run_that_takes_too_long_is_cancelled_and_only_its_request_fails",
+        f"{_I}test_batcher_faults.py::test_slow_run_is_cancelled_and_fails_only_its_own_request",
     ),
     Guard(
         "service/inference/batcher.py",
-        "asyncio.wait([runs], timeout=began + self._timeout_s - self._clock())",
+        "self._clock.wait(runs, began + self._timeout_s - self._clock.now())",
         "asyncio.wait([runs])",
         f"{_T}test_app.py::test_an_engine_that_hangs_fails_its_callers_and_turns_readiness_off",
     ),
@@ -79,69 +78,68 @@ GUARDS = (
         "service/inference/batcher.py",
         "if not failure.is_own:",
         "if False:",
-        f"{_I}test_batcher_faults.py::test_what_is_cancelled_for_the_sake_of_another_lane_is_run_again",
+        f"{_I}test_batcher_faults.py::test_run_cancelled_because_of_another_stream_is_repeated",
     ),
     Guard(
         "service/inference/batcher.py",
         "raise QueueFull",
         "pass",
-        f"{_I}test_batcher.py::test_a_full_queue_refuses_and_takes_again_when_it_has_room",
+        f"{_I}test_batcher.py::test_full_queue_raises_queue_full_until_it_has_room",
     ),
     Guard(
         "service/inference/batcher.py",
         "            self._former.remove(queued)\n",
         "",
-        f"{_I}test_batcher.py::test_cancelled_callers_leave_the_queue",
+        f"{_I}test_batcher.py::test_cancelled_request_is_removed_from_the_queue",
     ),
     Guard(
         "service/inference/batcher.py",
         "pending = [entry for entry in entries if not entry.request.done.done()]",
         "pending = list(entries)",
-        f"{_I}test_batcher_faults.py::test_what_has_failed_is_not_run_any_further",
+        f"{_I}test_batcher_faults.py::test_other_items_of_a_failed_request_are_not_run_again",
     ),
     Guard(
         "service/inference/batcher.py",
         "                request.done.set_exception(Stopped())",
         "                pass",
-        f"{_I}test_batcher_faults.py::test_a_defect_of_the_batcher_fails_all_callers_and_is_told",
+        f"{_I}test_batcher_faults.py::test_defect_of_the_batcher_fails_all_requests_and_calls_on_stop",
     ),
     Guard(
         "service/inference/batcher.py",
         "if len(results) != len(pending):",
         "if False:",
-        f"{_I}test_batcher_faults.py::test_a_run_with_the_wrong_number_of_results_is_a_failure",
+        f"{_I}test_batcher_faults.py::test_run_with_wrong_number_of_results_fails_its_request",
     ),
     Guard(
         "service/inference/batch_former.py",
         "self._ring.append(request)\n                return",
         "self._ring.appendleft(request)\n                return",
-        f"{_I}test_batch_former.py::test_a_huge_request_holds_a_small_one_for_one_batch_at_most",
+        f"{_I}test_batch_former.py::test_small_request_waits_for_one_batch_of_a_huge_one_at_most",
     ),
     Guard(
         "service/inference/batcher.py",
         "if failure.is_own:\n                raise",
         "if True:\n                raise",
-        f"{_I}test_batcher_faults.py::"
-        "test_a_probe_that_is_cancelled_for_the_sake_of_another_lane_is_run_again",
+        f"{_I}test_batcher_faults.py::test_probe_cancelled_because_of_another_stream_is_repeated",
     ),
     Guard(
         "service/inference/batcher.py",
         "entry.request.progressed = stream.began",
         "pass",
-        f"{_I}test_batcher.py::test_the_age_of_the_queue_is_that_of_what_has_made_no_progress",
+        f"{_I}test_batcher.py::test_oldest_queued_age_restarts_when_a_request_progresses",
     ),
     Guard(
         "service/inference/batcher.py",
         "        self._cancel()\n        self._threads",
         "        self._threads",
-        f"{_I}test_batcher.py::test_closing_cancels_what_runs",
+        f"{_I}test_batcher.py::test_close_cancels_the_runs_in_flight",
     ),
     Guard(
         "service/inference/batch_former.py",
         "        self._drop_removed()\n",
         "",
         f"{_I}test_batch_former.py::"
-        "test_what_has_been_removed_is_kept_no_longer_though_others_wait",
+        "test_removed_items_are_released_while_others_wait",
     ),
     Guard(
         "service/api/middleware.py",
@@ -160,46 +158,45 @@ GUARDS = (
         "service/inference/batcher.py",
         "if not self.is_alive:\n            raise Stopped",
         "if False:\n            raise Stopped",
-        f"{_I}test_batcher_faults.py::test_a_run_that_does_not_come_back_fails_all_callers_and_then_says_so",
+        f"{_I}test_batcher_faults.py::test_hanging_run_fails_all_requests_and_calls_on_stop",
     ),
     Guard(
         "service/inference/batcher.py",
         "if runs.done() or stream.began > began:",
         "if runs.done():",
-        f"{_I}test_batcher_faults.py::test_each_of_many_batches_has_the_whole_time_for_itself",
+        f"{_I}test_batcher_faults.py::test_timeout_applies_to_each_batch_separately",
     ),
     Guard(
         "service/inference/batcher.py",
         "if took_too_long and not runs.done():",
         "if not runs.done():",
         f"{_I}test_batcher_faults.py::"
-        "test_a_run_that_comes_back_late_and_unharmed_is_not_taken_for_one_that_does_not",
+        "test_run_that_returns_late_despite_cancellation_keeps_its_results",
     ),
     Guard(
         "service/inference/batcher.py",
         "took_too_long = stream.began == began",
         "took_too_long = runs.done()",
-        f"{_I}test_batcher_faults.py::test_what_a_late_cancellation_hits_is_run_again",
+        f"{_I}test_batcher_faults.py::test_run_hit_by_a_late_cancellation_is_repeated",
     ),
     Guard(
         "service/inference/batcher.py",
         "            self._cancel()\n            self._cancellations += 1",
         "            self._cancellations += 1\n            self._cancel()",
-        f"{_I}test_batcher_faults.py::test_what_begins_during_a_cancellation_is_run_again",
+        f"{_I}test_batcher_faults.py::test_run_started_during_a_cancellation_is_repeated",
     ),
     Guard(
         "service/inference/batch_former.py",
         "self._lock = threading.Lock()",
         "self._lock = __import__('contextlib').nullcontext()",
         f"{_I}test_batch_former.py::"
-        "test_threads_that_add_and_take_at_once_lose_nothing_and_give_nothing_twice",
+        "test_concurrent_add_and_form_neither_lose_nor_repeat_items",
     ),
     Guard(
         "service/inference/batch_former.py",
         "self._running_tokens -= ended.tokens",
         "pass",
-        f"{_I}test_batch_former.py::"
-        "test_a_batch_leaves_the_other_streams_their_share_of_what_waits_and_runs",
+        f"{_I}test_batch_former.py::test_queue_is_shared_evenly_between_streams",
     ),
     # What an engine gives.
     Guard(
@@ -313,7 +310,7 @@ GUARDS = (
         "service/inference/executor.py",
         "return await asyncio.shield(thread)",
         "return await thread",
-        f"{_I}test_executor.py::test_it_counts_until_its_thread_is_done_even_if_its_caller_has_left",
+        f"{_I}test_executor.py::test_cancelled_work_counts_until_its_thread_is_done",
     ),
     # Bodies.
     Guard(
@@ -332,8 +329,7 @@ GUARDS = (
         "service/api/body.py",
         "            async with asyncio.timeout(timeout_s):\n                body =",
         "            if True:\n                body =",
-        f"{_T}test_process.py::"
-        "test_a_body_that_does_not_come_is_given_up_and_the_connection_closed",
+        f"{_T}test_process.py::test_body_timeout_returns_408_and_closes_the_connection",
     ),
     Guard(
         "service/api/body.py",
@@ -452,7 +448,7 @@ GUARDS = (
         "service/app.py",
         "call_later(0.5, os._exit, 1)",
         "call_later(0.5, int)",
-        f"{_T}test_process.py::test_an_engine_that_hangs_answers_its_callers_and_ends_the_process",
+        f"{_T}test_process.py::test_stuck_engine_fails_its_requests_and_ends_the_process",
     ),
     Guard(
         "service/api/state.py",
@@ -542,19 +538,19 @@ GUARDS = (
         "service/inference/batcher.py",
         "        if needed_s > timeout_s:",
         "        if False:",
-        f"{_I}test_batcher.py::test_items_that_would_be_late_are_refused_at_once",
+        f"{_I}test_batcher.py::test_request_that_would_miss_its_deadline_raises_too_late",
     ),
     Guard(
         "service/inference/batcher.py",
         "        if not self.queued_tokens or (",
         "        if (",
-        f"{_I}test_batcher.py::test_an_empty_queue_takes_items_whatever_their_deadline",
+        f"{_I}test_batcher.py::test_empty_queue_accepts_a_request_whatever_its_deadline",
     ),
     Guard(
         "service/inference/batch_former.py",
         "                entry.request.tokens -= entry.length\n",
         "",
-        f"{_I}test_batch_former.py::test_tokens_ahead_do_not_count_what_has_run_or_left",
+        f"{_I}test_batch_former.py::test_tokens_ahead_ignores_finished_and_removed_items",
     ),
     Guard(
         "service/debug/worker.py",
@@ -605,8 +601,7 @@ GUARDS = (
         "        if len(body) <= _INLINE_BYTES:",
         "        __import__('logging').getLogger('vitrine').info(body)\n"
         "        if len(body) <= _INLINE_BYTES:",
-        f"{_T}test_process.py::"
-        "test_logs_are_json_if_wanted_and_hold_ids_but_nothing_of_what_was_sent",
+        f"{_T}test_process.py::test_json_logs_have_request_ids_and_no_content_of_requests",
     ),
 )
 

@@ -8,6 +8,9 @@ from collections.abc import Callable
 _ATTEMPTS = 20_000
 _PAUSE_S = 0.005
 
+# Bound of a wait on a thread or a process that ends at once, or never.
+HANG_S = 250.0
+
 
 def eventually(condition: Callable[[], object]) -> None:
     """Return when the condition is true; fail if it never is."""

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from service.inference.batch_former import Batch, BatchFormer
 
@@ -28,6 +28,18 @@ Result = TypeVar("Result")
 
 # A cancelled run ends at its next operator.
 _CANCEL_S = 1.0
+
+
+class Clock:
+    """Monotonic time, in seconds. Tests pass one that they advance by hand."""
+
+    def now(self) -> float:
+        """Return the time."""
+        return time.perf_counter()
+
+    async def wait(self, future: asyncio.Future[Any], timeout_s: float) -> None:
+        """Return when the future is done, or after `timeout_s`."""
+        await asyncio.wait([future], timeout=timeout_s)
 
 
 class QueueFull(Exception):
@@ -154,7 +166,7 @@ class Batcher(Generic[Item, Result]):
         max_queue_tokens: Largest number of queued tokens.
         timeout_s: Seconds after which a run is cancelled.
         on_stop: Called with the reason when the batcher stops by itself, after its callers failed.
-        clock: Returns the time in seconds.
+        clock: The time; None for the system's.
     """
 
     def __init__(
@@ -168,7 +180,7 @@ class Batcher(Generic[Item, Result]):
         max_queue_tokens: int,
         timeout_s: float,
         on_stop: Callable[[BaseException], None],
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock | None = None,
     ) -> None:
         self._run = run
         self._length = length
@@ -179,7 +191,7 @@ class Batcher(Generic[Item, Result]):
         self._max_queue_tokens = max_queue_tokens
         self._timeout_s = timeout_s
         self._on_stop = on_stop
-        self._clock = clock
+        self._clock = clock or Clock()
         self._streams: list[_Stream[Item, Result]] = [_Stream() for _ in range(former.streams)]
         self._threads = ThreadPoolExecutor(former.streams, "engine")
         self._open: set[_Request[Result]] = set()
@@ -201,7 +213,7 @@ class Batcher(Generic[Item, Result]):
     def oldest_s(self) -> float:
         """Longest time that a queued request has waited for its next batch, in seconds, or 0."""
         waiting = [entry.request.progressed for entry in self._former.oldest_items()]
-        return max(0.0, self._clock() - min(waiting)) if waiting else 0.0
+        return max(0.0, self._clock.now() - min(waiting)) if waiting else 0.0
 
     @property
     def drain_s(self) -> float:
@@ -263,7 +275,7 @@ class Batcher(Generic[Item, Result]):
         if timeout_s is not None:
             self._check_deadline(sum(lengths), timeout_s)
         request: _Request[Result] = _Request(
-            self._loop.create_future(), self._clock(), missing=len(items)
+            self._loop.create_future(), self._clock.now(), missing=len(items)
         )
         self._open.add(request)
         entries = [RequestItem(item, index, request) for index, item in enumerate(items)]
@@ -322,7 +334,7 @@ class Batcher(Generic[Item, Result]):
             entry.request.progressed = stream.began
 
     def _begin(self, stream: _Stream[Item, Result]) -> None:
-        stream.began, stream.cancellations = self._clock(), self._cancellations
+        stream.began, stream.cancellations = self._clock.now(), self._cancellations
 
     def _run_until_queue_is_empty(self, stream: _Stream[Item, Result]) -> BaseException | None:
         """Run the stream's batch and the following ones; return the error of a run that raises."""
@@ -330,7 +342,7 @@ class Batcher(Generic[Item, Result]):
             error = _error_of(self._run_entries, stream.batch.items)
             if error is not None:
                 return error
-            stream.recent_s = 0.9 * stream.recent_s + self._clock() - stream.began
+            stream.recent_s = 0.9 * stream.recent_s + self._clock.now() - stream.began
             stream.recent_tokens = 0.9 * stream.recent_tokens + stream.batch.tokens
             self._next_batch(stream)
         return None
@@ -341,11 +353,11 @@ class Batcher(Generic[Item, Result]):
         if not pending:
             return
         requests = {entry.request for entry in pending}
-        began = self._clock()
+        began = self._clock.now()
         try:
             results = self._run([entry.item for entry in pending])
         finally:
-            span = (began, self._clock())
+            span = (began, self._clock.now())
             for request in requests:
                 request.runs.append(span)
         if len(results) != len(pending):
@@ -355,7 +367,7 @@ class Batcher(Generic[Item, Result]):
     def _deliver(
         self, entries: Sequence[RequestItem[Item, Result]], results: Sequence[Result]
     ) -> None:
-        now = self._clock()
+        now = self._clock.now()
         for entry, result in zip(entries, results, strict=True):
             request = entry.request
             request.results[entry.index] = result
@@ -421,12 +433,12 @@ class Batcher(Generic[Item, Result]):
         took_too_long = False
         while not runs.done():
             began = stream.began
-            await asyncio.wait([runs], timeout=began + self._timeout_s - self._clock())
+            await self._clock.wait(runs, began + self._timeout_s - self._clock.now())
             if runs.done() or stream.began > began:
                 continue
             self._cancel()
             self._cancellations += 1  # after it: the runs that it made raise began with fewer
-            await asyncio.wait([runs], timeout=_CANCEL_S)
+            await self._clock.wait(runs, _CANCEL_S)
             took_too_long = stream.began == began
             if took_too_long and not runs.done():
                 raise TimeoutError(f"a batch did not return within {self._timeout_s:g} s")

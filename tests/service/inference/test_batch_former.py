@@ -9,19 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.inference.batch_former import Batch, BatchFormer, QueuedRequest
+from tests.eventually import HANG_S
 
 NONE: Batch[int] = Batch()
 
 
 def former_of(
-    *waiting: int,
+    *lengths: int,
     streams: int = 1,
     max_cost: float = 100,
     min_split_tokens: int = 100,
     fixed_cost: int = 10,
     pair_cost: float = 0.0,
 ) -> BatchFormer[int]:
-    """Return a former in which items of these lengths wait, each a request of its own."""
+    """Return a former with one queued request per length."""
     former: BatchFormer[int] = BatchFormer(
         streams=streams,
         max_cost=max_cost,
@@ -29,18 +30,18 @@ def former_of(
         fixed_cost=fixed_cost,
         pair_cost=pair_cost,
     )
-    for length in waiting:
+    for length in lengths:
         add(former, length)
     return former
 
 
 def add(former: BatchFormer[int], *lengths: int) -> QueuedRequest[int]:
-    """Let items wait that are named by their lengths."""
+    """Queue items that are named by their lengths."""
     return former.add(lengths, lengths)
 
 
 def batches_of(former: BatchFormer[int]) -> list[list[int]]:
-    """Return every batch that one stream after the other gets, the items of each by length."""
+    """Return all batches, the items of each sorted."""
     return [sorted(batch.items) for batch in formed(former)]
 
 
@@ -50,7 +51,7 @@ def formed(former: BatchFormer[int]) -> Iterator[Batch[int]]:
         yield batch
 
 
-def test_nothing_comes_of_nothing() -> None:
+def test_empty_queue_forms_an_empty_batch() -> None:
     former = former_of()
     assert not former.form(NONE).items
     add(former, 5)
@@ -58,11 +59,11 @@ def test_nothing_comes_of_nothing() -> None:
     assert not former.form(NONE).items
 
 
-def test_what_waits_gathers_into_one_batch() -> None:
+def test_queued_requests_form_one_batch() -> None:
     assert batches_of(former_of(10, 11, 12)) == [[10, 11, 12]]
 
 
-def test_similar_lengths_go_together_from_the_oldest_on() -> None:
+def test_batch_groups_lengths_similar_to_the_oldest_item() -> None:
     assert batches_of(former_of(40, 5, 41, 6, 42, 7)) == [[40, 41], [5, 6, 7, 42]]
 
 
@@ -70,7 +71,7 @@ def test_similar_lengths_go_together_from_the_oldest_on() -> None:
     ("lengths", "batches"),
     [((30, 29, 60), [[29, 30], [60]]), ((40, 10, 55), [[40, 55], [10]])],
 )
-def test_the_nearer_length_is_removed_first_be_it_shorter_or_longer(
+def test_nearest_length_joins_the_batch_first(
     lengths: Sequence[int], batches: list[list[int]]
 ) -> None:
     assert batches_of(former_of(*lengths)) == batches
@@ -80,14 +81,14 @@ def test_the_nearer_length_is_removed_first_be_it_shorter_or_longer(
     st.lists(st.integers(1, 60), min_size=1, max_size=60),
     st.sampled_from([0.0, 0.001, 0.02]),
 )
-def test_no_batch_costs_more_than_its_budget(lengths: list[int], pair_cost: float) -> None:
+def test_batch_cost_stays_within_max_cost(lengths: list[int], pair_cost: float) -> None:
     for batch in formed(former_of(*lengths, pair_cost=pair_cost)):
         cost = batch.tokens + pair_cost * len(batch.items) * max(batch.items) ** 2
         assert batch.tokens == sum(batch.items)
         assert len(batch.items) == 1 or cost <= 100
 
 
-def test_an_item_larger_than_the_budget_has_a_batch_of_its_own() -> None:
+def test_item_above_max_cost_runs_in_a_batch_of_its_own() -> None:
     assert batches_of(former_of(99, 150, 99)) == [[99], [150], [99]]
 
 
@@ -100,7 +101,7 @@ def test_padded_attention_counts_towards_the_cost() -> None:
 @pytest.mark.parametrize(
     ("fixed_cost", "batches"), [(1, [[30], [4], [29]]), (8, [[29, 30], [4]]), (18, [[4, 29, 30]])]
 )
-def test_no_item_joins_a_batch_that_costs_it_more_than_one_of_its_own(
+def test_item_never_joins_a_batch_where_padding_costs_more_than_a_separate_run(
     fixed_cost: int, batches: list[list[int]]
 ) -> None:
     # Beside 30, attention makes 29 cost 18.0 instead of 16.8, and 4 instead of 0.3.
@@ -108,7 +109,7 @@ def test_no_item_joins_a_batch_that_costs_it_more_than_one_of_its_own(
     assert batches_of(former) == batches
 
 
-def test_items_of_a_length_go_in_the_order_in_which_they_came() -> None:
+def test_items_of_equal_length_run_in_order_of_arrival() -> None:
     former: BatchFormer[str] = BatchFormer(
         streams=1, max_cost=100, min_split_tokens=100, fixed_cost=10, pair_cost=0.0
     )
@@ -121,39 +122,39 @@ def test_items_of_a_length_go_in_the_order_in_which_they_came() -> None:
         assert batch.items == expected
 
 
-def test_a_huge_request_holds_a_small_one_for_one_batch_at_most() -> None:
+def test_small_request_waits_for_one_batch_of_a_huge_one_at_most() -> None:
     former = former_of()
     add(former, *[50] * 500)
     add(former, 2)
     assert 2 in batches_of(former)[1]
 
 
-def test_an_unusual_length_does_not_starve_under_a_stream_of_others() -> None:
+def test_item_of_unusual_length_does_not_starve() -> None:
     former = former_of(*[5] * 20, 95)
     batch, before = NONE, 0
     while 95 not in (batch := former.form(batch)).items:
         before += 1
         for _ in range(40):
             add(former, 5)
-    # One for each request that was there before it.
+    # At most one batch per request that was queued before it.
     assert before <= 20
 
 
-def test_a_batch_leaves_the_other_streams_their_share_of_what_waits_and_runs() -> None:
+def test_batch_leaves_other_streams_their_share_of_the_tokens() -> None:
     former = former_of(*[6] * 8, streams=2, min_split_tokens=1)
     first, second = former.form(NONE), former.form(NONE)
     assert [len(first.items), len(second.items)] == [4, 4]
     add(former, *[6] * 8)
-    # 48 wait and 24 run: a share of 36.
+    # 48 queued and 24 running tokens: a share of 36.
     assert len(former.form(first).items) == 6
 
 
-def test_what_would_make_too_small_shares_goes_in_one_batch() -> None:
+def test_queue_below_min_split_tokens_forms_one_batch() -> None:
     former = former_of(*[6] * 8, streams=2, min_split_tokens=33)
     assert [len(batch) for batch in batches_of(former)] == [6, 2]
 
 
-def test_what_is_removed_is_in_no_batch() -> None:
+def test_removed_items_are_in_no_batch() -> None:
     former = former_of(50)
     leaving = add(former, 77, 78)
     add(former, 51)
@@ -164,7 +165,7 @@ def test_what_is_removed_is_in_no_batch() -> None:
     assert former.tokens == 0
 
 
-def test_what_has_been_removed_is_kept_no_longer_though_others_wait() -> None:
+def test_removed_items_are_released_while_others_wait() -> None:
     former: BatchFormer[set[int]] = BatchFormer(
         streams=1, max_cost=100, min_split_tokens=100, fixed_cost=10, pair_cost=0.0
     )
@@ -178,16 +179,16 @@ def test_what_has_been_removed_is_kept_no_longer_though_others_wait() -> None:
     assert gone() is None
 
 
-def test_a_large_queue_is_filled_and_left_in_time_linear_in_ones_own_items() -> None:
+def test_adding_and_removing_a_request_costs_no_search_of_the_queue() -> None:
     former = former_of(1)
-    # Minutes, were each removal a search through the queue.
+    # A search of the queue per removal would take minutes.
     for request in [add(former, *[1] * 2000) for _ in range(100)]:
         former.remove(request)
     assert former.tokens == 1
 
 
 @given(st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=9) | st.none(), max_size=30))
-def test_every_item_comes_out_once_in_whatever_order_batches_are_asked_for(
+def test_every_item_is_in_exactly_one_batch(
     requests: list[list[int] | None],
 ) -> None:
     former, batch = former_of(), NONE
@@ -203,7 +204,7 @@ def test_every_item_comes_out_once_in_whatever_order_batches_are_asked_for(
     assert former.tokens == 0
 
 
-def test_threads_that_add_and_take_at_once_lose_nothing_and_give_nothing_twice() -> None:
+def test_concurrent_add_and_form_neither_lose_nor_repeat_items() -> None:
     former = former_of(streams=4, min_split_tokens=1)
     kept = [1000 * adder + i for adder in range(2) for i in range(0, 1000, 2)]
     out: list[int] = []
@@ -230,17 +231,17 @@ def test_threads_that_add_and_take_at_once_lose_nothing_and_give_nothing_twice()
         for thread in takers + adders:
             thread.start()
         for thread in adders:
-            thread.join(30)
+            thread.join(HANG_S)
         all_added.set()
         for thread in takers:
-            thread.join(30)
+            thread.join(HANG_S)
     finally:
         sys.setswitchinterval(interval)
     assert sorted(item for item in out if item >= 0) == kept
     assert former.tokens == 0
 
 
-def test_tokens_ahead_are_those_that_run_before_a_new_request_in_turns() -> None:
+def test_tokens_ahead_counts_what_runs_before_a_new_request() -> None:
     former = former_of(10, 20)
     add(former, *[5] * 100)
     assert former.tokens_ahead(1) == 3
@@ -249,12 +250,12 @@ def test_tokens_ahead_are_those_that_run_before_a_new_request_in_turns() -> None
     assert former_of().tokens_ahead(10) == 0
 
 
-def test_tokens_ahead_of_very_many_requests_are_estimated_from_the_first() -> None:
+def test_tokens_ahead_of_many_requests_is_estimated_from_the_first() -> None:
     former = former_of(*[10] * 5000)
     assert former.tokens_ahead(7) == 5000 * 7
 
 
-def test_tokens_ahead_do_not_count_what_has_run_or_left() -> None:
+def test_tokens_ahead_ignores_finished_and_removed_items() -> None:
     former = former_of()
     leaving, staying = add(former, 30, 30), add(former, 40, 60)
     former.remove(leaving)
@@ -263,7 +264,7 @@ def test_tokens_ahead_do_not_count_what_has_run_or_left() -> None:
     assert staying.tokens == leaving.tokens == 0
 
 
-def test_the_oldest_items_are_one_of_each_request_that_waits() -> None:
+def test_oldest_items_has_one_item_of_each_queued_request() -> None:
     former = former_of(min_split_tokens=1)
     add(former, 60, 61)
     add(former, 70)

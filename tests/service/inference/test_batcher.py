@@ -1,6 +1,5 @@
 import asyncio
 import threading
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -16,7 +15,16 @@ from service.inference.batcher import (
     TooLate,
     _union_s,
 )
-from tests.batchers import POISON, Recorder, batcher_of, held, settled, until, with_batcher
+from tests.batchers import (
+    POISON,
+    ManualClock,
+    Recorder,
+    batcher_of,
+    held,
+    settled,
+    with_batcher,
+)
+from tests.eventually import HANG_S, eventually, eventually_async
 
 REQUESTS = st.lists(
     st.tuples(
@@ -28,7 +36,7 @@ REQUESTS = st.lists(
 
 
 @given(REQUESTS, st.integers(1, 3))
-def test_every_item_comes_back_once_and_in_order_whatever_arrives_fails_or_leaves(
+def test_every_item_returns_once_and_in_order_despite_failures_and_cancellations(
     requests: list[tuple[list[int], str]], streams: int
 ) -> None:
     run = Recorder()
@@ -37,45 +45,45 @@ def test_every_item_comes_back_once_and_in_order_whatever_arrives_fails_or_leave
         batcher: Batcher[int, int], items: list[int], fate: str
     ) -> Outcome[int] | BaseException:
         if fate == "late":
-            await asyncio.sleep(0.001)
+            await settled()
         task = asyncio.create_task(batcher.submit(items))
         if fate == "cancel":
             await asyncio.sleep(0)
             task.cancel()
-        (answer,) = await asyncio.gather(task, return_exceptions=True)
-        return answer
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        return outcome
 
-    async def story(batcher: Batcher[int, int]) -> None:
-        answers = await asyncio.gather(*(one(batcher, *request) for request in requests))
-        for (items, fate), answer in zip(requests, answers, strict=True):
-            if isinstance(answer, Outcome):
-                assert answer.results == [item * item for item in items]
+    async def scenario(batcher: Batcher[int, int]) -> None:
+        outcomes = await asyncio.gather(*(one(batcher, *request) for request in requests))
+        for (items, fate), outcome in zip(requests, outcomes, strict=True):
+            if isinstance(outcome, Outcome):
+                assert outcome.results == [item * item for item in items]
                 assert POISON not in items
-            elif isinstance(answer, ItemFailed):
-                assert items[answer.index] == POISON
+            elif isinstance(outcome, ItemFailed):
+                assert items[outcome.index] == POISON
             else:
-                assert isinstance(answer, asyncio.CancelledError)
+                assert isinstance(outcome, asyncio.CancelledError)
                 assert fate == "cancel"
         assert batcher.queued_tokens == 0
         assert (await batcher.submit([7])).results == [49]
 
-    asyncio.run(with_batcher(batcher_of(run, streams=streams, min_split_tokens=1), story))
+    asyncio.run(with_batcher(batcher_of(run, streams=streams, min_split_tokens=1), scenario))
     for batch in run.batches:
         assert len(batch) == 1 or sum(map(abs, batch)) <= 100
 
 
-async def test_a_lone_request_leaves_at_once() -> None:
-    async def story(batcher: Batcher[int, int]) -> None:
+async def test_single_request_starts_without_waiting() -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         outcome = await batcher.submit([5])
         assert outcome.results == [25]
 
-    await with_batcher(batcher_of(Recorder()), story)
+    await with_batcher(batcher_of(Recorder()), scenario)
 
 
-async def test_what_arrives_while_the_engine_runs_gathers_into_one_batch() -> None:
+async def test_requests_queued_during_a_run_form_one_batch() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
         others = [asyncio.create_task(batcher.submit([n])) for n in (10, 11, 12)]
         await settled()
@@ -83,49 +91,46 @@ async def test_what_arrives_while_the_engine_runs_gathers_into_one_batch() -> No
         await asyncio.gather(first, *others)
         assert [sorted(batch) for batch in run.batches] == [[1], [10, 11, 12]]
 
-    await with_batcher(batcher_of(run), story)
+    await with_batcher(batcher_of(run), scenario)
 
 
-async def test_as_many_batches_run_at_once_as_there_are_streams() -> None:
+async def test_each_stream_runs_one_batch_at_a_time() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
         others = [asyncio.create_task(batcher.submit([80])) for _ in range(4)]
-        await until(lambda: len(run.batches) == 3)
+        await eventually_async(lambda: len(run.batches) == 3)
         await settled()
         assert batcher.queued_tokens == 2 * 80
         run.gate.set()
         assert all(outcome.results == [6400] for outcome in await asyncio.gather(*others))
         await first
 
-    await with_batcher(batcher_of(run, streams=3), story)
+    await with_batcher(batcher_of(run, streams=3), scenario)
 
 
-async def test_a_lane_goes_on_while_the_event_loop_is_busy() -> None:
+async def test_stream_runs_further_batches_while_the_event_loop_is_blocked() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
         other = asyncio.create_task(batcher.submit([80, 90]))
         await settled()
         run.gate.set()
-        latest = time.perf_counter() + 10
-        while len(run.batches) < 3 and time.perf_counter() < latest:
-            time.sleep(0.001)  # noqa: ASYNC251 - nothing else in the loop has a turn
-        assert run.batches == [[1], [80], [90]]
+        eventually(lambda: run.batches == [[1], [80], [90]])  # blocks the event loop
         await asyncio.gather(first, other)
 
-    await with_batcher(batcher_of(run), story)
+    await with_batcher(batcher_of(run), scenario)
 
 
-async def test_a_batch_leaves_the_other_streams_their_share_of_what_waits_and_runs() -> None:
+async def test_queue_is_shared_evenly_between_streams() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         run.gate.clear()
         eight = [asyncio.create_task(batcher.submit([6])) for _ in range(8)]
-        await until(lambda: len(run.batches) == 2)
+        await eventually_async(lambda: len(run.batches) == 2)
         assert [len(batch) for batch in run.batches] == [4, 4]
         two_more = [asyncio.create_task(batcher.submit([6])) for _ in range(2)]
         await settled()
@@ -134,52 +139,55 @@ async def test_a_batch_leaves_the_other_streams_their_share_of_what_waits_and_ru
         # 12 waited and 24 or 48 ran: a share of 18 or more, so they go together.
         assert [len(batch) for batch in run.batches] == [4, 4, 2]
 
-    await with_batcher(batcher_of(run, streams=2, min_split_tokens=1), story)
+    await with_batcher(batcher_of(run, streams=2, min_split_tokens=1), scenario)
 
 
-async def test_times_are_those_of_waiting_and_of_running() -> None:
+async def test_outcome_reports_queue_time_and_run_time() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
-        waiting = asyncio.create_task(batcher.submit([9]))
-        await asyncio.sleep(0.05)
+        second = asyncio.create_task(batcher.submit([9]))
+        await clock.advance(5)
         run.gate.set()
-        held_outcome, waited = await asyncio.gather(first, waiting)
-        assert waited.queue_s >= 0.05
-        assert held_outcome.run_s >= 0.05
+        first_outcome, second_outcome = await asyncio.gather(first, second)
+        assert (first_outcome.queue_s, first_outcome.run_s) == (0, 5)
+        assert (second_outcome.queue_s, second_outcome.run_s) == (5, 0)
 
-    await with_batcher(batcher_of(run), story)
+    clock = ManualClock()
+    await with_batcher(batcher_of(run, clock=clock), scenario)
 
 
-async def test_time_between_the_batches_of_a_request_is_time_in_the_queue() -> None:
+async def test_time_between_batches_of_a_request_counts_as_queue_time() -> None:
     begun, between = threading.Event(), threading.Event()
 
     def run(items: Sequence[int]) -> list[int]:
         if 50 in items:
             begun.set()
-            between.wait(10)
+            between.wait(HANG_S)
         return list(items)
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         # In turns: 80, then 50, then 90.
         split = asyncio.create_task(batcher.submit([80, 90]))
         other = asyncio.create_task(batcher.submit([50]))
-        await until(begun.is_set)
-        await asyncio.sleep(0.05)
+        await eventually_async(begun.is_set)
+        await clock.advance(5)
         between.set()
-        outcome, held_up = await asyncio.gather(split, other)
-        assert outcome.queue_s >= held_up.run_s >= 0.05
+        split_outcome, other_outcome = await asyncio.gather(split, other)
+        assert (split_outcome.queue_s, split_outcome.run_s) == (5, 0)
+        assert (other_outcome.queue_s, other_outcome.run_s) == (0, 5)
 
-    await with_batcher(batcher_of(run), story)
+    clock = ManualClock()
+    await with_batcher(batcher_of(run, clock=clock), scenario)
 
 
-def test_time_that_two_batches_run_at_once_counts_once() -> None:
+def test_overlapping_runs_count_once_in_the_run_time() -> None:
     assert _union_s([(1.0, 3.0), (2.0, 4.0), (2.5, 2.6), (6.0, 7.0)]) == 4.0
     assert _union_s([]) == 0.0
 
 
-async def test_the_age_of_the_queue_is_that_of_what_has_made_no_progress() -> None:
+async def test_oldest_queued_age_restarts_when_a_request_progresses() -> None:
     gates = {1: threading.Event(), 80: threading.Event()}
     begun: list[int] = []
 
@@ -187,45 +195,44 @@ async def test_the_age_of_the_queue_is_that_of_what_has_made_no_progress() -> No
         begun.extend(items)
         for item in items:
             if item in gates:
-                gates[item].wait(10)
+                gates[item].wait(HANG_S)
         return list(items)
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         assert batcher.oldest_s == 0
         first = asyncio.create_task(batcher.submit([1]))
-        await until(lambda: begun == [1])
-        submitted = time.perf_counter()
+        await eventually_async(lambda: begun == [1])
         split = asyncio.create_task(batcher.submit([80, 90]))
-        await asyncio.sleep(0.05)
-        assert batcher.oldest_s > 0
-        progressed = time.perf_counter()
+        await clock.advance(5)
+        assert batcher.oldest_s == 5
         gates[1].set()
-        await until(lambda: begun == [1, 80])
-        age = batcher.oldest_s  # of 90, since 80 began
-        assert submitted + 0.05 <= progressed <= time.perf_counter() - age
+        await eventually_async(lambda: begun == [1, 80])
+        await clock.advance(2)
+        assert batcher.oldest_s == 2  # of 90, since 80 began
         gates[80].set()
         await asyncio.gather(first, split)
         assert batcher.oldest_s == 0
 
-    await with_batcher(batcher_of(run), story)
+    clock = ManualClock()
+    await with_batcher(batcher_of(run, clock=clock), scenario)
 
 
-async def test_a_request_larger_than_a_batch_is_split_and_joined() -> None:
+async def test_request_larger_than_a_batch_is_split_and_joined() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         items = [7, 80, 3, 99, 20, 150, 5] * 20
         assert (await batcher.submit(items)).results == [item * item for item in items]
         assert len(run.batches) > 20
         assert [150] in run.batches
 
-    await with_batcher(batcher_of(run), story)
+    await with_batcher(batcher_of(run), scenario)
 
 
-async def test_a_huge_request_holds_a_small_one_for_two_batches_at_most() -> None:
+async def test_small_request_waits_for_two_batches_of_a_huge_one_at_most() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
         huge = asyncio.create_task(batcher.submit([50] * 500))
         await settled()
@@ -236,21 +243,21 @@ async def test_a_huge_request_holds_a_small_one_for_two_batches_at_most() -> Non
         assert next(i for i, batch in enumerate(run.batches) if 2 in batch) <= 2
         await asyncio.gather(first, huge)
 
-    await with_batcher(batcher_of(run), story)
+    await with_batcher(batcher_of(run), scenario)
 
 
-async def test_nothing_to_run_is_an_error() -> None:
-    async def story(batcher: Batcher[int, int]) -> None:
+async def test_submit_without_items_raises_value_error() -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         with pytest.raises(ValueError, match="there are no items"):
             await batcher.submit([])
 
-    await with_batcher(batcher_of(Recorder()), story)
+    await with_batcher(batcher_of(Recorder()), scenario)
 
 
-async def test_cancelled_callers_leave_the_queue() -> None:
+async def test_cancelled_request_is_removed_from_the_queue() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
         leaving = asyncio.create_task(batcher.submit([77, 78]))
         staying = asyncio.create_task(batcher.submit([50]))
@@ -262,30 +269,30 @@ async def test_cancelled_callers_leave_the_queue() -> None:
         await asyncio.gather(first, staying)
         assert not any({77, 78} & set(batch) for batch in run.batches)
 
-    await with_batcher(batcher_of(run), story)
+    await with_batcher(batcher_of(run), scenario)
 
 
-async def test_a_caller_that_leaves_during_its_run_harms_nobody() -> None:
+async def test_request_cancelled_during_its_run_affects_no_other() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         for item in (1, POISON):
             run.gate.clear()
             seen = len(run.batches)
             leaving = asyncio.create_task(batcher.submit([item]))
-            await until(lambda seen=seen: len(run.batches) > seen)  # type: ignore[misc]
+            await eventually_async(lambda seen=seen: len(run.batches) > seen)  # type: ignore[misc]
             leaving.cancel()
             await settled()
             run.gate.set()
             assert (await batcher.submit([6])).results == [36]
 
-    await with_batcher(batcher_of(run), story)
+    await with_batcher(batcher_of(run), scenario)
 
 
-async def test_a_full_queue_refuses_and_takes_again_when_it_has_room() -> None:
+async def test_full_queue_raises_queue_full_until_it_has_room() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
         waiting = asyncio.create_task(batcher.submit([60]))
         await settled()
@@ -295,13 +302,13 @@ async def test_a_full_queue_refuses_and_takes_again_when_it_has_room() -> None:
         await settled()
         run.gate.set()
         await asyncio.gather(first, waiting, fits)
-        # An empty queue takes any request: a large one is split, not refused.
+        # An empty queue accepts a request of any size, which is split.
         assert len((await batcher.submit([60, 60])).results) == 2
 
-    await with_batcher(batcher_of(run, max_queue_tokens=100), story)
+    await with_batcher(batcher_of(run, max_queue_tokens=100), scenario)
 
 
-async def test_closing_fails_whoever_waits() -> None:
+async def test_close_fails_running_and_queued_requests() -> None:
     run = Recorder()
     batcher = batcher_of(run)
     batcher.start()
@@ -315,7 +322,7 @@ async def test_closing_fails_whoever_waits() -> None:
     run.gate.set()
 
 
-async def test_closing_cancels_what_runs() -> None:
+async def test_close_cancels_the_runs_in_flight() -> None:
     run = Recorder()
     batcher = batcher_of(run, cancel=run.gate.set)
     batcher.start()
@@ -326,47 +333,47 @@ async def test_closing_cancels_what_runs() -> None:
         await running
 
 
-async def test_it_tells_how_long_what_waits_will_take() -> None:
-    gate = threading.Event()
+async def test_drain_time_follows_from_the_measured_throughput() -> None:
+    gate, clock = threading.Event(), ManualClock()
 
-    def slow(items: Sequence[int]) -> list[int]:
-        gate.wait(10)
-        time.sleep(0.01 * sum(items))
+    def a_second_per_token(items: Sequence[int]) -> list[int]:
+        gate.wait(HANG_S)
+        clock.advance_in_thread(sum(items))
         return list(items)
 
-    batcher = batcher_of(slow, max_cost=1, max_queue_tokens=20)
+    batcher = batcher_of(a_second_per_token, max_cost=1, max_queue_tokens=20, clock=clock)
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         assert batcher.drain_s == 0
         gate.set()
         await batcher.submit([1, 2, 3])
         assert not batcher.is_full
         gate.clear()
         waiting = asyncio.create_task(batcher.submit([2] * 11))
-        await until(lambda: batcher.queued_tokens == 20)
+        await eventually_async(lambda: batcher.queued_tokens == 20)
         assert batcher.is_full
-        assert 0.2 <= batcher.drain_s < 1.0
+        assert batcher.drain_s == pytest.approx(20)
         gate.set()
         await waiting
         assert batcher.drain_s == 0
 
-    await with_batcher(batcher, story)
+    await with_batcher(batcher, scenario)
 
 
-def at_a_second_per_token(batcher: Batcher[int, int]) -> Batcher[int, int]:
-    """Let the batcher have measured that."""
+def set_throughput_to_one_token_per_second(batcher: Batcher[int, int]) -> Batcher[int, int]:
+    """Set the throughput that the batcher has measured."""
     for stream in batcher._streams:
         stream.recent_s, stream.recent_tokens = 5.0, 5.0
     return batcher
 
 
-async def test_items_that_would_be_late_are_refused_at_once() -> None:
+async def test_request_that_would_miss_its_deadline_raises_too_late() -> None:
     run = Recorder()
     batcher = batcher_of(run)
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
-        at_a_second_per_token(batcher)
+        set_throughput_to_one_token_per_second(batcher)
         waiting = asyncio.create_task(batcher.submit([60]))
         await settled()
         with pytest.raises(TooLate) as raised:
@@ -379,31 +386,31 @@ async def test_items_that_would_be_late_are_refused_at_once() -> None:
         run.gate.set()
         await asyncio.gather(first, waiting, in_time, endless)
 
-    await with_batcher(batcher, story)
+    await with_batcher(batcher, scenario)
 
 
-async def test_an_empty_queue_takes_items_whatever_their_deadline() -> None:
-    # Or one slow start would have everything refused, and nothing would ever show that it is over.
-    async def story(batcher: Batcher[int, int]) -> None:
-        at_a_second_per_token(batcher)
+async def test_empty_queue_accepts_a_request_whatever_its_deadline() -> None:
+    # Otherwise one slow run would refuse everything, and no further run would correct the figure.
+    async def scenario(batcher: Batcher[int, int]) -> None:
+        set_throughput_to_one_token_per_second(batcher)
         assert (await batcher.submit([20], timeout_s=1)).results == [400]
         assert batcher.drain_s == 0
 
-    await with_batcher(batcher_of(Recorder()), story)
+    await with_batcher(batcher_of(Recorder()), scenario)
 
 
-async def test_two_streams_drain_the_queue_in_half_the_time() -> None:
+async def test_two_streams_halve_the_drain_time() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         run.gate.clear()
         running = [asyncio.create_task(batcher.submit([90])) for _ in range(2)]
-        await until(lambda: len(run.batches) == 2)
-        at_a_second_per_token(batcher)
+        await eventually_async(lambda: len(run.batches) == 2)
+        set_throughput_to_one_token_per_second(batcher)
         waiting = asyncio.create_task(batcher.submit([60]))
         await settled()
         assert batcher.drain_s == 30
         run.gate.set()
         await asyncio.gather(*running, waiting)
 
-    await with_batcher(batcher_of(run, streams=2), story)
+    await with_batcher(batcher_of(run, streams=2), scenario)

@@ -1,19 +1,27 @@
 import asyncio
 import threading
-import time
 from collections.abc import Sequence
 
 import pytest
 
 from service.inference.batch_former import Batch, BatchFormer
 from service.inference.batcher import Batcher, ItemFailed, Outcome, RunBroken, Stopped
-from tests.batchers import POISON, Recorder, batcher_of, held, settled, until, with_batcher
+from tests.batchers import (
+    POISON,
+    ManualClock,
+    Recorder,
+    batcher_of,
+    held,
+    settled,
+    with_batcher,
+)
+from tests.eventually import HANG_S, eventually, eventually_async
 
 
-async def test_only_the_request_with_the_guilty_item_fails() -> None:
+async def test_failing_item_fails_only_its_own_request() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
         good = [asyncio.create_task(batcher.submit([n, n + 1])) for n in (2, 4, 6, 8)]
         bad = asyncio.create_task(batcher.submit([3, 5, POISON, 9]))
@@ -28,22 +36,22 @@ async def test_only_the_request_with_the_guilty_item_fails() -> None:
         ]
         await first
 
-    await with_batcher(batcher_of(run), story)
+    await with_batcher(batcher_of(run), scenario)
 
 
-async def test_a_guilty_item_far_into_a_request_is_named() -> None:
-    async def story(batcher: Batcher[int, int]) -> None:
+async def test_failing_item_is_named_by_its_index() -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         with pytest.raises(ItemFailed) as failure:
             await batcher.submit([5] * 170 + [POISON] + [5] * 40)
         assert failure.value.index == 170
 
-    await with_batcher(batcher_of(Recorder()), story)
+    await with_batcher(batcher_of(Recorder()), scenario)
 
 
-async def test_what_has_failed_is_not_run_any_further() -> None:
+async def test_other_items_of_a_failed_request_are_not_run_again() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         first = await held(run, batcher)
         bad = asyncio.create_task(batcher.submit([POISON, *[7] * 13]))
         await settled()
@@ -56,49 +64,52 @@ async def test_what_has_failed_is_not_run_any_further() -> None:
         ran = [len(batch) for batch in run.batches[1:-1]]
         assert ran == sorted(ran, reverse=True)
 
-    await with_batcher(batcher_of(run), story)
+    await with_batcher(batcher_of(run), scenario)
 
 
-async def test_what_still_waits_of_a_request_that_has_failed_is_not_run() -> None:
+async def test_queued_items_of_a_failed_request_are_dropped() -> None:
     run = Recorder()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         with pytest.raises(ItemFailed):
             await batcher.submit([POISON, *[50] * 20])
         assert (await batcher.submit([3])).results == [9]
         assert run.batches == [[POISON, 50], [POISON], [3]]
 
-    await with_batcher(batcher_of(run), story)
+    await with_batcher(batcher_of(run), scenario)
 
 
-async def test_a_run_that_does_not_come_back_fails_all_callers_and_then_says_so() -> None:
+async def test_hanging_run_fails_all_requests_and_calls_on_stop() -> None:
     run = Recorder()
-    told: list[BaseException] = []
-    batcher = batcher_of(run, streams=2, timeout_s=0.1, on_stop=told.append)
+    stop_errors: list[BaseException] = []
+    clock = ManualClock()
+    batcher = batcher_of(run, streams=2, timeout_s=10, on_stop=stop_errors.append, clock=clock)
     batcher.start()
     assert batcher.is_alive
     running = await held(run, batcher)
     beside = asyncio.create_task(batcher.submit([99]))
-    await until(lambda: len(run.batches) == 2)
+    await eventually_async(lambda: len(run.batches) == 2)
     waiting = asyncio.create_task(batcher.submit([9]))
+    await clock.advance(10)
+    await clock.advance(1)  # the runs do not end when they are cancelled
     for task in (running, beside, waiting):
         with pytest.raises(Stopped):
             await task
-    assert [str(error) for error in told] == ["a batch did not return within 0.1 s"]
+    assert [str(error) for error in stop_errors] == ["a batch did not return within 10 s"]
     assert not batcher.is_alive
     with pytest.raises(Stopped):
         await batcher.submit([1])
     run.gate.set()
     await batcher.close()
-    assert len(told) == 1
+    assert len(stop_errors) == 1
 
 
 @pytest.mark.parametrize("good_batches", [0, 1], ids=["in the event loop", "in a stream"])
-async def test_a_defect_of_the_batcher_fails_all_callers_and_is_told(
+async def test_defect_of_the_batcher_fails_all_requests_and_calls_on_stop(
     monkeypatch: pytest.MonkeyPatch, good_batches: int
 ) -> None:
-    told: list[BaseException] = []
-    batcher = batcher_of(Recorder(), on_stop=told.append)
+    stop_errors: list[BaseException] = []
+    batcher = batcher_of(Recorder(), on_stop=stop_errors.append)
     form = BatchFormer.form
     formed: list[object] = []
 
@@ -112,213 +123,253 @@ async def test_a_defect_of_the_batcher_fails_all_callers_and_is_told(
     batcher.start()
     with pytest.raises(Stopped):
         await batcher.submit([60, 60])
-    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert [type(error) for error in stop_errors] == [ZeroDivisionError]
     await batcher.close()
 
 
 @pytest.mark.parametrize("results", [[], [1, 2, 3]])
-async def test_a_run_with_the_wrong_number_of_results_is_a_failure(results: list[int]) -> None:
-    async def story(batcher: Batcher[int, int]) -> None:
+async def test_run_with_wrong_number_of_results_fails_its_request(results: list[int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         with pytest.raises(ItemFailed):
             await batcher.submit([4, 5])
 
-    await with_batcher(batcher_of(lambda _: results), story)
+    await with_batcher(batcher_of(lambda _: results), scenario)
 
 
-async def test_even_a_panic_in_the_run_fails_that_item_alone() -> None:
+async def test_panic_in_a_run_fails_only_its_own_request() -> None:
     class Panic(BaseException):
-        """What a Rust extension raises when it panics is no Exception."""
+        """Like a panic of a Rust extension, which is not an Exception."""
 
     def run(items: Sequence[int]) -> list[int]:
         if POISON in items:
             raise Panic
         return list(items)
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         with pytest.raises(ItemFailed):
             await batcher.submit([POISON])
         assert (await batcher.submit([3])).results == [3]
 
-    await with_batcher(batcher_of(run), story)
+    await with_batcher(batcher_of(run), scenario)
 
 
-async def test_a_run_that_raises_on_anything_stops_the_batcher_and_says_so() -> None:
-    told: list[BaseException] = []
+async def test_run_that_fails_on_the_probe_stops_the_batcher_and_calls_on_stop() -> None:
+    stop_errors: list[BaseException] = []
 
     def broken(*_: object) -> list[int]:
         raise ValueError("gone")
 
-    async def story(batcher: Batcher[int, int]) -> None:
-        asked = [asyncio.create_task(batcher.submit([i, i + 1])) for i in range(1, 9)]
-        done = await asyncio.gather(*asked, return_exceptions=True)
+    async def scenario(batcher: Batcher[int, int]) -> None:
+        requests = [asyncio.create_task(batcher.submit([i, i + 1])) for i in range(1, 9)]
+        done = await asyncio.gather(*requests, return_exceptions=True)
         assert {type(error) for error in done} == {Stopped}
         with pytest.raises(Stopped):
             await batcher.submit([1])
 
-    batcher = batcher_of(broken, streams=2, probe=broken, on_stop=told.append)
-    await with_batcher(batcher, story, stops=True)
-    assert [type(error) for error in told] == [RunBroken]
-    assert isinstance(told[0].__cause__, ValueError)
+    batcher = batcher_of(broken, streams=2, probe=broken, on_stop=stop_errors.append)
+    await with_batcher(batcher, scenario, stops=True)
+    assert [type(error) for error in stop_errors] == [RunBroken]
+    assert isinstance(stop_errors[0].__cause__, ValueError)
 
 
 @pytest.mark.parametrize("max_cost", [100, 1], ids=["in one batch", "one batch after the other"])
-async def test_a_run_that_takes_too_long_is_cancelled_and_only_its_request_fails(
+async def test_slow_run_is_cancelled_and_fails_only_its_own_request(
     max_cost: int,
 ) -> None:
-    cancelled = threading.Event()
+    cancelled, clock = threading.Event(), ManualClock()
 
     def slow(items: Sequence[int]) -> list[int]:
+        clock.advance_in_thread(0.1)
         if POISON in items:
-            assert cancelled.wait(10)
+            clock.advance_in_thread(10)
+            assert cancelled.wait(HANG_S)
             cancelled.clear()
             raise ValueError("cancelled")
         return list(items)
 
-    async def story(batcher: Batcher[int, int]) -> None:
-        asked = [asyncio.create_task(batcher.submit([i])) for i in (1, 2, POISON, 3)]
-        done = await asyncio.gather(*asked, return_exceptions=True)
+    async def scenario(batcher: Batcher[int, int]) -> None:
+        requests = [asyncio.create_task(batcher.submit([i])) for i in (1, 2, POISON, 3)]
+        done = await asyncio.gather(*requests, return_exceptions=True)
         assert [type(outcome) for outcome in done] == [Outcome, Outcome, ItemFailed, Outcome]
 
     await with_batcher(
-        batcher_of(slow, max_cost=max_cost, timeout_s=0.05, cancel=cancelled.set), story
+        batcher_of(slow, max_cost=max_cost, timeout_s=10, cancel=cancelled.set, clock=clock),
+        scenario,
     )
 
 
-async def test_what_is_cancelled_for_the_sake_of_another_lane_is_run_again() -> None:
+async def test_run_cancelled_because_of_another_stream_is_repeated() -> None:
     cancelled, runs = threading.Event(), []
 
     def slow(items: Sequence[int]) -> list[int]:
         runs.append(list(items))
         if items == [POISON]:
-            assert cancelled.wait(10)
+            assert cancelled.wait(HANG_S)
             raise ValueError("cancelled")
         if runs.count([7]) == 1:
-            assert cancelled.wait(10)
+            assert cancelled.wait(HANG_S)
             raise ValueError("cancelled")
         return list(items)
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         poisoned = asyncio.create_task(batcher.submit([POISON]))
-        await until(lambda: runs == [[POISON]])
-        await asyncio.sleep(1.0)
-        assert (await batcher.submit([7])).results == [7]
+        await eventually_async(lambda: runs == [[POISON]])
+        await clock.advance(1)
+        cancelled_with_it = asyncio.create_task(batcher.submit([7]))
+        await eventually_async(lambda: runs == [[POISON], [7]])
+        await clock.advance(1)
+        assert (await cancelled_with_it).results == [7]
         with pytest.raises(ItemFailed):
             await poisoned
 
-    batcher = batcher_of(slow, streams=2, max_cost=1, timeout_s=2.0, cancel=cancelled.set)
-    await with_batcher(batcher, story)
+    clock = ManualClock()
+    batcher = batcher_of(
+        slow, streams=2, max_cost=1, timeout_s=2, cancel=cancelled.set, clock=clock
+    )
+    await with_batcher(batcher, scenario)
     assert runs.count([7]) == 2
 
 
-async def test_a_probe_that_is_cancelled_for_the_sake_of_another_lane_is_run_again() -> None:
+async def test_probe_cancelled_because_of_another_stream_is_repeated() -> None:
     cancelled, begun, probes = threading.Event(), threading.Event(), 0
 
     def run(items: Sequence[int]) -> list[int]:
         if items == [5]:
             begun.set()
-            assert cancelled.wait(10)
+            assert cancelled.wait(HANG_S)
         raise ValueError("poison, or cancelled")
 
     def probe() -> None:
         nonlocal probes
         probes += 1
         if probes == 1:
-            assert cancelled.wait(10)
+            assert cancelled.wait(HANG_S)
             raise ValueError("cancelled")
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         hanging = asyncio.create_task(batcher.submit([5]))
-        await until(begun.is_set)
-        await asyncio.sleep(1.0)
+        await eventually_async(begun.is_set)
+        await clock.advance(1)
+        failing = asyncio.create_task(batcher.submit([POISON]))
+        await eventually_async(lambda: probes == 1)
+        await clock.advance(1)
         with pytest.raises(ItemFailed):
-            await batcher.submit([POISON])
+            await failing
         with pytest.raises(ItemFailed):
             await hanging
         assert probes == 3
 
+    clock = ManualClock()
     batcher = batcher_of(
-        run, streams=2, min_split_tokens=1, probe=probe, timeout_s=2.0, cancel=cancelled.set
+        run,
+        streams=2,
+        min_split_tokens=1,
+        probe=probe,
+        timeout_s=2,
+        cancel=cancelled.set,
+        clock=clock,
     )
-    await with_batcher(batcher, story)
+    await with_batcher(batcher, scenario)
 
 
-async def test_each_of_many_batches_has_the_whole_time_for_itself() -> None:
-    cancelled = threading.Event()
+async def test_timeout_applies_to_each_batch_separately() -> None:
+    cancelled, clock = threading.Event(), ManualClock()
 
-    def slow(items: Sequence[int]) -> list[int]:
-        time.sleep(0.1)
+    def run(items: Sequence[int]) -> list[int]:
+        eventually(lambda: clock.waits)
+        clock.advance_in_thread(1)
+        if clock.now() == 5:  # the timer that was set for the first batch has expired
+            eventually(lambda: clock.waits == 2)
         return list(items)
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         assert len((await batcher.submit([1] * 10)).results) == 10
         assert not cancelled.is_set()
 
-    await with_batcher(batcher_of(slow, max_cost=1, timeout_s=0.5, cancel=cancelled.set), story)
+    batcher = batcher_of(run, max_cost=1, timeout_s=5, cancel=cancelled.set, clock=clock)
+    await with_batcher(batcher, scenario)
 
 
-async def test_a_run_that_comes_back_late_and_unharmed_is_not_taken_for_one_that_does_not() -> None:
-    def slow(items: Sequence[int]) -> list[int]:
-        time.sleep(0.4 if items == [7] else 0.05)
+async def test_run_that_returns_late_despite_cancellation_keeps_its_results() -> None:
+    clock, stop_errors = ManualClock(), list[BaseException]()
+
+    def run(items: Sequence[int]) -> list[int]:
+        if items == [7]:
+            eventually(lambda: clock.waits)
+            clock.advance_in_thread(5)
+            eventually(lambda: clock.waits == 2)  # the run is cancelled, and should end
+        elif items == [8]:
+            clock.advance_in_thread(1)  # after this time a cancelled run would count as hanging
+            eventually(lambda: clock.waits == 3 or stop_errors)
         return list(items)
 
-    async def story(batcher: Batcher[int, int]) -> None:
-        # What follows it in its stream takes longer than a cancelled run may.
-        assert len((await batcher.submit([7] + [1] * 30)).results) == 31
+    async def scenario(batcher: Batcher[int, int]) -> None:
+        assert (await batcher.submit([7, 8, 9])).results == [7, 8, 9]
 
-    await with_batcher(batcher_of(slow, max_cost=1, timeout_s=0.2), story)
+    batcher = batcher_of(run, max_cost=1, timeout_s=5, on_stop=stop_errors.append, clock=clock)
+    await with_batcher(batcher, scenario)
 
 
-async def test_what_a_late_cancellation_hits_is_run_again() -> None:
+async def test_run_hit_by_a_late_cancellation_is_repeated() -> None:
     released, begun, hit = threading.Event(), threading.Event(), threading.Event()
 
     def slow(items: Sequence[int]) -> list[int]:
         if items == [7]:
-            assert released.wait(10)
+            clock.advance_in_thread(5)
+            assert released.wait(HANG_S)
         elif not begun.is_set():
             begun.set()
-            assert hit.wait(10)
+            assert hit.wait(HANG_S)
             raise ValueError("cancelled")
         return list(items)
 
-    def cancel() -> None:  # 7 has come back just before, and 8 begins
+    def cancel() -> None:  # 7 has just returned, and 8 begins
         released.set()
-        assert begun.wait(10)
+        assert begun.wait(HANG_S)
         hit.set()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         assert (await batcher.submit([7, 8])).results == [7, 8]
 
-    await with_batcher(batcher_of(slow, max_cost=1, timeout_s=0.1, cancel=cancel), story)
+    clock = ManualClock()
+    await with_batcher(
+        batcher_of(slow, max_cost=1, timeout_s=5, cancel=cancel, clock=clock), scenario
+    )
 
 
-async def test_what_begins_during_a_cancellation_is_run_again() -> None:
+async def test_run_started_during_a_cancellation_is_repeated() -> None:
     released, begun, hit = threading.Event(), threading.Event(), threading.Event()
+    five_begun, clock = threading.Event(), ManualClock()
 
     def slow(items: Sequence[int]) -> list[int]:
         if items == [5]:
-            assert released.wait(10)
+            five_begun.set()
+            assert released.wait(HANG_S)
         elif items == [POISON]:
-            assert hit.wait(10)
+            assert hit.wait(HANG_S)
             raise ValueError("cancelled")
         elif not begun.is_set():
             begun.set()
-            assert hit.wait(10)
+            assert hit.wait(HANG_S)
             raise ValueError("cancelled")
         return list(items)
 
     def cancel() -> None:
         released.set()
-        assert begun.wait(10)
+        assert begun.wait(HANG_S)
         hit.set()
 
-    async def story(batcher: Batcher[int, int]) -> None:
+    async def scenario(batcher: Batcher[int, int]) -> None:
         poisoned = asyncio.create_task(batcher.submit([POISON]))
-        await asyncio.sleep(0.3)
-        assert (await batcher.submit([5, 8])).results == [5, 8]
+        await clock.advance(1)
+        others = asyncio.create_task(batcher.submit([5, 8]))
+        await eventually_async(five_begun.is_set)
+        await clock.advance(1)
+        assert (await others).results == [5, 8]
         with pytest.raises(ItemFailed):
             await poisoned
 
     batcher = batcher_of(
-        slow, streams=2, max_cost=1, min_split_tokens=1, timeout_s=2.0, cancel=cancel
+        slow, streams=2, max_cost=1, min_split_tokens=1, timeout_s=2, cancel=cancel, clock=clock
     )
-    await with_batcher(batcher, story)
+    await with_batcher(batcher, scenario)
