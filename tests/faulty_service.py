@@ -1,7 +1,7 @@
-"""The service with an engine that misbehaves on some ids: `python -m tests.faulty_service`."""
+"""The service with an engine that fails on some token ids: `python -m tests.faulty_service`."""
 
 import sys
-import time
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,33 +13,37 @@ from service.__main__ import main
 RAISES = 2000
 IS_NAN = 2001
 HANGS = 2002  # until it is cancelled
-IS_STUCK = 2003  # whatever is done
-BREAKS = 2004  # from then on it raises on everything
+IS_STUCK = 2003  # for ever
+BREAKS = 2004  # from then on, every batch raises
 
 
 class FaultyEngine(CpuEngine):
-    """As the engine, but for those ids."""
+    """CpuEngine with a fault for each of those ids."""
 
     cancellations = 0
     is_broken = False
+    _changed = threading.Condition()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Misbehave, or run."""
+        """Fail, hang or run."""
         self.is_broken |= BREAKS in batch.input_ids
         if self.is_broken or RAISES in batch.input_ids:
             raise RuntimeError("engine fault")
-        before = self.cancellations
-        while HANGS in batch.input_ids or IS_STUCK in batch.input_ids:
-            time.sleep(0.01)
-            if IS_STUCK not in batch.input_ids and self.cancellations > before:
-                raise RuntimeError("cancelled")
+        if HANGS in batch.input_ids or IS_STUCK in batch.input_ids:
+            with self._changed:
+                before = self.cancellations
+                while IS_STUCK in batch.input_ids or self.cancellations == before:
+                    self._changed.wait()
+            raise RuntimeError("cancelled")
         vectors = super().run(batch, output)
         vectors[batch.input_ids[batch.padded_index[:, 0]] == IS_NAN] = np.nan
         return vectors
 
     def cancel(self) -> None:
-        """End the runs that hang, and those that do not."""
-        self.cancellations += 1
+        """Cancel all runs, those that hang too."""
+        with self._changed:
+            self.cancellations += 1
+            self._changed.notify_all()
         super().cancel()
 
 

@@ -1,9 +1,10 @@
-"""Bodies for `POST /encode` that nobody meant to send: `make fuzz`.
+"""Malformed bodies for `POST /encode`: `make fuzz`.
 
-They are made of bytes, not of text: what breaks a parser, as half a surrogate, is no text.
+The mutations are of bytes, because half a surrogate, which breaks parsers, is not valid text.
 """
 
 import itertools
+import math
 import random
 import sys
 import time
@@ -36,19 +37,19 @@ PIECES = (
     *(b"word " * 400, b'"', b"\\", b",", b":", b'"text", ', b"[1, 2], ", b', "dimensions": 385'),
 )
 STATUSES = (200, 400, 413, 422)
-LONGEST_S = 5.0
+MAX_S = 5.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A body that was not answered as it should be, and why."""
+    """A body with a wrong response, and what is wrong with it."""
 
     body: bytes
     why: str
 
 
 def bodies(seed: int) -> Iterator[bytes]:
-    """Yield bodies without end: good ones with a few things done to them."""
+    """Yield valid bodies with a few mutations, endlessly."""
     rng = random.Random(seed)  # noqa: S311
     while True:
         body = bytearray(rng.choice(SEEDS))
@@ -67,42 +68,45 @@ def bodies(seed: int) -> Iterator[bytes]:
         yield bytes(body)
 
 
-def fuzz(client: TestClient, count: int, seed: int = 0) -> list[Finding]:
-    """Post so many bodies, and return what was found."""
+def fuzz(client: TestClient, count: int, seed: int = 0, max_s: float = math.inf) -> list[Finding]:
+    """Post that many bodies; return those with a wrong response, or one later than `max_s`."""
     findings: list[Finding] = []
-    good = {"inputs": "a text"}
-    wanted = client.post("/encode", json=good).json()
+    valid = {"inputs": "a text"}
+    expected = client.post("/encode", json=valid).json()
     for number, body in enumerate(itertools.islice(bodies(seed), count)):
-        started = time.perf_counter()
-        answer = client.post("/encode", content=body, headers={"Content-Type": "application/json"})
-        taken = time.perf_counter() - started
-        why = f"{taken:.1f} s" if taken > LONGEST_S else _wrong(answer)
+        began = time.perf_counter()
+        response = client.post(
+            "/encode", content=body, headers={"Content-Type": "application/json"}
+        )
+        duration_s = time.perf_counter() - began
+        why = f"{duration_s:.1f} s" if duration_s > max_s else _error_in(response)
         if why:
             findings.append(Finding(body, why))
-        if number % 500 == 0 and client.post("/encode", json=good).json() != wanted:
+        if number % 500 == 0 and client.post("/encode", json=valid).json() != expected:
             findings.append(Finding(body, "another vector for the next request"))
     return findings
 
 
-def _wrong(answer: Response) -> str | None:
-    if answer.status_code not in STATUSES:
-        return f"status {answer.status_code}"
+def _error_in(response: Response) -> str | None:
+    if response.status_code not in STATUSES:
+        return f"status {response.status_code}"
     try:
-        told = orjson.loads(answer.content)
+        body = orjson.loads(response.content)
     except orjson.JSONDecodeError:
-        return "an answer that is not JSON"
-    if answer.status_code != 200:
-        return f"an error of {len(answer.content)} bytes" if len(answer.content) > 1000 else None
-    vectors = [np.ravel(part) for part in told["embeddings"] if not isinstance(part, str)]
+        return "a response that is not JSON"
+    if response.status_code != 200:
+        size = len(response.content)
+        return f"an error of {size} bytes" if size > 1000 else None
+    vectors = [np.ravel(part) for part in body["embeddings"] if not isinstance(part, str)]
     is_finite = all(np.isfinite(vector.astype(np.float64)).all() for vector in vectors)
-    return None if is_finite else "a number that is none"
+    return None if is_finite else "a non-finite number"
 
 
 def main() -> int:
-    """Run the command line; return 1 if something was found."""
+    """Run the command line; return 1 if there are findings."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
     with serving(create_app(Settings(model=ModelSettings(path=ARTIFACT)))) as client:
-        findings = fuzz(client, count)
+        findings = fuzz(client, count, max_s=MAX_S)
     for finding in findings[:20]:
         print(f"{finding.why}: {finding.body[:300]!r}")
     print(f"{count} bodies, {len(findings)} findings")

@@ -1,11 +1,10 @@
-"""A service as a client sees it: in this process, or in one of its own."""
+"""Start the service for a test: in this process, or in one of its own."""
 
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -17,36 +16,34 @@ from starlette.testclient import TestClient
 
 from service.debug.state import DebugState
 from service.inference.model import Model
+from tests.eventually import eventually
 
-# Of a client whose service may be busy, on a machine that may be busy.
+# Timeout of clients and processes; it only bounds a hang.
 PATIENCE_S = 60
 
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[TestClient]:
-    """Give a client of the application once it is ready."""
-    # A test of a 500 wants the answer that a client gets, not the exception behind it.
+    """Yield a client of the application once it is ready."""
+    # Tests of a 500 need the response that a client gets, not the exception behind it.
     with TestClient(app, raise_server_exceptions=False) as client:
-        deadline = time.monotonic() + PATIENCE_S
-        while client.get("/readyz").status_code != 200:
-            assert time.monotonic() < deadline, "the service did not become ready"
-            time.sleep(0.02)
+        eventually(lambda: client.get("/readyz").status_code == 200)
         yield client
 
 
 def state_of(client: TestClient) -> DebugState:
-    """The state of the client's application."""
+    """Return the state of the client's application."""
     state: DebugState = client.app.state.vitrine  # type: ignore[attr-defined]
     return state
 
 
 def ready_model(client: TestClient) -> Model:
-    """The model of the client's application."""
+    """Return the model of the client's application."""
     return state_of(client).ready_model()
 
 
 def flat_routes(routes: list[BaseRoute]) -> list[Route]:
-    """Every route, those of included routers too."""
+    """Return every route, those of included routers too."""
     flat: list[Route] = []
     for route in routes:
         included = getattr(route, "original_router", None)
@@ -56,20 +53,21 @@ def flat_routes(routes: list[BaseRoute]) -> list[Route]:
 
 @contextmanager
 def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the service, or `python` with the arguments, until the block ends."""
     settings = {"VITRINE_SERVER__PORT": "0", "VITRINE_ENGINE__THREADS": "2", **environment}
-    # A file takes what nobody reads meanwhile; a full pipe would hold the process up.
+    # A file, because a full pipe would block a process whose output nobody reads.
     with (
-        tempfile.NamedTemporaryFile("w") as said,
-        open(said.name) as listening,
+        tempfile.NamedTemporaryFile("w") as stderr,
+        open(stderr.name) as reader,
         subprocess.Popen(
             [sys.executable, *(arguments or ["-m", "service"])],
             env={**os.environ, **settings},
-            stderr=said,
+            stderr=stderr,
             stdout=subprocess.DEVNULL,
             text=True,
         ) as started,
     ):
-        started.stderr = listening
+        started.stderr = reader
         try:
             yield started
         finally:
@@ -77,35 +75,47 @@ def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[st
 
 
 def lines_until(started: subprocess.Popen[str], pattern: str) -> tuple[list[str], re.Match[str]]:
-    assert started.stderr is not None
-    lines, line = [], ""
-    while line or started.poll() is None:
-        line += started.stderr.readline()
-        if not line.endswith("\n"):  # so far
-            time.sleep(0.01)
-            continue
+    """Return the lines on stderr up to the first that matches, and the match."""
+    lines: list[str] = []
+    while line := _next_line(started):
         lines.append(line.rstrip())
         match = re.search(pattern, line)
         if match:
             return lines, match
-        line = ""
-    raise AssertionError(f"{pattern} was not said: {lines}")
+    raise AssertionError(f"the process ended without a line that matches {pattern!r}: {lines}")
+
+
+def _next_line(started: subprocess.Popen[str]) -> str:
+    """Return the next line on stderr; empty if the process has ended and there is none."""
+    stderr, line = started.stderr, ""
+    assert stderr is not None
+
+    def is_complete() -> bool:
+        nonlocal line
+        # Before reading: lines written between the two would be lost.
+        has_ended = started.poll() is not None
+        line += stderr.readline()
+        return has_ended or line.endswith("\n")
+
+    eventually(is_complete)
+    return line
 
 
 def rest(started: subprocess.Popen[str]) -> tuple[int, str]:
-    """Return how it ended, and what it said since it was last listened to."""
+    """Return the exit status, and the rest of stderr."""
     assert started.stderr is not None
     return started.wait(timeout=PATIENCE_S), started.stderr.read()
 
 
 def outcome(started: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return the exit status and the rest of stderr, which must have no traceback."""
     status, errors = rest(started)
     assert "Traceback" not in errors
     return status, errors
 
 
 def metrics(url: str) -> dict[str, float]:
-    """Return every value of /metrics by its name and labels."""
+    """Return the values of /metrics by name and labels."""
     lines = httpx2.get(f"{url}/metrics", timeout=PATIENCE_S).text.splitlines()
     return {
         name: float(value)
