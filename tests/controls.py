@@ -454,25 +454,25 @@ GUARDS = (
         "service/api/state.py",
         "        if self.stopping:",
         "        if False:",
-        f"{_T}test_stopping.py::test_at_sigterm_it_is_not_ready_but_answers_until_the_port_closes",
+        f"{_T}test_stopping.py::test_service_is_unready_and_answers_during_the_drain_period",
     ),
     Guard(
         "service/api/server.py",
         "timeout_graceful_shutdown=settings.grace_s,",
         "",
-        f"{_T}test_stopping.py::test_a_body_that_never_comes_does_not_keep_it",
+        f"{_T}test_stopping.py::test_incomplete_body_is_answered_503_after_the_grace_period",
     ),
     Guard(
         "service/api/server.py",
         "call_later(drain_s, self._close)",
         "call_soon(self._close)",
-        f"{_T}test_stopping.py::test_at_sigterm_it_is_not_ready_but_answers_until_the_port_closes",
+        f"{_T}test_stopping.py::test_service_is_unready_and_answers_during_the_drain_period",
     ),
     Guard(
         "service/api/server.py",
         "            os._exit(1)\n",
         "            return\n",
-        f"{_T}test_stopping.py::test_a_second_signal_ends_it_at_once",
+        f"{_T}test_stopping.py::test_second_signal_ends_the_process_immediately",
     ),
     Guard(
         "service/api/http_protocol.py",
@@ -556,8 +556,7 @@ GUARDS = (
         "service/debug/worker.py",
         "        os._exit(0)\n",
         "        pass\n",
-        f"{_T}test_stopping.py::"
-        "test_the_gradient_process_does_not_outlive_a_service_that_is_killed",
+        f"{_T}test_stopping.py::test_gradient_process_ends_when_the_service_is_killed",
     ),
     Guard(
         "service/debug/process.py",

@@ -1,10 +1,10 @@
-"""The books balance: what is received is done, refused, failed, late, cancelled or under way."""
+"""Metrics: every input received has one outcome."""
 
 import re
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -12,12 +12,22 @@ import pytest
 from models.artifact import Artifact
 from service.api.metrics import Metrics
 from service.debug.messages import KINDS
-from tests.serving import lines_until, metrics, process
+from tests.eventually import eventually
+from tests.held_service import held
+from tests.serving import PATIENCE_S, lines_until, metrics, process
 
 
 @pytest.fixture(scope="module")
-def url(artifact: Artifact) -> Iterator[str]:
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file; the service runs no batch while it exists."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture(scope="module")
+def url(artifact: Artifact, hold: Path) -> Iterator[str]:
     with process(
+        *("-m", "tests.held_service"),
+        ENGINE_HOLD=str(hold),
         VITRINE_MODEL__PATH=str(artifact.path),
         VITRINE_BATCH__MAX_QUEUE_TOKENS="5000",
         VITRINE_DEBUG__ENABLED="true",
@@ -25,54 +35,63 @@ def url(artifact: Artifact) -> Iterator[str]:
         yield lines_until(started, r"Serving .* on (http://\S+)")[1][1]
 
 
-def outcomes(found: dict[str, float]) -> dict[str, float]:
+def outcomes(url: str) -> dict[str, float]:
     return {
         match[1]: value
-        for name, value in found.items()
+        for name, value in metrics(url).items()
         if (match := re.fullmatch(r'vitrine_inputs_total\{outcome="(\w+)"\}', name))
     }
 
 
-def test_every_input_is_accounted_for(url: str) -> None:
-    def post(count: int, tokens: int, headers: dict[str, str] | None = None) -> int:
+def test_every_received_input_has_one_outcome(url: str, hold: Path) -> None:
+    def post(count: int, tokens: int, timeout_ms: int | None = None) -> int:
         inputs = [[1000 + i % 20_000] * tokens for i in range(count)]
-        answer = httpx2.post(f"{url}/encode", json={"inputs": inputs}, headers=headers, timeout=240)
-        return answer.status_code
+        headers = {} if timeout_ms is None else {"X-Request-Timeout-Ms": str(timeout_ms)}
+        response = httpx2.post(
+            f"{url}/encode", json={"inputs": inputs}, headers=headers, timeout=240
+        )
+        return response.status_code
 
+    # Measures the throughput: 0.1 ms per token, so that 800 tokens do not fit into 1 ms below.
     assert post(5, 3) == 200
-    assert httpx2.post(f"{url}/encode", json={"inputs": ["a", ""]}).status_code == 422
-    with ThreadPoolExecutor(3) as clients:
-        large = clients.submit(post, 100, 250)  # an empty queue takes it, though it is too large
-        while metrics(url)["vitrine_queue_tokens"] < 5_000:
-            time.sleep(0.001)
-        assert post(7, 3) == 429
-        assert metrics(url)["vitrine_oldest_queued_request_age_seconds"] >= 0
-        while metrics(url)["vitrine_queue_tokens"] > 4_000:
-            time.sleep(0.001)
-        assert post(8, 100, {"X-Request-Timeout-Ms": "1"}) == 429  # the queue is too long for it
-        body = b'{"inputs": [[1000, 1001], [1002]]}'
-        head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        address = httpx2.URL(url)
-        with socket.create_connection((address.host, address.port or 80)) as leaving:
-            leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    body = {"inputs": ["a", ""]}
+    assert httpx2.post(f"{url}/encode", json=body, timeout=PATIENCE_S).status_code == 422
+    with ThreadPoolExecutor(2) as clients:
+        with held(hold):
+            small = clients.submit(post, 16, 250)
+            eventually(lambda: metrics(url)["vitrine_queue_tokens"])
+            assert post(8, 100, timeout_ms=1) == 429
+            content = b'{"inputs": [[1000, 1001], [1002]]}'
+            head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            address = httpx2.URL(url)
+            with socket.create_connection((address.host, address.port or 80)) as leaving:
+                leaving.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            eventually(lambda: outcomes(url)["cancelled"] == 2)
+        assert small.result() == 200
+        with held(hold):
+            # More tokens than the queue may have, which an empty queue accepts.
+            large = clients.submit(post, 100, 250)
+            eventually(lambda: metrics(url)["vitrine_queue_tokens"] >= 5_000)
+            assert post(7, 3) == 429
+            assert metrics(url)["vitrine_oldest_queued_request_age_seconds"] >= 0
         assert large.result() == 200
-    assert post(8, 250, {"X-Request-Timeout-Ms": "1"}) == 504
-    found = metrics(url)
-    while outcomes(found)["cancelled"] + outcomes(found)["done"] < 107:
-        found = metrics(url)
-    told = outcomes(found)
-    assert (told["refused"], told["late"], told["failed"]) == (2 + 7 + 8, 8, 0)
-    # Who leaves may have been answered before.
-    assert (told["done"], told["cancelled"]) in ((105, 2), (107, 0))
-    assert found["vitrine_inputs_received_total"] == sum(told.values())
+        with held(hold):
+            assert post(8, 250, timeout_ms=1) == 504
+    expected = {"done": 5 + 16 + 100, "refused": 2 + 8 + 7, "late": 8, "cancelled": 2, "failed": 0}
+    assert outcomes(url) == expected
+    values = metrics(url)
+    assert values["vitrine_inputs_received_total"] == sum(expected.values())
     for status, count in (("504", 0), ("client_deadline", 1)):
         name = f'vitrine_requests_total{{route="/encode",status="{status}"}}'
-        assert found.get(name, 0) == count
-    assert found["vitrine_queue_tokens"] == found["vitrine_oldest_queued_request_age_seconds"] == 0
+        assert values.get(name, 0) == count
+    assert values["vitrine_queue_tokens"] == 0
+    assert values["vitrine_oldest_queued_request_age_seconds"] == 0
 
 
 @pytest.mark.parametrize(("longest_s", "last"), [(120.0, "120.0"), (7.5, "7.5"), (900.0, "900.0")])
-def test_histograms_of_seconds_reach_the_longest_deadline(longest_s: float, last: str) -> None:
+def test_last_bucket_of_duration_histograms_is_the_longest_deadline(
+    longest_s: float, last: str
+) -> None:
     exposed = Metrics(longest_s).exposition().decode()
     bounds = re.findall(r'vitrine_batch_seconds_bucket\{le="([^"]+)"\}', exposed)
     assert bounds[-2:] == [last, "+Inf"]
@@ -84,11 +103,11 @@ def test_counters_of_all_job_kinds_exist_before_the_first_job(url: str) -> None:
         assert f'vitrine_debug_jobs_total{{kind="{kind}",outcome="failed"}}' in counters
 
 
-def test_gradient_jobs_are_counted(url: str) -> None:
-    asked = {"text": "a cat", "target": {"type": "norm"}, "method": "saliency"}
-    assert httpx2.post(f"{url}/debug/attribute", json=asked, timeout=240).status_code == 200
-    asked["layer"] = "nowhere"
-    assert httpx2.post(f"{url}/debug/attribute", json=asked, timeout=240).status_code == 422
-    found = metrics(url)
+def test_gradient_jobs_are_counted_by_outcome(url: str) -> None:
+    body = {"text": "a cat", "target": {"type": "norm"}, "method": "saliency"}
+    assert httpx2.post(f"{url}/debug/attribute", json=body, timeout=240).status_code == 200
+    body["layer"] = "nowhere"
+    assert httpx2.post(f"{url}/debug/attribute", json=body, timeout=240).status_code == 422
+    counters = metrics(url)
     for outcome in ("done", "refused"):
-        assert found[f'vitrine_debug_jobs_total{{kind="attribute",outcome="{outcome}"}}'] == 1
+        assert counters[f'vitrine_debug_jobs_total{{kind="attribute",outcome="{outcome}"}}'] == 1

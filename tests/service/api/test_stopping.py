@@ -1,105 +1,132 @@
-"""How the service ends: in order, in time, and with everybody answered."""
+"""Shutdown of the service."""
 
 import asyncio
 import os
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import httpx2
 import numpy as np
-import pytest
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from tests.serving import lines_until, outcome, process
+from tests.eventually import eventually, eventually_async
+from tests.held_service import held
+from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process
 
 
 def url_of(started: subprocess.Popen[str]) -> str:
     return lines_until(started, r"Serving .* on (http://\S+)")[1][1]
 
 
-def test_at_sigterm_it_is_not_ready_but_answers_until_the_port_closes(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__DRAIN_S="1.5") as started:
+def is_port_closed(url: str) -> bool:
+    try:
+        httpx2.get(f"{url}/healthz", timeout=PATIENCE_S)
+    except httpx2.TransportError as error:  # others: it closed after the connection was made
+        return isinstance(error, httpx2.ConnectError)
+    return False
+
+
+def test_service_is_unready_and_answers_during_the_drain_period(artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__DRAIN_S="3600") as started:
         url = url_of(started)
-        assert httpx2.get(f"{url}/readyz").status_code == 200
-        started.send_signal(signal.SIGTERM)
-        lines_until(started, "SIGTERM: shutting down; the port closes in 1.5 s")
+        with httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
+            assert client.get("/readyz").status_code == 200
+            started.send_signal(signal.SIGTERM)
+            lines_until(started, "SIGTERM: shutting down; the port closes in 3600 s")
+            # uvicorn renews the date in its main loop, which ends before the port closes.
+            before = client.get("/healthz").headers["Date"]
+            eventually(lambda: client.get("/healthz").headers["Date"] != before)
         for route in ("/readyz", "/tei/health"):
-            assert httpx2.get(f"{url}{route}").status_code == 503
-        assert httpx2.post(f"{url}/encode", json={"inputs": "a"}).status_code == 200
+            assert httpx2.get(f"{url}{route}", timeout=PATIENCE_S).status_code == 503
+        response = httpx2.post(f"{url}/encode", json={"inputs": "a"}, timeout=PATIENCE_S)
+        assert response.status_code == 200
+
+
+def test_port_closes_and_process_exits_after_the_drain_period(artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__DRAIN_S="0.5") as started:
+        url = url_of(started)
+        started.send_signal(signal.SIGTERM)
         assert outcome(started)[0] == 0
-        with pytest.raises(httpx2.ConnectError):
-            httpx2.get(f"{url}/healthz")
+        assert is_port_closed(url)
 
 
-async def test_two_hundred_requests_in_flight_get_their_vectors(
-    artifact: Artifact, client: TestClient
+async def test_two_hundred_requests_in_flight_are_completed_at_shutdown(
+    artifact: Artifact, client: TestClient, tmp_path: Path
 ) -> None:
     texts = [[f"request {i} text {k} " * 10 for k in range(2)] for i in range(200)]
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__DRAIN_S="1") as started:
+    with process(
+        *("-m", "tests.held_service"),
+        ENGINE_HOLD=str(tmp_path / "hold"),
+        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_SERVER__DRAIN_S="0",
+        VITRINE_SERVER__GRACE_S="3600",
+    ) as started:
         url = url_of(started)
         limits = httpx2.Limits(max_connections=200)
-        async with httpx2.AsyncClient(limits=limits, timeout=60) as many:
-            asked = [
-                asyncio.ensure_future(many.post(f"{url}/encode", json={"inputs": pair}))
-                for pair in texts
-            ]
-            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            started.send_signal(signal.SIGTERM)
-            answers = await asyncio.gather(*asked)
+        async with httpx2.AsyncClient(limits=limits, timeout=240) as many:
+            with held(tmp_path / "hold"):
+                requests = [
+                    asyncio.ensure_future(many.post(f"{url}/encode", json={"inputs": pair}))
+                    for pair in texts
+                ]
+                await eventually_async(lambda: metrics(url)["vitrine_inputs_received_total"] == 400)
+                started.send_signal(signal.SIGTERM)
+                await eventually_async(lambda: is_port_closed(url))
+            responses = await asyncio.gather(*requests)
         assert outcome(started)[0] == 0
-    assert [answer.status_code for answer in answers] == [200] * 200
-    found = np.array([answer.json()["embeddings"] for answer in answers]).reshape(400, -1)
-    every = [text for pair in texts for text in pair]
-    wanted = client.post("/encode", json={"inputs": every}).json()["embeddings"]
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    assert [response.status_code for response in responses] == [200] * 200
+    actual = np.array([response.json()["embeddings"] for response in responses])
+    inputs = [text for pair in texts for text in pair]
+    expected = client.post("/encode", json={"inputs": inputs}).json()["embeddings"]
+    np.testing.assert_allclose(actual.reshape(400, -1), expected, atol=1e-6)
 
 
-def test_a_body_that_never_comes_does_not_keep_it(artifact: Artifact) -> None:
+def test_incomplete_body_is_answered_503_after_the_grace_period(artifact: Artifact) -> None:
     with process(
         VITRINE_MODEL__PATH=str(artifact.path),
         VITRINE_SERVER__DRAIN_S="0",
         VITRINE_SERVER__GRACE_S="1",
+        VITRINE_LIMITS__BODY_S="3600",
     ) as started:
         url = httpx2.URL(url_of(started))
         head = b"POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        with socket.create_connection((url.host, url.port or 80)) as connection:
-            connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
-            time.sleep(0.2)
+        address = (url.host, url.port or 80)
+        with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+            connection.sendall(head + b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n")
+            # Sent when the service begins to read the body.
+            assert connection.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.sendall(b"{")
             started.send_signal(signal.SIGTERM)
             assert outcome(started)[0] == 0
-            answer = connection.recv(4096)
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"the service is stopping" in answer
+            response = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert response.startswith(b"HTTP/1.1 503 ")
+        assert b"the service is stopping" in response
 
 
-def test_a_second_signal_ends_it_at_once(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__DRAIN_S="60") as started:
+def test_second_signal_ends_the_process_immediately(artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__DRAIN_S="3600") as started:
         url_of(started)
         started.send_signal(signal.SIGTERM)
         lines_until(started, "shutting down")
         started.send_signal(signal.SIGTERM)
-        assert started.wait(timeout=5) == 1
+        assert started.wait(timeout=PATIENCE_S) == 1
 
 
-def test_control_c_ends_it_soon_and_without_a_traceback(artifact: Artifact) -> None:
+def test_sigint_exits_with_status_0_and_no_traceback(artifact: Artifact) -> None:
     with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
         lines_until(started, r"Try: ")
         started.send_signal(signal.SIGINT)
         assert outcome(started)[0] == 0
 
 
-def test_the_gradient_process_does_not_outlive_a_service_that_is_killed(
-    artifact: Artifact,
-) -> None:
+def test_gradient_process_ends_when_the_service_is_killed(artifact: Artifact) -> None:
     with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_DEBUG__ENABLED="true") as started:
         url = url_of(started)
         assert httpx2.get(f"{url}/debug/capabilities", timeout=240).status_code == 200
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
         assert len(children) == 1
         os.kill(started.pid, signal.SIGKILL)
-        while Path(f"/proc/{children[0]}").exists():
-            time.sleep(0.01)
+        eventually(lambda: not Path(f"/proc/{children[0]}").exists())
