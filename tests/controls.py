@@ -138,8 +138,7 @@ GUARDS = (
         "service/inference/batch_former.py",
         "        self._drop_removed()\n",
         "",
-        f"{_I}test_batch_former.py::"
-        "test_removed_items_are_released_while_others_wait",
+        f"{_I}test_batch_former.py::test_removed_items_are_released_while_others_wait",
     ),
     Guard(
         "service/api/middleware.py",
@@ -189,14 +188,13 @@ GUARDS = (
         "service/inference/batch_former.py",
         "self._lock = threading.Lock()",
         "self._lock = __import__('contextlib').nullcontext()",
-        f"{_I}test_batch_former.py::"
-        "test_concurrent_add_and_form_neither_lose_nor_repeat_items",
+        f"{_I}test_batch_former.py::test_concurrent_add_and_form_neither_lose_nor_repeat_items",
     ),
     Guard(
         "service/inference/batch_former.py",
         "self._running_tokens -= ended.tokens",
         "pass",
-        f"{_I}test_batch_former.py::test_queue_is_shared_evenly_between_streams",
+        f"{_I}test_batch_former.py::test_batch_leaves_other_streams_their_share_of_the_tokens",
     ),
     # What an engine gives.
     Guard(
@@ -360,7 +358,7 @@ GUARDS = (
         "        reserve(int(declared))\n",
         "",
         f"{_T}test_http_protocol.py::"
-        "test_a_thousand_bodies_that_lack_a_byte_take_no_more_memory_than_their_budget",
+        "test_memory_of_a_thousand_incomplete_bodies_stays_within_the_budget",
     ),
     Guard(
         "service/api/body.py",
@@ -478,7 +476,7 @@ GUARDS = (
         "service/api/http_protocol.py",
         "            self._transport.writelines(pending)",
         "            for piece in pending:\n                self._transport.write(piece)",
-        f"{_T}test_server.py::test_head_and_body_are_written_at_once_and_in_order",
+        f"{_T}test_server.py::test_head_and_body_are_written_in_one_piece_and_in_order",
     ),
     Guard(
         "service/api/http_protocol.py",
@@ -514,13 +512,13 @@ GUARDS = (
         "service/api/http_protocol.py",
         "            self.flow.pause_reading()\n\n    def _parse",
         "            pass\n\n    def _parse",
-        f"{_T}test_server.py::test_a_connection_is_not_read_while_enough_input_is_held",
+        f"{_T}test_server.py::test_connection_is_not_read_while_pipelined_input_is_held",
     ),
     Guard(
         "service/api/http_protocol.py",
         "        if self._discarded_bytes > _LINGER_BYTES:",
         "        if False:",
-        f"{_T}test_http_protocol.py::test_after_a_413_a_bounded_part_of_the_rest_is_read",
+        f"{_T}test_http_protocol.py::test_bounded_part_of_the_body_is_read_after_413",
     ),
     Guard(
         "service/api/http_protocol.py",

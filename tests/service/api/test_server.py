@@ -1,13 +1,16 @@
-"""Head and body of a response leave in one piece."""
+"""The HTTP protocol on a transport without a socket."""
 
 import asyncio
 from collections.abc import Iterable
 
+import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from service.api import http_protocol
 from service.api.http_protocol import CoalescingTransport, HttpProtocol
+from tests.eventually import eventually_async
 
 
 class Wire(asyncio.Transport):
@@ -53,28 +56,28 @@ def coalescing(wire: Wire) -> CoalescingTransport:
     return protocol.transport
 
 
-async def test_head_and_body_are_written_at_once_and_in_order() -> None:
+async def test_head_and_body_are_written_in_one_piece_and_in_order() -> None:
     wire = Wire()
-    joined = coalescing(wire)
+    transport = coalescing(wire)
     for _ in range(2):
-        joined.write(b"head ")
-        joined.write(b"body")
+        transport.write(b"head ")
+        transport.write(b"body")
         await asyncio.sleep(0)
     assert wire.written == [b"head body", b"head body"]
 
 
-async def test_what_was_written_before_it_is_closed_arrives_and_nothing_after() -> None:
+async def test_close_sends_pending_data_and_drops_later_writes() -> None:
     wire = Wire()
-    joined = coalescing(wire)
-    joined.write(b"last")
-    joined.close()
-    assert (wire.written, joined.is_closing()) == ([b"last"], True)
-    joined.write(b"late")
+    transport = coalescing(wire)
+    transport.write(b"last")
+    transport.close()
+    assert (wire.written, transport.is_closing()) == ([b"last"], True)
+    transport.write(b"late")
     await asyncio.sleep(0)
     assert wire.written == [b"last"]
 
 
-async def test_a_connection_is_not_read_while_enough_input_is_held() -> None:
+async def test_connection_is_not_read_while_pipelined_input_is_held() -> None:
     begun: asyncio.Queue[str] = asyncio.Queue()
     go_on = asyncio.Event()
 
@@ -82,7 +85,7 @@ async def test_a_connection_is_not_read_while_enough_input_is_held() -> None:
         await begun.put(scope["path"])
         while (await receive()).get("more_body"):
             pass
-        receiving = asyncio.ensure_future(receive())  # as who waits for a disconnect
+        receiving = asyncio.ensure_future(receive())  # as a handler that waits for a disconnect
         await go_on.wait()
         receiving.cancel()
         await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -103,3 +106,18 @@ async def test_a_connection_is_not_read_while_enough_input_is_held() -> None:
     assert [await begun.get() for _ in range(2, 3000)] == [f"/{i}" for i in range(2, 3000)]
     assert wire.is_read
     protocol.connection_lost(None)
+
+
+async def test_connection_with_unread_body_is_closed_after_the_linger_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    monkeypatch.setattr(http_protocol, "_LINGER_S", 0.0)
+    wire = Wire()
+    protocol = protocol_of(wire, refuse)
+    protocol.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+    await eventually_async(lambda: wire.closed)
+    assert protocol.is_lingering
