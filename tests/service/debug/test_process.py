@@ -16,7 +16,7 @@ from models.gradients.inputs import Row, Side
 from service.api.errors import status_of
 from service.debug import frames
 from service.debug.messages import JOB, REPLY, Done, Opened, PairJob, VjpJob
-from service.debug.process import GradientProcess, worker_command
+from service.debug.process import GradientProcess
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -26,14 +26,16 @@ from service.inference.errors import (
 )
 from service.settings import DebugSettings
 from tests.eventually import eventually_async
+from tests.service.debug.held_worker import held_worker_command
 
 # A gradient process without gradients: the layer of a job is a command, as JSON.
 FAKE = """
-import json, os, select, signal, sys, time
+import json, os, select, signal, sys
 from pathlib import Path
 from service.debug import frames
+from tests.eventually import eventually
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as deaf as torch in the middle of a product
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as torch does during a matrix product
 stdin = open(0, "rb", buffering=0)
 
 def send(message):
@@ -45,8 +47,7 @@ while (body := frames.read(stdin)) is not None:
     command = json.loads(json.loads(body)["layer"])
     if hold := command.get("hold"):
         Path(hold, "started").touch()
-        while not Path(hold, "released").exists():
-            time.sleep(0.005)
+        eventually(Path(hold, "released").exists)
     if command.get("die"):
         os._exit(3)
     next_is_there = bool(select.select([0], [], [], 0)[0])
@@ -87,7 +88,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def held_job(process: GradientProcess, folder: Path) -> asyncio.Task[Done]:
-    """A job that runs until the folder has a file "released"."""
+    """Return a running job, which ends once the folder has a file "released"."""
     task = asyncio.create_task(process.run(job(hold=str(folder))))
     await eventually_async((folder / "started").exists)
     return task
@@ -276,16 +277,18 @@ def test_priority_is_lowered_with_nice_where_idle_scheduling_is_missing(
     assert increments == [19]
 
 
-def test_worker_ends_with_its_input_even_within_a_job(artifact: Artifact) -> None:
-    command = worker_command(artifact.path, "cpu", "text")
+def test_worker_ends_with_its_input_even_within_a_job(artifact: Artifact, tmp_path: Path) -> None:
+    command = held_worker_command(tmp_path / "hold", artifact.path, "cpu", "text")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None
+        assert worker.stdout is not None
         assert reply_of(worker).layers[0] == "words"
         side = Side(Row(list(range(1000, 1100))))
         long = PairJob(side, side, "words", 1e-9, 4096, compare=[])
         worker.stdin.write(frames.frame(JOB.dump_json(long)))
         worker.stdin.close()
-        assert worker.wait(120) == 0
+        assert worker.stdout.read() == b""  # the job has not finished
+        assert worker.wait() == 0
 
 
 @pytest.mark.parametrize("rest", [b"", b"\x00\x00\x03\xe8{half"], ids=["nothing", "half a frame"])
@@ -295,7 +298,7 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
     # A package of the same name in the current directory is not imported.
     (tmp_path / "models").mkdir()
     (tmp_path / "models/__init__.py").write_text("raise SystemExit(9)")
-    command = worker_command(artifact.path.absolute(), "cpu", "text")
+    command = held_worker_command(tmp_path / "hold", artifact.path.absolute(), "cpu", "text")
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=tmp_path) as worker:
         assert worker.stdin is not None
@@ -308,10 +311,10 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
         assert reply_of(worker).code == "unknown_layer"
         worker.stdin.write(rest)
         worker.stdin.close()
-        assert worker.wait(120) == 0
+        assert worker.wait() == 0
 
 
-async def test_capabilities_do_not_wait_for_a_running_job(tmp_path: Path) -> None:
+async def test_start_does_not_wait_for_a_running_job(tmp_path: Path) -> None:
     async with process_of() as process:
         assert (await process.start()).layers == ["words"]
         task = await held_job(process, tmp_path)
