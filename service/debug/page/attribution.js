@@ -1,4 +1,4 @@
-// The scores of tokens and of pairs of tokens, and whether they add up.
+// Scores of tokens and of token pairs, and their completeness.
 
 import { chart, colour, divergingScale, label } from "./charts.js";
 import { element, facts, mark, raw, rounded, shown } from "./dom.js";
@@ -13,20 +13,20 @@ const NAMES = {
 };
 
 export function drawAttribution(runs) {
-  return runs.map(({ body, answer }) => element("article", { className: "method" },
+  return runs.map(({ body, result }) => element("article", { className: "method" },
     element("div", { className: "heading" },
-      element("h3", {}, NAMES[body.method]), legend(answer.scores)),
-    chips(answer.tokens, answer.scores, body.text),
-    totals(answer),
-    ...(answer.path ? [pathChart(answer.path)] : [])));
+      element("h3", {}, NAMES[body.method]), legend(result.scores)),
+    chips(result.tokens, result.scores, body.text),
+    totals(result),
+    ...(result.path ? [pathChart(result.path)] : [])));
 }
 
-function totals(answer) {
-  const complete = answer.completeness;
+function totals(result) {
+  const complete = result.completeness;
   return facts({
-    "sum of scores": shown(answer.sum),
-    ...(answer.value !== null && { value: shown(answer.value) }),
-    ...(answer.baseline_value !== null && { "value of the baseline": shown(answer.baseline_value) }),
+    "sum of scores": shown(result.sum),
+    ...(result.value !== null && { value: shown(result.value) }),
+    ...(result.baseline_value !== null && { "value of the baseline": shown(result.baseline_value) }),
     ...(complete && completeness(complete)),
   });
 }
@@ -56,17 +56,17 @@ function pathChart(path) {
     }));
 }
 
-export function drawPairs([{ body, answer }]) {
+export function drawPairs([{ body, result }]) {
   const [a, b] = [
-    answer.tokens_a.map((token) => spelling(token, body.a)),
-    answer.tokens_b.map((token) => spelling(token, body.b)),
+    result.tokens_a.map((token) => spelling(token, body.a)),
+    result.tokens_b.map((token) => spelling(token, body.b)),
   ];
   return [
     element("div", { className: "heading" },
-      element("h3", {}, "Tokens of A (rows) and of B (columns)"), legend(answer.matrix.flat())),
-    matrixChart(answer.matrix, a, b),
-    equation(answer),
-    element("div", { className: "side" }, ...answer.completeness.map((complete, index) =>
+      element("h3", {}, "Tokens of A (rows) and of B (columns)"), legend(result.matrix.flat())),
+    matrixChart(result.matrix, a, b),
+    equation(result),
+    element("div", { className: "side" }, ...result.completeness.map((complete, index) =>
       element("div", {}, element("h4", {}, `Integral of text ${"AB"[index]}`), facts(completeness(complete))))),
   ];
 }

@@ -1,10 +1,10 @@
-// Charts, where the library is there; a sentence where it is not.
+// Charts; a sentence if the chart library is not installed.
 
 import { element } from "./dom.js";
 
 let library;
 
-// Some megabytes, which the first chart is early enough for.
+// The library has several megabytes: load it with the first chart.
 function loaded() {
   library ??= new Promise((resolve) => {
     const script = element("script", { src: "debug/assets/plotly.min.js" });
@@ -23,7 +23,7 @@ export function divergingScale() {
   return ["low", "low-half", "neutral", "high-half", "high"].map((name, index) => [index / 4, colour(name)]);
 }
 
-// The library reads some tags and entities in labels; a text means neither.
+// The library interprets tags and entities in labels: escape them.
 export function label(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
@@ -40,7 +40,7 @@ async function draw(container, height, traces, layout) {
     container.replaceChildren("The chart library is not installed. It comes with Vitrine's extra 'torch'.");
     return;
   }
-  // A redraw, or a hidden section, may have removed the container by now.
+  // A redraw may have removed the container in the meantime.
   if (!container.isConnected) return;
   const axis = { gridcolor: colour("line"), linecolor: colour("line"), zerolinecolor: colour("line"), automargin: true };
   const { xaxis, yaxis, ...others } = layout;

@@ -1,4 +1,4 @@
-// Elements, and numbers as people read them. Whatever comes from outside becomes text, never markup.
+// DOM elements and formatted numbers. Untrusted content is inserted as text, never as markup.
 
 export function element(tag, properties = {}, ...children) {
   const { style = {}, data = {}, aria = {}, ...others } = properties;
@@ -35,7 +35,7 @@ export function shown(value, digits = 4) {
   return withMinus(fits ? value.toFixed(digits) : value.toExponential(1).replace("+", ""));
 }
 
-// With as many decimals as tell numbers up to `scale` apart.
+// Round to two significant decimals relative to `scale`.
 export function rounded(value, scale) {
   if (!Number.isFinite(value)) return shown(value);
   return withMinus(value.toFixed(Math.min(12, Math.max(1, 2 - Math.floor(Math.log10(scale || 1))))));
@@ -51,7 +51,7 @@ export function raw(value) {
   return value === null ? "NaN" : String(value);
 }
 
-// How well it went, in colour and in a word: true, false or null for "not run".
+// A coloured verdict: true, false or null for "not run".
 export function mark(passes, words = ["passes", "fails", "not run"]) {
   const [state, word] = passes === null ? ["off", words[2]] : passes ? ["good", words[0]] : ["bad", words[1]];
   return element("span", { className: `mark ${state}` }, word);

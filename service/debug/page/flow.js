@@ -1,4 +1,4 @@
-// The sizes of values and gradients from step to step of a training pass.
+// Sizes of values and gradients at each step of a training pass.
 
 import { chart, colour } from "./charts.js";
 import { element, facts, percent, shown, table } from "./dom.js";
@@ -9,12 +9,12 @@ const SERIES = [
   { name: "gradient of weights, l2", colour: "third", symbol: "diamond", points: true, size: (step) => step.parameters?.l2 ?? null },
 ];
 
-export function drawFlow([{ answer }]) {
+export function drawFlow([{ result }]) {
   return [
-    facts({ objective: shown(answer.objective), steps: answer.steps.length, "broken steps": brokenNames(answer).size }),
-    element("ul", { className: "sentences" }, ...sentences(answer).map((sentence) => element("li", {}, sentence))),
-    flowChart(answer),
-    element("details", {}, element("summary", {}, "Every step in numbers"), numbers(answer.steps)),
+    facts({ objective: shown(result.objective), steps: result.steps.length, "broken steps": brokenNames(result).size }),
+    element("ul", { className: "sentences" }, ...sentences(result).map((sentence) => element("li", {}, sentence))),
+    flowChart(result),
+    element("details", {}, element("summary", {}, "Every step in numbers"), numbers(result.steps)),
   ];
 }
 
@@ -34,17 +34,17 @@ function verdictSentence({ step, kind, ratio, threshold }) {
   return `The gradient is ${kind} at ${step}: ${shown(ratio)} of the last layer's, beyond ${shown(threshold)}.`;
 }
 
-function brokenNames(answer) {
-  return new Set(answer.nonfinite_steps.map(({ step }) => step));
+function brokenNames(result) {
+  return new Set(result.nonfinite_steps.map(({ step }) => step));
 }
 
-function flowChart(answer) {
-  const names = answer.steps.map(({ name }) => name);
+function flowChart(result) {
+  const names = result.steps.map(({ name }) => name);
   const traces = SERIES.map((series) => ({
     name: series.name,
     x: names.map((_, index) => index),
     // A log scale cannot show zero, and NaN is a gap; the table has both.
-    y: answer.steps.map((step) => series.size(step) || null),
+    y: result.steps.map((step) => series.size(step) || null),
     customdata: names,
     mode: series.points ? "markers" : "lines+markers",
     line: { color: colour(series.colour), width: 2 },
@@ -53,7 +53,7 @@ function flowChart(answer) {
   }));
   const starts = names.map((_, index) => index).filter((index) => part(names[index]) !== part(names[index - 1]));
   return chart("Size of values and gradients at every step, on a log scale", 380, traces, {
-    shapes: answer.nonfinite_steps.map((broken) => band(names.indexOf(broken.step), broken.role)),
+    shapes: result.nonfinite_steps.map((broken) => band(names.indexOf(broken.step), broken.role)),
     margin: { l: 72, r: 8, t: 8, b: 8 },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
     hovermode: "closest",

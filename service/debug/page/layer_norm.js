@@ -3,7 +3,7 @@
 import { element, facts, mark, percent, raw, shown, table } from "./dom.js";
 import { warmth } from "./tokens.js";
 
-// Each step's formula, and the steps before the one above it that it reads as well.
+// Formula of each step, and the earlier steps that it reads besides the preceding one.
 const FORWARD = {
   x: ["x + residual"],
   mean: ["mean(x)"],
@@ -32,23 +32,23 @@ const BACKWARD = {
   dx2: ["dmu / D"],
   dx: ["dxmu + dx2", "dxmu"],
 };
-// These do not read the step before them in the column.
+// Steps that do not read the preceding one.
 const STARTS = new Set(["x", "dbeta", "dgamma", "dxhat", "dxmu1", "dsqrtvar"]);
 
 const [PITCH, BOX, WIDTH, GAP] = [44, 34, 270, 96];
-// Of a float32's rounding, and of an error that shows in what is served.
+// Size of float32 rounding, and of an error that affects the served vectors.
 const [BEST, WORST] = [-8, -3];
 
-export function drawLayerNorm([{ answer }]) {
+export function drawLayerNorm([{ result }]) {
   const chosen = element("aside", { className: "chosen", aria: { live: "polite" } });
   const choose = (step) => chosen.replaceChildren(...statistics(step));
-  choose(answer.steps.find(({ name }) => name === "out") ?? answer.steps[0]);
+  choose(result.steps.find(({ name }) => name === "out") ?? result.steps[0]);
   return [
-    element("p", { className: "verdict" }, mark(answer.passes, ["The op is right on these rows.", "The op is wrong on these rows."])),
-    element("div", { className: "bench" }, circuit(answer.steps, choose), element("div", {}, scale(), chosen)),
-    table("Invariants of the op", ["invariant", "pass", "residual", "bound", ""], answer.invariants.map((invariant) =>
+    element("p", { className: "verdict" }, mark(result.passes, ["The op is right on these rows.", "The op is wrong on these rows."])),
+    element("div", { className: "bench" }, circuit(result.steps, choose), element("div", {}, scale(), chosen)),
+    table("Invariants of the op", ["invariant", "pass", "residual", "bound", ""], result.invariants.map((invariant) =>
       [invariant.name, invariant.phase, shown(invariant.residual), shown(invariant.bound), mark(invariant.passes)])),
-    table("Implementations", ["implementation", "pass", "", "worst, as a part of what is allowed", "why not"], answer.verdicts.map((verdict) =>
+    table("Implementations", ["implementation", "pass", "", "worst, as a part of what is allowed", "why not"], result.verdicts.map((verdict) =>
       [verdict.implementation, verdict.phase, mark(verdict.passes), worst(verdict), verdict.not_run ?? ""])),
   ];
 }

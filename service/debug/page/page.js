@@ -1,4 +1,4 @@
-// The page: its inputs, its tabs, what runs, and what the last run has shown.
+// The page: inputs, tabs, runs and their results.
 
 import { element, lamp, shown } from "./dom.js";
 import { ask, curl, Problem } from "./request.js";
@@ -17,15 +17,15 @@ let costTimer;
 let costs = new AbortController();
 
 function inputs() {
-  const found = {};
+  const values = {};
   for (const { name, type, value, checked } of named) {
-    if (type === "checkbox") found[name] = [...(found[name] ?? []), ...(checked ? [value] : [])];
-    else found[name] = value;
+    if (type === "checkbox") values[name] = [...(values[name] ?? []), ...(checked ? [value] : [])];
+    else values[name] = value;
   }
-  return found;
+  return values;
 }
 
-// The address keeps every input but the key, so that it can be handed on.
+// The URL fragment keeps every input except the key, so that it can be shared.
 
 function writeAddress() {
   const address = new URLSearchParams({ tab: current });
@@ -46,7 +46,7 @@ function readAddress() {
 }
 
 function setValue(input, value) {
-  // What may be chosen is known only when the service has told it.
+  // The choices are known only after the request for the capabilities.
   if (input.dataset.choices && ![...input.options].some((option) => option.value === value)) {
     input.append(element("option", {}, value));
   }
@@ -66,16 +66,16 @@ function show(name) {
 }
 
 function changed() {
-  const found = inputs();
+  const values = inputs();
   for (const label of document.querySelectorAll("[data-when]")) {
     const [name, value] = label.dataset.when.split("=");
-    label.hidden = found[name] !== value;
+    label.hidden = values[name] !== value;
   }
   clearTimeout(costTimer);
-  costTimer = setTimeout(tellCost, DRY_RUN_AFTER_MS);
+  costTimer = setTimeout(showCost, DRY_RUN_AFTER_MS);
 }
 
-async function tellCost() {
+async function showCost() {
   const name = current;
   const { path, bodies, hasCost } = SECTIONS[name];
   if (!hasCost) return;
@@ -86,9 +86,9 @@ async function tellCost() {
     if (!part(name, "go").disabled) part(name, "problem").textContent = problem;
   };
   try {
-    const answers = await Promise.all(
+    const results = await Promise.all(
       bodies(inputs()).map((body) => ask(path, { ...body, dry_run: true }, byId("key").value, costs.signal)));
-    say("", answers.length ? costSentence(answers.map(({ cost }) => cost)) : "");
+    say("", results.length ? costSentence(results.map(({ cost }) => cost)) : "");
   } catch (error) {
     if (error.name !== "AbortError") say(problemSentence(error), "");
   }
@@ -111,20 +111,20 @@ function prepare(name, { button }) {
 
 async function run(name) {
   const { path, bodies, nothing } = SECTIONS[name];
-  const [key, asked, controller] = [byId("key").value, bodies(inputs()), new AbortController()];
+  const [key, requests, controller] = [byId("key").value, bodies(inputs()), new AbortController()];
   const cancel = part(name, "cancel");
   const started = performance.now();
   const seconds = () => `${((performance.now() - started) / 1000).toFixed(1)} s`;
   const clock = setInterval(() => { part(name, "elapsed").textContent = seconds(); }, 100);
   cancel.onclick = () => controller.abort();
-  begin(name, asked.length ? "" : nothing);
+  begin(name, requests.length ? "" : nothing);
   shownRuns[name] = [];
   try {
-    part(name, "curl").dataset.command = asked.map((body) => curl(path, body, key !== "")).join("\n");
-    part(name, "copy").hidden = !asked.length;
-    for (const body of asked) {
-      const answer = await ask(path, body, key, controller.signal);
-      shownRuns[name].push({ body, answer });
+    part(name, "curl").dataset.command = requests.map((body) => curl(path, body, key !== "")).join("\n");
+    part(name, "copy").hidden = !requests.length;
+    for (const body of requests) {
+      const result = await ask(path, body, key, controller.signal);
+      shownRuns[name].push({ body, result });
       redraw(name);
     }
     part(name, "elapsed").textContent = `took ${seconds()}`;
@@ -144,7 +144,7 @@ function begin(name, problem) {
   part(name, "cancel").hidden = false;
   part(name, "problem").textContent = problem;
   part(name, "curl").hidden = true;
-  part(name, "answer").replaceChildren();
+  part(name, "result").replaceChildren();
   byId(name).ariaBusy = "true";
 }
 
@@ -157,45 +157,45 @@ function problemSentence(error) {
 
 function redraw(name) {
   const runs = shownRuns[name] ?? [];
-  drawLamps(runs.map(({ answer }) => answer));
+  drawLamps(runs.map(({ result }) => result));
   if (!runs.length) return;
-  const warnings = [...new Set(runs.flatMap(({ answer }) => answer.warnings))];
-  part(name, "answer").replaceChildren(
+  const warnings = [...new Set(runs.flatMap(({ result }) => result.warnings))];
+  part(name, "result").replaceChildren(
     ...warnings.map((warning) => element("p", { className: "warning" }, `Warning: ${warning}.`)),
     ...SECTIONS[name].draw(runs));
 }
 
-// What the last run of the section in view says of itself.
-function drawLamps(answers) {
-  const cosines = answers.flatMap(({ parity, vectors }) => parity ?? vectors ?? []).map(({ cosine }) => cosine);
-  const integrals = answers.flatMap(({ completeness }) => completeness ?? []);
-  const finite = answers.every(({ nonfinite }) => !nonfinite.length);
+// Checks of the latest run in the current section.
+function drawLamps(results) {
+  const cosines = results.flatMap(({ parity, vectors }) => parity ?? vectors ?? []).map(({ cosine }) => cosine);
+  const integrals = results.flatMap(({ completeness }) => completeness ?? []);
+  const finite = results.every(({ nonfinite }) => !nonfinite.length);
   const worst = Math.min(...cosines);
   const converged = integrals.every((integral) => integral.converged);
   byId("lamps").replaceChildren(
     lamp("Parity", cosines.length ? worst >= 0.999 : null, cosines.length ? `cosine ${shown(worst, 6)}` : "not run"),
     lamp("Completeness", integrals.length ? converged : null,
       integrals.length ? (converged ? "converged" : "not converged") : "not run"),
-    lamp("Finite", answers.length ? finite : null, answers.length ? (finite ? "all numbers" : "some are NaN or ∞") : "not run"));
+    lamp("Finite", results.length ? finite : null, results.length ? (finite ? "all numbers" : "some are NaN or ∞") : "not run"));
 }
 
 async function copy(name) {
   const curl = part(name, "curl");
   curl.textContent = curl.dataset.command;
   curl.hidden = false;
-  // Without a secure origin there is no clipboard: the command can be marked by hand.
+  // Without a secure origin there is no clipboard: show the command for selection.
   const copied = await navigator.clipboard?.writeText(curl.dataset.command).then(() => true, () => false);
   part(name, "copy").textContent = copied ? "Copied" : "Copy as curl";
 }
 
-async function tellCapabilities() {
+async function showCapabilities() {
   try {
-    const found = await ask("capabilities", null, byId("key").value);
+    const values = await ask("capabilities", null, byId("key").value);
     byId("unavailable").textContent = "";
-    byId("model").textContent = `${found.model.name} on ${found.device}, torch ${found.torch}`;
+    byId("model").textContent = `${values.model.name} on ${values.device}, torch ${values.torch}`;
     for (const select of document.querySelectorAll("[data-choices]")) {
       const { value } = select;
-      select.replaceChildren(...found[select.dataset.choices].map((choice) => element("option", {}, choice)));
+      select.replaceChildren(...values[select.dataset.choices].map((choice) => element("option", {}, choice)));
       setValue(select, value);
     }
   } catch (error) {
@@ -223,8 +223,8 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redr
 byId("key").value = sessionStorage.getItem(KEY) ?? "";
 byId("key").addEventListener("change", () => {
   sessionStorage.setItem(KEY, byId("key").value);
-  tellCapabilities();
+  showCapabilities();
   changed();
 });
 readAddress();
-tellCapabilities();
+showCapabilities();

@@ -1,32 +1,32 @@
-// What agrees between the served graph and the reference model, and what does not.
+// Comparison of the served graph with the reference model.
 
 import { chart, colour } from "./charts.js";
 import { element, facts, lamp, mark, shown, table } from "./dom.js";
 
-// What it is, whether it passes, and in how many words.
+// Name, check and size of each part.
 const LAMPS = [
   ["Files", ({ files }) => files.every(({ actual, expected }) => actual === expected), ({ files }) => `${files.length} hashes`],
   ["Vectors", ({ failures }) => !failures.some((failure) => failure.startsWith("the vector")), ({ vectors }) => `${vectors.length} texts`],
   ["Weights", ({ weights }) => weights.every(({ max_abs: difference }) => difference === 0), ({ weights }) => `${weights.length} tensors`],
-  ["Tokens", (answer) => answer.first_divergence === null, ({ curve }) => `${curve.length} layers`],
-  ["LayerNorm", (answer) => answer.layer_norm.every(({ error, bound }) => error <= bound), (answer) => `${answer.layer_norm.length} hard rows`],
+  ["Tokens", (result) => result.first_divergence === null, ({ curve }) => `${curve.length} layers`],
+  ["LayerNorm", (result) => result.layer_norm.every(({ error, bound }) => error <= bound), (result) => `${result.layer_norm.length} hard rows`],
 ];
 
-export function drawParity([{ answer }]) {
+export function drawParity([{ result }]) {
   const lamps = LAMPS.map(([name, passes, count]) => {
-    const good = passes(answer);
-    return lamp(name, good, `${count(answer)} ${good ? "agree" : "differ"}`);
+    const good = passes(result);
+    return lamp(name, good, `${count(result)} ${good ? "agree" : "differ"}`);
   });
-  const failures = answer.passes
+  const failures = result.passes
     ? ["The served graph agrees with the reference model."]
-    : answer.failures.map((failure) => `${failure[0].toUpperCase()}${failure.slice(1)}.`);
+    : result.failures.map((failure) => `${failure[0].toUpperCase()}${failure.slice(1)}.`);
   return [
     element("ul", { className: "lamps wide" }, ...lamps),
     element("ul", { className: "sentences" }, ...failures.map((failure) => element("li", {}, failure))),
-    facts(worst(answer)),
+    facts(worst(result)),
     element("h3", {}, "Tokens on their way through the model"),
-    curveChart(answer.curve),
-    stressTable(answer.layer_norm),
+    curveChart(result.curve),
+    stressTable(result.layer_norm),
   ];
 }
 

@@ -1,4 +1,4 @@
-// What is asked of the service, and what goes wrong on the way.
+// Requests to the service, and their errors.
 
 export class Problem extends Error {}
 
@@ -13,12 +13,12 @@ export async function ask(path, body, key, signal) {
     if (error.name === "AbortError") throw error;
     throw new Problem("The service could not be reached: it is down, or the connection broke.");
   }
-  const answer = await response.json().catch((error) => {
+  const result = await response.json().catch((error) => {
     if (error.name === "AbortError") throw error;
     throw new Problem(`The service answered ${response.status}, and not in JSON.`);
   });
-  if (!response.ok) throw new Problem(sentence(answer, response.status));
-  return withNonfinite(answer);
+  if (!response.ok) throw new Problem(sentence(result, response.status));
+  return withNonfinite(result);
 }
 
 function sentence({ detail, pointer }, status) {
@@ -26,16 +26,16 @@ function sentence({ detail, pointer }, status) {
   return `${(detail || `The service answered ${status}`).replace(/\.$/, "")}${where}.`.replace(/^./u, (first) => first.toUpperCase());
 }
 
-// Where JSON has null for a number that it has not, the answer says which one it was.
-function withNonfinite(answer) {
+// Restore NaN and infinities, which JSON lacks: they arrive as null, with a list of their places.
+function withNonfinite(result) {
   const numbers = { nan: NaN, inf: Infinity, "-inf": -Infinity };
-  for (const { pointer, kind } of answer.nonfinite ?? []) {
+  for (const { pointer, kind } of result.nonfinite ?? []) {
     const steps = pointer.split("/").slice(1);
     const last = steps.pop();
-    const parent = steps.reduce((inner, step) => inner?.[step], answer);
+    const parent = steps.reduce((inner, step) => inner?.[step], result);
     if (parent) parent[last] = numbers[kind];
   }
-  return answer;
+  return result;
 }
 
 export function curl(path, body, hasKey) {

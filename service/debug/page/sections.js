@@ -1,4 +1,4 @@
-// The table of sections: what each one asks for, and who draws the answers.
+// The sections: path, request bodies and drawing function of each.
 
 import { drawAttribution, drawPairs } from "./attribution.js";
 import { drawFlow } from "./flow.js";
