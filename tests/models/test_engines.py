@@ -249,6 +249,7 @@ def allocated_mb() -> float:
     return float(statistics.uordblks + statistics.hblkhd) / 1e6
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_shapes(engine: Engine) -> None:
     rng = np.random.default_rng(5)
 

@@ -136,6 +136,7 @@ def test_views_and_empty_tensors_are_accepted() -> None:
     assert not dbias.any()
 
 
+@pytest.mark.slow
 def test_kernels_compiled_for_ampere_and_hopper_neither_spill_nor_use_float64() -> None:
     completed = subprocess.run(
         [sys.executable, "-m", "tests.models.compile_kernels"],

@@ -35,6 +35,8 @@ from tests.models.checkpoints import (
 )
 from tests.sentences import SENTENCES
 
+pytestmark = pytest.mark.slow  # exports three dozen models
+
 LAYERS = 6
 # Two per layer, and the norm of the embeddings.
 NORMS = 2 * LAYERS + 1
