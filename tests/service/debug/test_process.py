@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,17 @@ async def test_process_that_cannot_start_gives_the_same_error_each_time(
             assert process.pid is None
 
 
+@contextmanager
+def worker_of(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker in the folder until the block ends."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=folder) as worker:
+        try:
+            yield worker
+        finally:
+            worker.kill()
+
+
 def reply_of(worker: subprocess.Popen[bytes]) -> Any:  # noqa: ANN401 - one of the replies
     assert worker.stdout is not None
     body = frames.read(worker.stdout)
@@ -241,7 +252,9 @@ def reply_of(worker: subprocess.Popen[bytes]) -> Any:  # noqa: ANN401 - one of t
     return REPLY.validate_json(body)
 
 
-def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority() -> None:
+def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
+    tmp_path: Path,
+) -> None:
     script = (
         "import os, sys\n"
         "from service.debug import jobs, worker\n"
@@ -255,8 +268,7 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
         "sys.argv = ['', 'nowhere', 'cpu', 'text']\n"
         "worker.main()\n"
     )
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe) as worker:
+    with worker_of([sys.executable, "-c", script], tmp_path) as worker:
         assert worker.stdin is not None
         assert isinstance(reply_of(worker), Opened)
         worker.stdin.write(frames.frame(JOB.dump_json(job())))
@@ -278,8 +290,8 @@ def test_priority_is_lowered_with_nice_where_idle_scheduling_is_missing(
 
 
 def test_worker_ends_with_its_input_even_within_a_job(artifact: Artifact, tmp_path: Path) -> None:
-    command = held_worker_command(tmp_path / "hold", artifact.path, "cpu", "text")
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+    command = held_worker_command(tmp_path / "hold", artifact.path.absolute(), "cpu", "text")
+    with worker_of(command, tmp_path) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
         assert reply_of(worker).layers[0] == "words"
@@ -299,8 +311,7 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
     (tmp_path / "models").mkdir()
     (tmp_path / "models/__init__.py").write_text("raise SystemExit(9)")
     command = held_worker_command(tmp_path / "hold", artifact.path.absolute(), "cpu", "text")
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=tmp_path) as worker:
+    with worker_of(command, tmp_path) as worker:
         assert worker.stdin is not None
         assert isinstance(reply_of(worker), Opened)
         worker.send_signal(signal.SIGINT)
