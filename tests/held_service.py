@@ -39,37 +39,35 @@ class HeldEngine(FaultyEngine):
 
     Attributes:
         file: The file.
-        running: Threads of the runs in flight.
-        hanging: Threads of the runs that hang until they are cancelled.
-        stuck: Threads of the runs that never end.
+        begun: Number of runs so far.
+        hanging: Runs that hang until they are cancelled: by thread, the value of `begun`.
+        is_stuck: Whether a run never ends.
     """
 
     file: Path
-    running: ClassVar[set[int]] = set()
-    hanging: ClassVar[set[int]] = set()
-    stuck: ClassVar[set[int]] = set()
+    begun = 0
+    hanging: ClassVar[dict[int, int]] = {}
+    is_stuck = False
     _lock = threading.Lock()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         """Wait, then hang, raise or run."""
-        thread = threading.get_ident()
-        self.running.add(thread)
-        try:
-            while self.file.exists():
+        engine = HeldEngine
+        with self._lock:
+            engine.begun += 1
+        while self.file.exists():
+            time.sleep(0.005)
+        if IS_STUCK in batch.input_ids:
+            engine.is_stuck = True
+            threading.Event().wait()
+        if HANGS in batch.input_ids:
+            with self._lock:
+                before = self.cancellations
+                self.hanging[threading.get_ident()] = engine.begun
+            while self.cancellations == before:
                 time.sleep(0.005)
-            if IS_STUCK in batch.input_ids:
-                self.stuck.add(thread)
-                threading.Event().wait()
-            if HANGS in batch.input_ids:
-                with self._lock:
-                    before = self.cancellations
-                    self.hanging.add(thread)
-                while self.cancellations == before:
-                    time.sleep(0.005)
-                raise RuntimeError("cancelled")
-            return super().run(batch, output)
-        finally:
-            self.running.discard(thread)
+            raise RuntimeError("cancelled")
+        return super().run(batch, output)
 
     def cancel(self) -> None:
         """End the runs that hang, and those that do not."""
@@ -79,14 +77,31 @@ class HeldEngine(FaultyEngine):
 
 
 class HangClock(batcher.Clock):
-    """A clock whose timeouts pass only while all runs hang."""
+    """A clock that lets only hanging runs time out, on one or two streams."""
+
+    def __init__(self) -> None:
+        self._waits = 0
 
     async def wait(self, future: asyncio.Future[Any], timeout_s: float) -> None:
-        """Return when the future is done, or when all runs hang."""
-        del timeout_s
+        """Return when the future is done or its run hangs, or after further runs."""
+        begun = HeldEngine.begun
+        self._waits += 1
+        try:
+            while not (future.done() or self._is_over(timeout_s, begun)):
+                await super().wait(future, 0.005)
+        finally:
+            self._waits -= 1
+
+    def _is_over(self, timeout_s: float, begun: int) -> bool:
         engine = HeldEngine
-        while not (future.done() or set() < engine.running <= engine.hanging | engine.stuck):
-            await super().wait(future, 0.005)
+        if engine.is_stuck or timeout_s == batcher._CANCEL_S:
+            return engine.is_stuck
+        hanging = list(engine.hanging.values())
+        if not hanging or self._waits == len(hanging):
+            return bool(hanging)
+        # One stream hangs, and the other has begun two runs since. If this is the other, the
+        # batcher sees that it has made progress, and waits again.
+        return engine.begun - max(begun, *hanging) >= 2
 
 
 if __name__ == "__main__":
