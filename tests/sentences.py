@@ -1,4 +1,4 @@
-"""Two hundred texts as people send them: languages, emoji, code, 1 to 600 words."""
+"""Two hundred realistic texts: languages, emoji, code, 1 to 600 words."""
 
 import random
 
@@ -77,7 +77,7 @@ SENTENCES = (
 
 
 def mixed_texts(count: int = 200) -> list[str]:
-    """Return distinct texts: the sentences, and runs of them up to 600 words, seeded."""
+    """Return distinct texts: the sentences, and seeded concatenations of up to 600 words."""
     rng = random.Random(7)  # noqa: S311 - not for secrets
     texts = list(SENTENCES)
     while len(texts) < count:

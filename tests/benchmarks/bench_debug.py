@@ -1,7 +1,7 @@
-"""`make bench-debug`: what a gradient job costs those who wait for vectors.
+"""`make bench-debug`: latency and throughput of `/encode` beside gradient jobs.
 
-The same load with and without a client that asks for one attribution after the other, in turns. A
-figure is the median of the rounds.
+The same load, in turns with and without a client that requests one attribution after the other.
+Each figure is the median of the rounds.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _JOB = {
 
 @contextmanager
 def attributions() -> Iterator[list[float]]:
-    """Ask for attributions all the while; gives the milliseconds of each that was answered."""
+    """Request attributions in a loop; the yielded list receives their durations in milliseconds."""
     answered: list[float] = []
     end = threading.Event()
 
@@ -36,9 +36,9 @@ def attributions() -> Iterator[list[float]]:
             connection = HTTPConnection("127.0.0.1", _PORT, timeout=120)
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/debug/attribute", json.dumps(_JOB), headers)
-            answer = connection.getresponse()
-            content = json.loads(answer.read())
-            if answer.status != 200:
+            response = connection.getresponse()
+            content = json.loads(response.read())
+            if response.status != 200:
                 raise RuntimeError(content["detail"])
             answered.append(content["wall_ms"])
 
@@ -55,11 +55,11 @@ def main() -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=10, help="of one measurement")
+    parser.add_argument("--seconds", type=int, default=10, help="duration of one measurement")
     options = parser.parse_args()
     need_wrk()
     serve = str(Path(sys.executable).with_name("vitrine-serve"))
-    # Under a full load a job has little of the machine, and takes its time.
+    # Under full load a job gets little CPU time and takes long.
     debug = ("--debug.enabled=true", "--debug.deadline_s=120")
     server = Server(
         Kind((serve, f"--server.port={_PORT}", *debug), "/encode", "inputs", Path()), _PORT
@@ -77,7 +77,7 @@ def main() -> None:
                 with attributions() as times:
                     beside = server.load(WORKLOADS[name], options.seconds)
                     server.resume()
-                if round_:  # the first warms up
+                if round_:  # the first round is the warm-up
                     quiet.append(alone)
                     busy.append(beside)
                     answered += len(times)

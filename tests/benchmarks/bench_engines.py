@@ -1,13 +1,13 @@
-"""`make bench-engines`: the engines in process, against sentence-transformers and their limits.
+"""`make bench-engines`: the engines in process, against sentence-transformers and the CPU's limit.
 
-First table: from the same mixed texts to vectors, ours as the service forms its batches, theirs
-with `SentenceTransformer.encode`, which sorts by length too.
+First table: time to encode the same mixed texts. Ours batches as the service does;
+`SentenceTransformer.encode` sorts by length too.
 
-Second table: what the service makes of its engine, and the engine of the machine. Tokens per second
-of CPU, of the service under the mixed load and of the bare engine on its best batches; and the
-engine's operations in linear layers against a large matrix product, in that precision.
+Second table: efficiency. Tokens per CPU second of the service under
+mixed load and of the bare engine on its best batches; and the engine's FLOP/s in linear layers
+relative to one large matrix product in the same precision.
 
-In both all take turns, as a machine's speed changes; the medians count.
+All contenders take turns, because a machine's speed changes. Figures are medians.
 """
 
 import argparse
@@ -53,7 +53,7 @@ TORCH_DTYPES: dict[Precision, torch.dtype] = {
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that encodes all texts, and says how long it took."""
+    """An implementation that encodes all texts and returns the duration."""
 
     name: str
     precision: str
@@ -63,7 +63,7 @@ class Contender:
 
 @contextmanager
 def ours(artifact: Path, name: str, precision: Precision, texts: list[str]) -> Iterator[Contender]:
-    """Give an engine of ours, with the tokenizer and the batcher of the service."""
+    """Yield one of our engines with the service's tokenizer and batcher."""
     with asyncio.Runner() as runner:
         model = runner.run(opened(artifact, name, precision))
 
@@ -95,7 +95,7 @@ def theirs(
     device: str = "cpu",
     batch: int = 32,
 ) -> Iterator[Contender]:
-    """Give a backend of sentence-transformers, in a process of its own."""
+    """Yield a backend of sentence-transformers in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         texts_file, vectors_file = Path(folder, "texts.json"), Path(folder, "vectors.npy")
         texts_file.write_text(json.dumps(texts), "utf-8")
@@ -129,7 +129,7 @@ def theirs(
 
 
 def compare(entrants: Sequence[AbstractContextManager[Contender]], tokens: int, rounds: int) -> str:
-    """Return the first table: of all who encode the same texts of so many tokens."""
+    """Return the first table, for texts with this number of tokens."""
     with ExitStack() as stack:
         contenders = [stack.enter_context(entrant) for entrant in entrants]
         reference = next(
@@ -161,7 +161,7 @@ def compare(entrants: Sequence[AbstractContextManager[Contender]], tokens: int, 
 
 
 def usable() -> list[tuple[str, Precision]]:
-    """Return the engines that this machine's CPU can run, and in which precisions."""
+    """Return the engines and precisions that this CPU supports."""
     return [
         (name, precision)
         for name, entry in ENGINES.items()
@@ -171,7 +171,7 @@ def usable() -> list[tuple[str, Precision]]:
 
 
 def limits(environments: Path, rows: list[list[int]], rounds: int, seconds: int) -> str:
-    """Return the second table: medians of rounds, of their ratios too."""
+    """Return the second table: medians of the rounds and of their ratios."""
     lines = [
         "| | service, tokens per CPU second | bare engine | ratio "
         "| engine, GF/s | large product | ratio |",
@@ -183,10 +183,10 @@ def limits(environments: Path, rows: list[list[int]], rounds: int, seconds: int)
             continue
         server = Server(kind, 8120)
         try:
-            found = limits_of(server, precision, rows, rounds, seconds)
+            rows_by_round = limits_of(server, precision, rows, rounds, seconds)
         finally:
             server.stop()
-        served, bare, of_bare, speed, peak, of_peak = np.median(found, axis=0)
+        served, bare, of_bare, speed, peak, of_peak = np.median(rows_by_round, axis=0)
         lines.append(
             f"| {precision} | {served:,.0f} | {bare:,.0f} | {of_bare:.2f} "
             f"| {speed:,.0f} | {peak:,.0f} | {of_peak:.2f} |"
@@ -197,11 +197,11 @@ def limits(environments: Path, rows: list[list[int]], rounds: int, seconds: int)
 def limits_of(
     server: Server, precision: Precision, rows: list[list[int]], rounds: int, seconds: int
 ) -> NDArray[np.float64]:
-    """Return a row of the second table for each round, `(rounds, 6)`."""
+    """Return one row of the second table per round, `(rounds, 6)`."""
     run_for, operations = bare_engine(precision, rows), operations_per_token()
     run_for(seconds)
     server.load(WORKLOADS["mixed"], seconds)
-    found: list[tuple[float, ...]] = []
+    rows_by_round: list[tuple[float, ...]] = []
     for _ in range(rounds):
         before, cpu_before = tokens_run(server), server.cpu_s()
         server.load(WORKLOADS["mixed"], seconds)
@@ -211,26 +211,26 @@ def limits_of(
         bare = tokens / (time.process_time() - cpu)
         speed = tokens / (time.perf_counter() - wall) * operations / 1e9
         peak = product_speed(TORCH_DTYPES[precision])
-        found.append((served, bare, served / bare, speed, peak, speed / peak))
-    return np.array(found)
+        rows_by_round.append((served, bare, served / bare, speed, peak, speed / peak))
+    return np.array(rows_by_round)
 
 
 def tokens_run(server: Server) -> float:
-    """Return the tokens of all batches that a server has run, which is paused.
+    """Return the number of tokens that a paused server has run.
 
-    Those of requests that wrk has left behind count, as what they cost does.
+    Includes requests that wrk abandoned: their CPU time counts too.
     """
     server.resume()
-    found = re.search(r"^vitrine_batch_tokens_sum (\S+)$", server.get("/metrics"), re.MULTILINE)
+    match = re.search(r"^vitrine_batch_tokens_sum (\S+)$", server.get("/metrics"), re.MULTILINE)
     server.pause()
-    assert found
-    return float(found[1])
+    assert match
+    return float(match[1])
 
 
 def bare_engine(precision: Precision, rows: list[list[int]]) -> Callable[[float], int]:
-    """Return what runs the rows, in their best batches, for so many seconds, and counts the tokens.
+    """Return a function that runs the rows for a duration and returns the number of tokens.
 
-    The engine does nothing else, and each turn goes on where the one before has ended.
+    Batches have the best size. Each call continues where the previous one ended.
     """
     engine = open_engine(Artifact.load(ARTIFACT), precision=precision)
     batches = sorted_batches(rows)
@@ -255,7 +255,7 @@ def bare_engine(precision: Precision, rows: list[list[int]]) -> Callable[[float]
 
 
 def sorted_batches(rows: list[list[int]], max_tokens: int = 512) -> list[PackedBatch]:
-    """Return the rows in batches of about so many tokens, the similar ones together."""
+    """Return the rows, sorted by length, in batches of about this number of tokens."""
     batches: list[list[list[int]]] = [[]]
     for row in sorted(rows, key=len):
         if batches[-1] and sum(map(len, batches[-1])) + len(row) > max_tokens:
@@ -265,14 +265,14 @@ def sorted_batches(rows: list[list[int]], max_tokens: int = 512) -> list[PackedB
 
 
 def operations_per_token() -> int:
-    """Return the multiplications and additions of all linear layers."""
+    """Return the FLOPs per token of all linear layers."""
     graph = onnx.load_from_string(Artifact.load(ARTIFACT).read("model.onnx")).graph
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in graph.initializer}
     return sum(2 * sizes[node.input[1]] for node in graph.node if node.op_type == "Gemm")
 
 
 def product_speed(dtype: torch.dtype) -> float:
-    """Return the GF/s of a product that suits the machine, on all threads."""
+    """Return the GFLOP/s of one large matrix product on all threads."""
     M = K = N = 2048
     a, b = torch.randn(M, K).to(dtype), torch.randn(K, N).to(dtype)
     times: list[float] = []
@@ -287,8 +287,13 @@ def main() -> None:
     """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, default=Path(".venv-bench"))
-    parser.add_argument("--rounds", type=int, default=5, help="three times as many, second table")
-    parser.add_argument("--seconds", type=int, default=5, help="of a turn, second table")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="rounds; the second table has thrice as many",
+    )
+    parser.add_argument("--seconds", type=int, default=5, help="per measurement, second table")
     options = parser.parse_args()
     need_wrk()
     texts = [text for request in WORKLOADS["mixed"].requests() for text in request]
@@ -303,7 +308,7 @@ def main() -> None:
         *(
             theirs(python, model, backend, precision, some)
             for backend, precision in OPTIONS
-            # Others a CPU only imitates, and takes minutes for.
+            # Other precisions are emulated and take minutes.
             if precision in {ours_in for _, ours_in in here}
         ),
     ]

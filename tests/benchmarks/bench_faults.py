@@ -1,7 +1,7 @@
-"""`make bench-faults`: what a fault or a hostile request costs those who only want vectors.
+"""`make bench-faults`: latency of `/encode` during faults and hostile requests.
 
-A client asks for one text after the other while something breaks; what supervises the service
-starts it again when it ends, as an orchestrator does.
+A client encodes one text after the other while something breaks. A supervisor restarts the service
+when it exits, as an orchestrator does.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _JOB = {"text": "The cat sat on the mat.", "target": {"type": "norm"}, "toleranc
 
 
 class Supervised:
-    """The service, started again whenever it ends."""
+    """The service, restarted whenever it exits."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -55,24 +55,24 @@ class Supervised:
                 started.wait()
 
     def resident_mb(self) -> float:
-        """Return what the process has in memory."""
+        """Return the resident memory of the process, in MB."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def stop(self) -> None:
-        """End it, for good."""
+        """Terminate the service and do not restart it."""
         self._ending = True
         os.kill(self.pid, signal.SIGKILL)
         self._thread.join()
 
 
 def post(route: str, body: bytes, headers: dict[str, str] = _JSON) -> tuple[int, bytes]:
-    """Return status and content of an answer; 0 where there is none."""
+    """Return status and content of the response; status 0 if there is none."""
     connection = HTTPConnection("127.0.0.1", _PORT, timeout=60)
     try:
         connection.request("POST", route, body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        response = connection.getresponse()
+        return response.status, response.read()
     except (OSError, HTTPException):
         return 0, b""
     finally:
@@ -80,47 +80,47 @@ def post(route: str, body: bytes, headers: dict[str, str] = _JSON) -> tuple[int,
 
 
 def encode(inputs: object) -> tuple[int, bytes]:
-    """Ask for vectors."""
+    """Request vectors."""
     return post("/encode", json.dumps({"inputs": inputs}).encode())
 
 
 @dataclass
 class Seen:
-    """What a client saw that asked for one text after the other.
+    """Observations of a client that encodes one text after the other.
 
     Attributes:
-        polls: When it asked, how long it waited, and the status; seconds.
+        polls: Start and duration of each request in seconds, and its status.
     """
 
     polls: list[tuple[float, float, int]] = field(default_factory=list)
 
     def outage_s(self) -> float:
-        """Return the seconds from the first request that was not answered until one was."""
+        """Return the seconds from the first failed request to the next success."""
         failed = [when for when, _, status in self.polls if status != 200]
         if not failed:
             return 0.0
         return min(when for when, _, status in self.polls if when > failed[-1]) - failed[0]
 
     def p99_s(self) -> float:
-        """Return the 99th percentile of the waits for an answer."""
+        """Return the 99th percentile of the request durations, in seconds."""
         waits = sorted(wait for _, wait, status in self.polls if status == 200)
         return waits[int(0.99 * len(waits))]
 
     def longest_s(self) -> float:
-        """Return the longest wait for an answer."""
+        """Return the longest request duration, in seconds."""
         return max(wait for _, wait, status in self.polls if status == 200)
 
 
 @contextmanager
 def watching() -> Iterator[Seen]:
-    """Ask for one text after the other; at the end, until it is answered again."""
+    """Encode one text after the other in a thread; at the end, until a request succeeds."""
     seen, end = Seen(), threading.Event()
 
     def watch() -> None:
         while not end.is_set() or [status for _, _, status in seen.polls[-20:]] != [200] * 20:
-            asked = time.perf_counter()
+            started = time.perf_counter()
             status, _ = encode("a text that anybody may send")
-            seen.polls.append((asked, time.perf_counter() - asked, status))
+            seen.polls.append((started, time.perf_counter() - started, status))
             time.sleep(0.005)
 
     thread = threading.Thread(target=watch)
@@ -128,7 +128,7 @@ def watching() -> Iterator[Seen]:
     time.sleep(0.5)
     try:
         yield seen
-        time.sleep(1)  # a service that gives itself up answers first, and then ends
+        time.sleep(1)  # a service with a broken engine responds before it exits
     finally:
         end.set()
         thread.join()
@@ -142,20 +142,20 @@ def _one_input(token: int) -> str:
     inputs = [[1000 + i] for i in range(32)]
     inputs[17] = [token]
     status, content = encode(inputs)
-    told = json.loads(content) if content else {}
-    return f"{status or 'no answer'}, index {told.get('index', '-')}"
+    payload = json.loads(content) if content else {}
+    return f"{status or 'no response'}, index {payload.get('index', '-')}"
 
 
 def _many(count: int, rows: int, tokens: int) -> list[concurrent.futures.Future[tuple[int, bytes]]]:
     clients = concurrent.futures.ThreadPoolExecutor(count)
     inputs = [[1000 + i % 20_000] * tokens for i in range(rows)]
-    asked = [clients.submit(encode, inputs) for _ in range(count)]
+    futures = [clients.submit(encode, inputs) for _ in range(count)]
     clients.shutdown(wait=False)
-    return asked
+    return futures
 
 
 def _full_queue(_service: Supervised) -> str:
-    return _status(*(answer.result()[0] for answer in _many(64, rows=40, tokens=100)))
+    return _status(*(response.result()[0] for response in _many(64, rows=40, tokens=100)))
 
 
 def _leave(_service: Supervised) -> str:
@@ -177,10 +177,10 @@ def _half_sent(body: bytes, missing: bytes) -> socket.socket:
 
 def _slow_bodies(_service: Supervised) -> str:
     connections = [_half_sent(b"{", b"}") for _ in range(200)]
-    answers = [connection.recv(4096) for connection in connections]
+    responses = [connection.recv(4096) for connection in connections]
     for connection in connections:
         connection.close()
-    return _status(*(int(answer.split()[1]) if answer else 0 for answer in answers))
+    return _status(*(int(response.split()[1]) if response else 0 for response in responses))
 
 
 def _nothing(_service: Supervised) -> str:
@@ -189,13 +189,13 @@ def _nothing(_service: Supervised) -> str:
 
 
 def _bodies_that_lack_a_byte(_service: Supervised) -> str:
-    # In a process of its own, so that it does not hold up the client that watches.
+    # A separate process, so that it does not slow down the observing client.
     with concurrent.futures.ProcessPoolExecutor(1) as senders:
         return senders.submit(_hold_bodies).result()
 
 
 def _hold_bodies() -> str:
-    """Keep 1,000 connections open that send 4 MiB less a byte each, again when they are closed."""
+    """Keep 1,000 connections open that each send 4 MiB less one byte; reopen closed ones."""
     body = memoryview(b" " * (4 * _MEGABYTE - 1))
     statuses: list[int] = []
 
@@ -213,8 +213,8 @@ def _hold_bodies() -> str:
             except ConnectionError:
                 pass
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                answer = await reader.readuntil(b"\r\n\r\n")
-                statuses.append(int(answer.split()[1]))
+                response = await reader.readuntil(b"\r\n\r\n")
+                statuses.append(int(response.split()[1]))
                 await reader.read()
             writer.close()
             await asyncio.sleep(1)
@@ -230,10 +230,10 @@ def _hold_bodies() -> str:
 
 
 def _end(service: Supervised, number: signal.Signals) -> str:
-    asked = _many(200, rows=1, tokens=50)
-    concurrent.futures.wait(asked, return_when=concurrent.futures.FIRST_COMPLETED)
+    futures = _many(200, rows=1, tokens=50)
+    concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_COMPLETED)
     os.kill(service.pid, number)
-    return _status(*(answer.result()[0] for answer in asked))
+    return _status(*(response.result()[0] for response in futures))
 
 
 def _kill_gradients(service: Supervised) -> str:
@@ -244,9 +244,9 @@ def _kill_gradients(service: Supervised) -> str:
         children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text()
         os.kill(int(children.split()[0]), signal.SIGKILL)
         status, _ = job.result()
-    asked = time.perf_counter()
+    started = time.perf_counter()
     again, _ = post("/debug/attribute", json.dumps(_JOB).encode())
-    return f"{status}; the next job {again}, after {time.perf_counter() - asked:.1f} s"
+    return f"{status}; the next job {again}, after {time.perf_counter() - started:.1f} s"
 
 
 FAULTS: dict[str, Callable[[Supervised], str]] = {
@@ -291,13 +291,13 @@ ATTACKS: dict[str, bytes] = {
 def main() -> None:
     """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="of each attack; medians are shown")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per attack")
     options = parser.parse_args()
     service = Supervised()
     try:
         with watching():
             pass
-        print("| attack | answer | bytes | the longest wait of others, ms | memory, MB |")
+        print("| attack | response | bytes | longest other request, ms | memory, MB |")
         print("|---|--:|--:|--:|--:|")
         for name, body in ATTACKS.items():
             waits, growths = [], []
@@ -319,9 +319,9 @@ def main() -> None:
         print("|---|---|--:|--:|--:|")
         for name, fault in FAULTS.items():
             with watching() as seen:
-                told = fault(service)
+                outcome = fault(service)
             print(
-                f"| {name} | {told} | {seen.outage_s():.1f} | {1e3 * seen.p99_s():.1f} "
+                f"| {name} | {outcome} | {seen.outage_s():.1f} | {1e3 * seen.p99_s():.1f} "
                 f"| {seen.longest_s():.2f} |",
                 flush=True,
             )

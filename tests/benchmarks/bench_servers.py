@@ -1,9 +1,9 @@
 """`make bench`: this service against infinity, over HTTP, on one machine in one run.
 
-Both serve the same model folder and get the same texts from wrk, a load generator in C. They take
-turns, round after round, and while one is measured the others are stopped. A figure is the median
-of the rounds, and so is a ratio, to infinity's onnxruntime engine in the same round: the machine's
-speed changes. That engine's graph is the one that `optimum-cli export onnx` writes.
+Both serve the same model and get the same texts from wrk, a load generator in C. They take turns in
+every round, and the idle ones are suspended. Figures are medians of the rounds. Ratios are medians
+of the per-round ratios to infinity's onnxruntime engine, because the machine's speed changes. That
+engine's graph was written by `optimum-cli export onnx`.
 """
 
 import argparse
@@ -34,14 +34,14 @@ _FIRST_PORT = 8100
 
 
 def kinds(environments: Path, model: Path) -> dict[str, Kind]:
-    """Return every server of the comparison, by name."""
+    """Return the servers of the comparison by name."""
     ours, theirs = environments / "vitrine", environments / "infinity"
     serve = (str((ours / "bin/vitrine-serve").absolute()), "--server.port={port}")
     infinity = (str((theirs / "bin/infinity_emb").absolute()), "v2", "--port={port}")
-    # It finds a graph in the folder that it is started in, and nowhere else.
+    # Infinity looks for a graph in its working directory only.
     model_options = ("--model-id=.", "--pooling-method=mean", "--host=127.0.0.1", "--device=cpu")
     offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
-    found = {
+    servers = {
         "float32": Kind(serve, "/encode", "inputs", ours),
         "bfloat16": Kind((*serve, "--engine.precision=bfloat16"), "/encode", "inputs", ours),
         PEER: Kind(
@@ -62,12 +62,12 @@ def kinds(environments: Path, model: Path) -> dict[str, Kind]:
         ),
     }
     if ENGINES["openvino"].unusable("bfloat16"):
-        del found["bfloat16"]
-    return found
+        del servers["bfloat16"]
+    return servers
 
 
 def model_folder(environments: Path) -> Path:
-    """Return a copy of the default model's folder, with the graph that infinity needs."""
+    """Return a copy of the default model's folder with the ONNX graph that infinity needs."""
     folder = environments / "model"
     if not (folder / "model.onnx").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -86,29 +86,29 @@ def model_folder(environments: Path) -> Path:
     return folder
 
 
-def vectors(answer: Mapping[str, object]) -> NDArray[np.float64]:
-    """Return the vectors of an answer of either kind of server."""
-    if "embeddings" in answer:
-        return np.asarray(answer["embeddings"], np.float64)
-    return np.asarray([entry["embedding"] for entry in answer["data"]], np.float64)  # type: ignore[attr-defined]
+def vectors(response: Mapping[str, object]) -> NDArray[np.float64]:
+    """Return the vectors of a response of either server."""
+    if "embeddings" in response:
+        return np.asarray(response["embeddings"], np.float64)
+    return np.asarray([entry["embedding"] for entry in response["data"]], np.float64)  # type: ignore[attr-defined]
 
 
 def of_each(
     loads: Mapping[str, Sequence[Load]], figure: Callable[[Load], float]
 ) -> dict[str, list[float]]:
-    """Return a figure of each server's rounds."""
+    """Return one figure per round for each server."""
     return {server: [figure(load) for load in rounds] for server, rounds in loads.items()}
 
 
 def row(name: str, figures: Mapping[str, Sequence[float]], form: str) -> str:
-    """Return a line of the table: medians, and those of the ratios to the peer in each round."""
+    """Return a table row: medians, and medians of the per-round ratios to the peer."""
     cells: list[str] = []
-    for server, found in figures.items():
+    for server, values in figures.items():
         ratio = statistics.median(
-            one / peer for one, peer in zip(found, figures[PEER], strict=True)
+            one / peer for one, peer in zip(values, figures[PEER], strict=True)
         )
         cells.append(
-            f"{statistics.median(found):{form}}" + ("" if server == PEER else f" ({ratio:.2f})")
+            f"{statistics.median(values):{form}}" + ("" if server == PEER else f" ({ratio:.2f})")
         )
     return f"| {name} | {' | '.join(cells)} |"
 
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, default=Path(".venv-bench"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=8, help="of one measurement")
+    parser.add_argument("--seconds", type=int, default=8, help="duration of one measurement")
     options = parser.parse_args()
     need_wrk()
     servers: dict[str, Server] = {}
@@ -138,7 +138,7 @@ def main() -> None:
                 for name, server in servers.items():
                     load = server.load(WORKLOADS[workload], options.seconds)
                     assert not load.failed, f"{name} failed {load.failed} requests"
-                    by_server[name] += [load] if round_ else []  # the first warms up
+                    by_server[name] += [load] if round_ else []  # the first round is the warm-up
             print(f"Measured {workload}", flush=True)
         print(table(servers, loads, options.environments))
         for name in {"float32", "bfloat16"} & servers.keys():
@@ -149,21 +149,21 @@ def main() -> None:
 
 
 def compare_vectors(servers: Mapping[str, Server]) -> None:
-    """Print how far the servers' vectors are from the peer's: they must be of one model."""
+    """Check that all servers return the peer's vectors, and print the cosine similarities."""
     texts = [text for request in WORKLOADS["mixed"].requests()[:200] for text in request]
-    found: dict[str, NDArray[np.float64]] = {}
+    by_server: dict[str, NDArray[np.float64]] = {}
     for name, server in servers.items():
         server.resume()
-        found[name] = vectors(server.encode(texts))
+        by_server[name] = vectors(server.encode(texts))
         server.pause()
-    for name, ours in found.items():
-        cosine = cosines(ours, found[PEER])
+    for name, ours in by_server.items():
+        cosine = cosines(ours, by_server[PEER])
         print(f"{name}: cosine to {PEER}: mean {cosine.mean():.7f}, worst {cosine.min():.7f}")
         assert cosine.min() > 0.999
 
 
 def fairness(server: Server, seconds: int) -> str:
-    """Return how long a text waits while requests of 2,048 texts are served, in batches."""
+    """Return the latency of a text beside requests of 2,048 texts, also in batch durations."""
     texts = [text for request in WORKLOADS["mixed"].requests() for text in request]
     many = (texts * 2)[:2048]
     waits: list[float] = []
@@ -173,12 +173,12 @@ def fairness(server: Server, seconds: int) -> str:
         started = time.perf_counter()
         while time.perf_counter() - started < seconds:
             huge = client.submit(server.encode, many)
-            time.sleep(0.5)  # it is tokenised first
+            time.sleep(0.5)  # time for its tokenisation
             while not huge.done():
-                asked = time.perf_counter()
+                started_text = time.perf_counter()
                 assert server.encode(["one text among many others"])
-                waits.append(1e3 * (time.perf_counter() - asked))
-            assert huge.result(), "a request of 2,048 texts had no answer"
+                waits.append(1e3 * (time.perf_counter() - started_text))
+            assert huge.result(), "a request of 2,048 texts failed"
     batches, run_s = (after - b for after, b in zip(_batches(server), before, strict=True))
     server.pause()
     batch_ms = 1e3 * run_s / batches
@@ -190,9 +190,9 @@ def fairness(server: Server, seconds: int) -> str:
 
 
 def _batches(server: Server) -> tuple[float, float]:
-    """Return how many batches the engine has run, and for how many seconds."""
-    found = re.findall(r"^vitrine_batch_seconds_(?:count|sum) (\S+)$", server.get("/metrics"), re.M)
-    count, seconds = map(float, found)
+    """Return the number of batches that the engine has run, and their total duration in seconds."""
+    sums = re.findall(r"^vitrine_batch_seconds_(?:count|sum) (\S+)$", server.get("/metrics"), re.M)
+    count, seconds = map(float, sums)
     return count, seconds
 
 
@@ -217,7 +217,7 @@ def table(
         rates = of_each(loads[name], lambda load: load.requests / load.seconds)
         lines.append(row(f"{title}: requests/s", rates, ",.1f"))
         tokens_rates = {
-            server: [rate * tokens for rate in found] for server, found in rates.items()
+            server: [rate * tokens for rate in by_round] for server, by_round in rates.items()
         }
         lines.append(row(f"{title}: tokens/s", tokens_rates, ",.0f"))
         p50_ms = of_each(loads[name], lambda load: load.p50_ms)

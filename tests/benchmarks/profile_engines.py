@@ -1,6 +1,6 @@
-"""`make profile`: where an engine's time goes, operator by operator, on one thread.
+"""`make profile`: an engine's time per operator, on one thread.
 
-The batches are those of mixed texts, similar lengths together.
+The batches group mixed texts by length.
 """
 
 import json
@@ -31,7 +31,7 @@ def onnxruntime_profile(graph: bytes, batches: list[PackedBatch]) -> Counter[str
                 session.run(["pooled"], batch.inputs())
         events = json.loads(Path(session.end_profiling()).read_text())
     runs = [event["ts"] for event in events if event["name"] == "model_run"]
-    warm = runs[len(batches)]  # the first round prepares
+    warm = runs[len(batches)]  # the first round is the warm-up
     times: Counter[str] = Counter()
     for event in events:
         if event["name"].endswith("_kernel_time") and event["ts"] >= warm:
@@ -58,7 +58,7 @@ def openvino_profile(graph: bytes, batches: list[PackedBatch], precision: str) -
 
 
 def table(title: str, times: Counter[str], tokens: int) -> str:
-    """Return the operators that take longest."""
+    """Return a table of the slowest operators."""
     total = sum(times.values())
     lines = [f"{title}: {total / tokens:.1f} us a token", "", "| operator | share | us a token |"]
     lines.append("|---|--:|--:|")
@@ -70,7 +70,7 @@ def table(title: str, times: Counter[str], tokens: int) -> str:
 
 
 def main() -> None:
-    """Print a table for each engine and precision that runs here."""
+    """Print a table per engine and precision that this machine supports."""
     artifact = Artifact.load(ARTIFACT)
     tokenizer = Tokenizer.from_buffer(artifact.read(TOKENIZER))
     texts = [text for request in WORKLOADS["mixed"].requests()[:200] for text in request]

@@ -1,7 +1,7 @@
-"""Encodes texts with sentence-transformers in an environment of its own, whenever it is told to.
+"""Encode texts with sentence-transformers in a separate environment, on request.
 
 python sentence_transformers_worker.py MODEL DEVICE BACKEND PRECISION BATCH TEXTS.json VECTORS.npy
-Each line on standard input encodes all texts once; the answer is the seconds that it took.
+For each line on standard input it encodes all texts once and prints the duration in seconds.
 """
 
 import json
@@ -23,7 +23,7 @@ OPTIONS: dict[tuple[str, str], dict[str, object]] = {
 
 
 def main() -> None:
-    """Serve standard input."""
+    """Encode once per line of standard input."""
     folder, device, backend, precision, batch, texts_file, vectors_file = sys.argv[1:]
     model = SentenceTransformer(
         folder,

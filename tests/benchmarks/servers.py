@@ -1,4 +1,4 @@
-"""Servers as the benchmarks start them: one process each, stopped while another one is measured."""
+"""Servers under measurement: one process each, suspended while another one is measured."""
 
 import http.client
 import json
@@ -22,12 +22,12 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Kind:
-    """How to start a server, and how to speak to it.
+    """Command, route and request format of a server.
 
     Attributes:
-        path: Of the route that encodes.
-        field: Of the JSON body, that holds the texts.
-        environment: The virtual environment that it is installed in.
+        path: Path of the encode route.
+        field: JSON field with the texts.
+        environment: Virtual environment of the server.
     """
 
     command: Sequence[str]
@@ -40,10 +40,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Load:
-    """What came of a load.
+    """Measurements of one load.
 
     Attributes:
-        cpu_s: Seconds of CPU that the server took.
+        cpu_s: CPU time of the server, in seconds.
     """
 
     requests: int
@@ -55,10 +55,10 @@ class Load:
 
 
 class Server:
-    """A server that runs, until `stop`.
+    """A running server.
 
     Attributes:
-        ready_s: From its start until it had answered a first text.
+        ready_s: Seconds from the start of the process to the first vector.
     """
 
     def __init__(self, kind: Kind, port: int) -> None:
@@ -73,34 +73,34 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        while not self._answers():
+        while not self._is_ready():
             if self._process.poll() is not None or time.perf_counter() - started > 120:
                 self._log.seek(0)
                 raise RuntimeError(f"{kind.command[0]} did not start:\n{self._log.read()[-2000:]}")
             time.sleep(0.02)
         self.ready_s = time.perf_counter() - started
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         try:
             return bool(self.encode(["ready?"]))
         except (OSError, http.client.HTTPException):
             return False
 
     def encode(self, texts: Sequence[str]) -> dict[str, object]:
-        """Return the JSON answer, or nothing while the server refuses."""
+        """Return the JSON response; an empty dict for an error status."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             headers = {"Content-Type": "application/json"}
             body = json.dumps({self._kind.field: texts})
             connection.request("POST", self._kind.path, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-            return dict(json.loads(content)) if answer.status == 200 else {}
+            response = connection.getresponse()
+            content = response.read()
+            return dict(json.loads(content)) if response.status == 200 else {}
         finally:
             connection.close()
 
     def get(self, path: str) -> str:
-        """Return what a route answers."""
+        """Return the body of a GET response."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             connection.request("GET", path)
@@ -109,7 +109,7 @@ class Server:
             connection.close()
 
     def load(self, workload: Workload, seconds: int) -> Load:
-        """Drive the workload with wrk for so many seconds; the server runs meanwhile only."""
+        """Drive the workload with wrk; the server is suspended before and afterwards."""
         bodies = (json.dumps({self._kind.field: texts}) for texts in workload.requests())
         with tempfile.NamedTemporaryFile("w") as file:
             file.write("\n".join(bodies))
@@ -127,52 +127,52 @@ class Server:
             cpu_s = self.cpu_s() - before
             self._finish()
             self.pause()
-        found = re.search("^RESULT (.*)$", output, re.MULTILINE)
-        assert found, output
-        return Load(**json.loads(found[1]), cpu_s=cpu_s)
+        match = re.search("^RESULT (.*)$", output, re.MULTILINE)
+        assert match, output
+        return Load(**json.loads(match[1]), cpu_s=cpu_s)
 
     def _finish(self) -> None:
-        """Wait until what wrk has left behind is done: it must not fall into the next load."""
+        """Wait for requests that wrk abandoned: they must not run into the next load."""
         before = -1.0
         while self.cpu_s() - before > 0.02:
             before = self.cpu_s()
             time.sleep(0.2)
 
     def pause(self) -> None:
-        """Stop the process, so that even a server that polls takes nothing from another one."""
+        """Suspend the process, so that even a server that polls uses no CPU time."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let the process go on."""
+        """Resume the process."""
         self._process.send_signal(signal.SIGCONT)
 
     def cpu_s(self) -> float:
-        """Return the seconds of CPU that the process has taken."""
+        """Return the CPU time of the process, in seconds."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
     def resident_mb(self) -> float:
-        """Return the resident memory of the process."""
+        """Return the resident memory of the process, in MB."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert found
-        return int(found[1]) * 1024 / 1e6
+        match = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert match
+        return int(match[1]) * 1024 / 1e6
 
     def stop(self) -> None:
-        """End the process."""
+        """Terminate the process."""
         self.resume()
-        self._process.send_signal(signal.SIGINT)  # at which none waits for load balancers
+        self._process.send_signal(signal.SIGINT)  # no server drains on SIGINT
         self._process.wait(30)
         self._log.close()
 
 
 def installed_mb(environment: Path) -> float:
-    """Return what the packages of a virtual environment take on disk."""
+    """Return the disk usage of a virtual environment's packages, in MB."""
     packages = next(environment.glob("lib/python*/site-packages"))
     return sum(file.stat().st_size for file in packages.rglob("*") if file.is_file()) / 1e6
 
 
 def need_wrk() -> None:
-    """End the program with a sentence if the load generator is not there."""
+    """Exit with an error if wrk is not installed."""
     if shutil.which("wrk") is None:
-        sys.exit("wrk is needed, which sends the load: sudo apt-get install wrk")
+        sys.exit("the load generator wrk is not installed; run: sudo apt-get install wrk")

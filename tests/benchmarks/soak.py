@@ -1,6 +1,6 @@
-"""`make soak`: resident memory under varied load, for as long as is asked for.
+"""`make soak`: resident memory under mixed load.
 
-All workloads take turns, with requests of 2,048 texts between them. What counts is the growth after
+All workloads take turns, with requests of 2,048 texts between them. The result is the growth after
 the fifth minute.
 """
 

@@ -1,10 +1,10 @@
-"""What clients send in the benchmarks: seeded English texts of measured lengths."""
+"""Requests of the benchmarks: seeded English texts of measured lengths."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Common words, each a token or two of the default model.
+# Common words with one or two tokens each.
 _COMMON_WORDS = """
     the of and to in is was for that on as with by at from his her it an are were which this be
     had not they have one all there been who their more its would when will said what some time
@@ -25,9 +25,9 @@ class Workload:
     """Requests of one kind.
 
     Attributes:
-        clients: Connections that each wait for an answer before the next request.
-        texts: Texts of a request.
-        words: Draws the number of words of a text.
+        clients: Number of connections; each sends its next request after a response.
+        texts: Number of texts per request.
+        words: Draws the number of words per text.
     """
 
     clients: int
@@ -35,7 +35,7 @@ class Workload:
     words: Callable[[random.Random], int]
 
     def requests(self) -> list[list[str]]:
-        """Return the texts of many requests, the same at each call."""
+        """Return the texts of many requests; every call returns the same."""
         draw = random.Random(7)  # noqa: S311 - not for secrets
         count = max(50, 2000 // self.texts)
         return [[_text(draw, self.words(draw)) for _ in range(self.texts)] for _ in range(count)]
