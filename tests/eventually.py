@@ -9,7 +9,7 @@ _ATTEMPTS = 20_000
 _PAUSE_S = 0.005
 
 # Bound of a wait on a thread or a process that ends at once, or never.
-HANG_S = 250.0
+HANG_S = 60.0
 
 
 def eventually(condition: Callable[[], object]) -> None:
