@@ -29,7 +29,7 @@ def _unrouted(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/tei/embed", {"inputs": "a"}),
     ],
 )
-def test_vectors_do_not_come_through_the_application_s_layers(
+def test_raw_routes_bypass_the_application(
     client: TestClient, path: str, body: dict[str, str]
 ) -> None:
     assert client.get("/healthz").status_code == 500  # the control
@@ -37,74 +37,78 @@ def test_vectors_do_not_come_through_the_application_s_layers(
 
 
 @pytest.mark.usefixtures("_unrouted")
-def test_errors_and_metrics_of_direct_routes_are_those_of_all_routes(client: TestClient) -> None:
+def test_raw_routes_have_the_errors_and_metrics_of_other_routes(client: TestClient) -> None:
     metrics = state_of(client).metrics
 
-    def refused() -> float:
-        told = {"route": "/encode", "status": "422"}
-        return metrics.registry.get_sample_value("vitrine_requests_total", told) or 0.0
+    def invalid_requests() -> float:
+        labels = {"route": "/encode", "status": "422"}
+        return metrics.registry.get_sample_value("vitrine_requests_total", labels) or 0.0
 
-    before = refused()
-    answer = client.post("/encode", json={"inputs": ["a", ""]}, headers={"X-Request-Id": "mine"})
-    assert answer.status_code == 422
-    assert answer.headers["Content-Type"] == "application/problem+json"
-    assert answer.headers["X-Request-Id"] == answer.json()["request_id"] == "mine"
-    assert answer.json()["index"] == 1
-    assert refused() == before + 1
+    before = invalid_requests()
+    response = client.post("/encode", json={"inputs": ["a", ""]}, headers={"X-Request-Id": "mine"})
+    assert response.status_code == 422
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.headers["X-Request-Id"] == response.json()["request_id"] == "mine"
+    assert response.json()["index"] == 1
+    assert invalid_requests() == before + 1
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/encode", 405), ("POST", "/encode/", 404), ("POST", "/v1/nothing", 404)],
 )
-def test_what_is_next_to_a_direct_route_is_refused_as_ever(
+def test_paths_and_methods_beside_raw_routes_are_404_and_405(
     client: TestClient, method: str, path: str, status: int
 ) -> None:
     assert client.request(method, path).status_code == status
 
 
-def _request_of(client_leaves: asyncio.Event) -> Request:
+def _request_of(disconnected: asyncio.Event) -> Request:
     async def receive() -> Message:
-        await client_leaves.wait()
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
     return Request({"type": "http"}, receive)
 
 
-async def test_work_is_cancelled_when_its_client_goes_away_and_its_task_is_not() -> None:
-    leaves, events = asyncio.Event(), []
+async def test_disconnect_cancels_the_work_and_not_its_task() -> None:
+    disconnected, events = asyncio.Event(), []
 
     async def work() -> None:
-        leaves.set()
+        disconnected.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             events.append("cancelled")
             raise
 
     with pytest.raises(ClientDisconnect):
-        await cancel_on_disconnect(_request_of(leaves), work())
+        await cancel_on_disconnect(_request_of(disconnected), work())
     assert events == ["cancelled"]
-    await asyncio.sleep(0)  # nothing is left to be raised
+    await asyncio.sleep(0)  # a pending cancellation would be raised here
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
 
 
-async def test_a_deadline_is_not_taken_for_a_client_that_goes_away() -> None:
+async def test_deadline_raises_timeout_error_and_not_client_disconnect() -> None:
+    async def work() -> None:
+        await asyncio.Event().wait()
+
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await cancel_on_disconnect(_request_of(asyncio.Event()), asyncio.sleep(60))
+            await cancel_on_disconnect(_request_of(asyncio.Event()), work())
 
 
-async def test_a_client_that_goes_away_as_the_work_ends_cancels_nothing_that_follows() -> None:
-    leaves = asyncio.Event()
+async def test_disconnect_as_the_work_ends_does_not_cancel_what_follows() -> None:
+    disconnected = asyncio.Event()
 
     async def work() -> str:
-        await asyncio.sleep(0)  # by now somebody waits for the client to leave
-        leaves.set()
-        await asyncio.sleep(0)  # and is told
+        await asyncio.sleep(0)  # the wait for the disconnect begins
+        disconnected.set()
+        await asyncio.sleep(0)  # and ends
         return "done"
 
-    assert await cancel_on_disconnect(_request_of(leaves), work()) == "done"
-    await asyncio.sleep(0.01)
+    assert await cancel_on_disconnect(_request_of(disconnected), work()) == "done"
+    for _ in range(10):  # callbacks of the wait run in the next turns of the event loop
+        await asyncio.sleep(0)
