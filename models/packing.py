@@ -1,8 +1,8 @@
-"""Packing: ragged token ids to the flat input arrays of a graph. numpy only.
+"""Packing: from token ids in rows of different lengths to the input arrays of a graph. numpy only.
 
-All tokens of a batch are concatenated along one axis, so that linear layers, norms and activations
-compute nothing on padding. Two index maps convert to the padded layout `(B, L)` for attention, and
-back.
+The T tokens of a batch are concatenated along one axis, so that linear layers, norms and
+activations compute nothing on padding. Two index maps convert between this packed layout `(T,)` and
+the padded layout `(B, L)`, which attention needs.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,15 @@ Number = TypeVar("Number", np.int64, np.float32)
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Inputs of a graph; the field names are its input names.
+    """Input arrays of an exported graph; the field names are the graph's input names.
 
     Attributes:
         input_ids: `(T,)` int64, token ids of all rows, concatenated.
-        padded_index: `(B, L)` int64, flat token index at each position; 0 at padding.
-        packed_index: `(T,)` int64, position of each flat token in `B * L`.
+        padded_index: `(B, L)` int64, index into the T packed tokens for each padded position; 0 at
+            padding.
+        packed_index: `(T,)` int64, index into the `B * L` padded positions for each packed token.
         attention_mask: `(B, L)` float32, 1 at tokens and 0 at padding.
-        pooling_mask: `(B, L)` float32, 1 at pooled tokens and 0 elsewhere.
+        pooling_mask: `(B, L)` float32, 1 at the tokens to pool and 0 elsewhere.
     """
 
     input_ids: NDArray[np.int64]
@@ -39,19 +40,20 @@ class PackedBatch:
         return self.padded_index.shape[0]
 
     def inputs(self) -> dict[str, NDArray[np.int64] | NDArray[np.float32]]:
-        """Return the arrays by input name."""
+        """Return the arrays, by input name of the graph."""
         return {name: getattr(self, name) for name in INPUT_NAMES}
 
 
 def round_up(batch: PackedBatch, tokens: int, length: int) -> PackedBatch:
-    """Return the batch with T and L rounded up, for an engine that recompiles for every new shape.
+    """Return the batch padded to larger T and L, for an engine that recompiles for every new shape.
 
     The row vectors and the first T token vectors stay the same.
 
     Args:
-        batch: Batch without extra tokens.
-        tokens: Divisor of the new T; the extra tokens have id 0 and belong to no row.
-        length: Divisor of the new L.
+        batch: Batch from `pack`.
+        tokens: T is rounded up to a multiple of this number. The added tokens have id 0 and belong
+            to no row.
+        length: L is rounded up to a multiple of this number.
     """
     (T,), (B, L) = batch.input_ids.shape, batch.padded_index.shape
     flat, padded = (T + -T % tokens,), (B, L + -L % length)
@@ -79,11 +81,12 @@ def pack(rows: Sequence[Sequence[int]], prompt_tokens: Sequence[int] | None = No
     """Return the rows as one packed batch.
 
     Args:
-        rows: Token ids of each row; B rows of at least one id each.
-        prompt_tokens: Number of leading tokens per row that are not pooled; None: 0 for each.
+        rows: Token ids of each row; at least one row, and at least one id per row.
+        prompt_tokens: Number of leading tokens of each row to exclude from pooling; None: pool all
+            tokens.
 
     Raises:
-        ValueError: There are no rows, or a row has no pooled token.
+        ValueError: There are no rows, or no token of a row would be pooled.
     """
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))  # (B,)
     skipped = (
@@ -92,7 +95,7 @@ def pack(rows: Sequence[Sequence[int]], prompt_tokens: Sequence[int] | None = No
     if not len(rows):
         raise ValueError("a batch needs at least one row")
     for index in np.flatnonzero(lengths <= skipped):
-        raise ValueError(f"row {index} has {lengths[index]} tokens and pools none of them")
+        raise ValueError(f"row {index} has {lengths[index]} tokens, none of which would be pooled")
 
     positions = np.arange(lengths.max())  # (L,)
     is_token = positions < lengths[:, None]  # (B, L)

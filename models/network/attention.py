@@ -1,7 +1,7 @@
-"""Multi-head self-attention, dense and packed.
+"""Multi-head self-attention on dense (padded) and packed batches.
 
-Only attention needs the rows of a packed batch, described by `Rows`; every other step works token
-by token.
+Attention is the only step that depends on which tokens share a row; `Rows` describes that. All
+other steps treat each token separately.
 
 Source: Vaswani et al. 2017, arXiv:1706.03762.
 """
@@ -13,33 +13,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Added to the scores of padding keys. Finite in float16, and low enough for a softmax of exactly
-# zero.
+# Added to the attention scores of padding keys. It is finite in float16, and low enough that the
+# softmax gives padding keys a weight of exactly zero.
 PADDING_SCORE = -30000.0
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Layout of a batch's rows. A dense batch `(B, L, D)` has no indices.
+    """Index maps between the packed layout `(T, D)` and the padded layout `(B, L, D)` of a batch.
 
     Attributes:
-        padded_index: `(B, L)`, flat token index at each position; None for a dense batch.
-        packed_index: `(T,)`, position of each flat token in `B * L`; None for a dense batch.
+        padded_index: `(B, L)`, index into the T packed tokens for each padded position; None for a
+            dense batch.
+        packed_index: `(T,)`, index into the `B * L` padded positions for each packed token; None
+            for a dense batch.
     """
 
     padded_index: Tensor | None = None
     packed_index: Tensor | None = None
 
     def pad(self, x: Tensor) -> Tensor:
-        """Return packed `(T, ...)` as `(B, L, ...)`; return a dense batch unchanged."""
+        """Return packed values `(T, ...)` as `(B, L, ...)`; return a dense batch unchanged."""
         if self.padded_index is None:
             return x
-        # index_select, because the exporter translates x[index] to the slower GatherND.
+        # index_select, because the ONNX exporter translates x[index] to GatherND, which is slower.
         flat = x.index_select(0, self.padded_index.reshape(-1))  # (B * L, ...)
         return flat.view(*self.padded_index.shape, *x.shape[1:])
 
     def pack(self, x: Tensor) -> Tensor:
-        """Return `(B, L, ...)` as packed `(T, ...)`; return a dense batch unchanged."""
+        """Return padded values `(B, L, ...)` as `(T, ...)`; return a dense batch unchanged."""
         if self.packed_index is None:
             return x
         return x.flatten(0, 1).index_select(0, self.packed_index)
@@ -49,7 +51,7 @@ DENSE = Rows()
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention within each row. Parameter names are those of torch."""
+    """Multi-head attention within each row; parameters named as in `nn.MultiheadAttention`."""
 
     def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool = True) -> None:
         super().__init__()
@@ -65,14 +67,14 @@ class SelfAttention(nn.Module):
             nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: Tensor, bias: Tensor | None = None, rows: Rows = DENSE) -> Tensor:
-        """Return the attended tokens in the layout of `x`, `(B, L, D)` or `(T, D)`.
+        """Return the attention output in the layout of `x`, `(B, L, D)` or `(T, D)`.
 
-        A token with scores of minus infinity only gets a context of zeros.
+        If all scores of a query are minus infinity, its context is zero instead of NaN.
 
         Args:
-            x: Tokens, `(B, L, D)` or `(T, D)`.
-            bias: Bias of the scores, broadcastable to `(B, H, L, L)`; None: no bias.
-            rows: Layout of the rows.
+            x: Token vectors, `(B, L, D)` or `(T, D)`.
+            bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias.
+            rows: Index maps of a packed batch; `DENSE` for a dense batch.
         """
         q, k, v = (
             rows.pad(part).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, L, K)
@@ -84,7 +86,7 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values, each shaped as `x`."""
-        # Three products, because ONNX engines copy the parts of a split product.
+        # Three matrix products instead of one, whose three slices ONNX engines would copy.
         weight = self.in_proj_weight.unflatten(0, (3, -1))  # (3, D, D)
         bias = None if self.in_proj_bias is None else self.in_proj_bias.unflatten(0, (3, -1))
         return tuple(
@@ -100,9 +102,11 @@ def attention_bias(
     key_padding_mask: Tensor | None,
     is_causal: bool,
 ) -> Tensor | None:
-    """Return the bias of the scores, `(N or 1, H or 1, L or 1, L)`, in the dtype of `src`.
+    """Return the sum of all masks as a bias of the attention scores; None without a mask.
 
-    Arguments are those of `EncoderLayer.forward`. The bias of forbidden pairs is minus infinity.
+    The bias is minus infinity for masked query-key pairs. Its shape is
+    `(N or 1, H or 1, L or 1, L)`, its dtype that of `src`. Arguments are those of
+    `EncoderLayer.forward`.
 
     Raises:
         ValueError: The shape of a mask does not match `src`.

@@ -1,4 +1,4 @@
-"""The Transformer encoder: embeddings and layers, dense `(B, L, D)` and packed `(T, D)`.
+"""The Transformer encoder: embeddings and layers, for dense `(B, L)` and packed `(T,)` batches.
 
 Source: Devlin et al. 2018, arXiv:1810.04805.
 """
@@ -17,12 +17,13 @@ from models.network.taps import NO_TAP, Tap
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Shape of an encoder. Field names are those of `torch.nn.TransformerEncoderLayer`.
+    """Hyperparameters of an encoder, named as in `torch.nn.TransformerEncoderLayer`.
 
     Attributes:
-        max_positions: Number of rows in the position table.
-        type_vocab_size: Number of rows in the token type table; 0: no table.
-        position_padding_id: Padding id of RoBERTa's numbering; see `positions.position_ids`.
+        max_positions: Number of position embeddings.
+        type_vocab_size: Number of token type embeddings; 0: none.
+        position_padding_id: Position id of padding in RoBERTa's numbering; None: positions are
+            numbered from 0. See `positions.position_ids`.
         relative_buckets: Number of buckets of the relative position bias; 0: no bias.
     """
 
@@ -42,13 +43,13 @@ class EncoderConfig:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum length of a row, limited by the position table."""
+        """Maximum number of tokens in a row, limited by the number of position embeddings."""
         reserved = 0 if self.position_padding_id is None else self.position_padding_id + 1
         return self.max_positions - reserved
 
 
 class Embeddings(nn.Module):
-    """Word, position and token type tables, and a norm of their sum."""
+    """Sum of word, position and token type embeddings, followed by a norm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -68,19 +69,19 @@ class Embeddings(nn.Module):
         token_types: Tensor | None = None,
         tap: Tap = NO_TAP,
     ) -> Tensor:
-        """Return the first layer's input, `(..., D)`.
+        """Return the input of the first layer, `(..., D)`.
 
         Args:
-            words: Word vectors, `(..., D)`.
+            words: Word embeddings, `(..., D)`.
             positions: Position of each token, `(...)`.
             token_types: Type of each token, `(...)`; None: type 0.
-            tap: Tap for the steps.
+            tap: Tap that runs each step.
 
         Raises:
-            ValueError: `token_types` is not None, but the encoder has no token type table.
+            ValueError: `token_types` is given, but the encoder has no token type embeddings.
         """
         if self.token_type is None and token_types is not None:
-            raise ValueError("token_types must be None: this encoder has no token type table")
+            raise ValueError("token_types must be None: this encoder has no token type embeddings")
         if self.token_type is not None:
             table = self.token_type
 
@@ -94,11 +95,11 @@ class Embeddings(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings, layers, and a final norm where the layers are pre-norm.
+    """Embeddings and layers, followed by a final norm if the layers are pre-norm.
 
     Attributes:
-        layer_steps: Name of the last step of each layer.
-        last_step: Name of the last step of the encoder.
+        layer_steps: Name of each layer's last step, whose output is the layer's output.
+        last_step: Name of the encoder's last step, whose output is the encoder's output.
     """
 
     relative_bias: RelativePositionBias | None
@@ -140,14 +141,14 @@ class Encoder(nn.Module):
         positions: Tensor | None = None,
         tap: Tap = NO_TAP,
     ) -> Tensor:
-        """Return token vectors `(B, L, D)` of a dense batch.
+        """Return the token vectors `(B, L, D)` of a dense batch.
 
         Args:
             input_ids: Token ids, `(B, L)`.
             attention_mask: `(B, L)`, non-zero at tokens and zero at padding; None: no padding.
             token_type_ids: Type of each token, `(B, L)`; None: type 0.
-            positions: Position of each token, `(B, L)`; None: the family's numbering.
-            tap: Tap for the steps.
+            positions: Position of each token, `(B, L)`; None: computed by `positions`.
+            tap: Tap that runs each step.
         """
         positions = self.positions(input_ids) if positions is None else positions
         x = self.embed(input_ids, positions, token_type_ids, tap)  # (B, L, D)
@@ -163,12 +164,13 @@ class Encoder(nn.Module):
         packed_index: Tensor,
         attention_mask: Tensor,
     ) -> Tensor:
-        """Return token vectors `(T, D)` of a packed batch, equal to the dense ones.
+        """Return the token vectors `(T, D)` of a packed batch, equal to those of a dense batch.
 
         Args:
             input_ids: Token ids of all rows, concatenated, `(T,)`.
-            padded_index: `(B, L)`, flat token index at each position; any index at padding.
-            packed_index: `(T,)`, position of each flat token in `B * L`.
+            padded_index: `(B, L)`, index into the T packed tokens for each padded position; any
+                valid index at padding.
+            packed_index: `(T,)`, index into the `B * L` padded positions for each packed token.
             attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding.
         """
         rows = Rows(padded_index, packed_index)
@@ -184,7 +186,10 @@ class Encoder(nn.Module):
         token_types: Tensor | None = None,
         tap: Tap = NO_TAP,
     ) -> Tensor:
-        """Return the first layer's input `(..., D)` of ids, positions and types `(...)`."""
+        """Return the input of the first layer, `(..., D)`.
+
+        Token ids, positions and token types all have the shape `(...)`.
+        """
         word = self.embeddings.word
         words = tap.step("embeddings.words", word, lambda: word(input_ids))  # (..., D)
         return self.embeddings(words, positions, token_types, tap)
@@ -197,14 +202,15 @@ class Encoder(nn.Module):
         tap: Tap = NO_TAP,
         first_layer: int = 0,
     ) -> Tensor:
-        """Return the tokens after all layers, in the layout of `x`.
+        """Run the layers and the final norm; return token vectors in the layout of `x`.
 
         Args:
-            x: Input of `first_layer`, `(B, L, D)` or `(T, D)`.
+            x: Input of the layer `first_layer`, `(B, L, D)` or `(T, D)`.
             bias: Bias of the attention scores; see `attention_bias`.
-            rows: Layout of the rows.
-            tap: Tap for the steps.
-            first_layer: Index of the first layer to run; the number of layers returns `x`.
+            rows: Index maps of a packed batch; `DENSE` for a dense batch.
+            tap: Tap that runs each step.
+            first_layer: Index of the first layer to run. If it equals the number of layers, `x` is
+                returned unchanged, without the final norm.
         """
         if first_layer == len(self.layers):
             return x
@@ -216,13 +222,23 @@ class Encoder(nn.Module):
         return tap.step("final_norm", self.final_norm, self.final_norm, x)
 
     def positions(self, input_ids: Tensor) -> Tensor:
-        """Return the position of each token, `(B, L)`."""
+        """Return the position of each token, `(B, L)`, numbered as the config requires."""
         return position_ids(input_ids, self.config.position_padding_id)
 
     def attention_bias(
         self, x: Tensor, length: int, attention_mask: Tensor | None = None, tap: Tap = NO_TAP
     ) -> Tensor | None:
-        """Return the bias for relative positions and padding, broadcastable to `(B, H, L, L)`."""
+        """Return the bias of the attention scores, broadcastable to `(B, H, L, L)`.
+
+        It is the sum of the relative position bias and the mask of padding keys; None without
+        either.
+
+        Args:
+            x: Input of the first layer, for its dtype.
+            length: Length of the longest row, L.
+            attention_mask: `(B, L)`, 1 or True at tokens, 0 or False at padding; None: no padding.
+            tap: Tap that runs each step.
+        """
         bias = None
         if (relative := self.relative_bias) is not None:
             bias = tap.step("relative_bias", relative, lambda: relative(length))  # (1, H, L, L)

@@ -33,7 +33,8 @@ class EncoderLayer(nn.Module):
         d_model: Width of a token vector.
         num_heads: Number of attention heads; must divide `d_model`.
         dim_feedforward: Width of the feed-forward layer.
-        dropout: Dropout probability of attention weights, activations and both sublayers.
+        dropout: Dropout probability for attention weights, feed-forward activations and the outputs
+            of both sublayers.
         activation: Name in `ACTIVATIONS`, or a callable.
         layer_norm_eps: Constant added to the variance in both norms.
         norm_first: Whether norms precede the sublayers (pre-norm) or follow them (post-norm).
@@ -76,17 +77,17 @@ class EncoderLayer(nn.Module):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Return the tokens after this layer, `(N, L, D)`.
+        """Return the output of this layer, `(N, L, D)`.
 
         Args:
-            src: Tokens, `(N, L, D)`.
-            src_mask: `(L, L)` or `(N * H, L, L)`. Floats are added to the scores; True and
-                non-zero integers forbid attention.
+            src: Token vectors, `(N, L, D)`.
+            src_mask: `(L, L)` or `(N * H, L, L)`. A float mask is added to the attention scores; in
+                a bool or integer mask, True or non-zero values forbid attention.
             src_key_padding_mask: `(N, L)`, True or non-zero at padding.
             is_causal: Whether to forbid attention to later tokens, in addition to `src_mask`.
 
         Raises:
-            ValueError: `src` is not three-dimensional, or the shape of a mask does not match it.
+            ValueError: `src` is not three-dimensional, or the shape of a mask does not match `src`.
         """
         if src.dim() != 3:
             raise ValueError(f"src is {tuple(src.shape)}; it must be (N, L, D)")
@@ -103,14 +104,14 @@ class EncoderLayer(nn.Module):
         tap: Tap = NO_TAP,
         name: str = "layer",
     ) -> Tensor:
-        """Return the tokens after this layer, in the layout of `x`.
+        """Return the output of this layer, in the layout of `x`.
 
         Args:
-            x: Tokens, `(B, L, D)` or `(T, D)`.
-            bias: Bias of the attention scores, broadcastable to `(B, H, L, L)`.
-            rows: Layout of the rows.
-            tap: Tap for the steps.
-            name: Prefix of the step names.
+            x: Token vectors, `(B, L, D)` or `(T, D)`.
+            bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias.
+            rows: Index maps of a packed batch; `DENSE` for a dense batch.
+            tap: Tap that runs each step.
+            name: Prefix of the step names, without the dot: "layers.0".
         """
         if self.norm_first:
             normed = tap.step(f"{name}.norm1", self.norm1, self.norm1, x)
@@ -126,7 +127,7 @@ class EncoderLayer(nn.Module):
 
     @property
     def last_step(self) -> str:
-        """Name of the last step, without prefix."""
+        """Name of this layer's last step, without the prefix "layers.0."."""
         return "sum2" if self.norm_first else "norm2"
 
     def _attend(self, x: Tensor, bias: Tensor | None, rows: Rows, tap: Tap, name: str) -> Tensor:

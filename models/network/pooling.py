@@ -1,7 +1,9 @@
 """Pooling: from token vectors to one vector per row.
 
-A pooling takes tokens `(B, L, D)` and a mask `(B, L)`, 1.0 at pooled tokens and 0.0 elsewhere, and
-returns `(B, D)`. Source: Reimers and Gurevych 2019, arXiv:1908.10084.
+A pooling function takes token vectors `(B, L, D)` and a mask `(B, L)`, 1.0 at the tokens to pool
+and 0.0 elsewhere. It returns row vectors `(B, D)`.
+
+Source: Reimers and Gurevych 2019, arXiv:1908.10084.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +41,7 @@ def _select(tokens: Tensor, position: Tensor) -> Tensor:
 
 
 def _cls(tokens: Tensor, mask: Tensor) -> Tensor:
-    # Not mask.argmax: engines differ in their choice among equal maxima.
+    # Ranks are distinct. The mask itself has equal maxima, among which engines choose differently.
     ranks = torch.arange(mask.shape[1], 0, -1, device=mask.device, dtype=mask.dtype)
     return _select(tokens, (mask * ranks).argmax(1))
 
@@ -59,5 +61,11 @@ POOLINGS: dict[str, Pooling] = {
 
 
 def pool(names: Sequence[str], tokens: Tensor, mask: Tensor) -> Tensor:
-    """Return the concatenated results of the named poolings, `(B, D * len(names))`."""
+    """Return the results of the poolings in `names`, concatenated to `(B, D * len(names))`.
+
+    Args:
+        names: Names in `POOLINGS`.
+        tokens: Token vectors, `(B, L, D)`.
+        mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
+    """
     return torch.cat([POOLINGS[name](tokens, mask) for name in names], dim=-1)

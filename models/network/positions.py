@@ -1,6 +1,6 @@
 """Position ids of tokens, and MPNet's relative position bias.
 
-Source of the buckets: Raffel et al. 2019, arXiv:1910.10683.
+Source of the distance buckets: Raffel et al. 2019, arXiv:1910.10683.
 """
 
 import math
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class RelativePositionBias(nn.Module):
-    """MPNet's bias: one learnt number per head and distance bucket."""
+    """MPNet's bias of the attention scores: one learnt number per head and distance bucket."""
 
     bucket_of: Tensor
 
@@ -23,7 +23,7 @@ class RelativePositionBias(nn.Module):
         self.register_buffer("bucket_of", distance_bucket(distance, buckets), persistent=False)
 
     def forward(self, length: int) -> Tensor:
-        """Return the bias `(1, H, L, L)` for L = `length`, indexed by query and key."""
+        """Return the bias `(1, H, L, L)` of each query and key, in that order; L is `length`."""
         L = length
         positions = torch.arange(L, device=self.weight.device)
         distance = positions[None, :] - positions[:, None] + self.max_positions - 1  # (L, L)
@@ -34,8 +34,9 @@ class RelativePositionBias(nn.Module):
 def distance_bucket(distance: Tensor, buckets: int, max_distance: int = 128) -> Tensor:
     """Return the bucket of each key-minus-query distance, int64, shaped as `distance`.
 
-    Half of the buckets are for keys before the query. In each half, the first half of the buckets
-    covers one distance each, and the others grow exponentially up to `max_distance`.
+    The second half of the buckets is for keys after the query, the first half for all other keys.
+    In each half, the first half of the buckets covers one distance each. The others cover ranges
+    that grow exponentially up to `max_distance`; longer distances share the last bucket.
     """
     half = buckets // 2
     exact = half // 2
@@ -50,8 +51,9 @@ def position_ids(input_ids: Tensor, padding_id: int | None) -> Tensor:
 
     Args:
         input_ids: Token ids, `(B, L)`.
-        padding_id: Padding id of RoBERTa's numbering: padding has this position, and other tokens
-            are numbered from the next one. None: all tokens are numbered from 0.
+        padding_id: Token id of padding, for RoBERTa's numbering: padding has the position
+            `padding_id`, and other tokens are numbered from `padding_id + 1`. None: all tokens are
+            numbered from 0.
     """
     if padding_id is None:
         return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)

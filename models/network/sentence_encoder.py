@@ -20,7 +20,7 @@ HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class DenseHead(nn.Module):
-    """A linear layer with an activation, equivalent to sentence-transformers' `Dense`."""
+    """A linear layer and an activation, equivalent to sentence-transformers' `Dense` module."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, activation: str) -> None:
         super().__init__()
@@ -28,23 +28,24 @@ class DenseHead(nn.Module):
         self.activation = HEAD_ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the head's output, `(B, out_features)`, for `x` `(B, in_features)`."""
+        """Return the head's output `(B, out_features)` for its input `x` `(B, in_features)`."""
         return self.activation(self.linear(x.to(self.linear.weight.dtype)))
 
 
 class SentenceEncoder(nn.Module):
-    """From token ids to one vector per row, not normalised.
+    """Network that turns the token ids of each row into one vector, which is not normalised.
 
     Args:
-        encoder: Encoder of the token vectors.
+        encoder: Encoder that computes the token vectors.
         pooling: Names in `models.network.pooling.POOLINGS`, whose results are concatenated.
-        heads: Heads of the pooled vector, in order.
+        heads: Dense layers applied to the pooled vector, in order.
 
     Attributes:
         width: Width of a row vector, W.
 
     Raises:
-        ValueError: The input width of a head differs from the output width of the previous step.
+        ValueError: The input width of a head differs from the output width of the pooling or head
+            before it.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class SentenceEncoder(nn.Module):
         pooling_mask: Tensor,
         tap: Tap = NO_TAP,
     ) -> Tensor:
-        """Return row vectors `(B, W)` of a dense batch.
+        """Return the row vectors `(B, W)` of a dense batch.
 
         Args:
             input_ids: Token ids, `(B, L)`.
             attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding; None: no padding.
-            pooling_mask: `(B, L)`, 1.0 at pooled tokens and 0.0 elsewhere.
-            tap: Tap for the steps.
+            pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
+            tap: Tap that runs each step.
         """
         return self.head(self.encoder(input_ids, attention_mask, tap=tap), pooling_mask, tap)
 
@@ -88,9 +89,9 @@ class SentenceEncoder(nn.Module):
         attention_mask: Tensor,
         pooling_mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return row vectors `(B, W)` and token vectors `(T, D)` of a packed batch.
+        """Return the row vectors `(B, W)` and the token vectors `(T, D)` of a packed batch.
 
-        Arguments are the fields of `models.packing.PackedBatch`.
+        The arguments are the fields of `models.packing.PackedBatch`.
         """
         tokens = self.encoder.forward_packed(
             input_ids, padded_index, packed_index, attention_mask
@@ -99,7 +100,15 @@ class SentenceEncoder(nn.Module):
         return self.head(padded, pooling_mask), tokens
 
     def head(self, tokens: Tensor, pooling_mask: Tensor, tap: Tap = NO_TAP) -> Tensor:
-        """Return row vectors `(B, W)` of token vectors `(B, L, D)`, in float32 or wider."""
+        """Pool the token vectors and apply the dense heads; return row vectors `(B, W)`.
+
+        The result is float32, or float64 for float64 token vectors.
+
+        Args:
+            tokens: Token vectors, `(B, L, D)`.
+            pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
+            tap: Tap that runs each step.
+        """
         wide = torch.promote_types(tokens.dtype, torch.float32)
         mask = pooling_mask.to(wide)  # (B, L)
         x = tap.step("pooling", None, lambda x: pool(self.pooling, x.to(wide), mask), tokens)

@@ -1,7 +1,7 @@
-"""Taps: observers of the steps of the forward pass.
+"""Taps: objects that run the steps of a forward pass and can record or change them.
 
-The network passes every step, with its name, to a tap that runs it. The default tap does nothing
-else. Gradient flow, layer parity and norm traces use their own taps on the same forward pass.
+The network hands every step, with its name, to a tap. The default tap only runs the step. Gradient
+flow, layer parity and norm traces use taps of their own on the same forward pass.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from models.add_layer_norm import AddLayerNorm
 
 
 class Tap:
-    """Runner of the steps of a forward pass. Subclasses observe or change them.
+    """Default tap: it runs each step of a forward pass. Subclasses record or change the steps.
 
-    Step names are "embeddings.words", "embeddings.positions", "embeddings.norm", "relative_bias",
-    "layers.0.attention", "layers.0.norm1", "layers.0.linear1", "layers.0.linear2",
-    "layers.0.norm2" and so on, "final_norm", "pooling", "heads.0". A pre-norm layer ends in
-    "layers.0.sum2".
+    Step names are "embeddings.words", "embeddings.types", "embeddings.positions",
+    "embeddings.norm", "relative_bias", "layers.0.attention", "layers.0.norm1", "layers.0.linear1",
+    "layers.0.linear2", "layers.0.norm2" and so on, "final_norm", "pooling", "heads.0". The last
+    step of a pre-norm layer is "layers.0.sum2".
     """
 
     def step(
@@ -27,21 +27,21 @@ class Tap:
 
         Args:
             name: Name of the step.
-            module: Module of the step's parameters; None without parameters.
+            module: Module with the parameters of the step; None if it has none.
             function: Computation of the step.
-            inputs: Outputs of earlier steps.
+            inputs: Outputs of earlier steps, the arguments of `function`.
         """
         return function(*inputs)
 
     def add_norm(
         self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return `norm(x + residual)` and the sum, both shaped as `x`.
+        """Return `norm(x + residual)` and `x + residual`, both shaped as `x`.
 
         Args:
-            sum_name: Name of the sum, for taps with separate steps for sum and norm.
-            name: Name of the norm.
-            norm: The fused norm.
+            sum_name: Step name of the sum, for subclasses that treat sum and norm as two steps.
+            name: Step name of the norm.
+            norm: Module that computes the sum and its norm.
             x: Output of a sublayer.
             residual: Input of the sublayer.
         """
@@ -52,10 +52,10 @@ NO_TAP = Tap()
 
 
 class OutputTap(Tap):
-    """Recorder of the output of every step, in order.
+    """Tap that records the output of every step.
 
     Attributes:
-        outputs: Outputs, by step name.
+        outputs: Output of each step, by step name, in order of execution.
     """
 
     def __init__(self) -> None:
@@ -64,24 +64,25 @@ class OutputTap(Tap):
     def step(
         self, name: str, module: nn.Module | None, function: Callable[..., Tensor], *inputs: Tensor
     ) -> Tensor:
-        """Return `function(*inputs)` and record it."""
+        """Return `function(*inputs)` and record it as the output of the step."""
         self.outputs[name] = super().step(name, module, function, *inputs)
         return self.outputs[name]
 
     def add_norm(
         self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return `norm(x + residual)` and the sum; record the former."""
+        """Return `norm(x + residual)` and `x + residual`; record the norm's output."""
         y, total = super().add_norm(sum_name, name, norm, x, residual)
         self.outputs[name] = y
         return y, total
 
 
 class NormTap(Tap):
-    """Recorder of the inputs of every norm, in order.
+    """Tap that records the inputs of every norm.
 
     Attributes:
-        calls: Norm, `x` and residual by step name; the residual is None for a norm without one.
+        calls: Norm module, input `x` and residual of each norm, by step name, in order of
+            execution; the residual is None for a plain LayerNorm.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class NormTap(Tap):
     def step(
         self, name: str, module: nn.Module | None, function: Callable[..., Tensor], *inputs: Tensor
     ) -> Tensor:
-        """Return `function(*inputs)`; record the input of a norm."""
+        """Return `function(*inputs)`; if `module` is a norm, record its input."""
         if isinstance(module, nn.LayerNorm):
             self.calls[name] = (module, inputs[0], None)
         return super().step(name, module, function, *inputs)
@@ -98,6 +99,6 @@ class NormTap(Tap):
     def add_norm(
         self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return `norm(x + residual)` and the sum; record the inputs."""
+        """Return `norm(x + residual)` and `x + residual`; record `norm`, `x` and `residual`."""
         self.calls[name] = (norm, x, residual)
         return super().add_norm(sum_name, name, norm, x, residual)

@@ -42,7 +42,7 @@ def test_inputs_have_the_names_and_dtypes_of_the_graph() -> None:
     [
         ([], None, "at least one row"),
         ([[1], []], None, "row 1 has 0 tokens"),
-        ([[1], [2, 3]], [0, 2], "row 1 has 2 tokens and pools none of them"),
+        ([[1], [2, 3]], [0, 2], "row 1 has 2 tokens, none of which would be pooled"),
     ],
 )
 def test_row_without_pooled_tokens_raises_with_its_index(

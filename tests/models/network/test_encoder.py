@@ -217,7 +217,7 @@ def test_pre_norm_encoder_ends_in_a_norm() -> None:
 
 def test_token_types_without_a_type_table_raise_value_error() -> None:
     encoder = Encoder(EncoderConfig(**{**vars(CONFIG), "type_vocab_size": 0}))
-    with pytest.raises(ValueError, match="this encoder has no token type table"):
+    with pytest.raises(ValueError, match="this encoder has no token type embeddings"):
         encoder(torch.tensor([[3]]), token_type_ids=torch.tensor([[0]]))
 
 
