@@ -1,4 +1,4 @@
-"""Images and the compose file, built and run for real."""
+"""Images and the compose file, built and run with Docker."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -23,6 +22,7 @@ import yaml
 from starlette.testclient import TestClient
 
 from tests.deploy.test_monitoring import expressions
+from tests.eventually import eventually
 from tests.sentences import SENTENCES
 from tests.service.api.test_wire import JSON, SHAPES, exchange
 
@@ -65,7 +65,7 @@ def compose_command() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What `compose up` started."""
+    """Containers of `compose up`."""
 
     url: str
     environment: dict[str, str]
@@ -87,39 +87,30 @@ class Deployment:
         return httpx2.post(f"{self.url}{route}", json=body, headers=headers, timeout=60)
 
     def wait_for(self, service: str, count: int) -> None:
-        """Wait until so many containers of the service are ready."""
-        deadline = time.monotonic() + 120
-        probe = (
-            "python",
-            "-c",
-            "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz')",
-        )
-        while True:
-            ready = [
+        """Wait until the service has that many containers, all of them ready."""
+        code = "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz')"
+
+        def ready() -> list[bool]:
+            return [
                 not subprocess.call(
-                    ["docker", "exec", container, *probe], stderr=subprocess.DEVNULL
+                    ["docker", "exec", container, "python", "-c", code], stderr=subprocess.DEVNULL
                 )
                 for container in self.containers(service)
             ]
-            if ready == [True] * count:
-                return
-            assert time.monotonic() < deadline, f"{service}: {ready}"
-            time.sleep(0.2)
+
+        eventually(lambda: ready() == [True] * count)
 
     def wait_until_served(self) -> None:
         """Wait until the gateway has found a worker that is ready."""
-        deadline = time.monotonic() + 30
-        while httpx2.get(f"{self.url}/readyz").status_code != 200:
-            assert time.monotonic() < deadline, "the gateway finds no worker"
-            time.sleep(0.1)
+        eventually(lambda: httpx2.get(f"{self.url}/readyz", timeout=60).status_code == 200)
 
 
-def test_with_gpus_workers_differ_in_image_memory_and_where_they_compute_alone() -> None:
-    def configured(*files: str) -> Any:  # noqa: ANN401 - as the format has it
+def test_gpu_compose_file_changes_only_image_memory_and_device_of_the_workers() -> None:
+    def configured(*files: str) -> Any:  # noqa: ANN401 - parsed YAML
         named = [part for file in files for part in ("-f", f"deploy/{file}")]
         out = run(*compose_command(), *named, "--profile", "debug", "config", VITRINE_GPU="1")
         services = yaml.safe_load(out)["services"]
-        for service in services.values():  # a list, or the names of a mapping
+        for service in services.values():  # a list, or a mapping
             service["networks"] = sorted(service["networks"])
         return services
 
@@ -128,8 +119,8 @@ def test_with_gpus_workers_differ_in_image_memory_and_where_they_compute_alone()
     for name, target in (("encode", "gpu"), ("debug", "gpu-debug")):
         cpu, gpu = on_cpu[name], on_gpu[name]
         [device] = gpu["deploy"]["resources"]["reservations"]["devices"]
-        wanted = {"driver": "nvidia", "device_ids": ["1"], "capabilities": ["gpu"]}
-        assert {part: device[part] for part in wanted} == wanted
+        expected = {"driver": "nvidia", "device_ids": ["1"], "capabilities": ["gpu"]}
+        assert {part: device[part] for part in expected} == expected
         assert gpu["build"] == {**cpu["build"], "target": target}
         assert gpu["environment"]["VITRINE_ENGINE__PRECISION"] == "float16"
         changed = {part for part in gpu if gpu[part] != cpu.get(part)}
@@ -143,7 +134,7 @@ def deployment() -> Iterator[Deployment]:
         address = f"127.0.0.1:{one.getsockname()[1]}"
         prometheus_port = str(other.getsockname()[1])
     keys = [{"name": name, "key": key, "scopes": [name]} for name, key in KEYS.items()]
-    # A build has the network, and the index, of whoever runs the tests.
+    # Builds use the network and the package index of the machine that runs the tests.
     deployed = Deployment(
         f"http://{address}",
         {
@@ -169,63 +160,68 @@ def deployment() -> Iterator[Deployment]:
 
 @contextmanager
 def clients(deployment: Deployment, count: int = 6) -> Iterator[Counter[str]]:
-    """Clients that encode one text after the other and never try again; counts what they saw."""
-    seen: Counter[str] = Counter()
+    """Run clients that encode text after text without retries; yield their outcomes."""
+    outcomes: Counter[str] = Counter()
     end = threading.Event()
 
-    def ask(client: int) -> None:
+    def encode(client: int) -> None:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEYS['encode']}"}
         address = deployment.url.removeprefix("http://")
         with closing(HTTPConnection(address, timeout=60)) as connection:
             while not end.is_set():
-                body = json.dumps({"inputs": f"text {seen.total()} of client {client}"})
+                body = json.dumps({"inputs": f"text {outcomes.total()} of client {client}"})
                 try:
                     connection.request("POST", "/encode", body, headers)
-                    answer = connection.getresponse()
-                    answer.read()
-                    seen[str(answer.status)] += 1
+                    response = connection.getresponse()
+                    response.read()
+                    outcomes[str(response.status)] += 1
                 except (OSError, HTTPException) as error:
-                    seen[type(error).__name__] += 1
+                    outcomes[type(error).__name__] += 1
                     connection.close()
 
-    threads = [threading.Thread(target=ask, args=(client,)) for client in range(count)]
+    threads = [threading.Thread(target=encode, args=(client,)) for client in range(count)]
     for thread in threads:
         thread.start()
     try:
-        yield seen
+        yield outcomes
     finally:
         end.set()
         for thread in threads:
             thread.join()
 
 
-def test_vectors_are_those_of_the_service_itself(
+def wait_for_more(outcomes: Counter[str], count: int = 100) -> None:
+    """Wait until the clients have had that many further outcomes."""
+    total = outcomes.total() + count
+    eventually(lambda: outcomes.total() >= total)
+
+
+def test_vectors_through_the_gateway_equal_those_of_the_service(
     deployment: Deployment, client: TestClient
 ) -> None:
     texts = list(SENTENCES)
-    found = deployment.post("/encode", {"inputs": texts}).json()["embeddings"]
-    wanted = client.post("/encode", json={"inputs": texts}).json()["embeddings"]
-    np.testing.assert_allclose(found, wanted, atol=2e-6)
+    actual = deployment.post("/encode", {"inputs": texts}).json()["embeddings"]
+    expected = client.post("/encode", json={"inputs": texts}).json()["embeddings"]
+    np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
-def test_a_request_that_is_too_large_to_be_asked_twice_is_answered_too(
+def test_request_beyond_the_retry_buffer_of_the_gateway_succeeds(
     deployment: Deployment,
 ) -> None:
-    answer = deployment.post("/encode", {"inputs": ["a text " + "x" * 300] * 2000, "dimensions": 2})
-    assert int(answer.request.headers["Content-Length"]) > 2 * 262_144
-    assert len(answer.json()["embeddings"]) == 2000
+    response = deployment.post(
+        "/encode", {"inputs": ["a text " + "x" * 300] * 2000, "dimensions": 2}
+    )
+    assert int(response.request.headers["Content-Length"]) > 2 * 262_144
+    assert len(response.json()["embeddings"]) == 2000
 
 
-def test_a_worker_that_is_ready_is_healthy(deployment: Deployment) -> None:
+def test_ready_worker_container_becomes_healthy(deployment: Deployment) -> None:
     worker = deployment.containers("encode")[0]
-    while (
-        state := run("docker", "inspect", "-f", "{{.State.Health.Status}}", worker)
-    ) == "starting\n":
-        time.sleep(0.2)
-    assert state == "healthy\n"
+    health = ("docker", "inspect", "-f", "{{.State.Health.Status}}", worker)
+    eventually(lambda: run(*health) == "healthy\n")
 
 
-def test_the_serving_image_is_small_and_has_no_torch(deployment: Deployment) -> None:
+def test_serving_image_is_below_400_mb_and_has_no_torch(deployment: Deployment) -> None:
     del deployment
     layers = run("docker", "history", "--format", "{{.Size}} {{.CreatedBy}}", "vitrine:test")
     base = len(run("docker", "history", "-q", "python:3.11-slim-bookworm").splitlines())
@@ -238,30 +234,30 @@ def test_the_serving_image_is_small_and_has_no_torch(deployment: Deployment) -> 
     assert run(*program) == "[None, None, None]\n"
 
 
-def test_no_request_fails_while_workers_die_restart_come_and_go(deployment: Deployment) -> None:
-    with clients(deployment) as seen:
-        time.sleep(2)
-        # As a crash: its supervisor starts it again.
-        victim = deployment.containers("encode")[0]
-        pid = run("docker", "inspect", "-f", "{{.State.Pid}}", victim).strip()
+def test_no_request_fails_while_workers_crash_restart_and_scale(deployment: Deployment) -> None:
+    with clients(deployment) as outcomes:
+        wait_for_more(outcomes)
+        # Docker restarts a crashed container.
+        worker = deployment.containers("encode")[0]
+        pid = run("docker", "inspect", "-f", "{{.State.Pid}}", worker).strip()
         run("kill", "-9", pid)
-        time.sleep(1)
+        restarts = ("docker", "inspect", "-f", "{{.RestartCount}}", worker)
+        eventually(lambda: int(run(*restarts)) == 1)
         deployment.wait_for("encode", 2)
-        before = seen.total()
         deployment.scale(3)
         deployment.wait_for("encode", 3)
         for worker in deployment.containers("encode"):
             run("docker", "restart", "--time", "40", worker)
             deployment.wait_for("encode", 3)
         deployment.scale(1)
-        time.sleep(2)
+        wait_for_more(outcomes)
         deployment.scale(2)
         deployment.wait_for("encode", 2)
-    assert before > 100
-    assert seen.keys() == {"200"}, seen
+        wait_for_more(outcomes)
+    assert outcomes.keys() == {"200"}, outcomes
 
 
-def test_a_worker_that_is_stopped_ends_with_status_0(deployment: Deployment) -> None:
+def test_stopped_worker_exits_with_status_0(deployment: Deployment) -> None:
     worker = deployment.containers("encode")[-1]
     run("docker", "stop", "--time", "40", worker)
     assert run("docker", "inspect", "-f", "{{.State.ExitCode}}", worker).strip() == "0"
@@ -269,64 +265,65 @@ def test_a_worker_that_is_stopped_ends_with_status_0(deployment: Deployment) -> 
     deployment.wait_for("encode", 2)
 
 
-def test_gradients_stand_behind_their_key(deployment: Deployment) -> None:
+def test_debug_routes_require_the_debug_key(deployment: Deployment) -> None:
     deployment.wait_for("debug", 1)
     assert deployment.post("/debug/attribute", NORM, key=None).status_code == 401
     assert deployment.post("/debug/attribute", NORM).status_code == 403
-    answer = deployment.post("/debug/attribute", NORM, KEYS["debug"])
-    assert answer.status_code == 200, answer.text
-    assert len(answer.json()["tokens"]) == 7
+    response = deployment.post("/debug/attribute", NORM, KEYS["debug"])
+    assert response.status_code == 200, response.text
+    assert len(response.json()["tokens"]) == 7
 
 
-def test_prometheus_finds_the_workers_and_has_an_answer_to_all_that_the_dashboard_asks(
+def test_prometheus_scrapes_every_target_and_has_data_for_every_dashboard_query(
     deployment: Deployment,
 ) -> None:
     url = f"http://127.0.0.1:{deployment.environment['PROMETHEUS_PORT']}/api/v1"
 
-    def ask(what: str, **parameters: str) -> Any:  # noqa: ANN401 - as the API has it
-        return httpx2.get(f"{url}/{what}", params=parameters).raise_for_status().json()["data"]
+    def get(path: str, **parameters: str) -> Any:  # noqa: ANN401 - parsed JSON
+        response = httpx2.get(f"{url}/{path}", params=parameters, timeout=60)
+        return response.raise_for_status().json()["data"]
 
-    def amiss() -> list[str]:
-        """Expressions without an answer, and alerts that speak or are not evaluated yet."""
-        asked = {
+    def missing() -> list[str]:
+        """Return the queries without data, and the alerts that fire or are not evaluated yet."""
+        queries = {
             name: text.replace("$__rate_interval", "1m") for name, text in expressions().items()
         }
-        empty = [name for name, text in asked.items() if not ask("query", query=text)["result"]]
-        [group] = ask("rules")["groups"]
-        quiet = {"health": "ok", "state": "inactive"}
+        empty = [name for name, text in queries.items() if not get("query", query=text)["result"]]
+        [group] = get("rules")["groups"]
+        inactive = {"health": "ok", "state": "inactive"}
         return empty + [
-            rule["name"] for rule in group["rules"] if not quiet.items() <= rule.items()
+            rule["name"] for rule in group["rules"] if not inactive.items() <= rule.items()
         ]
 
+    def is_complete() -> bool:
+        deployment.post("/debug/attribute", NORM, KEYS["debug"]).raise_for_status()
+        try:
+            names = missing()
+        except httpx2.TransportError as error:  # not started yet
+            names = [repr(error)]
+        print(names)  # in the report if the test fails
+        return not names
+
     deployment.compose("up", "-d", "--no-build", "prometheus")
-    deadline = time.monotonic() + 90
     with clients(deployment):
-        while True:
-            time.sleep(1)
-            deployment.post("/debug/attribute", NORM, KEYS["debug"]).raise_for_status()
-            try:
-                if not (found := amiss()):
-                    break
-            except httpx2.TransportError:
-                found = ["not started yet"]
-            assert time.monotonic() < deadline, found
-    targets = Counter((t["labels"]["job"], t["health"]) for t in ask("targets")["activeTargets"])
+        eventually(is_complete)
+    targets = Counter((t["labels"]["job"], t["health"]) for t in get("targets")["activeTargets"])
     assert targets == {("encode", "up"): 2, ("debug", "up"): 1, ("gateway", "up"): 1}
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("h2c, ")])
-def test_an_upgrade_through_the_gateway_has_one_response_for_each_request(
+def test_h2c_upgrade_through_the_gateway_gets_one_response_per_request(
     deployment: Deployment, name: str
 ) -> None:
     shape = SHAPES[name]
     with_key = JSON + b"Authorization: Bearer " + KEYS["encode"].encode() + b"\r\n"
     keyed = replace(shape, segments=tuple(s.replace(JSON, with_key) for s in shape.segments))
     statuses, _ = exchange(httpx2.URL(deployment.url), keyed)
-    # A folded header is unfolded on the way.
+    # The gateway unfolds a folded header.
     assert statuses == ([200] if "folded" in name else list(shape.statuses))
 
 
-def test_no_spelling_of_a_path_goes_around_the_gateway(deployment: Deployment) -> None:
+def test_encoded_paths_do_not_bypass_the_rules_of_the_gateway(deployment: Deployment) -> None:
     def get(path: str, key: str) -> int:
         headers = f"Host: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
         url = httpx2.URL(deployment.url)
@@ -339,13 +336,13 @@ def test_no_spelling_of_a_path_goes_around_the_gateway(deployment: Deployment) -
     for path in ("//metrics", "/./metrics", "/metrics/", "/%256Detrics", "/metrics%00"):
         assert get(path, KEYS["metrics"]) in (403, 404), path
     deployment.wait_for("debug", 1)
-    # The worker with gradients answers, and not one without them, which would say 404.
+    # The response is that of the debug worker; an encode worker would return 404.
     for path in ("/debug/capabilities", "/%64ebug/capabilities", "/debug%2Fcapabilities"):
         assert get(path, KEYS["encode"]) == 403, path
         assert get(path, KEYS["debug"]) == 403, path  # its host name is not x
 
 
-def test_the_gateway_answers_for_itself_in_the_words_of_the_service(
+def test_gateway_errors_have_the_format_of_the_service(
     deployment: Deployment,
 ) -> None:
     closed = httpx2.get(f"{deployment.url}/metrics")
@@ -354,24 +351,24 @@ def test_the_gateway_answers_for_itself_in_the_words_of_the_service(
         assert httpx2.get(deployment.url, headers={"X": "x" * size}).status_code == status
     for service in ("encode", "debug"):
         deployment.compose("stop", "--timeout", "40", service)
-    nobody = deployment.post("/encode", {"inputs": "a"})
-    assert (nobody.status_code, nobody.json()["code"]) == (503, "not_ready")
-    assert nobody.headers["Retry-After"] == "1"
+    unavailable = deployment.post("/encode", {"inputs": "a"})
+    assert (unavailable.status_code, unavailable.json()["code"]) == (503, "not_ready")
+    assert unavailable.headers["Retry-After"] == "1"
     deployment.scale(2)
     deployment.wait_until_served()
     assert deployment.post("/encode", {"inputs": "a"}).status_code == 200
 
 
-def test_a_worker_has_no_rights_and_no_way_out(deployment: Deployment) -> None:
+def test_worker_container_has_no_privileges_and_no_outbound_network(deployment: Deployment) -> None:
     worker = deployment.containers("encode")[0]
     code = """
 import socket
-wanted = ("Uid", "CapEff", "NoNewPrivs", "Seccomp")
+names = ("Uid", "CapEff", "NoNewPrivs", "Seccomp")
 lines = dict(line.split(":", 1) for line in open("/proc/1/status") if ":" in line)
-print({name: lines[name].split()[0] for name in wanted})
-for place in ("/x", "/model/x", "/models/x", "/opt/vitrine/x"):
+print({name: lines[name].split()[0] for name in names})
+for path in ("/x", "/model/x", "/models/x", "/opt/vitrine/x"):
     try:
-        open(place, "w")
+        open(path, "w")
     except OSError as error:
         print(error.strerror)
 open("/tmp/written", "w")
@@ -380,22 +377,22 @@ try:
 except OSError as error:
     print(error.strerror or "timed out")
 """
-    said = run("docker", "exec", worker, "python", "-c", code).splitlines()
+    output = run("docker", "exec", worker, "python", "-c", code).splitlines()
     rights = {"Uid": "10001", "CapEff": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
-    assert said[:-1] == [str(rights), *["Read-only file system"] * 4]
-    assert said[-1] in ("Network is unreachable", "timed out")
+    assert output[:-1] == [str(rights), *["Read-only file system"] * 4]
+    assert output[-1] in ("Network is unreachable", "timed out")
 
 
-def test_a_model_of_ones_own_is_exported_and_served(
+def test_local_model_folder_is_exported_and_served(
     deployment: Deployment, minilm_folder: Path
 ) -> None:
-    # A package manager may have linked its files; a mount shows what is in the folder alone.
+    # Symbolic links of a package manager would be dangling in the mount.
     source = ("-v", f"{minilm_folder.resolve()}:/source:ro")
     deployment.compose("run", "--rm", *source, "export", "/source", "--out", "/models/own")
     environment = {**deployment.environment, "VITRINE_MODEL": "/models/own"}
     own = Deployment(deployment.url, environment)
     own.scale(1)
     own.wait_until_served()
-    answer = own.post("/encode", {"inputs": "a text"})
-    assert answer.status_code == 200
-    assert len(answer.json()["embeddings"][0]) == 384
+    response = own.post("/encode", {"inputs": "a text"})
+    assert response.status_code == 200
+    assert len(response.json()["embeddings"][0]) == 384

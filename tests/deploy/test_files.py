@@ -1,4 +1,4 @@
-"""What the files of a deployment say of each other and of the settings."""
+"""The deployment files agree with each other, with the README and with the settings."""
 
 import re
 from pathlib import Path
@@ -10,30 +10,30 @@ ROOT = Path(__file__).parents[2]
 COMPOSE = "".join((ROOT / f"deploy/{name}.yaml").read_text() for name in ("compose", "compose.gpu"))
 
 
-def test_every_variable_that_a_container_is_given_is_a_setting() -> None:
+def test_environment_variables_of_the_images_are_settings() -> None:
     settings = {variable(group, name) for group, name, _ in table()}
-    given = set(re.findall(r"^ +(VITRINE_\w+):", COMPOSE, re.MULTILINE))
-    given |= set(re.findall(r"(VITRINE_\w+)=", (ROOT / "Dockerfile").read_text()))
-    assert len(given) >= 5
-    assert given <= settings
+    variables = set(re.findall(r"^ +(VITRINE_\w+):", COMPOSE, re.MULTILINE))
+    variables |= set(re.findall(r"(VITRINE_\w+)=", (ROOT / "Dockerfile").read_text()))
+    assert len(variables) >= 5
+    assert variables <= settings
 
 
-def told(chapter: str) -> set[str]:
-    """The names in the first column of the chapter's table."""
+def names_in_table(chapter: str) -> set[str]:
+    """Return the names in the first column of the chapter's table."""
     page = (ROOT / "deploy/README.md").read_text()
     lines = page.partition(f"\n## {chapter}\n")[2].partition("\n## ")[0].splitlines()
     cells = [line.split("|")[1] for line in lines if line.startswith("| `")]
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
-def test_the_table_of_variables_is_that_of_the_compose_file() -> None:
-    assert told("Compose") == set(re.findall(r"\$\{(\w+)", COMPOSE))
+def test_readme_lists_the_variables_of_the_compose_file() -> None:
+    assert names_in_table("Compose") == set(re.findall(r"\$\{(\w+)", COMPOSE))
 
 
-def test_the_table_of_alerts_is_that_of_the_rules() -> None:
+def test_readme_lists_the_alerts_of_the_rules() -> None:
     rules = (ROOT / "deploy/prometheus/alerts.yml").read_text()
-    assert told("Monitoring") == set(re.findall(r"- alert: (\w+)", rules))
+    assert names_in_table("Monitoring") == set(re.findall(r"- alert: (\w+)", rules))
 
 
-def test_the_table_of_arguments_is_that_of_the_ray_application() -> None:
-    assert told("Ray Serve") == Arguments.model_fields.keys()
+def test_readme_lists_the_arguments_of_the_ray_application() -> None:
+    assert names_in_table("Ray Serve") == Arguments.model_fields.keys()

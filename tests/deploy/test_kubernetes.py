@@ -1,4 +1,4 @@
-"""The manifests, against the API's own schemas, the service and each other."""
+"""The manifests match the schemas of the Kubernetes API, the service and each other."""
 
 import re
 import shutil
@@ -16,19 +16,19 @@ from service.settings import EngineSettings, ServerSettings, table, variable
 from tests.deploy.test_monitoring import ROOT
 
 BASE, GPU, MONITOR = (ROOT / "deploy/kubernetes" / name for name in ("base", "gpu", "monitor"))
-# The oldest API that has all of it, and the newest whose schemas are at hand.
+# The oldest API with every field used, and the newest in kubernetes_validate.
 VERSIONS = ("1.25", "1.37")
 
 
 def manifests(folder: Path) -> dict[str, Any]:
-    """The manifests that a kustomization lists, by kind."""
+    """Return the manifests of a kustomization by kind."""
     files: list[str] = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
     assert {*files, "kustomization.yaml"} == {file.name for file in folder.iterdir()}
-    found = [yaml.safe_load((folder / file).read_text()) for file in files]
-    return {manifest["kind"]: manifest for manifest in found}
+    listed = [yaml.safe_load((folder / file).read_text()) for file in files]
+    return {manifest["kind"]: manifest for manifest in listed}
 
 
-# The base has kinds of Kubernetes itself only.
+# The base needs no custom resource definitions.
 OWN = manifests(BASE)
 MANIFESTS = {**OWN, **manifests(MONITOR)}
 POD = MANIFESTS["Deployment"]["spec"]["template"]
@@ -37,11 +37,11 @@ POD = MANIFESTS["Deployment"]["spec"]["template"]
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", sorted(OWN))
-def test_every_manifest_is_what_the_api_takes(kind: str, version: str) -> None:
+def test_manifest_is_valid_for_the_kubernetes_api(kind: str, version: str) -> None:
     kubernetes_validate.validate(OWN[kind], version, strict=True)
 
 
-def test_a_field_that_the_api_does_not_know_would_be_seen() -> None:
+def test_manifest_validation_rejects_unknown_fields() -> None:
     manifest = {**MANIFESTS["Service"], "spec": {**MANIFESTS["Service"]["spec"], "port": 80}}
     with pytest.raises(kubernetes_validate.ValidationError, match="port"):
         kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
@@ -49,19 +49,19 @@ def test_a_field_that_the_api_does_not_know_would_be_seen() -> None:
 
 @pytest.mark.kubectl
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_whoever_has_set_the_image_for_cpus_still_has_to_set_the_one_for_gpus(
+def test_image_override_of_the_base_does_not_apply_to_the_gpu_overlay(
     tmp_path: Path,
 ) -> None:
     shutil.copytree(BASE.parent, tmp_path / "kubernetes")
     base = tmp_path / "kubernetes/base/kustomization.yaml"
     base.write_text(base.read_text().replace("newTag: latest", "newName: registry.example/cpu"))
-    made = made_by_kustomize(tmp_path / "kubernetes/gpu")
-    [container] = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    built = build(tmp_path / "kubernetes/gpu")
+    [container] = built["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "vitrine-gpu:latest"
 
 
-def made_by_kustomize(folder: Path) -> dict[str, Any]:
-    """By kind."""
+def build(folder: Path) -> dict[str, Any]:
+    """Return the manifests that kustomize builds, by kind."""
     command = ["kubectl", "kustomize", str(folder)]
     out = subprocess.run(command, capture_output=True, text=True, check=True)
     return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(out.stdout)}
@@ -69,21 +69,21 @@ def made_by_kustomize(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.kubectl
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kustomize_makes_of_them_what_they_are() -> None:
-    made = made_by_kustomize(BASE)
-    made["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"] = CONTAINER["image"]
-    assert made == OWN
+def test_kustomize_builds_the_base_unchanged() -> None:
+    built = build(BASE)
+    built["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"] = CONTAINER["image"]
+    assert built == OWN
 
 
 @pytest.mark.kubectl
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_with_gpus_they_are_the_same_but_for_where_they_compute() -> None:
-    made = made_by_kustomize(GPU)
-    for kind in made.keys() - {"ServiceMonitor"}:
-        kubernetes_validate.validate(made[kind], VERSIONS[-1], strict=True)
-    changed = {kind for kind in made if made[kind] != MANIFESTS[kind]}
+def test_gpu_overlay_changes_only_device_image_and_autoscaling() -> None:
+    built = build(GPU)
+    for kind in built.keys() - {"ServiceMonitor"}:
+        kubernetes_validate.validate(built[kind], VERSIONS[-1], strict=True)
+    changed = {kind for kind in built if built[kind] != MANIFESTS[kind]}
     assert changed == {"Deployment", "HorizontalPodAutoscaler"}
-    spec = made["Deployment"]["spec"]["template"]["spec"]
+    spec = built["Deployment"]["spec"]["template"]["spec"]
     [container] = spec["containers"]
     differing = {name for name in container if container[name] != CONTAINER.get(name)}
     assert differing == {"image", "env", "resources"}
@@ -91,7 +91,7 @@ def test_with_gpus_they_are_the_same_but_for_where_they_compute() -> None:
     assert CONTAINER["env"][0] in container["env"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert spec["tolerations"][0]["key"] == "nvidia.com/gpu"
-    assert [metric["type"] for metric in autoscaler(made)] == ["Resource", "Pods"]
+    assert [metric["type"] for metric in autoscaler(built)] == ["Resource", "Pods"]
 
 
 def autoscaler(manifests: dict[str, Any]) -> list[dict[str, Any]]:
@@ -99,21 +99,21 @@ def autoscaler(manifests: dict[str, Any]) -> list[dict[str, Any]]:
     return metrics
 
 
-def test_every_variable_is_a_setting() -> None:
+def test_environment_variables_of_the_pods_are_settings() -> None:
     settings = {variable(group, name) for group, name, _ in table()}
     assert {entry["name"] for entry in CONTAINER["env"]} <= settings
     on_gpu = yaml.safe_load((GPU / "deployment.yaml").read_text())["spec"]["template"]["spec"]
-    given = {
+    environment = {
         entry["name"].removeprefix("VITRINE_ENGINE__").lower(): entry["value"]
         for entry in on_gpu["containers"][0]["env"]
     }
-    assert EngineSettings(**given).name in ENGINES
-    assert given["precision"] in ENGINES[given["name"]].precisions
-    # Those that Kubernetes would make of the Service's name are none, and would stop the start.
+    assert EngineSettings(**environment).name in ENGINES
+    assert environment["precision"] in ENGINES[environment["name"]].precisions
+    # Service links would add VITRINE_... variables, which startup rejects as unknown settings.
     assert POD["spec"]["enableServiceLinks"] is False
 
 
-def test_all_of_them_mean_the_same_pods() -> None:
+def test_selectors_of_all_manifests_match_the_pods() -> None:
     labels = POD["metadata"]["labels"]
     selectors = {
         "Deployment": MANIFESTS["Deployment"]["spec"]["selector"]["matchLabels"],
@@ -124,13 +124,13 @@ def test_all_of_them_mean_the_same_pods() -> None:
     assert set(map(str, selectors.values())) == {str(labels)}
     for spread in POD["spec"]["topologySpreadConstraints"]:
         assert spread["labelSelector"]["matchLabels"] == labels
-    wanted = MANIFESTS["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
-    assert wanted.items() <= MANIFESTS["Service"]["metadata"]["labels"].items()
+    selector = MANIFESTS["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= MANIFESTS["Service"]["metadata"]["labels"].items()
     target = MANIFESTS["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
     assert target["name"] == MANIFESTS["Deployment"]["metadata"]["name"]
 
 
-def test_all_of_them_mean_the_same_port() -> None:
+def test_ports_of_all_manifests_match_the_container() -> None:
     [port] = CONTAINER["ports"]
     assert f"EXPOSE {port['containerPort']}\n" in (ROOT / "Dockerfile").read_text()
     assert port["containerPort"] == ServerSettings().port
@@ -142,7 +142,7 @@ def test_all_of_them_mean_the_same_port() -> None:
     assert {*named, *(entry["port"] for entry in rule["ports"]), outer["name"]} == {port["name"]}
 
 
-def test_what_is_probed_and_measured_is_there(client: TestClient) -> None:
+def test_probed_routes_and_the_autoscaling_metric_exist(client: TestClient) -> None:
     for name in ("startup", "readiness", "liveness"):
         assert client.get(CONTAINER[f"{name}Probe"]["httpGet"]["path"]).status_code == 200
     [endpoint] = MANIFESTS["ServiceMonitor"]["spec"]["endpoints"]
@@ -152,17 +152,16 @@ def test_what_is_probed_and_measured_is_there(client: TestClient) -> None:
     assert own in exposed
 
 
-def test_a_pod_may_take_as_long_to_end_as_the_service_does() -> None:
+def test_termination_grace_period_covers_drain_and_shutdown() -> None:
     server = ServerSettings()
     assert POD["spec"]["terminationGracePeriodSeconds"] > server.drain_s + server.grace_s
-    # It is out of the balance before its port closes.
+    # The pod leaves the Service before its port closes.
     probe = CONTAINER["readinessProbe"]
-    out_s = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
-    assert out_s < server.drain_s
+    unready_s = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
+    assert unready_s < server.drain_s
 
 
-def test_a_pod_has_no_rights() -> None:
-    # As the policy "restricted" of Kubernetes' own pod security standards asks.
+def test_pod_meets_the_restricted_security_standard() -> None:
     pod, container = POD["spec"]["securityContext"], CONTAINER["securityContext"]
     assert pod["runAsNonRoot"]
     assert f"--uid {pod['runAsUser']} " in (ROOT / "Dockerfile").read_text()

@@ -1,4 +1,4 @@
-"""The images' packages: each pinned by hash, in the version that is tested."""
+"""The packages of the images: pinned by hash, in the tested versions."""
 
 import re
 import tomllib
@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# What a lock leaves out, as the Makefile says.
-LEFT_OUT = {"torch", "openvino-telemetry"}
+# Packages excluded from the locks; see `make lock`.
+EXCLUDED = {"torch", "openvino-telemetry"}
 LOCKS = {
     "serve": ["cpu"],
     "debug": ["cpu", "torch"],
@@ -18,7 +18,7 @@ LOCKS = {
 }
 
 
-def plain(name: str) -> str:
+def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -29,11 +29,13 @@ def pins(file: Path) -> dict[str, tuple[str, int]]:
         file.read_text(),
         re.MULTILINE,
     )
-    return {plain(name): (version, hashes.count("--hash")) for name, version, hashes in entries}
+    return {
+        normalized(name): (version, hashes.count("--hash")) for name, version, hashes in entries
+    }
 
 
 @pytest.mark.parametrize("lock", [*LOCKS, "build", "model"])
-def test_every_package_has_a_hash_and_the_version_that_is_tested(lock: str) -> None:
+def test_locked_packages_have_hashes_and_the_tested_versions(lock: str) -> None:
     tested = pins(ROOT / "constraints.txt")
     locked = pins(ROOT / f"deploy/requirements/{lock}.txt")
     assert locked
@@ -43,23 +45,23 @@ def test_every_package_has_a_hash_and_the_version_that_is_tested(lock: str) -> N
 
 
 @pytest.mark.parametrize(("lock", "extras"), LOCKS.items())
-def test_a_lock_has_all_that_the_project_asks_for(lock: str, extras: list[str]) -> None:
-    wanted = [*PROJECT["dependencies"]]
+def test_lock_has_every_requirement_of_its_extras(lock: str, extras: list[str]) -> None:
+    requirements = [*PROJECT["dependencies"]]
     for extra in extras:
-        wanted += PROJECT["optional-dependencies"][extra]
-    names = {plain(re.match(r"[\w.-]+", requirement)[0]) for requirement in wanted}  # type: ignore[index]
-    assert names - LEFT_OUT <= pins(ROOT / f"deploy/requirements/{lock}.txt").keys()
+        requirements += PROJECT["optional-dependencies"][extra]
+    names = {normalized(re.match(r"[\w.-]+", requirement)[0]) for requirement in requirements}  # type: ignore[index]
+    assert names - EXCLUDED <= pins(ROOT / f"deploy/requirements/{lock}.txt").keys()
 
 
-def test_an_image_has_one_onnxruntime() -> None:
-    found = {
+def test_each_image_has_exactly_one_onnxruntime() -> None:
+    packages = {
         lock: [name for name in pins(ROOT / f"deploy/requirements/{lock}.txt") if "onnxrun" in name]
         for lock in LOCKS
     }
     cpu, gpu = ["onnxruntime"], ["onnxruntime-gpu"]
-    assert found == {"serve": cpu, "debug": cpu, "gpu": gpu, "gpu-debug": gpu}
+    assert packages == {"serve": cpu, "debug": cpu, "gpu": gpu, "gpu-debug": gpu}
 
 
-def test_the_images_have_the_torch_that_is_tested() -> None:
+def test_images_have_the_tested_torch() -> None:
     tested, _ = pins(ROOT / "constraints.txt")["torch"]
     assert set(re.findall(r"ARG TORCH=(\S+)", (ROOT / "Dockerfile").read_text())) == {tested}

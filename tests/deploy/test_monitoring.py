@@ -1,4 +1,4 @@
-"""Prometheus' own tool judges its files, Grafana's own types its dashboard."""
+"""The Prometheus files pass promtool, the dashboard matches the types of Grafana's SDK."""
 
 import json
 import re
@@ -24,12 +24,12 @@ needs_promtool = pytest.mark.skipif(
 
 
 def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "deploy/grafana/vitrine.json").read_text())
-    return found
+    dashboard: dict[str, Any] = json.loads((ROOT / "deploy/grafana/vitrine.json").read_text())
+    return dashboard
 
 
 def expressions() -> dict[str, str]:
-    """What the dashboard asks Prometheus, by panel and target."""
+    """Return the queries of the dashboard by panel and target."""
     return {
         f"{panel['title']} {target['refId']}": target["expr"]
         for panel in dashboard()["panels"]
@@ -43,7 +43,7 @@ def promtool(*arguments: str | Path) -> None:
 
 
 @needs_promtool
-def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
+def test_prometheus_configuration_is_valid(tmp_path: Path) -> None:
     shutil.copytree(PROMETHEUS, tmp_path, dirs_exist_ok=True)
     (tmp_path / "key").touch()
     file = tmp_path / "prometheus.yml"
@@ -52,11 +52,11 @@ def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
 
 
 @needs_promtool
-def test_alerts_speak_when_they_should_and_only_then() -> None:
+def test_alert_rules_pass_their_promtool_tests() -> None:
     promtool("test", "rules", ALERTS)
 
 
-def test_each_alert_is_tested_with_what_makes_it_speak_and_with_what_does_not() -> None:
+def test_each_alert_has_a_firing_and_a_silent_promtool_test() -> None:
     [group] = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
     tested = [
         (case["alertname"], "exp_alerts" in case)
@@ -67,21 +67,23 @@ def test_each_alert_is_tested_with_what_makes_it_speak_and_with_what_does_not() 
         assert {(rule["alert"], True), (rule["alert"], False)} <= set(tested), rule["alert"]
 
 
-def test_every_metric_that_is_asked_for_exists(client: TestClient) -> None:
+def test_metrics_of_alerts_and_dashboard_are_exposed(client: TestClient) -> None:
     assert client.post("/encode", json={"inputs": "a text"}).status_code == 200
     exposed = set(re.findall(r"^(\w+)", client.get("/metrics").text, re.MULTILINE))
     alerts = (PROMETHEUS / "alerts.yml").read_text()
-    asked = set(re.findall(r"\b(?:vitrine|process)_\w+", alerts + " ".join(expressions().values())))
-    assert len(asked) > 15
-    assert asked <= exposed
+    queried = set(
+        re.findall(r"\b(?:vitrine|process)_\w+", alerts + " ".join(expressions().values()))
+    )
+    assert len(queried) > 15
+    assert queried <= exposed
 
 
-def test_every_field_of_the_dashboard_is_one_that_grafana_knows() -> None:
-    register_default_plugins()  # the types of panels and of what they ask
-    given = dashboard()
-    # What a type does not know is not in what it writes.
-    known = json.loads(JSONEncoder().encode(Dashboard.from_json(given)))
-    unknown = [path for path in _leaves(given) if path not in set(_leaves(known))]
+def test_dashboard_has_no_fields_unknown_to_grafana() -> None:
+    register_default_plugins()  # the types of panels and queries
+    original = dashboard()
+    # The SDK drops fields that it does not know.
+    known = json.loads(JSONEncoder().encode(Dashboard.from_json(original)))
+    unknown = [path for path in _leaves(original) if path not in set(_leaves(known))]
     assert unknown == []
 
 
