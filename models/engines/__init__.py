@@ -1,7 +1,7 @@
-"""Engines: they run an artifact's graph on packed batches. Torch-free.
+"""Engines: runtimes that execute an artifact's ONNX graph on packed batches. Torch-free.
 
-`ENGINES` is the table of engines with their precisions, availability and constructors.
-`outputs.OUTPUTS` is the table of outputs with the bounds of the self-check.
+`ENGINES` lists the engines with their precisions, availability checks and constructors.
+`outputs.OUTPUTS` lists the outputs of a graph with the bounds of the self-check.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,13 +47,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One engine of the table.
+    """An entry of `ENGINES`.
 
     Attributes:
-        target: Target of its graphs, "cpu" or "cuda".
-        precisions: Dtype of the required graph, by precision of the computation.
-        unusable: Returns the reason why a precision is unavailable on this machine, or None.
-        open: Opens a serialised graph.
+        target: Target of the graphs that the engine runs, "cpu" or "cuda".
+        precisions: Supported compute precisions; each is mapped to the dtype of the weights that
+            the graph must have.
+        unusable: Returns the reason why the engine cannot compute in a precision on this machine;
+            None if it can.
+        open: Returns the engine for a serialised graph, a precision and the hardware.
     """
 
     target: str
@@ -62,7 +64,7 @@ class EngineSpec:
     open: Callable[[bytes, Precision, Hardware], Engine]
 
 
-# In the order of preference of `auto`.
+# "auto" selects the first usable engine in this order.
 ENGINES: dict[str, EngineSpec] = {
     "cuda": EngineSpec(
         "cuda",
@@ -89,19 +91,20 @@ def open_engine(
     threads: int = 0,
     gpu: int = 0,
 ) -> Engine:
-    """Open the artifact's graph with an engine.
+    """Return an engine that runs a graph of the artifact.
 
     Args:
-        artifact: Artifact with the graph.
-        name: Name in `ENGINES`; "auto" selects the first engine that is usable in the precision and
-            has a graph.
+        artifact: Artifact that contains the graph.
+        name: Name in `ENGINES`; "auto" selects the first engine that supports the precision on this
+            machine and for which the artifact has a graph.
         precision: Precision of the computation.
-        threads: Number of busy CPUs; 0: all CPUs of the process. "cuda" always has two threads.
-        gpu: Index of the GPU for "cuda"; see `Hardware`.
+        threads: Number of CPU threads to compute with; 0: one per CPU that the process may use.
+            "cuda" ignores it.
+        gpu: CUDA device index for "cuda".
 
     Raises:
         EngineError: The engine is unknown or unusable; the message gives the reason.
-        ArtifactError: The graph is not the exported one.
+        ArtifactError: The graph file cannot be read, or its SHA-256 differs from the manifest's.
     """
     if name != "auto" and name not in ENGINES:
         raise EngineError(f"unknown engine {name!r}; engines: auto, {', '.join(ENGINES)}")
@@ -129,10 +132,14 @@ def _unusable(spec: EngineSpec, precision: Precision, artifact: Artifact) -> str
 
 
 def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
-    """Return the agreement of the engine's outputs with the artifact's references, by output.
+    """Compare the engine's vectors with the artifact's reference vectors.
+
+    Returns:
+        The worst agreement over all vectors and all compiled variants of the graph, by output name.
 
     Raises:
-        EngineError: An output is beyond the bounds of the engine's precision.
+        EngineError: The agreement of an output is outside the bounds in `OUTPUTS` for the engine's
+            precision.
     """
     check = artifact.check()
     batch = pack(check.rows)
@@ -140,7 +147,7 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
     for output, spec in OUTPUTS.items():
         reference = np.asarray(check.outputs[output], np.float64)
         runs = [compare(run(batch, output)[: len(reference)], reference) for run in engine.runs]
-        # numpy's minimum and maximum propagate NaN.
+        # np.min and np.max propagate NaN, which is outside any bounds.
         worst = Agreement(
             float(np.min([run.cosine for run in runs])), float(np.max([run.norm for run in runs]))
         )

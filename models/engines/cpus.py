@@ -1,4 +1,4 @@
-"""The CPUs of this process."""
+"""Number of CPUs that this process may use."""
 
 import math
 import os
@@ -6,8 +6,14 @@ from pathlib import Path
 
 
 def available_cpus(root: Path = Path("/")) -> int:
-    """Return the number of CPUs for this process: its affinity, limited by the cgroup's quota."""
-    # macOS has no CPU affinity.
+    """Return the number of CPUs in this process's affinity mask, limited by the cgroup CPU quota.
+
+    A fractional quota is rounded up.
+
+    Args:
+        root: Root of the file system with the cgroup files.
+    """
+    # macOS has no os.sched_getaffinity.
     affinity = getattr(os, "sched_getaffinity", None)
     allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
     for file in ("sys/fs/cgroup/cpu.max", "sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
@@ -15,7 +21,7 @@ def available_cpus(root: Path = Path("/")) -> int:
             quota = (root / file).read_text().split()
         except OSError:
             continue
-        if len(quota) == 1:  # cgroup v1 has a separate file for the period
+        if len(quota) == 1:  # cgroup v1 stores the period in a separate file
             quota.append((root / file).with_name("cpu.cfs_period_us").read_text().strip())
         if quota[0] not in ("max", "-1"):
             return max(1, min(allowed, math.ceil(int(quota[0]) / int(quota[1]))))

@@ -16,16 +16,16 @@ Run = Callable[[PackedBatch, Output], NDArray[np.float32]]
 
 
 class EngineError(Exception):
-    """An engine is unusable here, or does not reproduce the model's vectors."""
+    """An engine is unknown or unusable on this machine, or its vectors differ from PyTorch's."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Hardware for an engine.
+    """CPU and GPU resources for an engine.
 
     Attributes:
-        threads: Number of busy CPUs, for an engine on CPU.
-        gpu: CUDA's index of the GPU, for an engine on GPU.
+        threads: Number of threads to compute with, for an engine on CPU.
+        gpu: CUDA device index, for an engine on GPU.
     """
 
     threads: int
@@ -34,12 +34,12 @@ class Hardware:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Batch sizes for an engine, in tokens.
+    """Parameters for forming an engine's batches, all in tokens.
 
     Attributes:
         max_tokens: Batch size at which throughput saturates.
-        min_split_tokens: Minimum queue size that is worth splitting among the streams.
-        fixed_cost: Cost of a batch, independent of its size.
+        min_split_tokens: Minimum batch size when queued tokens are split among the streams.
+        fixed_cost: Fixed cost of a batch, as the number of tokens that take the same time.
     """
 
     max_tokens: int
@@ -49,11 +49,11 @@ class BatchSizes:
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """A graph compiled for a number of concurrent runs.
+    """A graph compiled for a certain number of concurrent runs.
 
     Attributes:
-        run: See `Engine.run`.
-        cancel: See `Engine.cancel`.
+        run: Runs a batch and returns the named output; see `Engine.run`.
+        cancel: Aborts the runs in flight; see `Engine.cancel`.
     """
 
     run: Run
@@ -61,12 +61,15 @@ class CompiledGraph:
 
 
 class Engine(Protocol):
-    """An opened graph.
+    """A loaded graph, ready to run.
 
     Attributes:
+        name: Name in `models.engines.ENGINES`.
         target: Target of the graph, "cpu" or "cuda".
-        threads: Number of CPUs kept busy by all streams together.
+        precision: Precision of the computation.
+        threads: Number of CPUs that all streams together keep busy.
         streams: Maximum number of runs in flight.
+        batches: Parameters for forming batches.
     """
 
     name: str
@@ -78,17 +81,17 @@ class Engine(Protocol):
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Compiled variants of `run`; the self-check tests each."""
+        """Run functions of all compiled variants of the graph, for the self-check."""
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return row vectors `(B, W)`, or token vectors `(T, D)`."""
+        """Return row vectors `(B, W)` for "pooled", or token vectors `(T, D)` for "tokens"."""
 
     def cancel(self) -> None:
-        """Abort the runs in flight; each of them raises an error."""
+        """Abort the runs in flight; each of them raises an error in its caller."""
 
 
-# Larger batches overflow the caches. In bfloat16 a token takes a quarter of the time, while the
-# fixed cost stays the same.
+# Larger batches overflow the CPU caches. In bfloat16 a token takes a quarter of the time while a
+# batch has the same fixed overhead, so the overhead equals four times as many tokens.
 _ON_CPU: dict[Precision, BatchSizes] = {
     "float32": BatchSizes(max_tokens=384, min_split_tokens=64, fixed_cost=8),
     "bfloat16": BatchSizes(max_tokens=512, min_split_tokens=64, fixed_cost=32),
@@ -96,11 +99,11 @@ _ON_CPU: dict[Precision, BatchSizes] = {
 
 
 class CpuEngine:
-    """A graph compiled twice: for concurrent batches, and for a single batch.
+    """A graph compiled twice: for concurrent batches of one thread each, and for a single batch.
 
-    Concurrent batches with one thread each give 1.1 to 1.2 times the throughput (two cores) of
-    single batches on all threads, which synchronise at every node. A batch without concurrency gets
-    all threads, for the lowest latency.
+    Concurrent batches give 1.1 to 1.2 times the throughput of one batch at a time on all threads
+    (measured on two cores), because threads that share a batch synchronise at every node. A batch
+    that runs alone uses all threads, for the lowest latency.
     """
 
     target = "cpu"
@@ -124,11 +127,11 @@ class CpuEngine:
         self._lock = threading.Lock()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return row vectors `(B, W)`, or token vectors `(T, D)`."""
+        """Return row vectors `(B, W)` for "pooled", or token vectors `(T, D)` for "tokens"."""
         concurrent, single = self.runs
         with self._lock:
-            # Under load, gaps between runs are short. A run counts as single only if the previous
-            # one started without concurrency as well.
+            # Under load, a run may start in the short gap between two others. So a run counts as
+            # single only if no run is in flight now, nor was when the previous run started.
             is_single = not (self._running or self._overlapping)
             self._overlapping = self._running > 0
             self._running += 1
@@ -139,13 +142,18 @@ class CpuEngine:
                 self._running -= 1
 
     def cancel(self) -> None:
-        """Abort the runs in flight; each of them raises an error."""
+        """Abort the runs in flight; each of them raises an error in its caller."""
         for graph in self._graphs:
             graph.cancel()
 
 
 def missing(package: str, extra: str) -> str | None:
-    """Return installation instructions for a missing package; None if it is installed."""
+    """Return how to install a missing package; None if it is installed.
+
+    Args:
+        package: Import name of the package.
+        extra: Extra of Vitrine that installs the package.
+    """
     if importlib.util.find_spec(package):
         return None
     return (

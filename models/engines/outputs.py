@@ -1,6 +1,7 @@
-"""Outputs of a graph and their comparison with a reference.
+"""Outputs of a graph, and the comparison of their vectors with reference vectors.
 
-A comparison measures direction and length, so scaled, shifted and flipped vectors fail.
+The comparison measures both cosine similarity and norm, so it detects vectors that are scaled,
+shifted or negated.
 """
 
 from collections.abc import Mapping
@@ -11,42 +12,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 Precision = Literal["float32", "float16", "bfloat16"]
-# Names of a graph's outputs.
+# Output names of a graph.
 Output = Literal["pooled", "tokens"]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Worst differences between vectors and their references.
+    """Worst agreement between vectors and their reference vectors, or bounds for it.
 
     Attributes:
-        cosine: Lowest cosine.
-        norm: Largest difference in length, relative to the reference.
+        cosine: Lowest cosine similarity between a vector and its reference.
+        norm: Largest difference between the L2 norms of a vector and its reference, relative to the
+            norm of the reference.
     """
 
     cosine: float
     norm: float
 
     def is_within(self, bounds: "Agreement") -> bool:
-        """Return whether both differences are within the bounds; NaN is outside."""
+        """Return whether cosine and norm are both within the bounds; NaN never is."""
         return self.cosine >= bounds.cosine and self.norm <= bounds.norm
 
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """A kind of output.
+    """Description of an output.
 
     Attributes:
-        shape: Shape per input, for documentation.
-        bounds: Worst acceptable agreement, by precision of the engine.
+        shape: Shape of the output for one input, for documentation.
+        bounds: Worst acceptable agreement with PyTorch, by precision of the engine.
     """
 
     shape: str
     bounds: Mapping[Precision, Agreement]
 
 
-# float32 reaches 1 - 1e-12 and 3e-7, bfloat16 0.99997 and 3e-3 (all-MiniLM-L6-v2). Pooling
-# averages rounding errors out, so token vectors have wider bounds.
+# Worst cosine and norm difference measured with all-MiniLM-L6-v2: 1 - 1e-12 and 3e-7 in float32,
+# 0.99997 and 3e-3 in bfloat16. Pooling averages rounding errors out, so token vectors have wider
+# bounds in the 16-bit precisions.
 OUTPUTS: dict[Output, OutputSpec] = {
     "pooled": OutputSpec(
         "(W,)",
@@ -68,13 +71,13 @@ OUTPUTS: dict[Output, OutputSpec] = {
 
 
 def compare(actual: NDArray[np.floating], expected: NDArray[np.floating]) -> Agreement:
-    """Return the agreement of vectors `(N, W)` with their references `(N, W)`, N > 0.
+    """Return the agreement of the vectors `actual` with their references `expected`.
 
-    A NaN among the vectors makes both differences NaN.
+    Both have the shape `(N, W)` with N > 0. A NaN in either makes cosine and norm NaN.
     """
     lengths = np.linalg.norm(actual.astype(np.float64), axis=1)  # (N,)
     references = np.linalg.norm(expected.astype(np.float64), axis=1)  # (N,)
-    # numpy's minimum and maximum propagate NaN.
+    # np.min and np.max propagate NaN; Python's min and max may not.
     return Agreement(
         cosine=float(np.min(cosines(actual, expected))),
         norm=float(np.max(np.abs(lengths / references - 1))),
@@ -82,7 +85,7 @@ def compare(actual: NDArray[np.floating], expected: NDArray[np.floating]) -> Agr
 
 
 def cosines(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the cosines `(N,)` of the rows of `a` and `b`, both `(N, W)`, in float64."""
+    """Return the cosine similarity of each row of `a` and `b`, both `(N, W)`, as `(N,)` float64."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     cosine: NDArray[np.float64] = (a * b).sum(1) / (
         np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)

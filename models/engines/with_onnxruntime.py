@@ -22,12 +22,12 @@ from models.packing import PackedBatch
 if TYPE_CHECKING:
     import onnxruntime
 
-# Read by onnxruntime when it is imported.
+# onnxruntime reads this variable when it is imported.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
 def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engine:
-    """Return the engine `onnxruntime`; see `models.engines.EngineSpec`."""
+    """Return the engine "onnxruntime" for a serialised graph; see `models.engines.EngineSpec`."""
 
     def compile_graph(concurrent_runs: int) -> CompiledGraph:
         return _compiled(onnxruntime_session(graph, hardware.threads // concurrent_runs))
@@ -36,19 +36,20 @@ def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engin
 
 
 def cpu_unusable(_precision: Precision) -> str | None:
-    """Return the reason why the engine is unusable here, or None."""
+    """Return the reason why "onnxruntime" is unusable on this machine; None if it is usable."""
     return missing("onnxruntime", "cpu")
 
 
 def onnxruntime_session(
     graph: bytes, threads: int, profile: str = ""
 ) -> "onnxruntime.InferenceSession":
-    """Return a session on CPU.
+    """Return an onnxruntime session on CPU.
 
     Args:
-        graph: Graph for "cpu".
+        graph: Serialised graph for the target "cpu".
         threads: Number of threads per run.
-        profile: Prefix of the file for node timings; empty: no profiling.
+        profile: Prefix of the path of the profile, which has the time of each node; empty: no
+            profiling.
     """
     import onnxruntime
 
@@ -58,24 +59,24 @@ def onnxruntime_session(
     options.enable_profiling = bool(profile)
     options.profile_file_prefix = profile
     options.log_severity_level = 3
-    # By default the threads spin between runs and take CPU time from other threads.
+    # By default, idle threads busy-wait between runs and take CPU time from other threads.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return onnxruntime.InferenceSession(
         graph,
         options,
         providers=["CPUExecutionProvider"],
-        # The fused kernel is 4 to 9 times slower than Add and LayerNormalization.
+        # On CPU, SkipLayerNormalization is 4 to 9 times slower than Add and LayerNormalization.
         disabled_optimizers=["SkipLayerNormFusion"],
     )
 
 
 class CudaEngine:
-    """A graph on a GPU; two streams overlap computing and copying."""
+    """A graph on a CUDA GPU. Two streams overlap computation with copies to and from the GPU."""
 
     name = target = "cuda"
     streams = 2
-    threads = streams  # each stream busy-waits for the GPU
-    # Batches large enough to hide the launch overhead. An estimate.
+    threads = streams  # each stream keeps one CPU busy while it waits for the GPU
+    # Batches large enough to hide the overhead of kernel launches. Estimated, not measured.
     batches = BatchSizes(max_tokens=16_384, min_split_tokens=4_096, fixed_cost=512)
 
     def __init__(self, precision: Precision, graph: CompiledGraph) -> None:
@@ -84,19 +85,19 @@ class CudaEngine:
         self.cancel = graph.cancel
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return row vectors `(B, W)`, or token vectors `(T, D)`."""
+        """Return row vectors `(B, W)` for "pooled", or token vectors `(T, D)` for "tokens"."""
         return self.runs[0](batch, output)
 
 
 def open_on_gpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engine:
-    """Return the engine `cuda`; see `models.engines.EngineSpec`.
+    """Return the engine "cuda" for a serialised graph; see `models.engines.EngineSpec`.
 
     Raises:
-        EngineError: onnxruntime cannot compute on the GPU.
+        EngineError: onnxruntime cannot run the graph on the GPU.
     """
     import onnxruntime
 
-    onnxruntime.preload_dlls()  # CUDA libraries installed by pip
+    onnxruntime.preload_dlls()  # the CUDA libraries installed by pip
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # only shape computations stay on the CPU
     options.log_severity_level = 3
@@ -105,7 +106,7 @@ def open_on_gpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engin
         session = onnxruntime.InferenceSession(
             graph,
             options,
-            # TF32 has ten bits less precision than float32.
+            # TF32 has a mantissa of 10 bits; that of float32 has 23.
             providers=[("CUDAExecutionProvider", {"device_id": hardware.gpu, "use_tf32": 0})],
             # No silent fallback to the CPU, neither at startup nor after an error.
             enable_fallback=0,
@@ -118,7 +119,7 @@ def open_on_gpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engin
 
 
 def gpu_unusable(_precision: Precision) -> str | None:
-    """Return the reason why the engine is unusable here, or None."""
+    """Return the reason why "cuda" is unusable on this machine; None if it is usable."""
     if reason := missing("onnxruntime", "gpu"):
         return reason
     import onnxruntime

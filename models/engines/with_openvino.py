@@ -10,12 +10,12 @@ from models.engines.engine import CompiledGraph, CpuEngine, Engine, Hardware, mi
 from models.engines.outputs import Output, Precision
 from models.packing import PackedBatch, round_up
 
-# OpenVINO sends telemetry on import unless this package is missing.
+# Makes OpenVINO's import of this package fail; OpenVINO would send telemetry with it.
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
 def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engine:
-    """Return the engine `openvino`; see `models.engines.EngineSpec`."""
+    """Return the engine "openvino" for a serialised graph; see `models.engines.EngineSpec`."""
     import openvino
 
     core = openvino.Core()
@@ -31,8 +31,8 @@ def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engin
                 "NUM_STREAMS": concurrent_runs,
                 # Two processes on one machine would pin their threads to the same cores.
                 "ENABLE_CPU_PINNING": False,
-                # Cached shapes per node. Requests have thousands of shapes: a larger cache costs
-                # memory and saves no time.
+                # Number of input shapes cached per node. Batches have thousands of shapes: a larger
+                # cache takes memory and saves no time.
                 "CPU_RUNTIME_CACHE_CAPACITY": 64,
             },
         )
@@ -42,12 +42,12 @@ def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engin
             idle.put(request)
 
         def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
-            # OpenVINO recompiles for every new shape.
+            # Rounding makes shapes repeat: OpenVINO recompiles for every new shape.
             rounded = round_up(batch, tokens=16, length=8)
             request = idle.get()
             try:
                 request.infer(rounded.inputs(), share_inputs=True, share_outputs=True)
-                # Copied because the next run of this request overwrites the buffer.
+                # Copied because the next run of this InferRequest overwrites the buffer.
                 result: NDArray[np.float32] = request.get_tensor(output).data.copy()
             finally:
                 idle.put(request)
@@ -63,7 +63,7 @@ def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engin
 
 
 def cpu_unusable(precision: Precision) -> str | None:
-    """Return the reason why the engine is unusable here in a precision, or None."""
+    """Return the reason why "openvino" cannot compute in a precision here; None if it can."""
     if reason := missing("openvino", "cpu"):
         return reason
     import openvino
