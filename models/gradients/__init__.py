@@ -1,14 +1,14 @@
 """Gradients of the PyTorch model: the same weights as the served graph, the same operator.
 
-- `inputs`, `results`: dataclasses and names of all methods; torch-free.
-- `budget`: cost of the methods; torch-free.
-- `reference_model`: the model of an artifact, opened at the layers where tokens can be replaced.
+- `inputs`, `results`: dataclasses and option names of all methods. They do not import torch.
+- `budget`: cost of each method. It does not import torch.
+- `reference_model`: the PyTorch model of an artifact, whose tokens can be replaced between layers.
 - `integration`: path integrals with adaptive refinement.
-- `attribution`: attribution of a number to the tokens of a text.
-- `pair`: attribution of a similarity to pairs of tokens.
-- `flow`: sizes of activations and gradients at every step, recorded by `flow_tap`; `objectives`:
-  the training objectives.
-- `layer_norm_trace`: the fused operator step by step; `layer_norm_check`: verdicts on the
-  `layer_norm_implementations`.
+- `attribution`: attribution of a scalar to the tokens of a text.
+- `pair`: attribution of a cosine similarity to pairs of tokens.
+- `flow`: sizes of activations and gradients at every step of a training step. `flow_tap` records
+  them, and `objectives` has the training objectives.
+- `layer_norm_trace`: add + LayerNorm step by step. `layer_norm_check`: verdicts on its
+  implementations, which are in `layer_norm_implementations`.
 - `parity`: comparison of the served graph with the reference model.
 """

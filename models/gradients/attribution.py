@@ -1,8 +1,9 @@
-"""Attribution of a number, computed from a text's vector, to the tokens of the text.
+"""Attribution of a scalar, computed from a text's vector, to the tokens of the text.
 
-A method takes a function from tokens `(S, L, D)` at a layer to numbers `(S,)`, the text's tokens
-`(L, D)` at that layer, and the tokens of a baseline. It returns a score per token, raw and signed,
-so that scores can be summed.
+A method takes a function that maps S versions of the tokens at a layer, `(S, L, D)`, to scalars
+`(S,)`. It also takes the tokens of the text and of a baseline at that layer, `(L, D)` each. It
+returns one score per token, not normalised and, except for saliency, signed. So scores can be
+summed.
 
 Sources: saliency, Simonyan et al. 2013, arXiv:1312.6034; gradient times input, Shrikumar et al.
 2016, arXiv:1605.01713; SmoothGrad, Smilkov et al. 2017, arXiv:1706.03825; occlusion, Zeiler and
@@ -23,40 +24,45 @@ from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Attribution
 
 Array = NDArray[np.float64]
-# Vectors `(S, W)`, not normalised -> numbers `(S,)`.
+# Maps the model's vectors `(S, W)`, before normalisation, to scalars `(S,)`.
 Target = Callable[[Tensor], Tensor]
-# S versions of the tokens, `(S, L, D)` -> numbers `(S,)`.
+# Maps S versions of a text's tokens, `(S, L, D)`, to scalars `(S,)`.
 Function = Callable[[Tensor], Tensor]
 
-# Maximum number of tokens per pass. More tokens need more memory, and are hardly faster.
+# Maximum number of tokens per pass. Larger passes need more memory and are hardly faster per token.
 TOKENS_AT_ONCE = 2048
 
 
-# Targets. Served vectors have unit length if `normalize` is set. `norm` ignores the normalization.
+# Targets. If `normalize` is set, the served vector is the model's vector scaled to unit length.
 
 
 def cosine(other: Tensor) -> Target:
-    """Return the target: the cosine to a vector `(W,)`."""
+    """Return a target: the cosine similarity to `other`, shape `(W,)`."""
     return lambda vectors: F.cosine_similarity(vectors, other, dim=-1)
 
 
 def margin(positive: Tensor, negative: Tensor) -> Target:
-    """Return the target: the cosine to one vector `(W,)` minus that to another."""
+    """Return a target: cosine(vector, positive) - cosine(vector, negative).
+
+    Args:
+        positive: Vector of shape `(W,)`.
+        negative: Vector of shape `(W,)`.
+    """
     return lambda vectors: cosine(positive)(vectors) - cosine(negative)(vectors)
 
 
 def dot(other: Tensor, normalize: bool) -> Target:
-    """Return the target: the dot product of the served vector and a vector `(W,)`."""
+    """Return a target: the dot product of the served vector and `other`, shape `(W,)`."""
     return lambda vectors: _served(vectors, normalize) @ other
 
 
 def dim(index: int, normalize: bool) -> Target:
-    """Return the target: one dimension of the served vector."""
+    """Return a target: the element of the served vector at `index`."""
     return lambda vectors: _served(vectors, normalize)[..., index]
 
 
 def norm() -> Target:
-    """Return the target: the length of the vector before normalization."""
+    """Return a target: the Euclidean norm of the model's vector before normalisation."""
     return lambda vectors: vectors.norm(dim=-1)
 
 
@@ -73,7 +79,7 @@ Score = Callable[[Function, Tensor, Tensor, MethodOptions], Attribution]
 def saliency(
     function: Function, x: Tensor, _baseline: Tensor, _options: MethodOptions
 ) -> Attribution:
-    """Score each token by the length of its gradient, unsigned."""
+    """Score each token by the Euclidean norm of its gradient. Scores are never negative."""
     values, gradients = value_and_gradient(function, x[None])
     return Attribution(_array(gradients[0].norm(dim=-1)), values.item())
 
@@ -81,7 +87,7 @@ def saliency(
 def grad_x_input(
     function: Function, x: Tensor, _baseline: Tensor, _options: MethodOptions
 ) -> Attribution:
-    """Score each token by the dot product with its gradient."""
+    """Score each token by the dot product of its vector and its gradient."""
     values, gradients = value_and_gradient(function, x[None])
     return Attribution(_array((gradients[0] * x).sum(-1)), values.item())
 
@@ -89,14 +95,16 @@ def grad_x_input(
 def smoothgrad(
     function: Function, x: Tensor, _baseline: Tensor, options: MethodOptions
 ) -> Attribution:
-    """Score each token by the dot product with its mean gradient over noisy copies."""
-    draw = torch.Generator().manual_seed(options.seed)
-    size = options.sigma * x.square().mean().sqrt()
+    """Score each token by the dot product of its vector and its mean gradient at noisy copies."""
+    generator = torch.Generator().manual_seed(options.seed)
+    noise_std = options.sigma * x.square().mean().sqrt()
     total = torch.zeros_like(x)  # (L, D)
     for part in torch.arange(options.samples).split(_versions_at_once(x)):
         # Drawn one by one, so that the noise does not depend on the chunk size.
-        noise = torch.stack([torch.randn(x.shape, generator=draw, dtype=x.dtype) for _ in part])
-        _, gradients = value_and_gradient(function, x + size * noise.to(x.device))
+        noise = torch.stack(
+            [torch.randn(x.shape, generator=generator, dtype=x.dtype) for _ in part]
+        )
+        _, gradients = value_and_gradient(function, x + noise_std * noise.to(x.device))
         total += gradients.sum(0)
     with torch.no_grad():
         value = function(x[None]).item()
@@ -106,7 +114,7 @@ def smoothgrad(
 def occlusion(
     function: Function, x: Tensor, baseline: Tensor, _options: MethodOptions
 ) -> Attribution:
-    """Score each token by the drop of the value when the baseline replaces the token."""
+    """Score each token by how much the value drops when the token's baseline replaces it."""
     L = len(x)
     one_replaced = torch.where(torch.eye(L, device=x.device).bool()[:, :, None], baseline, x)
     with torch.no_grad():
@@ -118,7 +126,7 @@ def occlusion(
 def integrated_gradients(
     function: Function, x: Tensor, baseline: Tensor, options: MethodOptions
 ) -> Attribution:
-    """Score each token by its share of the change along the line from the baseline."""
+    """Score each token by its contribution to the value's change from baseline to text."""
 
     def evaluate(points: Array) -> tuple[Array, Array]:
         alpha = torch.from_numpy(points).to(x)[:, None, None]  # (S, 1, 1)
@@ -157,33 +165,39 @@ def attribute(
     baseline: Sequence[int] | None = None,
     options: MethodOptions = DEFAULT_OPTIONS,
 ) -> Attribution:
-    """Return the score of each token of a row for a target.
+    """Attribute a target to the tokens of a row.
 
     Args:
         model: Reference model of the served graph.
         row: Input of the model.
-        target: Number to explain.
-        method: Name in `METHODS`.
-        layer_name: Layer of the tokens, one of `model.layer_names`.
-        baseline: Token ids of the baseline, as many as the row has; None: zeros.
+        target: Scalar to attribute, as a function of the row's vector.
+        method: Attribution method, a key of `METHODS`.
+        layer_name: Layer whose tokens are scored, one of `model.layer_names`.
+        baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline is zero at the
+            layer.
         options: Options of the method.
     """
     x = model.tokens(layer_name, row)  # (L, D)
-    nothing = torch.zeros_like(x) if baseline is None else model.tokens(layer_name, row, baseline)
+    baseline_tokens = (
+        torch.zeros_like(x) if baseline is None else model.tokens(layer_name, row, baseline)
+    )
     return METHODS[method](
-        lambda tokens: target(model.continue_from(layer_name, tokens, row)), x, nothing, options
+        lambda tokens: target(model.continue_from(layer_name, tokens, row)),
+        x,
+        baseline_tokens,
+        options,
     )
 
 
 def vjp(
     model: ReferenceModel, row: Row, cotangent: Sequence[float], layer_name: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the row's tokens at a layer and the gradient by them, both `(L, D)`.
+    """Return the row's tokens at a layer and the gradient with respect to them, both `(L, D)`.
 
     Args:
         model: Reference model of the served graph.
         row: Input of the model.
-        cotangent: Gradient by the served vector, `(W,)`.
+        cotangent: Gradient with respect to the served vector, `(W,)`.
         layer_name: Layer of the tokens, one of `model.layer_names`.
     """
     x = model.tokens(layer_name, row)  # (L, D)
@@ -195,12 +209,12 @@ def vjp(
 
 
 def value_and_gradient(function: Function, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the function's values `(S,)` and gradients `(S, L, D)` for the versions in `x`."""
+    """Return values `(S,)` and gradients `(S, L, D)` of the function at the S versions in `x`."""
     values, gradients = [], []
     for part in x.split(_versions_at_once(x[0])):
         leaf = part.detach().requires_grad_()
         value = function(leaf)
-        # Versions are independent, so the gradient of the sum has that of each version.
+        # Versions are independent, so the gradient of the sum contains each version's gradient.
         gradients.append(torch.autograd.grad(value.sum(), leaf)[0])
         values.append(value.detach())
     return torch.cat(values), torch.cat(gradients)

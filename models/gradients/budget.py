@@ -1,13 +1,15 @@
-"""Cost of the gradient methods in token steps, tokens run through the model. Torch-free.
+"""Cost of the gradient methods in token steps. Does not import torch.
 
-The service checks the cost before running a method.
+A token step is one token run once through the reference model. The service checks the cost of a
+request before running its method.
 """
 
 from collections.abc import Callable, Iterable
 
 from models.gradients.inputs import Method, MethodOptions
 
-# Maximum number of versions of the text that a method runs through the model.
+# Maximum number of versions of a text that a method runs through the model. The arguments are the
+# number of tokens of the text and the options.
 COSTS: dict[Method, Callable[[int, MethodOptions], int]] = {
     "saliency": lambda _length, _options: 1,
     "grad_x_input": lambda _length, _options: 1,
@@ -18,24 +20,24 @@ COSTS: dict[Method, Callable[[int, MethodOptions], int]] = {
 
 
 def token_steps(method: Method, length: int, options: MethodOptions) -> int:
-    """Return the maximum number of token steps of a method for a text."""
+    """Return the maximum number of token steps of a method for a text of `length` tokens."""
     return length * COSTS[method](length, options)
 
 
 def pair_token_steps(layer_name: str, length_a: int, length_b: int, max_evaluations: int) -> int:
-    """Return the maximum number of token steps of a matrix of token pairs."""
+    """Return the maximum number of token steps of an attribution to pairs of tokens."""
     if layer_name == "output":  # one pass per text; no layer runs after it
         return length_a + length_b
-    # Each evaluation runs one version of the text per token.
+    # Each evaluation runs one version of a text for each of its tokens.
     return max_evaluations * (length_a**2 + length_b**2)
 
 
 def flow_token_steps(lengths: Iterable[int]) -> int:
     """Return the cost of a gradient flow in token steps.
 
-    Measured on two cores with all-MiniLM-L6-v2, relative to the CPU time of one token in integrated
-    gradients. A token costs 4: one forward and backward pass, and the measurement of every step's
-    output and gradient in float64. A text costs 150, for the gradients of all weights.
+    The unit is the CPU time of one token in integrated gradients, measured on two cores with
+    all-MiniLM-L6-v2. A token costs 4: one forward and one backward pass, and the measurement of
+    every step's output and gradient in float64. A text costs another 150: gradients of all weights.
 
     Args:
         lengths: Number of tokens of each text.
@@ -46,7 +48,8 @@ def flow_token_steps(lengths: Iterable[int]) -> int:
 def parity_token_steps(lengths: Iterable[int]) -> int:
     """Return the cost of a parity comparison in token steps.
 
-    Measured as in `flow_token_steps`. A token runs through both models, layer by layer.
+    The unit is that of `flow_token_steps`. A token costs 4: two passes through the graph and two
+    through the reference model, for the vectors and for the tokens after each layer.
 
     Args:
         lengths: Number of tokens of each text.

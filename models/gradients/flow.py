@@ -1,11 +1,11 @@
-"""Gradient flow: where the gradient of a training objective vanishes, explodes or breaks.
+"""Gradient flow: where the gradient of a training objective vanishes, explodes or is not finite.
 
-One forward and one backward pass of the reference model, step by step: a sublayer, a residual sum,
-a norm, the pooling, a head. Each row is run alone, so that no statistic counts padding, and no row
-affects another before the objective. Only norms and counts are returned: raw gradients would reveal
-tokens and weights.
+One forward and one backward pass of the reference model are measured step by step. A step is a
+sublayer, a residual sum, a norm, pooling or a head. Each row has its own forward pass: statistics
+include no padding, and rows interact only in the objective. Only norms and counts are returned,
+because raw gradients would reveal tokens and weights.
 
-Source: half precision and loss scaling, Micikevicius et al. 2018, arXiv:1710.03740.
+Source: half-precision training and loss scaling, Micikevicius et al. 2018, arXiv:1710.03740.
 """
 
 import math
@@ -30,7 +30,7 @@ from models.gradients.results import (
     Role,
 )
 
-# Bounds of a layer's gradient, relative to that of the last layer.
+# Thresholds of the gradient norm at a layer's output, relative to the norm at the last layer's.
 VANISHING = 1e-3
 EXPLODING = 1e3
 
@@ -48,25 +48,25 @@ def flow(
     emulate: EmulatedPrecision | None = None,
     loss_scale: float = 1.0,
 ) -> Flow:
-    """Return the sizes of activations and gradients at every step of one training step.
+    """Measure activations and gradients at every step of a forward and a backward pass.
 
-    A layer has a verdict if its gradient and that of the last layer are finite and the latter is
-    not zero.
+    Only layers with a finite gradient are judged as "vanishing" or "exploding", and only if the
+    gradient of the last layer is finite and nonzero.
 
     Args:
-        model: Reference model; its parameters are frozen before and after.
-        rows: Batch of the objective, B rows.
-        objective: Objective of the rows' vectors, which have unit length if `model.normalize` is
-            set or the objective compares pairs.
-        emulate: Precision that the output of every step and the gradient by it are rounded to.
-            Inside a step, and for weights, their gradients and the value of the objective, the
-            precision of the model stays.
-        loss_scale: Factor of the objective in the backward pass. Sizes and ratios are divided by
-            it; NaN, infinity and underflow are counted before.
+        model: Reference model. Its parameters require gradients only during the call.
+        rows: Batch of B inputs.
+        objective: Objective of the rows' vectors. The vectors are normalised if `model.normalize`
+            is set or the objective compares pairs.
+        emulate: Precision to which each step's output, and the gradient with respect to it, is
+            rounded. Computations inside a step, weights, their gradients and the value of the
+            objective keep the model's precision.
+        loss_scale: Factor on the objective in the backward pass. Returned norms and magnitudes are
+            divided by it. NaN, infinity and underflow are counted before the division.
 
     Raises:
-        ValueError: A row is invalid for the model, the objective does not match the rows, or
-            `emulate` or `loss_scale` is out of range.
+        ValueError: A row is invalid for the model, the objective does not match the rows, `emulate`
+            is unknown, or `loss_scale` is not positive and finite.
     """
     _check_rows(model, rows)
     check_objective(objective, len(rows), model.network.width)
@@ -146,7 +146,7 @@ def _norm(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _sizes(x: Tensor) -> tuple[float, float, int, int]:
-    """Return RMS and largest magnitude of the finite values, and the counts of NaN and infinity."""
+    """Return RMS and largest magnitude of the finite values, then counts of NaN and infinity."""
     finite = x[x.isfinite()].double()
     absmax = finite.abs().max().item() if len(finite) else math.nan
     nan, inf = int(x.isnan().sum()), int(x.isinf().sum())
@@ -157,8 +157,8 @@ def _fraction(mask: Tensor) -> float:
     return mask.double().mean().item()
 
 
-# Index of the first non-finite token, by row with a non-finite value. None stands for rows or
-# tokens that are not distinguishable.
+# Maps the index of each row with a non-finite number to the index of its first non-finite token.
+# The key is None if the number belongs to no single row, the value if it belongs to no single token.
 _Bad = dict[int | None, int | None]
 
 
@@ -171,9 +171,10 @@ def _nonfinite_steps(tap: RecordingTap) -> tuple[NonFiniteStep, ...]:
 
 
 def _bad_gradients(tap: RecordingTap, step: Step) -> _Bad:
-    """Return the non-finite values among the gradients that a step receives and sends back.
+    """Return the rows with non-finite gradients with respect to a step's outputs or inputs.
 
-    A bad gradient that it receives was sent by a later step, which is blamed before it.
+    A non-finite gradient with respect to an output comes from a later step. `_blame` visits the
+    later step first, so it is the one reported as the producer.
     """
     bad: _Bad = {}
     for tensors in (step.outputs, *zip(*step.inputs, strict=True)):
@@ -181,7 +182,7 @@ def _bad_gradients(tap: RecordingTap, step: Step) -> _Bad:
             bad = _bad_rows([tap.rounded(gradient) for gradient in gradients]) | bad
     if bad or all(g.isfinite().all() for g in tap.existing_gradients(step.parameters)):
         return bad
-    return {None: None}  # a gradient by parameters is a sum over rows
+    return {None: None}  # the gradient of a parameter is a sum over rows
 
 
 def _bad_rows(tensors: Sequence[Tensor]) -> _Bad:
@@ -195,7 +196,7 @@ def _bad_rows(tensors: Sequence[Tensor]) -> _Bad:
 
 
 def _blame(phase: Phase, bad_steps: Mapping[str, _Bad]) -> tuple[NonFiniteStep, ...]:
-    """Return the bad steps of a pass; for each row the first one is a producer."""
+    """Return the steps with non-finite values in a pass. The first one of a row is a producer."""
     blamed: list[NonFiniteStep] = []
     seen: set[int | None] = {None}
     for step, bad in bad_steps.items():

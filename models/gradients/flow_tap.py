@@ -1,4 +1,4 @@
-"""The recorded forward and backward pass of `flow`."""
+"""Recording of the forward and backward pass that `flow` measures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ from models.network.taps import Tap
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounding, forward and backward, as between operators of training in half precision."""
+    """Rounding of values and gradients, as between operators in half-precision training."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: ANN401
         ctx.dtype = dtype
-        ctx.set_materialize_grads(False)  # a missing gradient must not become one of zeros
+        ctx.set_materialize_grads(False)  # keeps a missing gradient None instead of zeros
         return x.to(dtype).to(x.dtype)
 
     @staticmethod
@@ -32,11 +32,11 @@ class _Rounded(torch.autograd.Function):
 
 @dataclass
 class Step:
-    """Inputs and outputs of a step: one entry per row, or a single one for the objective.
+    """Inputs and outputs of a step: one call per row, or a single call for the objective.
 
     Attributes:
         parameters: Parameters of the step's module.
-        inputs: Inputs of each call.
+        inputs: Input tensors of each call.
         outputs: Output of each call.
     """
 
@@ -46,13 +46,13 @@ class Step:
 
 
 class RecordingTap(Tap):
-    """Recorder of every step and of the gradients by all recorded tensors.
+    """Tap that records every step, and the gradients with respect to all recorded tensors.
 
-    The fused add + norm is recorded as two steps, "layers.0.sum1" and "layers.0.norm1", because
-    either can overflow separately.
+    The fused add + norm is recorded as two steps, such as "layers.0.sum1" and "layers.0.norm1",
+    because each of them can overflow by itself.
 
     Args:
-        dtype: Dtype to round outputs and gradients of each step to; None: no rounding.
+        dtype: Dtype to which each step's output and its gradient are rounded; None: no rounding.
 
     Attributes:
         steps: Recorded steps by name, in the order of the forward pass.
@@ -61,17 +61,17 @@ class RecordingTap(Tap):
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
         self.steps: dict[str, Step] = {}
-        # Before rounding; None for a tensor without a gradient.
+        # Gradients before rounding, by tensor; None if no gradient reached the tensor.
         self.gradients: Mapping[Tensor, Tensor | None] = {}
 
     def step(
         self, name: str, module: nn.Module | None, function: Callable[..., Tensor], *inputs: Tensor
     ) -> Tensor:
-        """Return `function(*inputs)`, rounded, and record it."""
-        # Steps can share an input: a view per step separates their gradients.
+        """Return `function(*inputs)`, rounded, and record inputs and output."""
+        # Several steps can have the same input. A view per step keeps their gradients separate.
         inputs = tuple(x.view_as(x) for x in inputs)
         y = self.rounded(function(*inputs))
-        if not y.requires_grad:  # a step that cuts the graph still has a gradient by its output
+        if not y.requires_grad:  # the output of a detaching step still needs a gradient
             y.requires_grad_()
         parameters = () if module is None else tuple(module.parameters())
         step = self.steps.setdefault(name, Step(parameters))
@@ -87,15 +87,14 @@ class RecordingTap(Tap):
         return self.step(name, norm, lambda x: norm(x, torch.zeros_like(x)), total), total
 
     def rounded(self, x: Tensor) -> Tensor:
-        """Return a step's output as rounded for the next step."""
-        # The objective, a single number, keeps its precision, as in autocast: the usual initial
-        # loss scale, 65536, is infinite in float16.
+        """Return a tensor rounded to `dtype`; a scalar, the objective's value, stays unchanged."""
+        # As under autocast: the usual initial loss scale, 65536, overflows float16.
         if self.dtype is None or x.dim() == 0:
             return x
         return cast(Tensor, _Rounded.apply(x, self.dtype))
 
     def backward(self, y: Tensor) -> None:
-        """Compute the gradients of a number by all recorded tensors."""
+        """Compute the gradients of the scalar `y` with respect to all recorded tensors."""
         tensors = [
             x
             for step in self.steps.values()
@@ -105,14 +104,14 @@ class RecordingTap(Tap):
         self.gradients = dict(zip(tensors, gradients, strict=True))
 
     def existing_gradients(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return the gradients by the tensors; skip tensors without a gradient."""
+        """Return the gradients with respect to the tensors; skip tensors without a gradient."""
         return [g for x in tensors if (g := self.gradients[x]) is not None]
 
 
 def objective_value(
     tap: RecordingTap, model: ReferenceModel, rows: Sequence[Row], objective: Objective
 ) -> Tensor:
-    """Return the value of the objective of the rows, a number, with every step on the tap."""
+    """Return the objective's value for the rows, a scalar; run every step through the tap."""
     kind = OBJECTIVES[objective.name]
     vectors = [model.run(row, tap) for row in rows]  # (1, W) each
     if model.normalize or kind.min_pairs:

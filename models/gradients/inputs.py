@@ -1,4 +1,4 @@
-"""Inputs of the gradient methods and the names of their choices. Torch-free."""
+"""Inputs of the gradient methods and allowed names of their options. Does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Row:
 
     Attributes:
         ids: Token ids, special tokens included.
-        prompt_tokens: Number of leading tokens that belong to a prompt and are not pooled.
+        prompt_tokens: Number of leading tokens that are excluded from pooling, as part of a prompt.
     """
 
     ids: Sequence[int]
@@ -28,11 +28,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two texts of a similarity.
+    """One of the two texts whose similarity is attributed.
 
     Attributes:
-        row: Input of the model.
-        baseline: Token ids of the baseline, as many as the row has; None: zeros.
+        row: Text as input of the model.
+        baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline is zero at the
+            layer.
     """
 
     row: Row
@@ -45,8 +46,8 @@ class Objective:
 
     Attributes:
         name: Name of the objective.
-        vectors: Constants of the objective, `(G, W)`: one for "dot", one per row for "mse" and
-            "cotangent".
+        vectors: Constant vectors of the objective, `(G, W)`: one for "dot", one per row for "mse"
+            and "cotangent", otherwise none.
     """
 
     name: ObjectiveName
@@ -60,8 +61,8 @@ class MethodOptions:
     Attributes:
         tolerance: Tolerance of integrated gradients; see `integration.integrate`.
         max_evaluations: Evaluation limit of integrated gradients; see `integration.integrate`.
-        samples: Number of noisy copies for SmoothGrad.
-        sigma: Standard deviation of SmoothGrad's noise, relative to the RMS of the tokens.
+        samples: Number of noisy copies of the text for SmoothGrad.
+        sigma: Standard deviation of SmoothGrad's noise, relative to the RMS of the token vectors.
         seed: Random seed of SmoothGrad.
     """
 

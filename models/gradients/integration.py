@@ -1,10 +1,11 @@
 """Path integrals from a baseline to an input, with adaptive refinement.
 
-F(input) - F(baseline) is the integral of the gradient along the line between them, and the same
-holds for every panel of the line. So the values of F at the ends of a panel give the error of its
-quadrature, and the worst panel is halved until the total error is small. A fixed number of steps
-has no such check: LayerNorm ignores the length of its input, so with a baseline of zeros all change
-may happen within the first 1e-6 of the line, between two steps.
+F(input) - F(baseline) is the integral of the gradient of F along the line from baseline to input.
+The same holds for every panel, an interval of the line. So the values of F at the endpoints of a
+panel give the error of its quadrature. The panel with the largest error is halved until the total
+error is small. A fixed number of steps has no such check: LayerNorm is invariant to the scale of
+its input, so with a baseline of zeros the whole change of F may lie within the first 1e-6 of the
+line, between two steps.
 
 Sources: integrated gradients, Sundararajan et al. 2017, arXiv:1703.01365. Quadrature:
 Gauss-Legendre with 8 points, exact for polynomials of degree 15.
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from models.gradients.results import Completeness
 
 Array = NDArray[np.float64]
-# Positions on the line `(S,)`, from 0, the baseline, to 1, the input -> values of the functions
-# `(S, K)`, and their slopes through each token `(S, N, K)`: the gradient by the token times its
-# difference from the baseline.
+# Evaluates K functions at S positions on the line, from 0 (baseline) to 1 (input). Maps positions
+# `(S,)` to function values `(S, K)` and slopes per token `(S, N, K)`. A slope is the dot product of
+# the gradient with respect to a token and the token's difference from its baseline.
 Evaluate = Callable[[Array], tuple[Array, Array]]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -32,13 +33,14 @@ class Integral:
     """Result of an integration.
 
     Attributes:
-        scores: What each token adds to each of K functions, `(N, K)`.
-        value_input: The functions at the input, `(K,)`.
-        value_baseline: The functions at the baseline, `(K,)`.
-        error: Sum over the panels of the length of what is missing in each.
-        allowed: What the error should stay below.
-        evaluations: Places at which the functions were evaluated.
-        path: The ends of the panels, and the functions there: `(P,)` and `(P, K)`.
+        scores: Contribution of each of N tokens to each of K functions, `(N, K)`.
+        value_input: Function values at the input, `(K,)`.
+        value_baseline: Function values at the baseline, `(K,)`.
+        error: Sum of the quadrature errors of all panels. With several functions, the error of a
+            panel is the Euclidean norm of the errors of all functions.
+        allowed: Largest `error` that counts as converged.
+        evaluations: Number of positions on the line at which the functions were evaluated.
+        path: Positions of the panel endpoints, `(P,)`, and function values at them, `(P, K)`.
     """
 
     scores: Array
@@ -51,13 +53,13 @@ class Integral:
 
     @property
     def delta(self) -> Array:
-        """Sum of the scores less the difference of the values, `(K,)`."""
+        """Sum of the scores minus the change of each function from baseline to input, `(K,)`."""
         delta: Array = self.scores.sum(0) - (self.value_input - self.value_baseline)
         return delta
 
     @property
     def completeness(self) -> Completeness:
-        """Accuracy of the integral; of several functions, the length of their delta."""
+        """Accuracy of the integral. With several functions, its `delta` is the norm of `delta`."""
         delta = self.delta
         return Completeness(
             delta.item() if len(delta) == 1 else float(np.linalg.norm(delta)),
@@ -69,7 +71,7 @@ class Integral:
 
 @dataclass(frozen=True)
 class _Panel:
-    """A part of the line: its ends, the functions there, and its share of the scores."""
+    """Interval of the line, with function values at its endpoints and its part of the scores."""
 
     start: float
     end: float
@@ -79,26 +81,27 @@ class _Panel:
 
     @property
     def error(self) -> float:
-        missing = self.scores.sum(0) - (self.value_end - self.value_start)
-        return float(np.linalg.norm(missing))
+        errors = self.scores.sum(0) - (self.value_end - self.value_start)  # (K,)
+        return float(np.linalg.norm(errors))
 
 
 def integrate(
     evaluate: Evaluate, tolerance: float, max_evaluations: int, rounding: float
 ) -> Integral:
-    """Return the integral along the line, within the tolerance or the evaluation limit.
+    """Integrate along the line until the error is tolerated or the evaluation limit is reached.
 
     Args:
-        evaluate: Functions and slopes; see `Evaluate`.
-        tolerance: Bound of the summed errors of the panels, relative to the change of the functions
-            (for several functions, to the length of the change).
-        max_evaluations: Maximum number of evaluations; 10 are always made.
-        rounding: Relative rounding error of a value. Errors of 8 times that are accepted, because
-            refinement cannot remove them.
+        evaluate: Computes function values and slopes; see `Evaluate`.
+        tolerance: Maximum total error, relative to the change of the function from baseline to
+            input. With several functions, the Euclidean norm of their changes counts.
+        max_evaluations: Maximum number of evaluated positions; at least 10 are always evaluated.
+        rounding: Relative rounding error of a function value. A total error of up to 8 times
+            `rounding`, relative to the larger value at baseline and input, is always accepted:
+            refinement cannot remove it.
     """
-    ends, panels = _first(evaluate)
-    change = float(np.linalg.norm(ends[1] - ends[0]))
-    size = max(float(np.linalg.norm(value)) for value in ends)
+    end_values, panels = _first(evaluate)
+    change = float(np.linalg.norm(end_values[1] - end_values[0]))
+    size = max(float(np.linalg.norm(value)) for value in end_values)
     allowed = max(tolerance * change, 8 * rounding * size)
     evaluations = 2 + len(_NODES)
     while (
@@ -110,14 +113,14 @@ def integrate(
         evaluations += 1 + 2 * len(_NODES)
     return Integral(
         scores=np.sum([panel.scores for panel in panels], axis=0),
-        value_input=ends[1],
-        value_baseline=ends[0],
+        value_input=end_values[1],
+        value_baseline=end_values[0],
         error=sum(panel.error for panel in panels),
         allowed=allowed,
         evaluations=evaluations,
         path=(
             np.array([panel.start for panel in panels] + [1.0]),
-            np.stack([panel.value_start for panel in panels] + [ends[1]]),
+            np.stack([panel.value_start for panel in panels] + [end_values[1]]),
         ),
     )
 
@@ -128,15 +131,15 @@ def _points(start: float, end: float) -> Array:
 
 
 def _scores(start: float, end: float, slopes: Array) -> Array:
-    """Return the integral of slopes `(8, N, K)` over a panel, `(N, K)`."""
+    """Return the integral `(N, K)` over a panel, given the slopes `(8, N, K)` at its nodes."""
     scores: Array = np.tensordot(_WEIGHTS * (end - start) / 2, slopes, axes=1)
     return scores
 
 
 def _first(evaluate: Evaluate) -> tuple[Sequence[Array], list[_Panel]]:
     values, slopes = evaluate(np.concatenate([[0.0, 1.0], _points(0.0, 1.0)]))
-    ends = values[0], values[1]
-    return ends, [_Panel(0.0, 1.0, *ends, _scores(0.0, 1.0, slopes[2:]))]
+    end_values = values[0], values[1]
+    return end_values, [_Panel(0.0, 1.0, *end_values, _scores(0.0, 1.0, slopes[2:]))]
 
 
 def _halves(evaluate: Evaluate, panel: _Panel) -> list[_Panel]:

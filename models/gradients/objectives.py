@@ -16,14 +16,15 @@ from models.gradients.inputs import Objective, ObjectiveName
 
 @dataclass(frozen=True)
 class Kind:
-    """A function of the rows' vectors `(B, W)` and constants `(G, W)`.
+    """Kind of objective: a scalar function of row vectors `(B, W)` and constant vectors `(G, W)`.
 
-    Pairs are rows 2i and 2i + 1, compared by their cosine, even if the model does not normalise.
+    An objective of pairs compares rows 2i and 2i + 1 by cosine similarity. It normalises the
+    vectors even if the model does not.
 
     Attributes:
-        value: The function.
-        constants: Number of constant vectors, G, for B rows.
-        min_pairs: Minimum number of pairs; 0: rows are single.
+        value: Function from row vectors and constant vectors to the scalar.
+        constants: Function from the number of rows, B, to the number of constant vectors, G.
+        min_pairs: Minimum number of pairs; 0: rows are not paired.
     """
 
     value: Callable[[Tensor, Tensor], Tensor]
@@ -36,9 +37,10 @@ def _mnrl(vectors: Tensor, _constants: Tensor) -> Tensor:
     return F.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
 
 
-# Sums over rows or pairs, except: "mse" is a mean over rows and width, and "mnrl" a mean over
-# pairs of how well the first row selects its second one among all second ones, by 20 times the
-# cosine.
+# "cosine" is a sum over pairs, "dot" and "cotangent" are sums over rows, and "mse" is a mean over
+# rows and vector elements. "mnrl" is a mean over pairs of a cross-entropy: the first row of a pair
+# selects its second row among the second rows of all pairs. Logits are 20 times the cosine
+# similarity.
 OBJECTIVES: dict[ObjectiveName, Kind] = {
     "cosine": Kind(lambda vectors, _: (vectors[::2] * vectors[1::2]).sum(), min_pairs=1),
     "dot": Kind(lambda vectors, constants: (vectors * constants).sum(), lambda _rows: 1),
@@ -52,8 +54,9 @@ def check_objective(objective: Objective, rows: int, width: int) -> None:
     """Check that an objective matches the number of rows and the width of their vectors.
 
     Raises:
-        ValueError: The name is unknown, there are too few rows or an odd number of them, or the
-            number or width of the constant vectors is wrong.
+        ValueError: The name is unknown, the objective needs more rows or an even number of rows,
+            the number of constant vectors is wrong, or one of them has another width or a
+            non-finite element.
     """
     if objective.name not in OBJECTIVES:
         raise ValueError(f"objective {objective.name!r} is not one of {sorted(OBJECTIVES)}")

@@ -1,10 +1,11 @@
-"""Attribution of a similarity to pairs of tokens.
+"""Attribution of a cosine similarity to pairs of tokens.
 
-The cosine is a product of two vectors, each the sum of its baseline and of the contributions of its
-tokens by integrated gradients: P `(L, W)`, the integrated Jacobian, contracted with the tokens'
-differences from the baseline. So A = P_a P_b^T / (|e_a| |e_b|) is a matrix of token pairs. Each P
-takes L W numbers; a product of Jacobians would take (L D)^2. Terms with the baselines r_a and r_b
-are not attributed to tokens, but reported separately, so that everything adds up to the cosine:
+Integrated gradients split the vector e of a text into the vector r of its baseline and one
+contribution per token: e = r + sum over tokens of P `(L, W)`. P is the integrated Jacobian,
+contracted with each token's difference from the baseline. So A = P_a P_b^T / (|e_a| |e_b|) is a
+matrix over the token pairs of texts a and b. Each P takes L W numbers; the product of the two
+Jacobians would take (L D)^2. Terms with r_a or r_b are not attributed to tokens. They are reported
+separately, so that all terms add up to the cosine similarity:
 
     e_a . e_b = (e_a - r_a) . (e_b - r_b) + e_a . r_b + r_a . e_b - r_a . r_b
 
@@ -35,18 +36,18 @@ def explain_pair(
     tolerance: float = 0.01,
     max_evaluations: int = 64,
 ) -> PairAttribution:
-    """Return the attribution of the cosine of two texts to pairs of their tokens.
+    """Attribute the cosine similarity of two texts to pairs of their tokens.
 
     Args:
         model: Reference model of the served graph.
-        a: Text of the matrix's rows.
-        b: Text of the matrix's columns.
+        a: Text whose tokens are the rows of the matrix.
+        b: Text whose tokens are the columns of the matrix.
         layer_name: Layer of the tokens, one of `model.layer_names`. Tokens at "output" include
-            their context; with mean pooling and a baseline of zeros, the matrix is then exact:
-            products of token vectors.
-        tolerance: Tolerance of each side; see `integration.integrate`.
-        max_evaluations: Evaluation limit of each side; see `integration.integrate`. An evaluation
-            costs one Jacobian-vector product per token.
+            their context. With mean pooling and a baseline of zeros, the matrix at "output" is
+            exact: it consists of scaled dot products of token vectors.
+        tolerance: Tolerance of each text's integral; see `integration.integrate`.
+        max_evaluations: Evaluation limit of each text's integral; see `integration.integrate`. An
+            evaluation costs one Jacobian-vector product per token.
     """
     sides = tuple(_integral(model, side, layer_name, tolerance, max_evaluations) for side in (a, b))
     (P_a, e_a, r_a), (P_b, e_b, r_b) = (
@@ -70,7 +71,7 @@ def explain_pair(
 def _integral(
     model: ReferenceModel, side: Side, layer_name: str, tolerance: float, max_evaluations: int
 ) -> Integral:
-    """Return the integral of one side; its scores are P `(L, W)`."""
+    """Return the integral of one text; its scores are P `(L, W)`."""
     x = model.tokens(layer_name, side.row)  # (L, D)
     L = len(x)
     baseline = (
@@ -80,18 +81,23 @@ def _integral(
     )
     change = x - baseline
 
-    def along(points: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-        """Return vectors `(P, W)` at P positions, and their slopes `(P, W)` through one token."""
-        tokens = baseline + points[:, None, None] * change  # (P, L, D)
+    def vectors_and_slopes(points: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """Return vectors `(S, W)` at S positions, and their slopes `(S, W)`.
+
+        Args:
+            points: Position on the line for each slope, `(S,)`.
+            moved: Index of the token that moves, for each slope, `(S,)`.
+        """
+        tokens = baseline + points[:, None, None] * change  # (S, L, D)
         directions = torch.zeros_like(tokens)
         directions[torch.arange(len(moved)), moved] = change[moved]
-        # torch types the result as a tuple of two or three.
-        vectors, changes = torch.func.jvp(  # type: ignore[misc]
+        # torch annotates the result as a tuple of two or three tensors.
+        vectors, slopes = torch.func.jvp(  # type: ignore[misc]
             lambda versions: model.continue_from(layer_name, versions, side.row),
             (tokens,),
             (directions,),
         )
-        return vectors, changes
+        return vectors, slopes
 
     def evaluate(points: Array) -> tuple[Array, Array]:
         S = len(points)
@@ -100,14 +106,14 @@ def _integral(
         moved = torch.arange(L, device=x.device).repeat(S)
         at_once = max(1, TOKENS_AT_ONCE // L)
         parts = [
-            along(*part)
+            vectors_and_slopes(*part)
             for part in zip(positions.split(at_once), moved.split(at_once), strict=True)
         ]
-        vectors, changes = (
+        vectors, slopes = (
             torch.cat(part).view(S, L, -1).double().cpu() for part in zip(*parts, strict=True)
         )
-        return vectors[:, 0].numpy(), changes.numpy()
+        return vectors[:, 0].numpy(), slopes.numpy()
 
-    # Fused attention has no forward-mode derivative.
+    # PyTorch's fused attention does not support forward-mode differentiation.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         return integrate(evaluate, tolerance, max_evaluations, torch.finfo(x.dtype).eps)

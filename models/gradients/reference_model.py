@@ -1,8 +1,8 @@
-"""The reference model of a served graph: the same weights in PyTorch, with gradients.
+"""The reference model of a served graph: the same weights in PyTorch, for gradients.
 
-A layer name selects the tokens `(L, D)` at one point between token ids and vector. The model
-returns a row's tokens there, and continues from any replacement. So gradients are taken by inputs
-of a function, not with hooks, which would mix the texts that pass through a layer.
+A layer name denotes a point of the forward pass between token ids and vector. At a layer, the model
+returns the tokens `(L, D)` of a row, or continues the forward pass from given tokens. So gradients
+are taken with respect to a function's input. Hooks would mix the texts that pass through a layer.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,13 @@ class ReferenceModel:
 
     Args:
         network: Network in evaluation mode, with frozen parameters.
-        normalize: Whether served vectors have unit length.
+        normalize: Whether served vectors are normalised to unit length.
 
     Attributes:
-        steps: Name of the step with the tokens as its output, by layer name, in order. "words"
-            are rows of the word table, without positions; "embeddings" is the input of the first
-            layer; "layers.0" is its output, and so on; "output" is the input of pooling.
+        steps: Maps each layer name, in order, to the name of the step whose output is the tokens at
+            the layer. "words" are rows of the word embedding table, without positions. "embeddings"
+            is the input of the first layer, "layers.0" the output of the first layer, and so on.
+            "output" is the input of pooling.
     """
 
     def __init__(self, network: SentenceEncoder, normalize: bool) -> None:
@@ -45,7 +46,7 @@ class ReferenceModel:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Names of the layers with readable and replaceable tokens, in order."""
+        """Names of the layers at which tokens can be read and replaced, in order."""
         return tuple(self.steps)
 
     @classmethod
@@ -53,8 +54,8 @@ class ReferenceModel:
         """Return the reference model of an artifact.
 
         Raises:
-            ArtifactError: The artifact was exported without its reference model, or the weights
-                are not those of the graph.
+            ArtifactError: The artifact was exported without its reference model, or the reference
+                model's weights differ from the graph's.
             CheckpointError: The reference model's files cannot be loaded.
         """
         manifest = artifact.manifest
@@ -67,7 +68,7 @@ class ReferenceModel:
                 )
             if manifest.files[name] != sha256:
                 raise ArtifactError(f"{name} differs from the weights of the graph")
-        # Read through the artifact, which hashes exactly the bytes that are loaded.
+        # `artifact.read` verifies the hash of exactly the bytes that are loaded.
         folder = ModelFolder(
             artifact.path / SOURCE,
             read=lambda file: artifact.read(str(file.relative_to(artifact.path))),
@@ -81,7 +82,7 @@ class ReferenceModel:
             return self.run(row, NO_TAP)[0]
 
     def run(self, row: Row, tap: Tap) -> Tensor:
-        """Return the row's vector `(1, W)`, not normalised, with every step on the tap."""
+        """Return the row's vector `(1, W)`, not normalised; run every step through the tap."""
         return self.network(self._ids(row.ids), None, self._pooling_mask(row), tap)
 
     def tokens(self, layer_name: str, row: Row, ids: Sequence[int] | None = None) -> Tensor:
@@ -90,8 +91,8 @@ class ReferenceModel:
         Args:
             layer_name: One of `layer_names`.
             row: Input of the model.
-            ids: Replacements for the row's ids, as many as it has; the positions stay those of
-                the row.
+            ids: Token ids to run instead of `row.ids`, equally many. Positions are always computed
+                from `row.ids`.
         """
         encoder, tap = self.network.encoder, OutputTap()
         positions = encoder.positions(self._ids(row.ids))  # (1, L)
@@ -100,14 +101,14 @@ class ReferenceModel:
         return tap.outputs[self.steps[layer_name]][0]
 
     def continue_from(self, layer_name: str, tokens: Tensor, row: Row) -> Tensor:
-        """Return the vectors `(S, W)` of tokens at a layer, not normalised.
+        """Return the vectors `(S, W)`, not normalised, that result from tokens at a layer.
 
-        The result is differentiable by the tokens.
+        The vectors are differentiable with respect to the tokens.
 
         Args:
             layer_name: Layer of the tokens, one of `layer_names`.
             tokens: S versions of the row's tokens, `(S, L, D)`.
-            row: Input of the model, for the positions and the pooling mask.
+            row: Input of the model, from which positions and pooling mask are computed.
         """
         encoder, x = self.network.encoder, tokens
         index = self.layer_names.index(layer_name)

@@ -1,8 +1,8 @@
-"""Results of the gradient methods. Torch-free.
+"""Results of the gradient methods. Does not import torch.
 
-The methods return these dataclasses, the gradient process sends them, and the service derives its
-response models from them: a field or property added here appears in the API and in its
-documentation. In JSON, numbers that are not finite are null.
+The methods return these dataclasses, and the gradient process sends them as JSON. The service
+derives its response models from them, so a field or property added here appears in the API and in
+its documentation. In JSON, non-finite numbers are null.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-# The annotation is the number of dimensions.
+# The metadata of `Annotated` is the number of array dimensions.
 Vector = Annotated[NDArray[Any], 1]
 Matrix = Annotated[NDArray[Any], 2]
 
@@ -20,12 +20,12 @@ Role = Literal["producer", "propagator"]
 
 
 def properties(result: type) -> dict[str, property]:
-    """Return the properties of a result type, which belong to its JSON form as its fields do."""
+    """Return the properties of a result type by name. JSON includes them beside the fields."""
     return {name: value for name, value in vars(result).items() if isinstance(value, property)}
 
 
 def as_dict(result: object) -> Any:  # noqa: ANN401 - JSON, except for arrays
-    """Return a result with dictionaries in place of dataclasses, properties included."""
+    """Return a result as nested dictionaries and lists that include properties; arrays remain."""
     if is_dataclass(result) and not isinstance(result, type):
         names = [field.name for field in fields(result)] + list(properties(type(result)))
         return {name: as_dict(getattr(result, name)) for name in names}
@@ -43,10 +43,11 @@ class Completeness:
     """Accuracy of a path integral.
 
     Attributes:
-        delta: Sum of the scores less the change of the function; for pairs the length of that.
-        error: Sum of the errors of the panels.
-        allowed: Error that the tolerance allows.
-        evaluations: Number of points at which the function was evaluated.
+        delta: Sum of the scores minus the change of the value from baseline to text. For pairs of
+            tokens, the Euclidean norm of this difference over all elements of the text's vector.
+        error: Sum of the quadrature errors of all intervals of the path.
+        allowed: Largest `error` that counts as converged.
+        evaluations: Number of positions on the path at which the value was computed.
     """
 
     delta: float
@@ -56,20 +57,22 @@ class Completeness:
 
     @property
     def converged(self) -> bool:
-        """Whether the error is within the tolerance."""
+        """Whether `error` is at most `allowed`."""
         return self.error <= self.allowed
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Attribution of a number to the tokens of a text.
+    """Attribution of a scalar to the tokens of a text.
 
     Attributes:
-        scores: Score of each token, raw and signed, `(L,)`.
-        value: Number at the text.
-        baseline_value: Number at the baseline; null for methods without a baseline.
+        scores: Score of each token, not normalised, `(L,)`. Signed, except for saliency.
+        value: Attributed scalar, computed for the text.
+        baseline_value: Attributed scalar, computed for the baseline; null for methods without a
+            baseline.
         completeness: Accuracy of integrated gradients; null for other methods.
-        path: Number along the line from the baseline, at 0, to the text, at 1.
+        path: Pairs of a position on the line from baseline (0) to text (1) and the scalar at this
+            position; null except for integrated gradients.
     """
 
     scores: Vector
@@ -86,15 +89,15 @@ class Attribution:
 
 @dataclass(frozen=True)
 class ReferenceTerms:
-    """Terms of a cosine that involve a baseline.
+    """Terms of the cosine similarity of texts a and b that involve the vector of a baseline.
 
-    All are divided by the product of the vectors' lengths. With them the matrix adds up to the
-    cosine: `cosine = sum(matrix) + a_baseline + baseline_b - baselines`.
+    Each term is a dot product, divided by the product of the norms of the vectors of a and b:
+    `cosine = sum(matrix) + a_baseline + baseline_b - baselines`.
 
     Attributes:
-        a_baseline: Product of vector a and the baseline of b.
-        baseline_b: Product of the baseline of a and vector b.
-        baselines: Product of both baselines.
+        a_baseline: Term of the vector of a and the baseline vector of b.
+        baseline_b: Term of the baseline vector of a and the vector of b.
+        baselines: Term of both baseline vectors.
     """
 
     a_baseline: float
@@ -104,14 +107,14 @@ class ReferenceTerms:
 
 @dataclass(frozen=True)
 class PairAttribution:
-    """Attribution of a cosine to pairs of tokens.
+    """Attribution of the cosine similarity of texts a and b to pairs of their tokens.
 
     Attributes:
-        matrix: Contribution of each pair of tokens to the cosine, `(L_a, L_b)`.
-        cosine: Cosine of the two vectors.
-        reference_terms: Terms that involve a baseline.
-        delta: Sum of the matrix and the reference terms, less the cosine.
-        completeness: Accuracy of the integrals of both texts.
+        matrix: Contribution of each pair of tokens to the cosine similarity, `(L_a, L_b)`.
+        cosine: Cosine similarity of the two vectors.
+        reference_terms: Terms of the cosine similarity that involve a baseline.
+        delta: Numerical error, `sum + a_baseline + baseline_b - baselines - cosine`.
+        completeness: Accuracy of the path integral of a, then of b.
     """
 
     matrix: Matrix
@@ -122,16 +125,16 @@ class PairAttribution:
 
     @property
     def sum(self) -> float:
-        """Sum of the matrix."""
+        """Sum of all elements of `matrix`."""
         return float(self.matrix.sum())
 
 
 @dataclass(frozen=True)
 class TokenGradient:
-    """Gradient by each token.
+    """Gradient with respect to each token.
 
     Attributes:
-        gradient: One number per token, `(L,)`, or the full gradient, `(L, D)`.
+        gradient: Gradient reduced to one number per token, `(L,)`, or the full gradient, `(L, D)`.
     """
 
     gradient: Vector | Matrix
@@ -142,14 +145,14 @@ class TokenGradient:
 
 @dataclass(frozen=True)
 class ForwardSizes:
-    """Size of a step's output over all rows; sizes count finite values only.
+    """Statistics of a step's output, over all rows.
 
     Attributes:
-        rms: Root mean square; null without a finite value.
-        absmax: Largest magnitude; null without a finite value.
-        nan: Number of NaN.
-        inf: Number of infinities.
-        zero_fraction: Fraction of zeros.
+        rms: Root mean square of the finite values; null if there are none.
+        absmax: Largest magnitude of the finite values; null if there are none.
+        nan: Number of NaN values.
+        inf: Number of infinite values.
+        zero_fraction: Fraction of values that are zero.
     """
 
     rms: float
@@ -161,15 +164,17 @@ class ForwardSizes:
 
 @dataclass(frozen=True)
 class GradientSizes:
-    """Size of the gradient by a step's output over all rows; sizes count finite values only.
+    """Statistics of the gradient with respect to a step's output, over all rows.
 
     Attributes:
-        l2: Euclidean norm.
-        absmax: Largest magnitude; null without a finite value.
-        nan: Number of NaN.
-        inf: Number of infinities.
-        underflow_fraction: Fraction of values that are nonzero before rounding, and zero or
-            subnormal after it; without rounding, the fraction of subnormal values.
+        l2: Euclidean norm of the finite values, divided by the loss scale; null if there are none.
+        absmax: Largest magnitude of the finite values, divided by the loss scale; null if there are
+            none.
+        nan: Number of NaN values.
+        inf: Number of infinite values.
+        underflow_fraction: Fraction of values that are nonzero before rounding to the emulated
+            precision, and zero or subnormal after rounding. Without emulation, the fraction of
+            subnormal values.
     """
 
     l2: float
@@ -181,11 +186,11 @@ class GradientSizes:
 
 @dataclass(frozen=True)
 class ParameterGradient:
-    """Size of the gradient by all parameters of a step; null if a value of it is not finite.
+    """Size of the gradient with respect to all parameters of a step.
 
     Attributes:
-        l2: Euclidean norm.
-        ratio_to_weights: Euclidean norm relative to that of the parameters.
+        l2: Euclidean norm, divided by the loss scale; null if any value is not finite.
+        ratio_to_weights: `l2` divided by the Euclidean norm of the parameters; null if `l2` is.
     """
 
     l2: float
@@ -198,10 +203,11 @@ class FlowStep:
 
     Attributes:
         name: Name of the step.
-        forward: Size of the output.
-        gradient: Size of the gradient by the output; null if no gradient reached it.
-        parameters: Size of the gradient by the parameters; null for a step without parameters, or
-            if no gradient reached one of them.
+        forward: Statistics of the output.
+        gradient: Statistics of the gradient with respect to the output; null if no gradient reached
+            the output of at least one row.
+        parameters: Size of the gradient with respect to the parameters; null if the step has no
+            parameters, or if no gradient reached one of them.
     """
 
     name: str
@@ -212,15 +218,17 @@ class FlowStep:
 
 @dataclass(frozen=True)
 class NonFiniteStep:
-    """A step with NaN or infinity in a pass.
+    """A step with a NaN or infinite value in the forward or backward pass.
 
     Attributes:
-        phase: Pass with the number.
+        phase: Pass with the non-finite value.
         step: Name of the step.
-        role: A producer made it in some row from finite numbers; a propagator passed it on.
-        row: Index of the first row that it was made in, or else is in; null if rows are not
-            distinguishable.
-        token: Index of the first such token of that row; null if tokens are not distinguishable.
+        role: "producer": the first step of the pass with a non-finite value in some row.
+            "propagator": a step that only received non-finite values from other steps.
+        row: Index of the first row in which a producer computed a non-finite value, or in which a
+            propagator has one; null if the value belongs to no single row.
+        token: Index of the first non-finite token of `row`; null if the value belongs to no single
+            token.
     """
 
     phase: Phase
@@ -235,10 +243,12 @@ class FlowVerdict:
     """A defect of a step's gradient.
 
     Attributes:
-        step: Name of the step: for "vanishing" and "exploding" the last step of a layer.
+        step: Name of the step. For "vanishing" and "exploding", this is the last step of a layer.
         kind: Kind of defect. "missing_gradient": no gradient reached the output or a parameter.
-        ratio: Norm of the gradient relative to that at the end of the last layer.
-        threshold: Bound that the ratio exceeds.
+        ratio: Norm of the gradient with respect to the step's output, divided by the norm at the
+            output of the last layer; null for "missing_gradient".
+        threshold: Threshold that `ratio` is below ("vanishing") or above ("exploding"); null for
+            "missing_gradient".
     """
 
     step: str
@@ -252,10 +262,10 @@ class Flow:
     """Gradient flow through the steps of the forward pass.
 
     Attributes:
-        objective: Value of the objective, not scaled.
+        objective: Value of the objective, before multiplication by the loss scale.
         steps: Steps in the order of the forward pass.
-        nonfinite_steps: Steps with NaN or infinity, in the order of their pass: the forward pass,
-            or the backward pass if the forward pass is finite.
+        nonfinite_steps: Steps with a NaN or infinite value, in execution order. They are steps of
+            the forward pass, or of the backward pass if all outputs are finite.
         verdicts: Defects; empty for a healthy gradient.
     """
 
@@ -266,7 +276,7 @@ class Flow:
 
     @property
     def first_nonfinite(self) -> NonFiniteStep | None:
-        """Step that made the first NaN or infinity."""
+        """First step that computed a NaN or infinite value; null if there is none."""
         return self.nonfinite_steps[0] if self.nonfinite_steps else None
 
 
@@ -275,26 +285,30 @@ class Flow:
 
 @dataclass(frozen=True)
 class NormStep:
-    """A step of add + LayerNorm on given rows, in float32.
+    """A step of add + LayerNorm, computed in float32.
 
     Attributes:
-        name: Name in `models.add_layer_norm.reference`; "x" is the sum with the residual.
+        name: Name of the step in `models/add_layer_norm/reference.py`. "x" is the sum of input and
+            residual.
         phase: Pass of the step.
-        shape: `(N, D)`, `(N, 1)` or `(D,)`.
-        minimum: Minimum of the finite values; null without any.
-        maximum: Maximum of the finite values; null without any.
-        mean: Mean of the finite values; null without any.
-        rms: Root mean square of the finite values; null without any.
-        nan: Number of NaN.
-        inf: Number of infinities.
-        first_nonfinite: Index of the first NaN or infinity.
-        values: Values of the chosen row; dgamma and dbeta are of all rows.
-        error_float64: Worst error against the step in float64, relative to the largest magnitude
-            there; for dx, relative to that of dxmu1. Infinite if float32 alone is not finite.
-        error_autograd: The same error of the step in float64 against PyTorch's autograd; null for
-            steps that are no gradient.
-        error_finite_difference: The same error of slopes in float64 along random directions against
-            central differences, for dx, dgamma and dbeta.
+        shape: Shape of the step's value: `(N, D)`, `(N, 1)` or `(D,)`.
+        minimum: Minimum of the finite values; null if there are none.
+        maximum: Maximum of the finite values; null if there are none.
+        mean: Mean of the finite values; null if there are none.
+        rms: Root mean square of the finite values; null if there are none.
+        nan: Number of NaN values.
+        inf: Number of infinite values.
+        first_nonfinite: Index of the first NaN or infinite value; null if there is none.
+        values: Values of the requested row; null if no row was requested. dgamma and dbeta are sums
+            over all rows.
+        error_float64: Largest absolute difference from the step in float64, divided by the largest
+            magnitude of the step in float64 (for dx, of dxmu1). Infinite if a value is finite in
+            float64 and not in float32.
+        error_autograd: Largest absolute difference between the step in float64 and PyTorch's
+            autograd in float64, divided like `error_float64`; null for forward steps.
+        error_finite_difference: Largest difference between directional derivatives from the
+            gradient in float64 and from central differences, relative to their typical magnitude.
+            Only for dx, dgamma and dbeta; null for other steps.
     """
 
     name: str
@@ -320,10 +334,10 @@ class Invariant:
     Attributes:
         name: Name of the identity.
         phase: Pass of the identity.
-        residual: Violation on the worst row.
-        bound: Violation that rounding explains on that row.
-        row: Index of the worst row.
-        passes: Whether the violation is within the bound.
+        residual: Absolute deviation from the identity on row `row`.
+        bound: Largest deviation on row `row` that rounding errors explain.
+        row: Index of the row whose deviation is largest relative to its bound.
+        passes: Whether `residual` is at most `bound`.
     """
 
     name: str
@@ -336,16 +350,18 @@ class Invariant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of one value of an implementation with its reference.
+    """Comparison of an output or gradient of an implementation with its reference.
 
     Attributes:
-        value: "out", "dx", "dresidual", "dgamma" or "dbeta".
-        against: "float64", or "finite differences" for slopes.
-        max_abs: Worst error.
-        ulp: Worst error in units in the last place of the largest value.
-        share_of_bound: Worst error relative to its bound.
-        worst_index: Index of the worst error; for slopes, the number of the direction.
-        passes: Whether the share is at most 1.
+        value: Compared array: "out", "dx", "dresidual", "dgamma" or "dbeta".
+        against: Reference. "float64": the same array in float64. "finite differences": directional
+            derivatives by central differences.
+        max_abs: Largest absolute error.
+        ulp: Largest absolute error in units in the last place of the reference's largest value.
+        share_of_bound: Largest ratio of an absolute error to its bound.
+        worst_index: Index of the element with the largest ratio; for finite differences, index of
+            the direction.
+        passes: Whether `share_of_bound` is at most 1.
     """
 
     value: str
@@ -363,9 +379,9 @@ class ImplementationVerdict:
 
     Attributes:
         implementation: Name of the implementation.
-        phase: Judged pass.
-        passes: Whether all comparisons and invariants pass; null if it was not run.
-        not_run: Reason why it was not run.
+        phase: Pass that is judged.
+        passes: Whether all comparisons and invariants pass; null if the pass was not run.
+        not_run: Reason why the pass was not run; null if it was.
         comparisons: Comparisons with the reference.
         invariants: Invariants of the pass.
     """
@@ -383,9 +399,9 @@ class LayerNormCheck:
     """Steps of add + LayerNorm and verdicts on its implementations.
 
     Attributes:
-        steps: Steps of the reference, forward and backward.
-        invariants: Invariants of the operator as PyTorch runs it on CPU.
-        verdicts: Verdicts on every implementation, a forward and a backward one each.
+        steps: Steps of the reference implementation, forward and backward.
+        invariants: Invariants of the operator, run with PyTorch on CPU.
+        verdicts: Two verdicts per implementation: on its forward pass and on its backward pass.
     """
 
     steps: tuple[NormStep, ...]
@@ -394,13 +410,14 @@ class LayerNormCheck:
 
     @property
     def passes(self) -> bool:
-        """Whether no implementation fails."""
+        """Whether no verdict fails. Passes that were not run do not count as failures."""
         return all(verdict.passes is not False for verdict in self.verdicts)
 
 
 # Parity.
 
-# Float32 on both sides; good graphs show 1 - 1e-12 and 1.4e-6.
+# Tolerances for float32 vectors of the graph and of the reference model. Correct graphs reach
+# 1 - 1e-12 and 1.4e-6.
 MIN_COSINE = 0.99999
 MAX_ABS = 1e-4
 
@@ -411,8 +428,8 @@ class FileHash:
 
     Attributes:
         name: Name of the file.
-        expected: Hash in the manifest.
-        actual: Hash of the file; null if there is no file.
+        expected: SHA-256 in the manifest.
+        actual: SHA-256 of the file's content; null if the file does not exist.
     """
 
     name: str
@@ -422,12 +439,12 @@ class FileHash:
 
 @dataclass(frozen=True)
 class VectorDifference:
-    """Difference between a served vector and the reference model's.
+    """Difference between a served vector and the reference model's vector.
 
     Attributes:
-        cosine: Cosine of both.
-        max_abs: Largest difference.
-        relative: Largest difference relative to the reference's largest magnitude.
+        cosine: Cosine similarity of the two vectors.
+        max_abs: Largest absolute element-wise difference.
+        relative: `max_abs` divided by the largest magnitude in the reference model's vector.
     """
 
     cosine: float
@@ -437,11 +454,13 @@ class VectorDifference:
 
 @dataclass(frozen=True)
 class WeightDifference:
-    """Difference between a weight in the graph and the reference model's.
+    """Difference between a weight of the reference model and the same weight in the graph.
 
     Attributes:
-        name: Name of the parameter, and in brackets the part that the graph stores separately.
-        max_abs: Largest difference; null if the graph has no weight of its shape there.
+        name: Name of the parameter. If the graph stores only a part, or parts separately, the part
+            follows in brackets.
+        max_abs: Largest absolute element-wise difference; null if the graph has no weight of this
+            shape at this position.
     """
 
     name: str
@@ -449,7 +468,7 @@ class WeightDifference:
 
     @property
     def status(self) -> Literal["equal", "differs", "absent"]:
-        """Result of the comparison."""
+        """Result: "absent" if `max_abs` is null, "equal" if it is 0, otherwise "differs"."""
         if self.max_abs is None:
             return "absent"
         return "equal" if self.max_abs == 0 else "differs"
@@ -457,12 +476,12 @@ class WeightDifference:
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """Difference between tokens in the graph and the reference model's, after a layer.
+    """Difference between the graph's tokens and the reference model's tokens after a layer.
 
     Attributes:
         layer: Name of the layer.
-        max_abs: Largest difference; null if the graph has no such layer.
-        relative: Largest difference relative to the reference's largest magnitude.
+        max_abs: Largest absolute element-wise difference; null if the graph has no such layer.
+        relative: `max_abs` divided by the largest magnitude in the reference model's tokens.
     """
 
     layer: str
@@ -472,13 +491,13 @@ class LayerDifference:
 
 @dataclass(frozen=True)
 class StressRow:
-    """Error of the served norm on a hard row.
+    """Error of onnxruntime's LayerNormalization on a numerically difficult row.
 
     Attributes:
         row: Name of the row.
-        finite: Whether the output is finite.
-        error: Largest error against float64.
-        bound: Largest error of a good implementation.
+        finite: Whether all elements of the output are finite.
+        error: Largest absolute element-wise error against float64.
+        bound: Largest acceptable `error`.
     """
 
     row: str
@@ -493,11 +512,12 @@ class Parity:
 
     Attributes:
         files: Hashes of the graph and of the reference model's weights.
-        vectors: Vector of each row.
-        weights: Every weight of the reference model.
-        curve: Tokens after each layer, from "embeddings" on.
-        first_divergence: Name of the first layer beyond the tolerance.
-        layer_norm: Served norm on each hard row.
+        vectors: Differences of the vectors, by row.
+        weights: Differences of the weights, for every weight of the reference model.
+        curve: Differences of the tokens after each layer, from "embeddings" on.
+        first_divergence: Name of the first layer whose difference exceeds the tolerance; null if
+            there is none.
+        layer_norm: Errors of LayerNormalization on numerically difficult rows.
     """
 
     files: tuple[FileHash, ...]
@@ -509,12 +529,12 @@ class Parity:
 
     @property
     def passes(self) -> bool:
-        """Whether there is no failure."""
+        """Whether `failures` is empty."""
         return not self.failures
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Differences beyond their bounds, as sentences."""
+        """One sentence for each difference or error beyond its bound."""
         return (
             *(f"{f.name} is not the exported file" for f in self.files if f.actual != f.expected),
             *(
@@ -525,17 +545,17 @@ class Parity:
                 if w.status != "equal"
             ),
             *(
-                f"the vector of row {row} differs by {v.max_abs:.1e}, its cosine is {v.cosine:.7f}"
+                f"the vector of row {row} differs by {v.max_abs:.1e}, with cosine {v.cosine:.7f}"
                 for row, v in enumerate(self.vectors)
                 if not (v.cosine >= MIN_COSINE and v.max_abs <= MAX_ABS)
             ),
             *(
-                f"tokens diverge from {d.layer} on, there by {d.max_abs:.1e}"
+                f"tokens diverge from {d.layer} on, with a difference of {d.max_abs:.1e} there"
                 for d in self.curve
                 if d.layer == self.first_divergence
             ),
             *(
-                f"LayerNormalization is off by {s.error:.1e} on the row {s.row!r}"
+                f"LayerNormalization has an error of {s.error:.1e} on the row {s.row!r}"
                 for s in self.layer_norm
                 if not s.error <= s.bound
             ),
