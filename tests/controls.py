@@ -54,7 +54,7 @@ GUARDS = (
         "service/inference/batcher.py",
         "            await self._check_run(stream)\n",
         "",
-        f"{_T}test_app.py::test_an_engine_that_fails_on_everything_turns_readiness_off_and_says_so",
+        f"{_T}test_app.py::test_broken_engine_fails_the_readiness_probe_and_reports_the_reason",
     ),
     Guard(
         "service/inference/batcher.py",
@@ -72,7 +72,7 @@ GUARDS = (
         "service/inference/batcher.py",
         "self._clock.wait(runs, began + self._timeout_s - self._clock.now())",
         "asyncio.wait([runs])",
-        f"{_T}test_app.py::test_an_engine_that_hangs_fails_its_callers_and_turns_readiness_off",
+        f"{_T}test_app.py::test_stuck_engine_fails_its_requests_and_the_readiness_probe",
     ),
     Guard(
         "service/inference/batcher.py",
@@ -201,7 +201,7 @@ GUARDS = (
         "service/inference/model.py",
         "if not np.isfinite(vectors).all():",
         "if False:",
-        f"{_T}test_app.py::test_a_fault_on_one_input_names_it_and_the_next_request_works",
+        f"{_T}test_app.py::test_failed_input_is_named_and_the_next_request_works",
     ),
     Guard(
         "service/inference/model.py",
@@ -250,26 +250,26 @@ GUARDS = (
         "service/inference/model.py",
         "if self.batcher.is_full:",
         "if False:",
-        f"{_T}test_app.py::test_a_full_queue_is_told_before_anything_is_tokenised",
+        f"{_T}test_app.py::test_full_queue_is_reported_before_tokenization",
     ),
     Guard(
         "service/inference/model.py",
         "async with asyncio.timeout(timeout_s):",
         "async with asyncio.timeout(None):",
         f"{_T}test_app.py::"
-        "test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue",
+        "test_exceeded_deadline_returns_504_and_removes_the_request_from_the_queue",
     ),
     Guard(
         "service/api/deadline.py",
         "async with asyncio.timeout(seconds):",
         "async with asyncio.timeout(None):",
-        f"{_T}test_app.py::test_what_only_the_tokenizer_does_has_a_deadline_too",
+        f"{_T}test_app.py::test_tokenizer_routes_return_504_after_their_deadline",
     ),
     Guard(
         "service/api/deadline.py",
         "return min(seconds, longest_s)",
         "return seconds",
-        f"{_T}test_app.py::test_nobody_may_ask_for_more_time_than_the_service_gives",
+        f"{_T}test_app.py::test_client_cannot_extend_the_deadline_of_the_service",
     ),
     Guard(
         "service/api/deadline.py",
@@ -293,14 +293,14 @@ GUARDS = (
         "service/inference/model.py",
         "return await self._executor.run(work, size)",
         "return work()",
-        f"{_T}test_app.py::test_others_are_answered_while_a_large_request_is_tokenised_and_written",
+        f"{_T}test_app.py::"
+        "test_tokenization_and_serialization_of_large_requests_do_not_block_others",
     ),
     Guard(
         "service/inference/executor.py",
         "if self._size and self._size + size > self._limit:",
         "if False:",
-        f"{_T}test_app.py::"
-        "test_long_inputs_wait_for_the_tokenizer_in_bounds_and_short_ones_do_not_wait",
+        f"{_T}test_app.py::test_tokenizer_backlog_is_bounded_and_short_inputs_bypass_it",
     ),
     Guard(
         "service/inference/executor.py",
@@ -387,13 +387,13 @@ GUARDS = (
         "service/api/middleware.py",
         'return VitrineError("internal error; see the log of the service")',
         "raise",
-        f"{_T}test_app.py::test_an_error_that_nobody_foresaw_is_a_500_without_a_word_of_it",
+        f"{_T}test_app.py::test_unexpected_error_returns_500_without_its_message",
     ),
     Guard(
         "service/api/middleware.py",
         'route = getattr(scope.get("route"), "path", "none")',
         'route = scope["path"]',
-        f"{_T}test_attacks.py::test_names_that_clients_make_up_do_not_grow_the_metrics",
+        f"{_T}test_attacks.py::test_names_in_requests_add_no_metrics",
     ),
     Guard(
         "service/api/middleware.py",
@@ -405,7 +405,7 @@ GUARDS = (
         "service/inference/tokenizer.py",
         'raise RuntimeError("the tokenizer panicked") from panic',
         "raise",
-        f"{_T}test_app.py::test_a_panic_of_the_tokenizer_is_a_500_and_the_next_request_works",
+        f"{_T}test_app.py::test_tokenizer_panic_returns_500_and_the_next_request_works",
     ),
     # API keys.
     Guard(

@@ -1,6 +1,7 @@
-"""What the application does when the engine behind it misbehaves."""
+"""The application with a stub engine: faults, deadlines and overload."""
 
 import pkgutil
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +26,11 @@ from service.settings import BatchSettings, EngineSettings, ModelSettings, Setti
 from tests.eventually import eventually
 from tests.serving import ready_model, serving
 
-POISON = 2000  # an ordinary token id, on which the stub engine misbehaves
+POISON = 2000  # the token id on which the stub engine fails
 
 
 class Stub:
-    """Gives every row its first token's id as a vector; misbehaves on the poison once armed."""
+    """Returns the first token id of each row as its vector; `fault` applies to POISON."""
 
     name = "stub"
     target = "cpu"
@@ -80,7 +81,9 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 @contextmanager
 def stubbed(settings: Settings, **changes: object) -> Iterator[tuple[TestClient, list[str]]]:
     reasons: list[str] = []
-    app = create_app(settings.model_copy(update=changes), on_fatal=reasons.append)
+    # A run that a test holds does not time out, however long the test takes.
+    patient = {"engine": settings.engine.model_copy(update={"timeout_s": 3600.0})}
+    app = create_app(settings.model_copy(update=patient | changes), on_fatal=reasons.append)
     with serving(app) as client:
         yield client, reasons
 
@@ -92,7 +95,7 @@ def encode(client: TestClient, *first_ids: int) -> tuple[int, dict[str, object]]
 
 
 @pytest.mark.parametrize("fault", ["raise", "nan", "inf", "-inf"])
-def test_a_fault_on_one_input_names_it_and_the_next_request_works(
+def test_failed_input_is_named_and_the_next_request_works(
     stub: Stub, settings: Settings, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with stubbed(settings) as (client, reasons):
@@ -106,13 +109,13 @@ def test_a_fault_on_one_input_names_it_and_the_next_request_works(
         assert "engine fault" not in str(problem)
         assert str(problem["request_id"]) in caplog.text
         assert ("engine fault" if fault == "raise" else "NotFinite") in caplog.text
-        status, answer = encode(client, 7, 8)
-        assert (status, answer["embeddings"]) == (200, [[7.0], [8.0]])
+        status, body = encode(client, 7, 8)
+        assert (status, body["embeddings"]) == (200, [[7.0], [8.0]])
         assert client.get("/readyz").status_code == 200
         assert reasons == []
 
 
-def test_an_engine_that_hangs_fails_its_callers_and_turns_readiness_off(
+def test_stuck_engine_fails_its_requests_and_the_readiness_probe(
     stub: Stub, settings: Settings
 ) -> None:
     hasty = settings.engine.model_copy(update={"timeout_s": 0.2})
@@ -128,7 +131,7 @@ def test_an_engine_that_hangs_fails_its_callers_and_turns_readiness_off(
         assert reasons == ["the engine has stopped: a batch did not return within 0.2 s"]
 
 
-def test_an_engine_that_fails_on_everything_turns_readiness_off_and_says_so(
+def test_broken_engine_fails_the_readiness_probe_and_reports_the_reason(
     stub: Stub, settings: Settings
 ) -> None:
     with stubbed(settings) as (client, reasons):
@@ -138,7 +141,7 @@ def test_an_engine_that_fails_on_everything_turns_readiness_off_and_says_so(
         assert reasons == ["the engine has stopped: the engine fails on its own check inputs"]
 
 
-def test_a_full_queue_is_a_429_that_says_when_to_come_back(stub: Stub, settings: Settings) -> None:
+def test_full_queue_returns_429_with_retry_after(stub: Stub, settings: Settings) -> None:
     with stubbed(settings, batch=BatchSettings(max_cost=1, max_queue_tokens=4)) as (client, _):
         stub.fault = "hang"
         running = threading.Thread(target=encode, args=(client, POISON))
@@ -159,7 +162,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(stub: Stub, settings:
 @pytest.mark.parametrize(
     "step", ["service.api.routes.encode_json", "service.inference.tokenizer.TextTokenizer.rows"]
 )
-def test_others_are_answered_while_a_large_request_is_tokenised_and_written(
+def test_tokenization_and_serialization_of_large_requests_do_not_block_others(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     begun, others_answered = threading.Event(), threading.Event()
@@ -179,7 +182,7 @@ def test_others_are_answered_while_a_large_request_is_tokenised_and_written(
         assert len(large.result().json()["embeddings"]) == 100
 
 
-def test_a_full_queue_is_told_before_anything_is_tokenised(
+def test_full_queue_is_reported_before_tokenization(
     stub: Stub, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stubbed(settings, batch=BatchSettings(max_cost=1, max_queue_tokens=3)) as (client, _):
@@ -204,7 +207,7 @@ def test_a_full_queue_is_told_before_anything_is_tokenised(
         ("/tei/decode", "decode", {"ids": [[1000] * 5000] * 2}),
     ],
 )
-def test_long_inputs_wait_for_the_tokenizer_in_bounds_and_short_ones_do_not_wait(
+def test_tokenizer_backlog_is_bounded_and_short_inputs_bypass_it(
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
     route: str,
@@ -226,19 +229,19 @@ def test_long_inputs_wait_for_the_tokenizer_in_bounds_and_short_ones_do_not_wait
     monkeypatch.setattr(inference_model, "_MAX_CHARS_IN_THREADS", 15_000)
     app = create_app(settings, on_fatal=pytest.fail)
     with serving(app) as client, ThreadPoolExecutor(1) as clients:
-        under_way = clients.submit(client.post, route, json=long)
+        in_flight = clients.submit(client.post, route, json=long)
         assert begun.wait(60)
         refused = client.post(route, json=long)
         assert refused.status_code == 429
         assert refused.headers["Retry-After"] == "1"
         assert client.post("/encode", json={"inputs": "short"}).status_code == 200
         others_answered.set()
-        assert under_way.result().status_code == 200
+        assert in_flight.result().status_code == 200
         assert client.post(route, json=long).status_code == 200
 
 
 @pytest.mark.parametrize("route", ["/tei/tokenize", "/tei/decode"])
-def test_what_only_the_tokenizer_does_has_a_deadline_too(
+def test_tokenizer_routes_return_504_after_their_deadline(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, route: str
 ) -> None:
     gate = threading.Event()
@@ -246,12 +249,12 @@ def test_what_only_the_tokenizer_does_has_a_deadline_too(
     monkeypatch.setattr(TextTokenizer, "decode", lambda *_: gate.wait(60))
     field, inputs = ("ids", [[1000] * 5000]) if route.endswith("decode") else ("inputs", ["a"] * 9)
     with serving(create_app(settings, on_fatal=pytest.fail)) as client:
-        asked = {"json": {field: inputs}, "headers": {"X-Request-Timeout-Ms": "50"}}
-        assert client.post(route, **asked).status_code == 504  # type: ignore[arg-type]
+        headers = {"X-Request-Timeout-Ms": "50"}
+        assert client.post(route, json={field: inputs}, headers=headers).status_code == 504
         gate.set()
 
 
-def test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue(
+def test_exceeded_deadline_returns_504_and_removes_the_request_from_the_queue(
     stub: Stub, settings: Settings
 ) -> None:
     with (
@@ -273,14 +276,14 @@ def test_a_deadline_that_passes_is_a_504_and_takes_the_work_out_of_the_queue(
         assert sum(stub.ran) == 2
 
 
-def test_a_request_that_would_be_late_is_refused_before_it_is_computed(
+def test_request_that_would_miss_its_deadline_returns_429_and_is_not_run(
     stub: Stub, settings: Settings
 ) -> None:
     with (
         stubbed(settings, batch=BatchSettings(max_cost=1)) as (client, _),
         ThreadPoolExecutor(2) as clients,
     ):
-        assert encode(client, 1)[0] == 200  # the speed is known
+        assert encode(client, 1)[0] == 200  # measures the throughput
         for stream in ready_model(client).batcher._streams:
             stream.recent_s, stream.recent_tokens = 3.0, 1.0
         stub.fault = "hang"
@@ -292,14 +295,17 @@ def test_a_request_that_would_be_late_is_refused_before_it_is_computed(
             "/encode", json={"inputs": [[4], [5]]}, headers={"X-Request-Timeout-Ms": "2000"}
         )
         assert (late.status_code, late.json()["code"]) == (429, "overloaded")
-        assert "would exceed its deadline by 10.0 s" in late.json()["detail"]
-        assert 10 <= int(late.headers["Retry-After"]) <= 15
+        # 12 s in the queue, less the rest of 2 s; 10.0 s unless the machine is slow.
+        match = re.search(r"would exceed its deadline by (\S+) s", late.json()["detail"])
+        assert match is not None
+        assert float(match[1]) >= 10
+        assert 10 <= int(late.headers["Retry-After"]) <= 60
         stub.gate.set()
         assert running.result()[0] == waiting.result()[0] == 200
         assert sum(stub.ran) == 1 + 1 + 2
 
 
-def test_the_clients_own_deadline_is_counted_apart(stub: Stub, settings: Settings) -> None:
+def test_deadline_of_the_client_has_its_own_metric_status(stub: Stub, settings: Settings) -> None:
     limits = settings.limits.model_copy(update={"request_s": 0.05})
     with stubbed(settings, limits=limits) as (client, _):
         stub.fault = "hang"
@@ -312,9 +318,7 @@ def test_the_clients_own_deadline_is_counted_apart(stub: Stub, settings: Setting
         stub.gate.set()
 
 
-def test_nobody_may_ask_for_more_time_than_the_service_gives(
-    stub: Stub, settings: Settings
-) -> None:
+def test_client_cannot_extend_the_deadline_of_the_service(stub: Stub, settings: Settings) -> None:
     limits = settings.limits.model_copy(update={"request_s": 0.05})
     with stubbed(settings, limits=limits) as (client, _):
         stub.fault = "hang"
@@ -324,29 +328,27 @@ def test_nobody_may_ask_for_more_time_than_the_service_gives(
         stub.gate.set()
 
 
-@pytest.mark.parametrize("given", ["", "0", "-1", "1.5", "NaN", "1" + "0" * 20, "²", "1 ms"])
-def test_a_deadline_that_is_no_number_of_milliseconds_is_a_400(
-    client: TestClient, given: str
-) -> None:
-    headers = [(b"X-Request-Timeout-Ms", given.encode("latin-1"))]
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "NaN", "1" + "0" * 20, "²", "1 ms"])
+def test_invalid_deadline_header_returns_400(client: TestClient, value: str) -> None:
+    headers = [(b"X-Request-Timeout-Ms", value.encode("latin-1"))]
     response = client.post("/encode", json={"inputs": "a"}, headers=headers)
     assert (response.status_code, response.json()["code"]) == (400, "timeout")
 
 
-def test_when_to_come_back_is_told_in_whole_seconds_not_the_same_to_all() -> None:
-    def told(seconds: float) -> set[str]:
+def test_retry_after_is_in_whole_seconds_and_spread_over_clients() -> None:
+    def retry_after(seconds: float) -> set[str]:
         return {headers_of(Overloaded("", seconds))["Retry-After"] for _ in range(300)}
 
-    assert told(0.0) == told(0.2) == {"1"}
-    assert told(10.0) == {"11", "12", "13", "14", "15"}
-    assert told(1e9) == {"60"}
+    assert retry_after(0.0) == retry_after(0.2) == {"1"}
+    assert retry_after(10.0) == {"11", "12", "13", "14", "15"}
+    assert retry_after(1e9) == {"60"}
 
 
-def test_an_error_that_nobody_foresaw_is_a_500_without_a_word_of_it(
+def test_unexpected_error_returns_500_without_its_message(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a secret of the inside")
+        raise ZeroDivisionError("a secret message")
 
     with monkeypatch.context() as patch:
         patch.setattr("service.api.routes.encode_json", broken)
@@ -355,15 +357,15 @@ def test_an_error_that_nobody_foresaw_is_a_500_without_a_word_of_it(
     assert response.json()["code"] == "internal"
     assert response.json()["request_id"] == response.headers["X-Request-Id"]
     assert "secret" not in response.text
-    assert "a secret of the inside" in caplog.text
+    assert "a secret message" in caplog.text
     assert client.post("/encode", json={"inputs": "a"}).status_code == 200
 
 
-def test_a_panic_of_the_tokenizer_is_a_500_and_the_next_request_works(
+def test_tokenizer_panic_returns_500_and_the_next_request_works(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Panic(BaseException):
-        """What a Rust extension raises when it panics is no Exception."""
+        """As a Rust extension raises when it panics: not an Exception."""
 
     class Panicking:
         def encode(self, _: object) -> None:
@@ -382,7 +384,7 @@ def test_a_panic_of_the_tokenizer_is_a_500_and_the_next_request_works(
 
 
 @pytest.mark.usefixtures("stub")
-def test_it_is_alive_and_not_ready_while_the_model_loads(
+def test_service_is_alive_and_unready_while_the_model_loads(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked = threading.Event()
@@ -409,31 +411,25 @@ def test_it_is_alive_and_not_ready_while_the_model_loads(
         ({"engine": EngineSettings(name="tensorrt")}, "unknown engine 'tensorrt'"),
     ],
 )
-def test_what_cannot_start_says_why_and_is_never_ready(
+def test_failed_startup_reports_the_reason_and_is_never_ready(
     settings: Settings, changes: dict[str, object], reason: str
 ) -> None:
-    told = threading.Event()
     reasons: list[str] = []
-
-    def on_fatal(text: str) -> None:
-        reasons.append(text)
-        told.set()
-
-    app = create_app(settings.model_copy(update=changes), on_fatal=on_fatal)
+    app = create_app(settings.model_copy(update=changes), on_fatal=reasons.append)
     with TestClient(app) as client:
-        assert told.wait(60)
+        eventually(lambda: reasons)
         assert client.get("/readyz").status_code == 503
     assert reasons[0].startswith("cannot start: ")
     assert reason in reasons[0]
 
 
-async def test_a_gpu_is_ready_once_all_streams_have_run_one_row_and_a_batch_of_each_length(
+async def test_gpu_warm_up_runs_one_row_and_a_batch_of_each_length_on_all_streams(
     half_artifact: Artifact, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stub, "target", "cuda")
     monkeypatch.setattr(stub, "streams", 2)
     async with await open_model(half_artifact.path):
         pass
-    # Of 256 tokens, 128, ... 1. The budget is 512, and 384 pairs cost as much as a token.
+    # Rows of 256, 128, ... 1 tokens. The budget is 512; 384 pairs cost as much as a token.
     assert stub.ran[:6] == [1, 1, 1, 1, 3, 3]
     assert stub.ran[-2:] == [510, 510]

@@ -1,4 +1,4 @@
-"""The access log, and logs as JSON whatever they are about."""
+"""The access log, and logs as JSON."""
 
 import json
 import subprocess
@@ -20,7 +20,9 @@ def logged_client(settings: Settings, **server: object) -> TestClient:
     keys = (ApiKey(name="the app", key=SecretStr(KEY)),)
     changes = {
         "auth": AuthSettings(keys=keys),
-        "server": settings.server.model_copy(update={"access_log": True, **server}),
+        "server": settings.server.model_copy(
+            update={"access_log": True, "slow_s": 3600.0, **server}
+        ),
     }
     return serving(create_app(settings.model_copy(update=changes)))  # type: ignore[return-value]
 
@@ -29,7 +31,7 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
     return [vars(record) for record in caplog.records if record.name == "vitrine.access"]
 
 
-def test_a_request_is_a_line_with_its_key_and_the_reason_of_its_failure(
+def test_access_log_has_the_key_name_and_error_code_of_each_request(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -61,7 +63,9 @@ def test_a_request_is_a_line_with_its_key_and_the_reason_of_its_failure(
     assert KEY not in str(lines)
 
 
-def test_a_slow_request_is_marked(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+def test_access_log_marks_slow_requests(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     with logged_client(settings, slow_s=1e-9) as client:
         caplog.clear()
@@ -69,15 +73,13 @@ def test_a_slow_request_is_marked(settings: Settings, caplog: pytest.LogCaptureF
     assert [line["slow"] for line in lines_of(caplog)] == [True]
 
 
-def test_there_is_no_access_log_by_default(
-    client: TestClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_access_log_is_off_by_default(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     assert client.post("/encode", json={"inputs": "a"}).status_code == 200
     assert not lines_of(caplog)
 
 
-def test_warnings_and_uncaught_errors_are_json_too() -> None:
+def test_warnings_and_uncaught_errors_are_logged_as_json() -> None:
     program = """
 from service.logs import configure
 configure("json")
