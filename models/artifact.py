@@ -3,11 +3,11 @@
     manifest.json     description of the artifact, with the SHA-256 of every other file
     model.onnx        graph for CPUs; with `--target cuda`, model.cuda.onnx beside it
     tokenizer.json    tokenizer, without truncation and padding
-    check.json        token ids and PyTorch's vectors for them, for the self-check
+    check.json        inputs of the self-check as token ids, and PyTorch's vectors for them
     source/           weights and config of the reference model, for gradients (optional)
 
-It is written under a temporary name and renamed when complete. Readers receive exactly the bytes
-that were hashed, so a changed, linked or truncated file is refused.
+An artifact is written to a temporary directory, which is renamed when complete. Each file is read
+once, hashed, and rejected if it is a symbolic link or its SHA-256 differs from the manifest's.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ SOURCE = "source"
 
 
 class ArtifactError(Exception):
-    """The artifact is incomplete, corrupted or of an unknown format."""
+    """The artifact is incomplete, corrupted or of another format, or cannot be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,9 @@ class Graph:
         target: Target hardware, "cpu" or "cuda".
         dtype: Dtype of the weights, "float32" or "float16".
         opset: Opset version of the default ONNX domain.
-        parity: Worst differences from PyTorch at export, by name; None if no engine for the target
-            was available.
+        parity: Worst agreement with PyTorch, measured at export: the fields `worst_cosine`,
+            `worst_norm` and `max_abs` of `models.export.parity.Parity`. None if no engine for the
+            target was usable.
     """
 
     file: str
@@ -59,21 +60,21 @@ class Manifest:
 
     Attributes:
         name: Name of the model in responses.
-        source: Folder name, package or hub id of the checkpoint.
-        revision: Revision of the source; None for a folder.
-        family: `model_type` of the source.
-        weights_sha256: SHA-256 of each weight file of the source, by name.
+        source: Origin of the checkpoint: a folder name, a package or a hub id.
+        revision: Commit of a hub model or version of a package; None for a folder.
+        family: `model_type` in the checkpoint's config.json.
+        weights_sha256: SHA-256 of each weight file of the checkpoint, by name.
         width: Width of a row vector.
-        vocab_size: Size of the vocabulary.
-        max_tokens: Maximum length of a row, special tokens included.
+        vocab_size: Size of the model's vocabulary.
+        max_tokens: Maximum input length in tokens, special tokens included.
         pooling: Names of the poolings, whose results are concatenated.
-        include_prompt: Whether pooling includes the tokens of a prompt.
-        normalize: Whether the model's vectors have unit length.
-        prompts: Texts to prepend to an input, by name.
-        default_prompt: Name of the prompt for requests without one; None: no prompt.
-        graphs: ONNX files.
-        files: SHA-256 of every file except the manifest, by relative path.
-        versions: Versions of the exporting libraries, by name.
+        include_prompt: Whether pooling includes prompt tokens.
+        normalize: Whether vectors are normalised to unit length by default.
+        prompts: Texts that can be prepended to an input, by prompt name.
+        default_prompt: Name of the prompt for requests that name none; None: no prompt.
+        graphs: Descriptions of the ONNX files.
+        files: SHA-256 of every file except the manifest, by path relative to the artifact.
+        versions: Versions of the libraries used for the export, by library name.
     """
 
     name: str
@@ -96,12 +97,12 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Check:
-    """Inputs of the self-check and their reference outputs, from PyTorch in float32.
+    """Inputs of the self-check and their reference vectors, computed by PyTorch in float32.
 
     Attributes:
-        rows: Token ids of each row.
-        outputs: Reference vectors by output name: one per row for "pooled", one per token of the
-            first rows for "tokens".
+        rows: Token ids of each input.
+        outputs: Reference vectors, by output name. "pooled" has one vector per input; "tokens" has
+            one vector per token of the first few inputs, concatenated.
     """
 
     rows: list[list[int]]
@@ -119,11 +120,11 @@ class Artifact:
     def load(cls, path: Path) -> "Artifact":
         """Return the artifact in the directory `path`.
 
-        Contents are hashed later, by `read`.
+        File contents are verified later, by `read`.
 
         Raises:
-            ArtifactError: The directory is not an artifact, has another format, or does not contain
-                exactly the files listed in its manifest.
+            ArtifactError: The directory is not an artifact, its manifest is invalid or has another
+                format, or its files are not exactly those that the manifest lists.
         """
         if not (path / MANIFEST).is_file():
             raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}")
@@ -138,14 +139,16 @@ class Artifact:
         return cls(path, manifest)
 
     def read(self, name: str) -> bytes:
-        """Return the content of a listed file.
+        """Return the verified content of a file.
 
         Raises:
-            ArtifactError: The file is not listed, is not a regular file, or its SHA-256 differs
-                from the manifest's.
+            ArtifactError: The manifest does not list the file, the file is not a regular file, or
+                its SHA-256 differs from the manifest's.
         """
         if name not in self.manifest.files:
-            raise ArtifactError(f"the artifact {self.path.name} does not list {name}")
+            raise ArtifactError(
+                f"the manifest of the artifact {self.path.name} does not list {name}"
+            )
         content = _read_regular(self.path, name)
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name]:
             raise ArtifactError(
@@ -155,7 +158,7 @@ class Artifact:
         return content
 
     def graph(self, target: str) -> Graph:
-        """Return the graph for `target`.
+        """Return the description of the graph for `target`, "cpu" or "cuda".
 
         Raises:
             ArtifactError: The artifact has no graph for `target`.
@@ -169,20 +172,20 @@ class Artifact:
         )
 
     def check(self) -> Check:
-        """Return the check inputs.
+        """Return the inputs and reference vectors of the self-check.
 
         Raises:
-            ArtifactError: The check inputs cannot be read.
+            ArtifactError: check.json cannot be read, or is invalid.
         """
         try:
             return Check(**json.loads(self.read(CHECK)))
         except (ValueError, TypeError) as error:
-            raise ArtifactError(f"{CHECK} is not readable: {error}") from error
+            raise ArtifactError(f"{CHECK} is invalid: {error}") from error
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory; rename it to `path` when the block ends without an error.
+    """Yield a temporary directory, which is renamed to `path` if the block ends without an error.
 
     Raises:
         ArtifactError: `path` already exists.
@@ -191,7 +194,7 @@ def writing(path: Path) -> Iterator[Path]:
         raise ArtifactError(f"{path} already exists; remove it or choose another --out")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-    # mkdtemp denies access to other users, and the service may run as one.
+    # mkdtemp creates directories with mode 0700, and the service may run as another user.
     temporary.chmod(0o755)
     try:
         yield temporary
@@ -201,7 +204,7 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below `folder`, by relative path."""
+    """Return the SHA-256 of every file in `folder` and its subfolders, by relative path."""
     return {
         str(file.relative_to(folder)): sha256(file)
         for file in sorted(folder.rglob("*"))
@@ -216,28 +219,32 @@ def sha256(file: Path) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest` into `folder`."""
+    """Write `manifest` to manifest.json in `folder`."""
     text = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=2, ensure_ascii=False)
     (folder / MANIFEST).write_text(text + "\n", "utf-8")
 
 
 def write_check(folder: Path, check: Check) -> None:
-    """Write the check inputs into `folder`."""
+    """Write the inputs and reference vectors of the self-check to check.json in `folder`."""
     (folder / CHECK).write_text(json.dumps(asdict(check)), "utf-8")
 
 
 def _parse(content: bytes) -> Manifest:
     try:
         values: dict[str, Any] = json.loads(content)
-        if values.pop("format", None) != FORMAT:
-            raise ArtifactError(f"{MANIFEST} is not of format {FORMAT}; export again")
+        if (version := values.pop("format", None)) != FORMAT:
+            raise ArtifactError(
+                f"{MANIFEST} has format {version!r}; format {FORMAT} is required: export again"
+            )
         values["graphs"] = tuple(Graph(**graph) for graph in values["graphs"])
         values["pooling"] = tuple(values["pooling"])
         values["files"] = dict(values["files"])
         return Manifest(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         names = ", ".join(field.name for field in fields(Manifest))
-        raise ArtifactError(f"{MANIFEST} is not readable ({error}); it needs {names}") from error
+        raise ArtifactError(
+            f"{MANIFEST} is invalid ({error}); required fields: format, {names}"
+        ) from error
 
 
 def _is_directory(file: Path) -> bool:

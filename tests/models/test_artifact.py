@@ -95,11 +95,11 @@ def test_folder_without_manifest_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is not readable"),
-        ("[]", "is not readable"),
-        ('{"format": 2}', "is not readable"),
-        ('{"format": 2, "graphs": [], "pooling": [], "files": null}', "is not readable"),
-        ('{"format": 99}', "is not of format 2; export again"),
+        ("{", "manifest.json is invalid"),
+        ("[]", "manifest.json is invalid"),
+        ('{"format": 2}', "manifest.json is invalid"),
+        ('{"format": 2, "graphs": [], "pooling": [], "files": null}', "manifest.json is invalid"),
+        ('{"format": 99}', "has format 99; format 2 is required: export again"),
     ],
 )
 def test_invalid_manifest_raises_artifact_error(tmp_path: Path, content: str, message: str) -> None:
