@@ -1,13 +1,13 @@
-"""The queue, and the batches that are formed from it. Thread-safe.
+"""The queue of items, and the forming of batches from it. Thread-safe.
 
-- Fairness: queued requests form a ring, and each batch starts from the oldest item of the next
-  request. So a request with thousands of items blocks others for one batch at most, and every item
-  is reached, whatever else arrives.
-- Filling: a batch takes the items closest in length, oldest first, of any request. It stops when
-  the cost (tokens, plus attention over padded rows) exceeds the budget, or when an item would cost
-  less in a batch of its own.
-- Splitting: a batch is full once it has its stream's share of all queued and running tokens.
-  Otherwise the first stream would take everything and leave the others idle.
+- Fairness: queued requests form a ring, and each batch starts with the oldest item of the next
+  request. A request with thousands of items therefore delays others by at most one batch, and every
+  item runs eventually, whatever else arrives.
+- Filling: the batch is then filled with the items closest in length to its first item, from any
+  request, oldest first within each length. Filling stops before an item that would exceed the cost
+  budget (tokens, plus attention over padded rows), or that would cost less in a separate batch.
+- Splitting: a batch is also full once it has the share `1 / streams` of all queued and running
+  tokens. Otherwise the first stream would take all items and leave the other streams idle.
 """
 
 import bisect
@@ -20,13 +20,13 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-# Number of requests that an estimate samples, in 0.1 ms.
+# Number of queued requests that `tokens_ahead` samples, which takes 0.1 ms.
 _SAMPLED_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[Item]):
-    """Items that run together, and their number of tokens."""
+    """Items that run together, and their total number of tokens."""
 
     items: Sequence[Item] = ()
     tokens: int = 0
@@ -47,21 +47,23 @@ _Entries = deque[_QueueEntry[Item]]
 
 @dataclass(eq=False, slots=True)
 class QueuedRequest(Generic[Item]):
-    """Queued items of one request, oldest first, and their number of tokens."""
+    """Queue entries of one request, oldest first, and the tokens of those still queued."""
 
     entries: _Entries[Item]
     tokens: int
 
 
 class BatchFormer(Generic[Item]):
-    """The queue.
+    """A queue of items, from which each stream takes its next batch.
+
+    The unit of cost is the cost of one token without attention.
 
     Args:
-        streams: Number of batches that run at once.
-        max_cost: Cost budget of a batch, in tokens; a single item may exceed it.
-        min_split_tokens: Queue size, in tokens, from which on it is split among the streams.
-        fixed_cost: Cost of a batch that does not depend on its items, in tokens.
-        pair_cost: Cost of one pair of tokens in the padded attention product, in tokens.
+        streams: Number of batches that can run concurrently.
+        max_cost: Cost budget of a batch, in tokens; a batch of one item may exceed it.
+        min_split_tokens: Minimum share of a stream, in tokens; a smaller queue is not split.
+        fixed_cost: Fixed cost of a batch, independent of its items, in tokens.
+        pair_cost: Cost of one query-key pair of the padded attention matrix, in tokens.
     """
 
     def __init__(
@@ -90,10 +92,10 @@ class BatchFormer(Generic[Item]):
         return self._queued_tokens
 
     def tokens_ahead(self, tokens: int) -> int:
-        """Return the number of queued tokens that run before a new request is complete.
+        """Estimate the number of already queued tokens that run before a new request completes.
 
-        Requests take turns: by then, each one ahead has run as many tokens as the new one, or all
-        of its own.
+        Requests take turns. Until the new request completes, each queued request runs about as many
+        tokens as the new request, or all of its tokens if it has fewer.
 
         Args:
             tokens: Number of tokens of the new request.
@@ -105,13 +107,13 @@ class BatchFormer(Generic[Item]):
         return sampled * count // max(1, len(ahead))
 
     def oldest_items(self) -> list[Item]:
-        """Return the oldest queued item of each request that has one."""
+        """Return the oldest queued item of each request with queued items."""
         with self._lock:
             oldest = (next(filter(_is_queued, request.entries), None) for request in self._ring)
             return [entry.item for entry in oldest if entry is not None]
 
     def add(self, items: Sequence[Item], lengths: Sequence[int]) -> QueuedRequest[Item]:
-        """Queue the items of a request, whose numbers of tokens are `lengths`."""
+        """Queue the items of one request; `lengths` are their numbers of tokens."""
         request: QueuedRequest[Item] = QueuedRequest(deque(), sum(lengths))
         for item, length in zip(items, lengths, strict=True):
             request.entries.append(_QueueEntry(item, length, request))
@@ -123,15 +125,15 @@ class BatchFormer(Generic[Item]):
         return request
 
     def remove(self, request: QueuedRequest[Item]) -> None:
-        """Remove the items of a request that are still queued."""
+        """Remove the still queued items of a request."""
         with self._lock:
             self._remove(request.entries)
 
     def form(self, ended: Batch[Item]) -> Batch[Item]:
-        """Remove and return the next batch; it is empty if the queue is.
+        """Remove the next batch from the queue and return it; it is empty if the queue is empty.
 
         Args:
-            ended: The stream's previous batch.
+            ended: Previous batch of the calling stream, which no longer counts as running.
         """
         with self._lock:
             self._running_tokens -= ended.tokens
@@ -169,7 +171,8 @@ class BatchFormer(Generic[Item]):
     def _drop_removed(self) -> None:
         """Drop the removed entries at the head of each length's queue.
 
-        Of all lengths: one that no batch reaches would keep the items of cancelled requests.
+        All lengths are checked: one that no batch reaches would keep the items of cancelled
+        requests in memory.
         """
         for length, entries in tuple(self._by_length.items()):
             while entries and entries[0].is_removed:
@@ -178,7 +181,7 @@ class BatchFormer(Generic[Item]):
                 del self._by_length[length]
 
     def _next_turn(self) -> _QueueEntry[Item] | None:
-        """Return the oldest item of the next request in turn."""
+        """Advance the ring to the next request, and return its oldest queued item."""
         while self._ring:
             request = self._ring.popleft()
             entries = request.entries
@@ -190,7 +193,7 @@ class BatchFormer(Generic[Item]):
         return None
 
     def _nearest(self, first: _QueueEntry[Item]) -> Iterator[_QueueEntry[Item]]:
-        """Yield the other queued items, closest in length first."""
+        """Yield the queued items other than `first`, those closest in length to it first."""
         lengths = sorted(self._by_length)
         high = bisect.bisect_left(lengths, first.length)
         low = high - 1

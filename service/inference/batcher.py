@@ -1,17 +1,19 @@
-"""Streams that run batches, and the requests whose items are in them.
+"""The batcher: streams that run batches of queued items, and the pending requests.
 
-There are as many streams as batches can run at once. While all are busy, the next batch gathers:
-there is no timer, and a request that finds an idle stream starts at once. A stream forms its next
-batch in its own thread, because the way through a busy event loop would leave a core idle.
+A run is one call of the batch function. There is one stream per batch that can run concurrently.
+While all streams are busy, queued items accumulate: there is no timer, and a request that finds an
+idle stream starts immediately. A stream forms its next batch in its thread, because a round trip
+through a busy event loop would leave a core idle.
 
-A running stream belongs to its thread; the event loop only reads it. Of a request, threads set
-`progressed` and append to `runs`; results and future belong to the event loop.
+Ownership: while a stream runs, only its thread changes its state, and the event loop only reads it.
+Threads set `progressed` and append to `runs` of a request; all other fields of a request, such as
+results and future, belong to the event loop.
 
-- Failures: a batch that raises is bisected until the guilty item is alone. Its request fails, and
-  the others get their results. If the probe fails too, the engine is broken: all callers fail, the
-  batcher stops and `on_stop` is called.
-- Timeouts: a run that takes too long is cancelled, which makes it raise. A run that does not return
-  even then cannot be stopped in its thread, so the batcher stops too.
+- Failures: a batch whose run raises is bisected until the failing item is alone. Its request fails,
+  and the other requests get their results. If the probe fails too, the engine is broken: all
+  callers fail, the batcher stops and `on_stop` is called.
+- Timeouts: a run that exceeds the timeout is cancelled, which makes it raise. If it does not return
+  even then, the batcher stops in the same way, because a thread cannot be killed.
 """
 
 import asyncio
@@ -26,28 +28,28 @@ from service.inference.batch_former import Batch, BatchFormer
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# A cancelled run ends at its next operator.
+# Seconds to wait for a cancelled run, which ends at its next operator.
 _CANCEL_S = 1.0
 
 
 class Clock:
-    """Monotonic time, in seconds. Tests pass one that they advance by hand."""
+    """A monotonic clock. Tests pass a clock that they advance by hand."""
 
     def now(self) -> float:
-        """Return the time."""
+        """Return the monotonic time, in seconds."""
         return time.perf_counter()
 
     async def wait(self, future: asyncio.Future[Any], timeout_s: float) -> None:
-        """Return when the future is done, or after `timeout_s`."""
+        """Wait until the future is done, for at most `timeout_s` seconds."""
         await asyncio.wait([future], timeout=timeout_s)
 
 
 class QueueFull(Exception):
-    """The queue is full."""
+    """The items do not fit into the queue."""
 
 
 class TooLate(Exception):
-    """At the current throughput the items would finish after their deadline.
+    """At the current throughput, the items would finish after their deadline.
 
     Attributes:
         late_s: Estimated delay beyond the deadline, in seconds.
@@ -59,33 +61,33 @@ class TooLate(Exception):
 
 
 class Stopped(Exception):
-    """The batcher does not run: it was closed, or its engine is broken or hangs."""
+    """The batcher is not running: it was closed, or its engine is broken or hangs."""
 
 
 class RunBroken(Exception):
-    """The run raises on the probe too."""
+    """The batch function fails on known good inputs too: the engine is broken."""
 
 
 class ItemFailed(Exception):
-    """The run raises on one item.
+    """The batch function fails on one item.
 
     Attributes:
         index: Index of the item in its request.
     """
 
     def __init__(self, index: int) -> None:
-        super().__init__(f"the run raised on item {index}")
+        super().__init__(f"the batch function failed on item {index}")
         self.index = index
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[Result]):
-    """The results of a request, in the order of its items.
+    """Results and timing of one request.
 
     Attributes:
-        results: One per item.
-        queue_s: Seconds in which no item of the request was running.
-        run_s: Seconds in which at least one was.
+        results: One result per item, in the order of the items.
+        queue_s: Seconds from submission to completion during which no item was running.
+        run_s: Seconds during which at least one item was running.
     """
 
     results: list[Result]
@@ -98,8 +100,13 @@ class _Request(Generic[Result]):
     """One call of `submit`.
 
     Attributes:
-        runs: Start and end of each of its batches, in seconds.
-        progressed: Start of its latest batch; before its first, the time of submission.
+        done: Future that completes when all items have results, or with an error.
+        submitted: Time of submission; all times are in seconds, on the monotonic clock.
+        missing: Number of items without a result.
+        results: Results by index of the item.
+        runs: Start and end time of each run with items of this request.
+        progressed: Start time of its latest batch; before the first batch, the submission time.
+        finished: Time of the latest result.
     """
 
     done: asyncio.Future[None]
@@ -116,7 +123,7 @@ class _Request(Generic[Result]):
 
 @dataclass(eq=False, slots=True)
 class RequestItem(Generic[Item, Result]):
-    """One item of a request, and its index there."""
+    """One item of a request, and its index in the request."""
 
     item: Item
     index: int
@@ -128,11 +135,12 @@ class _Stream(Generic[Item, Result]):
     """Runs one batch at a time.
 
     Attributes:
-        batch: The running batch; empty while the queue is.
-        began: Start of the latest run: of a batch, of a part of one, or of the probe.
-        cancellations: Number of cancellations before that.
-        recent_s: Duration of the latest batches without a failure, decaying by a tenth per batch.
-        recent_tokens: Tokens of these batches, likewise.
+        batch: The running batch; an empty batch while the queue is empty.
+        began: Start time of the latest run: a whole batch, a part of a failed batch, or the probe.
+        cancellations: Number of cancellations by the batcher before the latest run began.
+        recent_s: Sum of the durations of successful batches, in seconds. Older batches count less:
+            the sum decays by 10 % per batch.
+        recent_tokens: Sum of the tokens of the same batches, with the same decay.
     """
 
     batch: Batch[RequestItem[Item, Result]] = field(default_factory=Batch)
@@ -144,10 +152,12 @@ class _Stream(Generic[Item, Result]):
 
 @dataclass(frozen=True)
 class _Failure:
-    """The reason why a run raised.
+    """The error of a run that raised.
 
     Attributes:
-        is_own: False if the run was cancelled because another stream's run took too long.
+        error: The raised error.
+        is_own: Whether the run itself failed or took too long; False: it was cancelled because the
+            run of another stream took too long.
     """
 
     error: BaseException
@@ -155,18 +165,21 @@ class _Failure:
 
 
 class Batcher(Generic[Item, Result]):
-    """Runs items in batches: each stream one batch at a time, in a thread of its own.
+    """Runs items in batches; each stream runs one batch at a time, in a thread.
 
     Args:
-        run: Takes a batch and returns one result per item, or raises. Called from all streams.
+        run: Batch function: takes a batch of items and returns one result per item, or raises. It
+            is called concurrently, from the threads of all streams.
         length: Returns the number of tokens of an item.
         former: The queue.
-        probe: Runs known good items, to tell a bad item from a broken engine.
-        cancel: Makes the runs in flight raise.
-        max_queue_tokens: Largest number of queued tokens.
+        probe: Calls the batch function on known good items, to tell a bad item from a broken
+            engine.
+        cancel: Makes all runs in flight raise.
+        max_queue_tokens: Maximum number of queued tokens.
         timeout_s: Seconds after which a run is cancelled.
-        on_stop: Called with the reason when the batcher stops by itself, after its callers failed.
-        clock: The time; None for the system's.
+        on_stop: Called with the error when the batcher stops because of a failure, after all
+            pending requests have failed.
+        clock: Clock; None: the system's monotonic clock.
     """
 
     def __init__(
@@ -201,7 +214,7 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the batcher runs."""
+        """Whether the batcher is running: started, and neither closed nor failed."""
         return self._worker is not None and not self._worker.done()
 
     @property
@@ -211,7 +224,7 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def oldest_s(self) -> float:
-        """Longest time that a queued request has waited for its next batch, in seconds, or 0."""
+        """Longest time that a queued request has waited for its next batch, in seconds; or 0."""
         waiting = [entry.request.progressed for entry in self._former.oldest_items()]
         return max(0.0, self._clock.now() - min(waiting)) if waiting else 0.0
 
@@ -233,13 +246,13 @@ class Batcher(Generic[Item, Result]):
         return self.queued_tokens >= self._max_queue_tokens
 
     def start(self) -> None:
-        """Start running batches, in the running event loop."""
+        """Start the batcher in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._worker = asyncio.create_task(self._work(), name="batcher")
         self._worker.add_done_callback(self._stopped)
 
     async def close(self) -> None:
-        """Fail the queued requests, cancel the runs in flight, and stop."""
+        """Fail all pending requests with `Stopped`, cancel the runs in flight, and stop."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
@@ -249,27 +262,29 @@ class Batcher(Generic[Item, Result]):
     async def submit(
         self, items: Sequence[Item], timeout_s: float | None = None
     ) -> Outcome[Result]:
-        """Return the results of the items when all have run.
+        """Queue the items of a request, and return their results once all items have run.
 
         If the caller is cancelled, its queued items are removed.
 
         Args:
-            items: At least one.
-            timeout_s: Seconds after which the caller no longer needs the results.
+            items: Items of the request; at least one.
+            timeout_s: Seconds until the caller's deadline, which is checked on submission only;
+                None: no deadline.
 
         Raises:
             ValueError: There are no items.
             QueueFull: The items do not fit into the queue; none was queued.
             TooLate: The items would take longer than `timeout_s`; none was queued.
-            ItemFailed: The run raises on one of the items; the others are dropped.
-            Stopped: The batcher does not run, or stopped before the items were run.
+            ItemFailed: The batch function fails on one of the items; the other items of the
+                request are dropped.
+            Stopped: The batcher is not running, or stopped before all items had run.
         """
         if not items:
             raise ValueError("there are no items")
         if not self.is_alive:
             raise Stopped
         lengths = [self._length(item) for item in items]
-        # An empty queue accepts a request of any size, which will be split.
+        # An empty queue accepts a request of any size, which is split into batches.
         if self.queued_tokens and self.queued_tokens + sum(lengths) > self._max_queue_tokens:
             raise QueueFull
         if timeout_s is not None:
@@ -294,8 +309,8 @@ class Batcher(Generic[Item, Result]):
         )
 
     def _check_deadline(self, tokens: int, timeout_s: float) -> None:
-        # An empty queue accepts any request: the measured throughput may be that of a slow start,
-        # which only further runs can correct.
+        # An empty queue accepts any request: if a slow start has made the measured throughput too
+        # low, only further runs can correct it.
         per_token_s = self._seconds_per_token
         if not self.queued_tokens or (self.queued_tokens + tokens) * per_token_s <= timeout_s:
             return
@@ -304,7 +319,7 @@ class Batcher(Generic[Item, Result]):
             raise TooLate(needed_s - timeout_s)
 
     async def _work(self) -> None:
-        async with asyncio.TaskGroup() as tasks:  # if one fails, all end
+        async with asyncio.TaskGroup() as tasks:  # if one stream fails, all are cancelled
             for stream in self._streams:
                 tasks.create_task(self._run_batches(stream))
 
@@ -337,7 +352,7 @@ class Batcher(Generic[Item, Result]):
         stream.began, stream.cancellations = self._clock.now(), self._cancellations
 
     def _run_until_queue_is_empty(self, stream: _Stream[Item, Result]) -> BaseException | None:
-        """Run the stream's batch and the following ones; return the error of a run that raises."""
+        """Run the stream's batches until the queue is empty or one fails; return its error."""
         while stream.batch.items:
             error = _error_of(self._run_entries, stream.batch.items)
             if error is not None:
@@ -348,7 +363,7 @@ class Batcher(Generic[Item, Result]):
         return None
 
     def _run_entries(self, entries: Sequence[RequestItem[Item, Result]]) -> None:
-        """Run the items whose callers still wait, and deliver their results."""
+        """Run the entries whose requests are still pending, and deliver the results."""
         pending = [entry for entry in entries if not entry.request.done.done()]
         if not pending:
             return
@@ -361,7 +376,9 @@ class Batcher(Generic[Item, Result]):
             for request in requests:
                 request.runs.append(span)
         if len(results) != len(pending):
-            raise ValueError(f"the run returned {len(results)} results for {len(pending)} items")
+            raise ValueError(
+                f"the batch function returned {len(results)} results for {len(pending)} items"
+            )
         self._loop.call_soon_threadsafe(self._deliver, pending, results)
 
     def _deliver(
@@ -382,11 +399,11 @@ class Batcher(Generic[Item, Result]):
         entries: Sequence[RequestItem[Item, Result]],
         failure: _Failure,
     ) -> None:
-        """Fail the item that the run raises on, and run the others.
+        """Find and fail the item on which the batch function fails, and run the other items.
 
         Raises:
-            TimeoutError: A run did not return.
-            RunBroken: The run raises on the probe too.
+            TimeoutError: A run did not return, even after its cancellation.
+            RunBroken: The batch function fails on the probe too.
         """
         if not failure.is_own:
             await self._run_again(stream, entries)
@@ -410,7 +427,7 @@ class Batcher(Generic[Item, Result]):
             await self._bisect(stream, entries, failure)
 
     async def _check_run(self, stream: _Stream[Item, Result]) -> None:
-        """Raise `RunBroken` if the run raises on the probe too."""
+        """Raise `RunBroken` if the batch function fails on the probe too."""
         while (failure := await self._in_thread(stream, _error_of, self._probe)) is not None:
             if failure.is_own:
                 raise RunBroken("the engine fails on its own check inputs") from failure.error
@@ -421,12 +438,13 @@ class Batcher(Generic[Item, Result]):
         work: Callable[..., BaseException | None],
         *arguments: object,
     ) -> _Failure | None:
-        """Do work in a thread; return the failure of a run, if any.
+        """Call `work` in a thread, and return the failure of its run, if any.
 
-        The work returns the error of a run; an error that it raises itself is a defect.
+        `work` returns the error of a run that raised, or None. An error that `work` itself raises
+        is a defect of the batcher and propagates.
 
         Raises:
-            TimeoutError: A run did not return.
+            TimeoutError: A run did not return, even after its cancellation.
         """
         self._begin(stream)
         runs = self._loop.run_in_executor(self._threads, work, *arguments)
@@ -437,7 +455,7 @@ class Batcher(Generic[Item, Result]):
             if runs.done() or stream.began > began:
                 continue
             self._cancel()
-            self._cancellations += 1  # after it: the runs that it made raise began with fewer
+            self._cancellations += 1  # after: a run that it aborted has a lower number
             await self._clock.wait(runs, _CANCEL_S)
             took_too_long = stream.began == began
             if took_too_long and not runs.done():
@@ -459,9 +477,9 @@ def _union_s(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _error_of(work: Callable[..., object], *arguments: object) -> BaseException | None:
-    """Return the error that the work raises, if any."""
+    """Call `work`, and return the error that it raises, if any."""
     try:
         work(*arguments)
-    except BaseException as error:  # noqa: BLE001 - a panic is no Exception; it is returned
+    except BaseException as error:  # noqa: BLE001 - a Rust panic is a BaseException
         return error
     return None

@@ -1,23 +1,23 @@
-"""Errors of inference. They know nothing of HTTP: `service.api.errors` gives them statuses.
+"""Inference errors, independent of HTTP; `service.api.errors` maps them to HTTP statuses.
 
 VitrineError
 ├── InvalidInput       an argument or an input is invalid
 ├── TooLarge           an input is too large
-├── Overloaded         the queue is full, or too long for the deadline
+├── Overloaded         the queue is full, or the call would miss its deadline
 ├── InferenceFailed    the engine failed on one input
 ├── NotReady           the model is loading or closed, or its engine has stopped
-└── DeadlineExceeded   the deadline has passed
+└── DeadlineExceeded   the deadline of the call has passed
 """
 
 
 class VitrineError(Exception):
-    """An error with a stable code and a sentence for the caller.
+    """Base class of inference errors: a stable code and a message for the caller.
 
     Args:
-        detail: What is wrong, and the limit or the remedy.
-        code: Replaces the class's code.
-        index: Index of the input that is wrong.
-        pointer: JSON pointer to the argument that is wrong, such as "/prompt_name".
+        detail: Message: the problem, then the limit or the remedy.
+        code: Stable error code; None: the default code of the class.
+        index: Index of the input that caused the error.
+        pointer: JSON pointer to the argument that caused the error, such as "/prompt_name".
     """
 
     code: str = "internal"
@@ -41,7 +41,7 @@ class VitrineError(Exception):
             self.pointer = pointer
 
     def set_index(self, index: int) -> None:
-        """Set the index of the input that is wrong, and the pointer to it."""
+        """Set the index of the input that caused the error, and the JSON pointer to that input."""
         self.index = index
         self.pointer = f"/inputs/{index}"
 
@@ -59,11 +59,11 @@ class TooLarge(VitrineError):
 
 
 class Overloaded(VitrineError):
-    """The queue is full, or too long for the deadline.
+    """The queue is full, or the call would miss its deadline.
 
     Args:
         detail: See `VitrineError`.
-        retry_after_s: Estimated seconds until there is room.
+        retry_after_s: Estimated seconds until a retry can succeed.
         code: See `VitrineError`.
     """
 
@@ -87,6 +87,6 @@ class NotReady(VitrineError):
 
 
 class DeadlineExceeded(VitrineError):
-    """The deadline has passed."""
+    """The deadline of the call has passed."""
 
     code = "deadline"

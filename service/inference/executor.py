@@ -1,4 +1,4 @@
-"""Work in threads, up to a total size."""
+"""An executor that calls functions in threads, up to a total size of concurrent work."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,14 +8,15 @@ Result = TypeVar("Result")
 
 
 class ExecutorFull(Exception):
-    """The total size of the work in progress has reached its limit."""
+    """The work would exceed the limit of the executor."""
 
 
 class BoundedExecutor:
-    """Runs work in threads and refuses work beyond a limit.
+    """Calls functions in threads, and refuses those beyond a limit.
 
     Args:
-        limit: Total size of the work in progress. Work that finds none is accepted at any size.
+        limit: Maximum total size of the work in progress, in any unit that the callers agree on.
+            An idle executor accepts work of any size.
     """
 
     def __init__(self, limit: int) -> None:
@@ -23,13 +24,13 @@ class BoundedExecutor:
         self._size = 0
 
     async def run(self, work: Callable[[], Result], size: int) -> Result:
-        """Return the result of the work.
+        """Call `work` in a thread and return its result.
 
-        A thread cannot be stopped: work counts until its thread has finished, even if its caller
-        was cancelled before.
+        A thread cannot be stopped, so work counts towards the limit until its thread has finished,
+        even if the caller was cancelled earlier.
 
         Raises:
-            ExecutorFull: The work does not fit.
+            ExecutorFull: Work of this size would exceed the limit.
         """
         if self._size and self._size + size > self._limit:
             raise ExecutorFull

@@ -21,7 +21,7 @@ _POWERS = tuple(2**i for i in range(15))
 
 
 def seconds_buckets(longest_s: float) -> tuple[float, ...]:
-    """Return histogram buckets in seconds that end at the longest deadline."""
+    """Return the upper bounds of histogram buckets, in seconds; the last is `longest_s`."""
     return (*(bound for bound in _SECONDS if bound < longest_s), longest_s)
 
 
@@ -30,7 +30,7 @@ class InferenceMetrics:
 
     Args:
         registry: Registry of the metrics.
-        longest_s: Longest deadline of a request, in seconds.
+        longest_s: Longest deadline of a request, in seconds; the upper end of the histograms.
     """
 
     def __init__(self, registry: CollectorRegistry, longest_s: float) -> None:
@@ -42,14 +42,14 @@ class InferenceMetrics:
             buckets=buckets,
             registry=registry,
         )
-        # Looked up once: a lookup by label takes a lock.
+        # Looked up once, because every lookup by label takes a lock.
         self.stage_seconds = {stage: stage_seconds.labels(stage) for stage in STAGES}
         self.inputs_received = Counter(
             "vitrine_inputs_received", "Inputs received", registry=registry
         )
         inputs = Counter(
             "vitrine_inputs",
-            "Inputs by outcome; together with those in flight they are the inputs received",
+            "Inputs by outcome; inputs received minus their sum is the number in flight",
             ["outcome"],
             registry=registry,
         )
@@ -68,7 +68,7 @@ class InferenceMetrics:
         )
         self.padded_tokens = Counter(
             "vitrine_padded_tokens",
-            "Tokens of all batches if they were padded; compare vitrine_batch_tokens_sum",
+            "Tokens of all batches with padding; vitrine_batch_tokens_sum is without padding",
             registry=registry,
         )
         self.queue_tokens = Gauge("vitrine_queue_tokens", "Queued tokens", registry=registry)
@@ -82,7 +82,7 @@ class InferenceMetrics:
 
 @contextmanager
 def record_outcome(record: Callable[[str], None]) -> Iterator[None]:
-    """Record the outcome of the work inside the context, one of `OUTCOMES`."""
+    """Record how the code inside the context ends, as one of `OUTCOMES`."""
     try:
         yield
     except BaseException as error:

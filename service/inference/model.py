@@ -1,4 +1,4 @@
-"""A model that encodes text: tokenizer, engine and batcher, verified against their artifact."""
+"""The model that encodes texts: tokenizer, engine and batcher of one artifact."""
 
 import asyncio
 import logging
@@ -48,29 +48,29 @@ log = logging.getLogger("vitrine")
 Result = TypeVar("Result")
 Inputs = str | Sequence[str | Sequence[int]]
 
-# Inputs that are tokenised within a millisecond or two, in the event loop. A thread would wait
-# longer for its turn while engines keep every core busy.
+# Largest inputs that are tokenised in the event loop, in 1 to 2 ms. A thread would wait longer for
+# a core while engines keep all cores busy.
 _INLINE_INPUTS = 8
 _INLINE_CHARS = 4000
-# Characters that are tokenised in threads at a time, some seconds' work.
+# Maximum number of characters that threads tokenise at a time, which takes some seconds.
 _MAX_CHARS_IN_THREADS = 16 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """How a model runs.
+    """Runtime options of a model.
 
     Attributes:
         name: Name of the model; None: the artifact's name.
-        engine: Name of the engine, or "auto".
+        engine: Name of the engine; "auto": the first usable engine.
         precision: Precision of the engine.
-        threads: Number of CPUs that an engine on CPU keeps busy; 0: all available ones.
+        threads: Number of CPUs that a CPU engine keeps busy; 0: all CPUs of the process.
         gpu: Index of the GPU for the engine "cuda".
-        run_timeout_s: Seconds after which a batch is cancelled and run in halves.
-        max_cost: Cost budget of a batch, in tokens; 0: the engine's default.
-        max_queue_tokens: Largest number of queued tokens; more is an `Overloaded`.
-        max_chars: Largest number of characters of a text.
-        max_token_vectors: Largest number of tokens of one call to `encode_tokens` or `tokenize`.
+        run_timeout_s: Seconds after which a running batch is cancelled and retried in halves.
+        max_cost: Maximum cost of a batch, in tokens (see `batch_former`); 0: the engine's default.
+        max_queue_tokens: Maximum number of queued tokens; calls beyond it raise `Overloaded`.
+        max_chars: Maximum number of characters per text.
+        max_token_vectors: Maximum number of tokens per call of `encode_tokens` or `tokenize`.
     """
 
     name: str | None = None
@@ -90,7 +90,7 @@ DEFAULT_OPTIONS = ModelOptions()
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One item of a batch: a row, and the output that its caller needs."""
+    """One item of a batch: a row of token ids, and the requested output."""
 
     row: Row
     output: Output
@@ -102,19 +102,20 @@ class NotFinite(Exception):
 
 @dataclass(frozen=True)
 class Model:
-    """An open model, as `open_model` returns it. It encodes while its batcher runs.
+    """An open model, as returned by `open_model`. It encodes while its batcher is running.
 
     Attributes:
         name: Name of the model.
-        created: Time at which the artifact was written, in seconds since 1970.
+        created: Modification time of the artifact, as a Unix timestamp in seconds.
         artifact: The artifact.
         tokenizer: The artifact's tokenizer.
         engine: The engine that runs the artifact's graph.
-        batcher: Runs rows in batches, up to `max_cost` each.
-        max_cost: Cost budget of a batch; see `batch_former`.
-        max_token_vectors: Largest number of tokens of one call to `encode_tokens` or `tokenize`.
-        graph_sha256: SHA-256 of the graph.
-        self_check: Agreement of the engine's outputs with the artifact's references.
+        batcher: Batcher that runs rows on the engine.
+        max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
+        max_token_vectors: Maximum number of tokens per call of `encode_tokens` or `tokenize`.
+        graph_sha256: SHA-256 of the graph file, in hexadecimal.
+        self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
+            output.
         check_lengths: Number of tokens of each of the artifact's check inputs.
         metrics: Metrics of this model.
     """
@@ -135,7 +136,7 @@ class Model:
 
     @property
     def width(self) -> int:
-        """Width of a vector."""
+        """Number of dimensions of a pooled vector, W."""
         return self.artifact.manifest.width
 
     async def __aenter__(self) -> "Model":
@@ -147,7 +148,7 @@ class Model:
         await self.close()
 
     async def close(self) -> None:
-        """Fail queued calls with `NotReady`, cancel running batches, and stop."""
+        """Fail pending calls with `NotReady`, cancel running batches, and stop the batcher."""
         await self.batcher.close()
 
     async def encode(
@@ -162,22 +163,26 @@ class Model:
     ) -> Embeddings:
         """Encode texts or rows of token ids into one vector each.
 
-        Calls are batched together. A cancelled call leaves the queue.
+        Concurrent calls share batches. Cancelling a call removes its inputs from the queue.
 
         Args:
-            inputs: A text, texts, or lists of token ids, which are used as they are.
-            prompt_name: Prompt of the model to put before each text; None: its default prompt.
-            dimensions: Number of leading dimensions to keep, before normalising; None: all.
-            normalize: Whether vectors have unit length; None: as the model does.
-            on_overflow: How to handle inputs that are too long for the model.
+            inputs: One text, or a list of texts and lists of token ids. Token ids are used
+                unchanged; no special tokens are added to them.
+            prompt_name: Name of the model's prompt to prepend to each text; None: its default
+                prompt.
+            dimensions: Number of leading dimensions to keep; None: all. Vectors are truncated
+                before they are normalised.
+            normalize: Whether to scale vectors to unit length; None: the model's own setting.
+            on_overflow: Handling of inputs with too many tokens for the model: "truncate" drops the
+                last tokens, "truncate_left" the first; "error" raises `InvalidInput`.
             timeout_s: Deadline of the call in seconds; None: no deadline.
 
         Raises:
-            InvalidInput: An argument or an input is invalid; `index` says which input.
+            InvalidInput: An argument or an input is invalid; `index` is the index of the input.
             TooLarge: A text has too many characters.
-            Overloaded: The queue is full, or too long for the deadline.
+            Overloaded: The queue is full, or the call would miss its deadline.
             DeadlineExceeded: The deadline has passed.
-            InferenceFailed: The engine failed on an input; `index` says which.
+            InferenceFailed: The engine failed on an input; `index` is the index of the input.
             NotReady: The model is closed, or its engine has stopped.
         """
         if dimensions is not None and not 1 <= dimensions <= self.width:
@@ -209,13 +214,14 @@ class Model:
         Args:
             inputs: See `encode`.
             prompt_name: See `encode`.
-            normalize: Whether vectors have unit length.
+            normalize: Whether to scale each token vector to unit length.
             on_overflow: See `encode`.
-            with_offsets: Whether rows have the offsets of their tokens.
+            with_offsets: Whether the rows of the result have token offsets.
             timeout_s: See `encode`.
 
         Raises:
-            VitrineError: See `encode`; more than `max_token_vectors` tokens are an `InvalidInput`.
+            InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
+            VitrineError: Any error of `encode`, under the same conditions.
         """
         rows, vectors, seconds = await self._encode(
             inputs, "tokens", prompt_name, on_overflow, timeout_s, with_offsets=with_offsets
@@ -230,10 +236,13 @@ class Model:
         prompt_name: str | None = None,
         add_special_tokens: bool = True,
     ) -> list[list[tuple[int, str, Span | None]]]:
-        """Return id, text and span in bytes of each token of texts; see `TextTokenizer.tokenize`.
+        """Return the id, text and byte span of each token of each text.
+
+        See `TextTokenizer.tokenize`.
 
         Raises:
-            VitrineError: See `TextTokenizer.tokenize`; `Overloaded` if too much is being tokenised.
+            Overloaded: Concurrent calls are already tokenising too many characters.
+            VitrineError: Any error of `TextTokenizer.tokenize`, under the same conditions.
         """
         work = partial(
             self.tokenizer.tokenize,
@@ -250,7 +259,8 @@ class Model:
         """Return the text of each list of token ids.
 
         Raises:
-            VitrineError: See `TextTokenizer.decode`; `Overloaded` if too much is being tokenised.
+            InvalidInput: A list is empty, or an id is not in the vocabulary.
+            Overloaded: Concurrent calls are already tokenising or decoding too much.
         """
         return await self._run_tokenizer(
             partial(self.tokenizer.decode, rows, skip_special_tokens), rows
@@ -259,11 +269,11 @@ class Model:
     async def encode_rows(
         self, rows: Sequence[Row], output: Output = "pooled", timeout_s: float | None = None
     ) -> Outcome[Vectors]:
-        """Return the vector `(W,)` of each row, or its token vectors `(L, D)`, not normalised.
+        """Return the vector `(W,)` of each row, or its token vectors `(L, D)`; not normalised.
 
         Raises:
-            Overloaded: The queue is full, or too long for the deadline.
-            InferenceFailed: The engine failed on one of the rows.
+            Overloaded: The queue is full, or the rows would not finish within `timeout_s`.
+            InferenceFailed: The engine failed on one of the rows; `index` is the index of the row.
             NotReady: The model is closed, or its engine has stopped.
         """
         try:
@@ -298,7 +308,7 @@ class Model:
         with record_outcome(lambda outcome: self.metrics.inputs[outcome].inc(len(items))):
             try:
                 async with asyncio.timeout(timeout_s):
-                    if self.batcher.is_full:  # before anything is tokenised in vain
+                    if self.batcher.is_full:  # before tokenising inputs that will be refused
                         raise self._queue_full_error()
                     started = time.perf_counter()
                     tokenize = partial(
@@ -312,8 +322,8 @@ class Model:
                     tokenize_s = time.perf_counter() - started
                     if output == "tokens":
                         self._check_token_count(rows)
-                    left_s = None if timeout_s is None else timeout_s - tokenize_s
-                    outcome = await self.encode_rows(rows, output, left_s)
+                    remaining_s = None if timeout_s is None else timeout_s - tokenize_s
+                    outcome = await self.encode_rows(rows, output, remaining_s)
             except TimeoutError:
                 raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded") from None
         seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
@@ -356,19 +366,21 @@ async def open_model(
     """Open an artifact's model, verify its engine, and start its batcher in the running event loop.
 
     Args:
-        path: Artifact that `vitrine-export` wrote.
-        options: How the model runs.
-        metrics: Metrics of the model; None: in a registry of their own.
-        on_stop: Called with the reason if the engine fails for good; None: the reason is logged.
+        path: Folder of an artifact written by `vitrine-export`.
+        options: Runtime options.
+        metrics: Metrics of the model; None: new metrics in a separate registry.
+        on_stop: Called with the error if the batcher stops because of a failure, such as a broken
+            engine; None: the error is logged.
 
     Raises:
-        ArtifactError: The artifact is incomplete or was changed.
-        EngineError: The engine cannot be used here, or does not compute the model's vectors.
+        ArtifactError: The artifact is incomplete, or was modified after its export.
+        EngineError: The engine is unavailable on this machine, or fails the self-check.
     """
     metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
     artifact, tokenizer, engine, agreement = await asyncio.to_thread(_open, Path(path), options)
     max_cost = options.max_cost or engine.batches.max_tokens
-    # A layer costs 24 D^2 operations per token and 4 D per pair, which run six times slower.
+    # A layer takes 24 D^2 operations per token and 4 D per query-key pair. The latter run six times
+    # slower, so that a pair costs 6 * 4 D / (24 D^2) = 1 / D tokens.
     pair_cost = 1 / artifact.manifest.width
     if engine.target == "cuda":
         await asyncio.to_thread(_warm_up, engine, artifact, max_cost, pair_cost)
@@ -435,7 +447,7 @@ def _log_stop(error: BaseException) -> None:
 
 
 def _run(engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]) -> list[Vectors]:
-    """Return the result of each item; a batch may mix outputs, which run one after the other."""
+    """Return the result of each item; items with different outputs run one after the other."""
     results: dict[int, Vectors] = {}
     for output in get_args(Output):
         indices = [index for index, item in enumerate(batch) if item.output == output]
@@ -462,9 +474,9 @@ def _run_rows(
 
 
 def _warm_up(engine: Engine, artifact: Artifact, max_cost: int, pair_cost: float) -> None:
-    """Run batches of one row and of as many as fit, of each length, on all streams at once.
+    """Run a single row and a full batch on all streams, at each halving of the maximum length.
 
-    So no caller waits for a GPU to load kernels and to allocate memory.
+    Otherwise the first requests would wait while the GPU loads kernels and allocates memory.
     """
     length = artifact.manifest.max_tokens
     with ThreadPoolExecutor(engine.streams) as streams:

@@ -18,9 +18,9 @@ class Embeddings:
     """One vector per input.
 
     Attributes:
-        vectors: Vectors `(B, W)`, in the order of the inputs.
-        rows: Each input as the model saw it.
-        seconds: Duration of each stage.
+        vectors: Pooled vectors `(B, W)`, in the order of the inputs.
+        rows: Token ids and truncation of each input.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
     """
 
     vectors: Vectors
@@ -33,9 +33,9 @@ class TokenEmbeddings:
     """One vector per token.
 
     Attributes:
-        vectors: Token vectors `(L, D)` of each input.
-        rows: Each input as the model saw it.
-        seconds: Duration of each stage.
+        vectors: Token vectors `(L, D)` of each input, in the order of the inputs.
+        rows: Token ids, truncation and offsets of each input.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
     """
 
     vectors: Sequence[Vectors]
@@ -44,14 +44,14 @@ class TokenEmbeddings:
 
 
 def truncate_and_normalize(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
-    """Return the leading `dimensions` of vectors `(N, W)`, then normalised to unit length.
+    """Return the leading `dimensions` of each vector, scaled to unit length if `normalize`.
 
-    Zero vectors stay zero.
+    Zero vectors remain zero.
 
     Args:
         vectors: Vectors `(N, W)`.
-        dimensions: Number of dimensions to keep; None keeps all.
-        normalize: Whether to normalise.
+        dimensions: Number of dimensions to keep; None: all.
+        normalize: Whether to scale the truncated vectors to unit length.
     """
     kept = vectors[:, :dimensions]
     if normalize:

@@ -1,4 +1,4 @@
-"""A model for synchronous code, which runs an event loop in a thread of its own."""
+"""A synchronous wrapper of `Model`, with an event loop in a background thread."""
 
 import asyncio
 import threading
@@ -14,15 +14,15 @@ Result = TypeVar("Result")
 
 
 class SyncModel:
-    """An open model for scripts. Its methods may be called from any thread.
+    """An open model with synchronous methods, which may be called from any thread.
 
     Args:
-        path: Artifact that `vitrine-export` wrote.
-        options: How the model runs.
+        path: Folder of an artifact written by `vitrine-export`.
+        options: Runtime options.
 
     Raises:
-        ArtifactError: The artifact is incomplete or was changed.
-        EngineError: The engine cannot be used here, or does not compute the model's vectors.
+        ArtifactError: The artifact is incomplete, or was modified after its export.
+        EngineError: The engine is unavailable on this machine, or fails the self-check.
     """
 
     def __init__(self, path: Path | str, options: ModelOptions = DEFAULT_OPTIONS) -> None:
@@ -44,7 +44,7 @@ class SyncModel:
         self.close()
 
     def close(self) -> None:
-        """Close the model and end its thread."""
+        """Close the model and end the background thread."""
         self._run(self.model.close())
         self._stop_loop()
 

@@ -1,4 +1,4 @@
-"""Text to rows of token ids, checked and truncated to the model's length."""
+"""Conversion of texts to rows of token ids, validated and truncated to the model's length limit."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,31 +12,32 @@ from tokenizers import Encoding, Tokenizer
 from models.artifact import TOKENIZER, Artifact
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
 
-# Number of characters that are tokenised in one call.
+# Maximum number of characters per call of the tokenizer library; a longer text has its own call.
 _SLICE_CHARS = 200_000
-# Texts up to this length are tokenised with the interpreter lock held. The batch call releases it,
-# and beside busy engines getting it back takes longer than tokenising such a text.
+# A single text of up to this many characters is tokenised without releasing the GIL. The batch call
+# releases it, and reacquiring it beside busy engines takes longer than tokenising such a text.
 _SHORT_CHARS = 500
 
-# Vocabularies' spellings of the tokens that a baseline can consist of.
+# Possible spellings of each baseline token in a vocabulary, by name of the baseline.
 _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
 
 Input = TypeVar("Input")
-# Start and end of a token in its text.
+# Start and end of a token in its text; the end is exclusive.
 Span = tuple[int, int]
 OnOverflow = Literal["truncate", "truncate_left", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One input as the model sees it.
+    """Token ids of one input, as passed to the model.
 
     Attributes:
         ids: Token ids, special tokens included.
-        truncated: Whether the input had more tokens.
-        prompt_tokens: Number of leading tokens that belong to a prompt and are not pooled.
-        offsets: Span of each token in the text, in characters; None for tokens that are not part of
-            it. None if offsets were not requested, or for token ids.
+        truncated: Whether the input had too many tokens and was truncated.
+        prompt_tokens: Number of leading tokens that are not pooled: a prompt and the special tokens
+            before it. 0 if there is no prompt, or the model pools it.
+        offsets: Span of each token in the text, in characters; None for special tokens and prompt
+            tokens. The attribute is None if offsets were not requested or the input was token ids.
     """
 
     ids: Sequence[int]
@@ -50,12 +51,12 @@ class TokenizedText:
     """A text and its tokens, for display.
 
     Attributes:
-        row: The text as the model sees it.
-        tokens: Tokens as the vocabulary spells them.
-        spans: Span of each token in the text, in characters; None for special tokens and those of
-            a prompt.
-        baseline: Token ids of the same length in which a padding or mask token replaces each token
-            of the text, by the name of that token.
+        row: Token ids of the text.
+        tokens: Spelling of each token in the vocabulary.
+        spans: Span of each token in the text, in characters; None for special tokens and prompt
+            tokens.
+        baseline: Baseline token ids by name, "pad" or "mask": the ids of the row, with that token
+            in place of each token of the text. Special tokens and prompt tokens are kept.
     """
 
     row: Row
@@ -68,8 +69,8 @@ class TextTokenizer:
     """The tokenizer of an artifact. Its methods may be called from any thread.
 
     Args:
-        artifact: Has the tokenizer, the prompts and the limits.
-        max_chars: Longer texts are rejected before they are tokenised.
+        artifact: Artifact with the tokenizer, the prompts and the maximum number of tokens.
+        max_chars: Maximum number of characters per text; longer texts are not tokenised.
     """
 
     def __init__(self, artifact: Artifact, max_chars: int) -> None:
@@ -79,7 +80,7 @@ class TextTokenizer:
         self._manifest = manifest
         self._max_chars = max_chars
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        # Number of tokens per prompt that are not pooled.
+        # Number of tokens that are not pooled, by name of the prompt.
         self._skipped_tokens = {
             name: 0 if manifest.include_prompt or not text else self._prompt_tokens(text)
             for name, text in manifest.prompts.items()
@@ -93,10 +94,11 @@ class TextTokenizer:
         *,
         with_offsets: bool = False,
     ) -> list[Row]:
-        """Return the row of each text and of each list of token ids.
+        """Return the row of each text and of each list of token ids, in the order of the inputs.
 
         Raises:
-            InvalidInput: See `rows_of_texts` and `rows_of_ids`; or there is a prompt for token ids.
+            InvalidInput: An input is invalid (see `rows_of_texts` and `rows_of_ids`), or
+                `prompt_name` is given although an input is a list of token ids.
             TooLarge: A text has too many characters.
         """
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
@@ -118,17 +120,18 @@ class TextTokenizer:
         on_overflow: OnOverflow,
         with_offsets: bool = False,
     ) -> list[Row]:
-        """Return the row of each text, after the named prompt or the default prompt.
+        """Return the row of each text, with the named or the default prompt prepended.
 
         Raises:
-            InvalidInput: A text is empty, contains NUL or no token, is too long with `on_overflow`
-                "error", or the prompt is unknown.
+            InvalidInput: A text is empty, has a NUL character or has no tokens. The prompt is
+                unknown or leaves no room for the text. A text is too long, and `on_overflow` is
+                "error", or is "truncate_left" with a prompt that is not pooled.
             TooLarge: A text has too many characters.
         """
         return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]
 
     def rows_of_ids(self, inputs: Sequence[Sequence[int]], on_overflow: OnOverflow) -> list[Row]:
-        """Return the row of each list of token ids, which are used as they are.
+        """Return the row of each list of token ids; the ids are used unchanged.
 
         Raises:
             InvalidInput: A list is empty, an id is not in the vocabulary, or a list is too long
@@ -142,10 +145,10 @@ class TextTokenizer:
         return rows
 
     def tokenized_text(self, text: str, prompt_name: str | None) -> TokenizedText:
-        """Return the tokens of one text and their spans.
+        """Return the tokens, spans and baselines of one text.
 
         Raises:
-            InvalidInput: See `rows_of_texts`; a text that is too long is an error.
+            InvalidInput: The text is invalid (see `rows_of_texts`), or too long for the model.
             TooLarge: The text has too many characters.
         """
         ((row, encoding),) = self._encoded_rows([text], prompt_name, "error", with_offsets=True)
@@ -164,9 +167,10 @@ class TextTokenizer:
     def tokenize(
         self, texts: Sequence[str], prompt_name: str | None, add_special_tokens: bool, limit: int
     ) -> list[list[tuple[int, str, Span | None]]]:
-        """Return id, text and span in bytes of each token of texts, after the prompt.
+        """Return the id, text and byte span of each token of each text, with the prompt prepended.
 
-        Nothing is truncated. Special tokens have no span, and the vocabulary's spelling.
+        Texts are not truncated. Spans count UTF-8 bytes from the start of the prompt. The span of a
+        special token is None, and its text is its spelling in the vocabulary.
 
         Raises:
             InvalidInput: A text is empty or contains NUL, the prompt is unknown, or there are more
@@ -223,8 +227,8 @@ class TextTokenizer:
                 encoded.append((Row(encoding.ids, is_truncated, prompt_tokens, offsets), encoding))
         rows = [row for row, _ in encoded]
         for index, row in enumerate(rows):
-            # A prompt's last token can merge with the text's first, so a short row is encoded again
-            # without its prompt.
+            # A prompt's last token can merge with the text's first, so the text of a short row is
+            # encoded again without the prompt.
             is_short = len(row.ids) <= self._special_tokens + prompt_tokens
             if is_short and not self._has_tokens(texts[index]):
                 raise InvalidInput(
@@ -302,7 +306,7 @@ class TextTokenizer:
                 )
 
     def _prompt(self, name: str | None) -> tuple[str, int]:
-        """Return the prompt, or else the default prompt, and its tokens that are not pooled."""
+        """Return the named or default prompt, and the number of its tokens that are not pooled."""
         if name is None:
             name = self._manifest.default_prompt
         if name is None:
@@ -317,7 +321,7 @@ class TextTokenizer:
         return self._manifest.prompts[name], self._skipped_tokens[name]
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """Return the number of tokens of a prompt, leading special tokens included."""
+        """Return the number of tokens of a prompt and of the special tokens before it."""
         encoding = self._tokenizer.encode(prompt)
         return len(encoding.ids) - encoding.special_tokens_mask[-1]
 
@@ -336,14 +340,14 @@ def _panics_as_errors() -> Iterator[None]:
         yield
     except Exception:
         raise
-    except BaseException as panic:  # a panic of the Rust library is no Exception
+    except BaseException as panic:  # a panic of the Rust library is a BaseException
         raise RuntimeError("the tokenizer panicked") from panic
 
 
 def _by_index(
     inputs: Mapping[int, Input], rows_of: Callable[[Sequence[Input]], list[Row]]
 ) -> dict[int, Row]:
-    """Return the row of each input by its index in the request, which errors name too."""
+    """Return the row of each input by index in the request; errors also have that index."""
     indices = list(inputs)
     try:
         return dict(zip(indices, rows_of(list(inputs.values())), strict=True))
@@ -354,7 +358,7 @@ def _by_index(
 
 
 def _spans(encoding: Encoding, start: int) -> list[Span | None]:
-    """Return the spans of the tokens in the text, which begins at `start` of the encoded string."""
+    """Return the span of each token in the text, which begins at `start` of the encoded string."""
     return [
         None if special or end <= start else (max(begin, start) - start, end - start)
         for (begin, end), special in zip(
@@ -364,7 +368,7 @@ def _spans(encoding: Encoding, start: int) -> list[Span | None]:
 
 
 def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]:
-    # Start of each character in bytes.
+    # Byte offset of each character in UTF-8.
     starts = list(accumulate((len(char.encode()) for char in text), initial=0))
     return [
         (token_id, token, None)
@@ -381,7 +385,10 @@ def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]
 
 
 def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Slice the texts: the truncated rest of a long text takes memory until its call returns."""
+    """Yield slices of the texts for one tokenizer call each.
+
+    Tokens that the tokenizer truncates take memory until the call returns.
+    """
     start, chars = 0, 0
     for end, text in enumerate(texts):
         chars += len(text)
