@@ -19,7 +19,7 @@ log = logging.getLogger("vitrine")
 
 
 def main() -> int:
-    """Run the command line; return its exit status."""
+    """Run `vitrine-serve` and return its exit status."""
 
     def greet() -> None:
         _greet(server, settings, is_open=state.keys.is_open)
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _greet(server: Server, settings: Settings, *, is_open: bool) -> None:
-    """Log the address; the system may have chosen the port."""
+    """Log the addresses and an example request; the system may have chosen the port."""
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = json.dumps({"inputs": EXAMPLE_INPUTS})

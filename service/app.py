@@ -1,4 +1,4 @@
-"""`create_app`: settings to an ASGI application."""
+"""`create_app`, which builds the ASGI application from the settings."""
 
 import asyncio
 import gc
@@ -45,10 +45,10 @@ _METHODS = ("GET", "POST")
 
 
 def end_process(reason: str) -> None:
-    """Log the reason and end the process, so that its supervisor starts a new one."""
+    """Log the reason and terminate the process with status 1; its supervisor restarts it."""
     log.critical("%s", reason)
-    # Shortly after, so that pending responses leave; and without a normal exit, which would wait
-    # for an engine's thread that hangs.
+    # The delay lets pending responses be sent. A normal exit would wait for the thread of a hanging
+    # engine.
     asyncio.get_running_loop().call_later(0.5, os._exit, 1)
 
 
@@ -62,10 +62,12 @@ def create_app(
     Args:
         settings: All settings.
         on_ready: Called when the model is loaded and has passed its self-check.
-        on_fatal: Called with the reason when the service cannot start or its engine fails for good.
+        on_fatal: Called with the reason when the model cannot be loaded or the batcher has stopped
+            because of a failure. The process is expected to end.
 
     Raises:
-        ValueError: The API keys cannot be read.
+        OSError: The file with API keys cannot be read.
+        ValueError: The API keys are invalid.
     """
     metrics = Metrics(settings.limits.request_s)
     state = DebugState(
@@ -81,7 +83,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # Loaded beside the server: /healthz answers and /readyz returns 503 meanwhile.
+        # Loaded in the background: until then /healthz returns 200 and /readyz 503.
         loading = asyncio.create_task(_load(state, on_ready, on_fatal))
         yield
         loading.cancel()
@@ -90,7 +92,7 @@ def create_app(
         if state.model is not None:
             await state.model.close()
 
-    # FastAPI's own documentation pages load their scripts from another host.
+    # FastAPI's own documentation pages load scripts from another host; these load none.
     app = FastAPIOffline(
         redoc_url=None,
         redirect_slashes=False,
@@ -122,12 +124,12 @@ def create_app(
         slow_s=settings.server.slow_s if settings.server.access_log else None,
         is_stopping=lambda: state.stopping,
     )
-    if settings.server.cors_origins:  # outermost, so that pages can read every error
+    if settings.server.cors_origins:  # outermost, so that web pages can read every error
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.server.cors_origins,
             allow_methods=("GET", "POST"),
-            # Any, because clients add their own, as OpenAI's does with `X-Stainless-*`.
+            # All headers: clients add their own, such as `X-Stainless-*` of OpenAI's client.
             allow_headers=("*",),
             expose_headers=(*ENCODE_HEADERS, REQUEST_ID, "Retry-After", "X-Truncated-Inputs"),
         )
@@ -170,7 +172,7 @@ async def _translate_http_exception(request: Request, error: Exception) -> Respo
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes of a path; Starlette returns those of the first alone."""
+    """Return the methods of all routes of the path; Starlette returns only the first route's."""
     routes = request.app.routes
     allowed = [
         method

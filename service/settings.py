@@ -1,6 +1,7 @@
-"""All settings, frozen. The only module that reads the environment.
+"""All settings, as immutable models. No other module of `service` reads environment variables.
 
-A setting `group.name` is the variable `VITRINE_GROUP__NAME` and the option `--group.name`.
+The setting `group.name` is the environment variable `VITRINE_GROUP__NAME` and the command-line
+option `--group.name`.
 """
 
 import os
@@ -28,11 +29,12 @@ from service.logs import LogFormat
 
 Scope = Literal["encode", "debug", "metrics"]
 SCOPES: tuple[Scope, ...] = ("encode", "debug", "metrics")
-# Variables such as VITRINE_SERVICE_HOST and VITRINE_PORT_8000_TCP_ADDR.
+# Variables that Kubernetes sets for a service named vitrine, such as VITRINE_SERVICE_HOST and
+# VITRINE_PORT_8000_TCP_ADDR.
 _SERVICE_LINK = re.compile(r"VITRINE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)")
 
 
-# Host names are compared without case.
+# Stored in lower case: host names are case-insensitive.
 HostName = Annotated[str, AfterValidator(str.lower)]
 
 
@@ -45,32 +47,42 @@ class ServerSettings(_Group):
 
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free port")
-    hosts: tuple[HostName, ...] = Field((), description="Allowed host names; none: all")
+    hosts: tuple[HostName, ...] = Field(
+        (), description="Host names accepted in the Host header; none: all"
+    )
     cors_origins: tuple[str, ...] = Field(
-        (), description="Origins of web pages with access, such as `https://app.example`"
+        (), description="Allowed CORS origins, such as `https://app.example`"
     )
     log: LogFormat = Field("text", description="Log format: `text` or `json`")
     drain_s: float = Field(
-        5.0, ge=0, description="Seconds from SIGTERM, with /readyz at 503, until the port closes"
+        5.0,
+        ge=0,
+        description="Seconds after SIGTERM during which requests are still served, while /readyz "
+        "returns 503",
     )
     grace_s: int = Field(
-        20, ge=0, description="Seconds after that until requests in flight are aborted"
+        20,
+        ge=0,
+        description="Seconds after the port has closed until requests in flight are aborted",
     )
     access_log: bool = Field(False, description="Whether to log each request")
     slow_s: float = Field(
-        1.0, gt=0, description="Seconds after which the access log marks a request as slow"
+        1.0,
+        gt=0,
+        description="Duration in seconds above which the access log marks a request as slow",
     )
     gzip: bool = Field(
         False, description="Whether to compress responses for clients that accept gzip"
     )
-    tei_at_root: bool = Field(False, description="Whether to serve the routes under /tei at / too")
+    tei_at_root: bool = Field(False, description="Whether to serve the routes under /tei also at /")
 
 
 class ModelSettings(_Group):
-    """Served model."""
+    """The served model."""
 
     path: Path = Field(
-        Path("artifacts/all-MiniLM-L6-v2"), description="Artifact written by vitrine-export"
+        Path("artifacts/all-MiniLM-L6-v2"),
+        description="Folder of an artifact written by vitrine-export",
     )
     name: str | None = Field(
         None,
@@ -81,53 +93,61 @@ class ModelSettings(_Group):
 
 
 class EngineSettings(_Group):
-    """Engine that runs the graph."""
+    """Engine that runs the model's graph."""
 
-    name: str = Field("auto", description="Name of the engine, or `auto`")
+    name: str = Field("auto", description="Name of the engine; `auto`: the first usable engine")
     precision: Precision = Field(
         "float32", description="Precision of the engine: `float32`, `float16` or `bfloat16`"
     )
     threads: int = Field(
-        0, ge=0, description="Number of CPUs for an engine on CPU; 0: all of the quota"
+        0, ge=0, description="Number of CPUs for a CPU engine; 0: all CPUs available to the process"
     )
     gpu: int = Field(0, ge=0, description="Index of the GPU for the engine `cuda`")
     timeout_s: float = Field(
-        10.0, gt=0, description="Seconds after which a batch is cancelled and run in halves"
+        10.0,
+        gt=0,
+        description="Seconds after which a running batch is cancelled and retried in halves",
     )
 
 
 class BatchSettings(_Group):
-    """Batches and their queue."""
+    """Batch size and queue size."""
 
     max_cost: int = Field(
         0,
         ge=0,
-        description="Cost budget of a batch: tokens plus padded attention; 0: the engine's default",
+        description="Maximum cost of a batch in tokens, with attention; 0: the engine's default",
     )
     max_queue_tokens: int = Field(
-        1_000_000, ge=1, description="Limit of queued tokens; beyond it, requests get 429"
+        1_000_000, ge=1, description="Maximum number of queued tokens; requests beyond it get 429"
     )
 
 
 class LimitSettings(_Group):
     """Limits of a request."""
 
-    max_inputs: int = Field(2048, ge=1, description="Limit of inputs per request")
-    max_chars: int = Field(100_000, ge=1, description="Limit of characters per text")
+    max_inputs: int = Field(2048, ge=1, description="Maximum number of inputs per request")
+    max_chars: int = Field(100_000, ge=1, description="Maximum number of characters per text")
     max_token_vectors: int = Field(
-        16_384, ge=1, description="Limit of tokens per response that lists tokens or their vectors"
+        16_384,
+        ge=1,
+        description="Maximum number of tokens in a response that lists tokens or token vectors",
     )
-    max_body_bytes: int = Field(4 * 2**20, ge=1, description="Limit of bytes per request body")
+    max_body_bytes: int = Field(
+        4 * 2**20, ge=1, description="Maximum size of a request body in bytes"
+    )
     max_bodies_bytes: int = Field(
         64 * 2**20,
         ge=1,
-        description="Limit of bytes of all bodies over 64 KiB in flight; beyond it, they get 429",
+        description="Maximum total size in bytes of all request bodies over 64 KiB that are being "
+        "read; requests beyond it get 429",
     )
-    body_s: float = Field(30.0, gt=0, description="Seconds until a body must have arrived")
+    body_s: float = Field(30.0, gt=0, description="Timeout for reading a request body, in seconds")
     request_s: float = Field(
         120.0,
         gt=0,
-        description="Deadline of a request in seconds; X-Request-Timeout-Ms lowers it",
+        description="Deadline of a request in seconds; a client can shorten it with "
+        "X-Request-Timeout-Ms",
     )
 
 
@@ -135,29 +155,34 @@ class DebugSettings(_Group):
     """Gradient routes under /debug."""
 
     enabled: bool = Field(False, description="Whether the routes under /debug are enabled")
-    device: str = Field("auto", description="Device for gradients: `auto`, `cpu`, `cuda`, `cuda:1`")
+    device: str = Field(
+        "auto", description="Device for gradients, such as `auto`, `cpu`, `cuda` or `cuda:1`"
+    )
     hosts: tuple[HostName, ...] = Field(
         ("localhost", "127.0.0.1", "[::1]"),
-        description="Allowed host names of the routes under /debug",
+        description="Host names accepted in the Host header by the routes under /debug",
     )
-    max_tokens: int = Field(256, ge=3, description="Limit of tokens per text of a gradient request")
+    max_tokens: int = Field(
+        256, ge=3, description="Maximum number of tokens per text of a gradient request"
+    )
     max_token_steps: int = Field(
         131_072,
         ge=1,
-        description="Limit of tokens that a gradient request runs through the model",
+        description="Maximum cost of a gradient request: tokens that run through the model, summed "
+        "over all its evaluations",
     )
-    max_waiting: int = Field(4, ge=0, description="Limit of queued gradient requests")
+    max_waiting: int = Field(4, ge=0, description="Maximum number of queued gradient requests")
     deadline_s: float = Field(
         60.0, gt=0, description="Seconds after which a gradient job is aborted"
     )
     full_gradients: bool = Field(False, description="Whether /debug/vjp may return full gradients")
     max_jobs: int = Field(
-        1000, ge=1, description="Number of jobs after which the gradient process is replaced"
+        1000, ge=1, description="Number of jobs after which the gradient process is restarted"
     )
 
 
 def _check_key(key: SecretStr) -> SecretStr:
-    # Characters that a header can carry; a trailing newline is the usual mistake.
+    # Only characters that a header can carry. A trailing newline is a common mistake.
     if not re.fullmatch(r"[!-~]{16,}", key.get_secret_value()):
         raise ValueError("a key is at least 16 printable ASCII characters without spaces")
     return key
@@ -172,21 +197,22 @@ class ApiKey(_Group):
 
 
 class AuthSettings(_Group):
-    """API keys. Without any, everybody has access."""
+    """API keys. If there are none, everybody has access."""
 
     keys: tuple[ApiKey, ...] = Field(
-        (), description='JSON: `[{"name": "...", "key": "...", "scopes": ["encode"]}]`'
+        (), description='API keys as JSON: `[{"name": "...", "key": "...", "scopes": ["encode"]}]`'
     )
     keys_file: Path | None = Field(
-        None, description="File with the same JSON, such as a mounted secret"
+        None,
+        description="File with API keys, as JSON like `auth.keys`, such as a mounted secret",
     )
 
     def all_keys(self) -> tuple[ApiKey, ...]:
-        """Return the keys of the environment and of the file.
+        """Return the API keys of `keys` and of `keys_file` together.
 
         Raises:
-            ValueError: The file cannot be read, is invalid or writable by others, or two keys are
-                equal.
+            OSError: The keys file cannot be read.
+            ValueError: The keys file is invalid or writable by everybody, or two keys are equal.
         """
         keys = self.keys
         if self.keys_file is not None:
@@ -197,7 +223,7 @@ class AuthSettings(_Group):
 
 
 def _read_keys(file: Path) -> tuple[ApiKey, ...]:
-    # Readable by others is accepted: Docker and Kubernetes mount secrets with mode 0444 or 0644.
+    # May be readable by others: Docker and Kubernetes mount secrets with mode 0444 or 0644.
     if file.stat().st_mode & stat.S_IWOTH:
         raise ValueError(f"auth.keys_file: {file} is writable by others; run chmod o-w on it")
     try:
@@ -231,7 +257,7 @@ class Settings(BaseSettings):
     debug: DebugSettings = DebugSettings()
 
     def model_options(self) -> ModelOptions:
-        """Return the options of the served model."""
+        """Return the runtime options of the served model."""
         return ModelOptions(
             name=self.model.name,
             engine=self.engine.name,
@@ -247,7 +273,7 @@ class Settings(BaseSettings):
 
 
 def table() -> list[tuple[str, str, str]]:
-    """Return group, name and description of every setting."""
+    """Return the group, name and description of every setting."""
     rows: list[tuple[str, str, str]] = []
     for group, outer in Settings.model_fields.items():
         fields = type(outer.default).model_fields
@@ -256,15 +282,15 @@ def table() -> list[tuple[str, str, str]]:
 
 
 def variable(group: str, name: str) -> str:
-    """Return the environment variable of a setting."""
+    """Return the name of the environment variable of a setting."""
     return f"VITRINE_{group}__{name}".upper()
 
 
 def from_command_line(arguments: Sequence[str]) -> Settings:
-    """Return the settings of the environment, overridden by the options in `arguments`.
+    """Return the settings from environment variables, overridden by the options in `arguments`.
 
     Raises:
-        ValueError: A variable is no setting but looks like one, or a value is invalid.
+        ValueError: An environment variable looks like a misspelt setting, or a value is invalid.
         SystemExit: `--help` was requested, or an option is unknown.
     """
     known = {variable(group, name) for group, name, _ in table()}
@@ -275,12 +301,12 @@ def from_command_line(arguments: Sequence[str]) -> Settings:
 
 
 def _is_service_link(name: str, value: str) -> bool:
-    """Return whether Kubernetes sets this variable, as it does for a service named vitrine."""
+    """Return whether this looks like a variable that Kubernetes sets for a service."""
     return bool(_SERVICE_LINK.fullmatch(name)) or value.startswith(("tcp://", "udp://"))
 
 
 def _check_variable(name: str, known: Collection[str]) -> None:
-    """Raise a ValueError if a variable was meant as a setting."""
+    """Raise a ValueError if an unknown variable looks like a misspelt setting."""
     similar = get_close_matches(name, known, n=1, cutoff=0.9)
     if "__" in name or similar:
         hint = f"; did you mean {similar[0]}?" if similar else ""
