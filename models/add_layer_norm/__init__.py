@@ -1,9 +1,10 @@
 """The fused add + LayerNorm operator.
 
 - `op`: the operator, registered with `torch.library`, and its functional form.
-- `modules`: `LayerNorm` and `AddLayerNorm`, replacements for `torch.nn.LayerNorm`.
+- `modules`: `LayerNorm`, a replacement for `torch.nn.LayerNorm`, and `AddLayerNorm`, which fuses it
+  with the residual addition.
 - `triton_kernels`: the CUDA kernels, forward and backward.
-- `reference`: every step in numpy, forward and backward.
+- `reference`: the operator step by step in numpy, forward and backward.
 
 `models.export.onnx_graph` translates the operator to ONNX nodes.
 """

@@ -1,4 +1,4 @@
-"""`python -m models.add_layer_norm`: compare the op and its reference with autograd."""
+"""`python -m models.add_layer_norm`: compare the operator and its numpy reference with autograd."""
 
 import argparse
 import sys
@@ -12,12 +12,12 @@ from torch import Tensor
 from models.add_layer_norm import add_layer_norm, implementation, reference
 
 EPS = 1e-5
-# Bound of the float32 error, relative to the largest value.
+# Maximum error of a float32 result, relative to the largest absolute value of the exact result.
 TOLERANCE = 1e-5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the comparison; return 0 if every gradient agrees, else 1."""
+    """Print the errors of all outputs and gradients; return 1 if one is too large, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m models.add_layer_norm", description=__doc__.split(": ", 1)[1]
     )
@@ -69,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = ("y", "dx", "dresidual", "dweight", "dbias")
     for implementation_name, values in results.items():
         if values is None:
-            print(f"{implementation_name:15} not run: no CUDA device, or rows too wide for it")
+            print(
+                f"{implementation_name:15} not run: no CUDA device, Triton is not installed, or "
+                "--embedding-dim is too large for the kernels"
+            )
             continue
         for name, value, exact in zip(names, values, expected, strict=True):
             error = float((value.double() - exact).abs().max() / exact.abs().max())
@@ -84,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], dy: Tensor
 ) -> list[Tensor]:
-    """Return the output, and its gradients by x, residual, weight and bias."""
+    """Return the output, and the gradients with respect to each input for the output gradient."""
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     y = function(*leaves)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]

@@ -1,4 +1,4 @@
-"""`LayerNorm` and `AddLayerNorm`: torch modules that call the fused operator."""
+"""`LayerNorm` and `AddLayerNorm`: torch modules that call the custom operators of `op`."""
 
 import math
 
@@ -8,7 +8,7 @@ from models.add_layer_norm.op import add_layer_norm_with_sum, layer_norm
 
 
 class LayerNorm(nn.LayerNorm):
-    """`torch.nn.LayerNorm` on the op, with the same arguments, state dict, repr and errors.
+    """Replacement for `torch.nn.LayerNorm` with the same arguments, state dict, repr and errors.
 
     >>> import torch
     >>> rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
@@ -16,7 +16,7 @@ class LayerNorm(nn.LayerNorm):
     tensor([[-1.2247,  0.0000,  1.2247],
             [-1.2247,  0.0000,  1.2247]], grad_fn=...)
 
-    Each row is normalised by its own mean, independently of other rows:
+    Each row is normalised by its own mean and variance, independently of other rows:
 
     >>> numbers = torch.arange(1.0, 13.0).view(3, 4)
     >>> numbers.mean(-1)
@@ -26,7 +26,7 @@ class LayerNorm(nn.LayerNorm):
             [-1.3416, -0.4472,  0.4472,  1.3416],
             [-1.3416, -0.4472,  0.4472,  1.3416]])
 
-    Batch norm normalises along the other axis, each feature over the rows:
+    Batch norm normalises each feature (column) by its mean and variance over all rows instead:
 
     >>> nn.BatchNorm1d(4, affine=False)(numbers).round(decimals=4)
     tensor([[-1.2247, -1.2247, -1.2247, -1.2247],
@@ -35,20 +35,20 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return `input`, normalised over its last dimensions, in the same shape."""
+        """Return `input` normalised over its last dimensions, those in `normalized_shape`."""
         flat, weight, bias = _flatten(self, input)
         return layer_norm(flat, weight, bias, self.eps).view(input.shape)
 
 
 class AddLayerNorm(nn.LayerNorm):
-    """Residual addition and `LayerNorm` in one module of two inputs."""
+    """Residual addition and layer norm as one module: `layer_norm(x + residual)`."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
         """Return `layer_norm(x + residual)`, shaped as `x`."""
         return self.with_sum(x, residual)[0]
 
     def with_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `layer_norm(x + residual)` and the sum, both shaped as `x`."""
+        """Return `layer_norm(x + residual)` and `x + residual`, both shaped as `x`."""
         flat, weight, bias = _flatten(self, x)
         if flat is not x:
             if residual.shape != x.shape:
@@ -61,7 +61,7 @@ class AddLayerNorm(nn.LayerNorm):
 
 
 def _flatten(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return `x`, weight and bias with the normalised dimensions flattened to one."""
+    """Return `x`, weight and bias with the normalised dimensions flattened into one."""
     shape = norm.normalized_shape
     if tuple(x.shape[-len(shape) :]) != shape:
         expected = ", ".join(map(str, ("*", *shape)))

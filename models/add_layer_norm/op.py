@@ -1,7 +1,8 @@
-"""The fused operator: `layer_norm(x + residual)`, with the sum as a second result.
+"""The fused operator: it returns `layer_norm(x + residual)` and `x + residual`.
 
-It is registered with `torch.library`, so that autograd, `torch.compile` and `torch.export` see one
-operator. It has two implementations: ATen kernels on any device, and Triton kernels on CUDA.
+The operator is registered with `torch.library`, so that autograd, `torch.compile` and
+`torch.export` see a single node. It has two implementations: ATen kernels on any device, and Triton
+kernels on CUDA.
 """
 
 import importlib.util
@@ -17,16 +18,17 @@ from torch.library import (
     register_fake,
 )
 
-# The library object must outlive its registrations.
+# Global, because the operators are unregistered when the library object is deleted.
 _LIBRARY = Library("vitrine", "DEF")
 
-# eps has no default: the dispatcher drops arguments equal to their default, and the exporter's
-# translation needs eps.
+# eps has no default: the dispatcher drops arguments equal to their default, but the translation to
+# ONNX needs eps.
 _LIBRARY.define(
     "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps)"
     " -> (Tensor y, Tensor sum)"
 )
-# A separate op, because the sum would be an alias of x, which ops must not return.
+# A separate op, because without a residual the sum would be x itself, and an op must not return an
+# alias of its input.
 _LIBRARY.define("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
 _LIBRARY.define(
     "layer_norm_backward(Tensor dy, Tensor? dsum, Tensor sum, Tensor? weight, float eps)"
@@ -35,12 +37,12 @@ _LIBRARY.define(
 
 Implementation = Literal["aten", "triton"]
 
-# Checked once; Triton is imported on first use only.
+# Checked once. Triton itself is imported on first use.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Return `layer_norm(x)` over the last dimension; arguments are those of `add_layer_norm`."""
+    """Return `layer_norm(x)` over the last dimension; see `add_layer_norm` for the arguments."""
     if _is_transformed():
         _check(x, None, weight, bias)
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -60,8 +62,8 @@ def add_layer_norm(
         eps: Constant added to the variance.
 
     Returns:
-        Tensor `(..., D)` in the dtype of `x`. The sum is rounded to that dtype; its statistics are
-        computed from the rounded sum in float32 (float64 for float64 input).
+        Tensor `(..., D)` in the dtype of `x`. The sum `x + residual` is rounded to that dtype; its
+        mean and variance are computed from the rounded sum in float32 (float64 for float64 input).
 
     Raises:
         RuntimeError: The shapes or dtypes do not match.
@@ -74,9 +76,9 @@ def add_layer_norm(
 def add_layer_norm_with_sum(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return `layer_norm(x + residual)` and `x + residual`, the residual of the next sublayer.
+    """Return `layer_norm(x + residual)` and `x + residual`, both shaped as `x`.
 
-    Arguments and errors are those of `add_layer_norm`.
+    See `add_layer_norm` for the arguments and errors.
     """
     if _is_transformed():
         _check(x, residual, weight, bias)
@@ -87,12 +89,17 @@ def add_layer_norm_with_sum(
 
 
 def _is_transformed() -> bool:
-    """Return whether a `torch.func` transform is active: it cannot trace registered ops."""
+    """Return whether a `torch.func` transform is active, which cannot trace custom ops."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def implementation(x: Tensor, *, backward: bool = False) -> Implementation:
-    """Return the implementation for tensors like `x` `(..., D)`."""
+    """Return the implementation that is used for the device, dtype and width of `x` `(..., D)`.
+
+    Args:
+        x: Input of the operator.
+        backward: Whether to return that of the backward pass instead of the forward pass.
+    """
     if not x.is_cuda or x.dtype == torch.float64 or not _HAS_TRITON:
         return "aten"
     from models.add_layer_norm import triton_kernels
@@ -104,9 +111,9 @@ def implementation(x: Tensor, *, backward: bool = False) -> Implementation:
 def _is_valid(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None
 ) -> bool:
-    """Return whether all inputs match.
+    """Return whether the shapes and dtypes of all inputs match.
 
-    Fast path for the common case: `_check` gives the precise error, but costs as much as
+    Fast path for the common case: `_check` raises the precise error, but takes as long as
     normalising a row.
     """
     width = x.shape[-1:]
@@ -133,7 +140,7 @@ def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
             x.dim() == residual.dim(),
             lambda: f"residual and x differ in shape: {tuple(residual.shape)}, {tuple(x.shape)}",
         )
-        # Compared size by size, so that torch.export learns that they are equal.
+        # Compared axis by axis, so that torch.export learns that the sizes are equal.
         for axis in range(x.dim()):
             torch._check(
                 x.size(axis) == residual.size(axis),
@@ -156,7 +163,8 @@ def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
             )
 
 
-# Kernels for any device and for CUDA. ATen accumulates bfloat16 and float16 in float32.
+# Implementations for any device (`_aten*`) and for CUDA (`_cuda*`). ATen accumulates bfloat16 and
+# float16 in float32.
 
 
 def _aten(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -177,7 +185,7 @@ def _aten_add(
 def _gradients(
     dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients by `reference.closed_form` in torch, which is differentiable again."""
+    """Return dx, dweight and dbias by `reference.closed_form`, in differentiable functions."""
     D = total.shape[-1]
     wide = torch.promote_types(total.dtype, torch.float32)
     s, g = total.to(wide), dy.to(wide)  # (..., D)
@@ -196,7 +204,10 @@ def _gradients(
 def _aten_gradients(
     dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients by ATen's kernel, in float32: it sums dweight in the input's dtype."""
+    """Return dx, dweight and dbias, computed by ATen's kernel.
+
+    Inputs are converted to float32 first, because the kernel sums dweight in its input's dtype.
+    """
     shape = [total.shape[-1]]
     wide = torch.promote_types(total.dtype, torch.float32)
     s, g = total.to(wide).contiguous(), dy.to(wide).contiguous()  # (..., D)
@@ -250,7 +261,7 @@ for _name, _anywhere, _on_cuda in (
 ):
     _LIBRARY.impl(_name, _anywhere, "CompositeExplicitAutograd")
     _LIBRARY.impl(_name, _on_cuda, "CUDA")
-    # float32, as in torch's own autocast of layer_norm.
+    # Autocast runs these ops in float32, like torch's own layer_norm.
     for _device in ("cpu", "cuda"):
         register_autocast(f"vitrine::{_name}", _device, torch.float32, lib=_LIBRARY)
 
@@ -292,11 +303,12 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401
 
 
 def _backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None = None) -> Any:  # noqa: ANN401
-    """Return the gradients by x, weight and bias."""
+    """Return the gradients with respect to `x`, weight and bias; None for a missing parameter."""
     if dy is None:
         return dsum, None, None
     total, weight, bias = ctx.saved_tensors
-    # The backward op has no gradient of its own: with create_graph=True, plain torch replaces it.
+    # The backward op is not differentiable. With create_graph=True (gradients enabled here),
+    # differentiable torch functions replace it.
     backward_op = torch.ops.vitrine.layer_norm_backward.default
     gradients = _gradients if torch.is_grad_enabled() else backward_op
     dx, dweight, dbias = gradients(dy, dsum, total, weight, ctx.eps)
@@ -317,7 +329,10 @@ def _backward_of_add(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Any:  
 
 
 def _backward_of_backward(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
-    raise RuntimeError("vitrine::layer_norm_backward has no gradient; use create_graph=True")
+    raise RuntimeError(
+        "vitrine::layer_norm_backward is not differentiable; for second derivatives, compute the "
+        "first ones with create_graph=True"
+    )
 
 
 register_autograd("vitrine::layer_norm", _backward_of_norm, setup_context=_save, lib=_LIBRARY)

@@ -1,26 +1,27 @@
-"""Add + LayerNorm in numpy, step by step, forward and backward: explanation and test oracle.
+"""Add + LayerNorm in numpy, step by step, forward and backward: an explanation and a test oracle.
 
-Every step is a named value with its shape in the margin; D is the normalised width, and `...` are
+Every step is a named value, with its shape in a comment; D is the normalised width, and `...` are
 any leading axes. All arithmetic is in the dtype of `x`, float64 or float32.
 
 Source: Ba et al. 2016, arXiv:1607.06450. The backward pass applies the chain rule to one forward
 step at a time, in reverse.
 
-Wrong formulas found in print; each fails a test in tests/models/test_reference.py:
+The following published formulas are wrong, as tests/models/test_reference.py shows:
 
 - dgamma and dbeta as sums over the features. They are sums over all leading axes, because all rows
-  share gamma. With as many rows as features, the wrong sum has the right shape.
-- dgamma from the output, or from the incoming gradient alone. It is the sum of dout * xhat.
-- dx = gamma / sqrt(var + eps) * (1 - 1/D) * y * (1 - y). This is the derivative of a sigmoid: it
-  depends on beta, unlike the true gradient, and ignores dout.
-- dx element by element. The Jacobian is dense, -(1 + xhat_i xhat_j) / (D sigma) off its diagonal,
-  with sigma = sqrt(var + eps), not sqrt(var).
-- gamma indexed by row. It is indexed by feature: equal rows have equal results.
-- var as mean(x^2) - mean(x)^2. It cancels in float32: the row 40000, 40001, 40002, 40003 has the
-  variance 1.25, and the difference of squares has no correct digit.
-- Examples with a non-zero gradient of the summed output. With gamma of ones it is zero, because
-  each row of the output has a constant sum.
-- A norm of two features other than -1 and +1.
+  share gamma and beta. With as many rows as features, the wrong sum has the right shape.
+- dgamma as the sum of out or of dout * out. It is the sum of dout * xhat.
+- dx = gamma / sqrt(var + eps) * (1 - 1/D) * out * (1 - out). This has the form of a sigmoid's
+  derivative: it depends on beta, unlike the true gradient, and ignores dout.
+- dx computed for each element separately. The Jacobian is dense: its off-diagonal elements are
+  -(1 + xhat_i xhat_j) / (D sigma), with sigma = sqrt(var + eps), not sqrt(var).
+- gamma indexed by row. It is indexed by feature, so that equal rows have equal outputs.
+- var = mean(x^2) - mean(x)^2. The subtraction cancels in float32: the row 40000, 40001, 40002,
+  40003 has the variance 1.25, of which the difference has no correct digit.
+- A non-zero dx for the loss sum(out), with gamma of ones. That dx is zero, because each row of the
+  output has a constant sum.
+- Outputs other than -1 and +1 for a row of two different features, with eps = 0, gamma of ones and
+  beta of zeros.
 """
 
 from typing import NamedTuple
@@ -32,7 +33,7 @@ Array = NDArray[np.floating]
 
 
 class ForwardSteps(NamedTuple):
-    """The sum and the ten steps of its norm."""
+    """The sum `x + residual` and the ten steps of its layer norm."""
 
     x: Array  #        (..., D)  0. x + residual
     mean: Array  #     (..., 1)  1. mean over D
@@ -48,7 +49,7 @@ class ForwardSteps(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Values of the forward pass for the backward pass."""
+    """Values of the forward pass that the backward pass needs, named as in `ForwardSteps`."""
 
     xhat: Array  #     (..., D)
     gamma: Array  #    (D,)
@@ -62,34 +63,38 @@ class Cache(NamedTuple):
 
 
 class BackwardSteps(NamedTuple):
-    """The twelve steps of the backward pass, each the gradient of the loss by the named value."""
+    """The twelve steps of the backward pass.
+
+    Each field is the gradient of the loss with respect to the forward value in its name. `dxmu1`
+    and `dxmu2` are the two parts of `dxmu`; `dx2` is the part of `dx` through the mean.
+    """
 
     dbeta: Array  #     (D,)      1. sum of dout over every leading axis
     dgamma: Array  #    (D,)      2. sum of dout * xhat over every leading axis
     dxhat: Array  #     (..., D)  3. dout * gamma
     divar: Array  #     (..., 1)  4. sum of dxhat * xmu over D
-    dxmu1: Array  #     (..., D)  5. dxhat * ivar: through xhat = xmu * ivar
+    dxmu1: Array  #     (..., D)  5. dxhat * ivar: the path through xhat = xmu * ivar
     dsqrtvar: Array  #  (..., 1)  6. -divar / sqrtvar^2
     dvar: Array  #      (..., 1)  7. dsqrtvar / (2 sqrtvar)
     dsq: Array  #       (..., D)  8. dvar / D, the same for every element
-    dxmu2: Array  #     (..., D)  9. 2 xmu dsq: through sq = xmu^2
+    dxmu2: Array  #     (..., D)  9. 2 xmu dsq: the path through sq = xmu^2
     dxmu: Array  #      (..., D) 10. dxmu1 + dxmu2: both paths into xmu
-    dmu: Array  #       (..., 1)     -sum of dxmu over D: through xmu = x - mean
+    dmu: Array  #       (..., 1)     -sum of dxmu over D: with respect to mean
     dx2: Array  #       (..., D) 11. dmu / D, the same for every element
-    dx: Array  #        (..., D) 12. dxmu + dx2; the residual's gradient is the same
+    dx: Array  #        (..., D) 12. dxmu + dx2; the gradient of the residual equals it
 
 
 def forward_steps(
     x: Array, gamma: Array, beta: Array, eps: float, residual: Array | None = None
 ) -> ForwardSteps:
-    """Return every step of `gamma * norm(x + residual) + beta`.
+    """Return every step of the forward pass, `gamma * norm(x + residual) + beta`.
 
     Args:
-        x: `(..., D)`.
+        x: Input, `(..., D)`.
         gamma: Scale, `(D,)`.
         beta: Shift, `(D,)`.
         eps: Constant added to the variance.
-        residual: `(..., D)`; None: no residual.
+        residual: Second input, shaped as `x`; None: no residual.
 
     Raises:
         ValueError: The shapes do not match.
@@ -102,8 +107,8 @@ def forward_steps(
     total = x if residual is None else x + residual
     mean = total.mean(-1, keepdims=True)
     xmu = total - mean
-    # The mean of the deviations is the rounding error of a large mean. After its subtraction, the
-    # deviations of a row around 1e6 are exact to the last digits.
+    # A large mean has a rounding error, which is the mean of the deviations. After its subtraction,
+    # the deviations of a row around 1e6 are correct to the last digits.
     mean_error = xmu.mean(-1, keepdims=True)
     mean, xmu = mean + mean_error, xmu - mean_error
     sq = xmu**2
@@ -120,7 +125,7 @@ def forward_steps(
 def forward(
     x: Array, gamma: Array, beta: Array, eps: float, residual: Array | None = None
 ) -> tuple[Array, Cache]:
-    """Return the output `(..., D)` and the cache; arguments are those of `forward_steps`."""
+    """Return the output `(..., D)` and the cache for `backward`; see `forward_steps`."""
     steps = forward_steps(x, gamma, beta, eps, residual)
     cache = Cache(
         steps.xhat, gamma, steps.xmu, steps.ivar, steps.sqrtvar, steps.var, eps, steps.mean, steps.x
@@ -129,7 +134,12 @@ def forward(
 
 
 def backward_steps(dout: Array, cache: Cache) -> BackwardSteps:
-    """Return every step from the gradient by the output, `dout` `(..., D)`, to `dx`."""
+    """Return every step of the backward pass.
+
+    Args:
+        dout: Gradient of the loss with respect to the output, `(..., D)`.
+        cache: Values from `forward`.
+    """
     D = dout.shape[-1]
     leading = tuple(range(dout.ndim - 1))
     dbeta = dout.sum(leading)
@@ -151,15 +161,15 @@ def backward_steps(dout: Array, cache: Cache) -> BackwardSteps:
 
 
 def backward(dout: Array, cache: Cache) -> tuple[Array, Array, Array]:
-    """Return `(dx, dgamma, dbeta)`; arguments are those of `backward_steps`."""
+    """Return `(dx, dgamma, dbeta)`; see `backward_steps` for the arguments."""
     steps = backward_steps(dout, cache)
     return steps.dx, steps.dgamma, steps.dbeta
 
 
 def closed_form(dout: Array, cache: Cache) -> Array:
-    """Return dx `(..., D)` by the formula of the kernels.
+    """Return dx `(..., D)` by the single formula that the Triton kernels use.
 
-    dx = ivar * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)), means over D.
+    dx = ivar * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)), with means over D.
     """
     dxhat = dout * cache.gamma
     projection = (dxhat * cache.xhat).mean(-1, keepdims=True)
@@ -168,9 +178,10 @@ def closed_form(dout: Array, cache: Cache) -> Array:
 
 
 def jacobian_form(dout: Array, cache: Cache) -> Array:
-    """Return dx `(..., D)` as a product with the norm's Jacobian, D x D per row.
+    """Return dx `(..., D)` as the product of gamma * dout and the Jacobian, D x D per row.
 
-    dx = (gamma * dout) J / (D sigma), J = D I - 1 - xhat (x) xhat, sigma = sqrt(var + eps).
+    dx = (gamma * dout) J / (D sigma) with J = D I - 1 - outer(xhat, xhat), sigma = sqrt(var + eps).
+    I is the identity matrix, and 1 the matrix of ones.
     """
     D = dout.shape[-1]
     outer = cache.xhat[..., :, None] * cache.xhat[..., None, :]  # (..., D, D)

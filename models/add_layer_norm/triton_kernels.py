@@ -1,12 +1,13 @@
-"""Triton kernels of the op for CUDA. Imported on first use only.
+"""Triton kernels of the fused operator for CUDA. Imported on first use only.
 
-Forward and backward are memory-bound: each tensor is read or written once, rows stay in registers,
-and statistics are float32 for every dtype. Results are deterministic, and do not depend on the
-other rows of a batch: the configuration depends on D alone, the gradients of weight and bias are
-summed in a fixed order, and there are no atomics.
+Forward and backward are memory-bound: each tensor is read or written once, and a row stays in
+registers. Mean and variance are float32 for every dtype. Results are deterministic, and those of a
+row do not depend on other rows: block size and number of warps depend on D alone, the gradients of
+weight and bias are summed in a fixed order, and there are no atomics.
 
-Memory traffic of N rows of D elements of e bytes: forward 4NDe (read x, residual; write y, sum),
-backward 3NDe, or 4NDe with a gradient of the sum (read dy, dsum, sum; write dx), plus partial sums.
+Memory traffic for N rows of D elements of e bytes, in bytes: forward 4NDe (read x and residual;
+write y and sum); backward 3NDe (read dy and sum; write dx), or 4NDe with a gradient of the sum
+(read dsum too), plus the partial sums of dweight and dbias.
 """
 
 import torch
@@ -14,20 +15,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A row must fit in the registers of one program.
+# Maximum width of a row, which must fit in the registers of one program.
 MAX_FORWARD_D = 16384
 MAX_BACKWARD_D = 8192
-# Maximum number of programs in the backward pass, each with a partial sum of dweight and dbias.
+# Maximum number of programs in the backward pass; each writes one partial sum of dweight and dbias.
 # Independent of the number of multiprocessors, so that every device sums in the same order.
 MAX_PARTIALS = 256
+# Number of columns per program of the kernel that adds the partial sums.
 _REDUCED_COLUMNS = 64
 
 
 @triton.jit
 def _centre(s, mask, D):
-    """Return the deviations from the mean and the variance of a row `(BLOCK,)`, float32.
+    """Return a row's deviations from its mean `(BLOCK,)` and its variance, both float32.
 
-    The mean is refined once: the rounding error of a large mean is subtracted as well.
+    The mean of the deviations, which is the rounding error of a large mean, is subtracted too.
     """
     d = tl.where(mask, s - tl.sum(s, 0) / D, 0.0)
     d = tl.where(mask, d - tl.sum(d, 0) / D, 0.0)
@@ -49,19 +51,19 @@ def _forward_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # 64 bits, because offsets exceed 32 bits from 2^31 elements on.
+    # 64-bit, because 32-bit offsets overflow at 2^31 elements.
     row = tl.program_id(0).to(tl.int64) * D
     columns = tl.arange(0, BLOCK)
     mask = columns < D
     s = tl.load(x_ptr + row + columns, mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         s += tl.load(residual_ptr + row + columns, mask, other=0.0).to(tl.float32)
-        # Rounded to the stored dtype, so that the statistics are those of the stored sum.
+        # Rounded to the stored dtype, so that mean and variance are those of the stored sum.
         stored = s.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + row + columns, stored, mask)
         s = stored.to(tl.float32)
     d, var = _centre(s, mask, D)
-    # The compiler types a Python float as float64 and would compute the root in float64.
+    # Cast, because the compiler would treat eps as float64 and compute the root in float64.
     y = d * (1.0 / tl.sqrt_rn(var + tl.cast(eps, tl.float32)))
     if HAS_WEIGHT:
         y *= tl.load(weight_ptr + columns, mask, other=0.0).to(tl.float32)
@@ -77,8 +79,8 @@ def _backward_kernel(
     sum_ptr,  # (N, D)
     weight_ptr,  # (D,), read if HAS_WEIGHT
     dx_ptr,  # (N, D)
-    dweight_ptr,  # (G, D) float32, a partial sum for each program
-    dbias_ptr,  # (G, D) float32, likewise
+    dweight_ptr,  # (G, D) float32, one partial sum for each of G programs
+    dbias_ptr,  # (G, D) float32, one partial sum for each of G programs
     N,
     D,
     rows_per_program,
@@ -99,7 +101,7 @@ def _backward_kernel(
         row = index * D
         s = tl.load(sum_ptr + row + columns, mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row + columns, mask, other=0.0).to(tl.float32)
-        # The row is loaded anyway: recomputing its statistics costs less than reading them.
+        # Mean and variance are recomputed from the loaded row, which costs less than reading them.
         d, var = _centre(s, mask, D)
         rstd = 1.0 / tl.sqrt_rn(var + tl.cast(eps, tl.float32))
         xhat = d * rstd
@@ -136,13 +138,13 @@ def _reduce_kernel(
 def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return `layer_norm(x + residual)` and the sum; without a residual the sum is `x`.
+    """Return `layer_norm(x + residual)` and `x + residual`; without a residual, the latter is `x`.
 
     Args:
         x: `(..., D)`, D at most `MAX_FORWARD_D`.
-        residual: `(..., D)` or None.
-        weight: `(D,)` or None.
-        bias: `(D,)` or None.
+        residual: `(..., D)`; None: zeros.
+        weight: `(D,)`; None: ones.
+        bias: `(D,)`; None: zeros.
         eps: Constant added to the variance.
     """
     D = x.shape[-1]
@@ -175,17 +177,19 @@ def forward(
 def backward(
     dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients by x (equal to that by the residual), weight and bias.
+    """Return dx, dweight and dbias: the gradients with respect to x, weight and bias.
+
+    The gradient with respect to the residual equals dx.
 
     Args:
-        dy: Gradient by the norm, `(..., D)`, D at most `MAX_BACKWARD_D`.
-        dsum: Gradient by the sum, `(..., D)`, or None.
-        total: Sum from the forward pass, `(..., D)`.
-        weight: `(D,)` or None.
-        eps: Constant of the forward pass.
+        dy: Gradient with respect to the normalised output, `(..., D)`, D at most `MAX_BACKWARD_D`.
+        dsum: Gradient with respect to the sum, the second output, `(..., D)`; None: zeros.
+        total: Sum `x + residual` from the forward pass, `(..., D)`.
+        weight: `(D,)`; None: ones.
+        eps: Constant added to the variance in the forward pass.
 
     Returns:
-        dx `(..., D)` in the dtype of the sum; dweight and dbias `(D,)` in float32.
+        dx `(..., D)` in the dtype of `total`; dweight and dbias `(D,)` in float32.
     """
     D = total.shape[-1]
     rows = total.numel() // D if D else 0
@@ -224,5 +228,5 @@ def backward(
 
 
 def warps(D: int) -> int:
-    """Return the number of warps per row: about eight elements per thread, from D alone."""
+    """Return the number of warps per program: one for every 256 elements of a row, from 1 to 16."""
     return min(16, max(1, triton.next_power_of_2(D) // 256))
