@@ -71,7 +71,9 @@ def flow(
     _check_rows(model, rows)
     check_objective(objective, len(rows), model.network.width)
     if emulate is not None and emulate not in EMULATED:
-        raise ValueError(f"emulate {emulate!r} is not one of {sorted(EMULATED)}")
+        raise ValueError(
+            f"unknown precision emulate={emulate!r}; allowed: {', '.join(sorted(EMULATED))}"
+        )
     if not 0 < loss_scale < math.inf:
         raise ValueError(f"loss_scale is {loss_scale}; it must be positive and finite")
 
@@ -158,7 +160,7 @@ def _fraction(mask: Tensor) -> float:
 
 
 # Maps the index of each row with a non-finite number to the index of its first non-finite token.
-# The key is None if the number belongs to no single row, the value if it belongs to no single token.
+# The key is None if the number belongs to no single row; the value, if to no single token.
 _Bad = dict[int | None, int | None]
 
 

@@ -1,10 +1,12 @@
-"""Verdicts on implementations of add + LayerNorm, separate for forward and backward.
+"""Verdicts on implementations of add + LayerNorm, separate for forward and backward pass.
 
-`judge` compares them with the float64 reference, on rows of the caller or of `draw`.
+`judge` compares implementations with the float64 reference, on given rows or on random rows from
+`draw`.
 
-The accuracy of an implementation depends on the row: one around 40000 with a standard deviation of
-1 has lost five digits before its norm is computed. So bounds scale with a row's condition, its
-largest magnitude over sqrt(var + eps). Larger errors, as of a variance from squares, fail.
+The attainable accuracy depends on the row. The deviations of a row around 40000 with a standard
+deviation of 1 have five digits fewer than its elements. So bounds scale with the row's condition
+number, max|x| / sqrt(var + eps). Larger errors fail, such as those of a variance computed as
+mean(x^2) - mean(x)^2.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +21,14 @@ from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Impleme
 from models.gradients.results import Comparison, ImplementationVerdict, Invariant, Phase
 
 MAX_ELEMENTS = 4096
-# torch's default, rounded to float32 like the attribute of a graph.
+# PyTorch's default, rounded to float32 like the attribute `epsilon` of an ONNX node.
 EPS = float(np.float32(1e-5))
-# Number of random sign vectors along which slopes are taken. Single coordinates would cost N D
-# passes.
+# Number of random sign vectors along which directional derivatives are taken. Derivatives along
+# every coordinate would cost N D forward passes.
 DIRECTIONS = 8
 
 
-# Distributions of rows. Each is drawn twice, for x and for the residual.
+# Distributions of rows. `draw` samples x and the residual independently.
 
 DISTRIBUTIONS: dict[Distribution, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
     "normal": lambda rng, shape: rng.normal(size=shape),
@@ -41,23 +43,26 @@ DISTRIBUTIONS: dict[Distribution, Callable[[np.random.Generator, tuple[int, int]
 
 
 class _Exact(NamedTuple):
-    """The steps in float64, and the error that the dtype of the operands allows.
+    """The steps in float64, and quantities for error bounds in the dtype of the operands.
 
-    Let u be the dtype's unit roundoff and r the roundings of a sum of D numbers and a few more.
-    The sum with the residual and the mean are off by r u max|x| at most. Over sqrt(var + eps) that
-    is the error of xhat and, because mean(xhat^2) <= 1, the relative error of ivar. All else is
-    relative. So with the condition kappa = max|x| / sqrt(var + eps), xhat_i is off by
-    t (1 + |xhat_i|) at most, and ivar by t ivar, where t = r u (1 + kappa).
+    Let u be the dtype's unit roundoff, and r the number of rounding errors of a sum of D numbers,
+    plus a few for other operations. The sum of x and residual, and the mean, have errors of at most
+    r u max|x|. Divided by sqrt(var + eps), this is the error of xhat and, because
+    mean(xhat^2) <= 1, the relative error of ivar. All other rounding errors are relative. So with
+    the condition number kappa = max|x| / sqrt(var + eps) and t = r u (1 + kappa), the error of
+    xhat_i is at most t (1 + |xhat_i|), and the error of ivar is at most t ivar.
     """
 
     forward: reference.ForwardSteps
     backward: reference.BackwardSteps
     t: Array  #      (N, 1)
-    reach: Array  #  (N, 1) ivar mean(|dxhat| (1 + |xhat|)): the means in dx are at most that
+    reach: Array  #  (N, 1) ivar mean(|dxhat| (1 + |xhat|)), a bound of the means in dx
 
 
 def _roundings(terms: int) -> float:
-    """Return the roundings of a sum, which act as random ones, plus 4.
+    """Return the effective number of rounding errors of a sum, plus 4 for other operations.
+
+    Independent rounding errors of n terms add up to about sqrt(n) of them.
 
     Source: Higham and Mary 2019, doi:10.1137/18M1226312.
     """
@@ -76,13 +81,15 @@ def _exact(operands: Operands, dout: Array) -> _Exact:
 
 
 def _bounds(exact: _Exact, operands: Operands, dout: Array) -> dict[str, Array]:
-    """Return the error bound of each value, in the value's shape."""
+    """Return the error bounds of output and gradients, each in the shape of its array."""
     epsilon = np.finfo(operands.x.dtype).eps
     over_rows = _roundings(len(dout)) * epsilon / 2
     size, xhat = np.abs(dout.astype(np.float64)), np.abs(exact.forward.xhat)  # (N, D)
     of_xhat = exact.t * (1 + xhat)
-    # dx = ivar (dxhat - m1 - xhat m2), where |m1|, |m2| <= reach / ivar. In units of t reach: ivar
-    # and rounding 1 + |xhat| each, m1 1, xhat 1 + |xhat|, m2 2 |xhat|. Plus twice t ivar |dxhat|.
+    # dx = ivar (dxhat - m1 - xhat m2), where m1 = mean(dxhat), m2 = mean(dxhat xhat) and
+    # |m1|, |m2| <= reach / ivar. Errors in units of t reach: 1 + |xhat| from ivar, 1 + |xhat| from
+    # rounding, 1 from m1, 1 + |xhat| from xhat, 2 |xhat| from m2. The term ivar dxhat adds
+    # 2 t ivar |dxhat|.
     own = 2 * exact.t * exact.forward.ivar * np.abs(exact.backward.dxhat)
     dx = own + 5 * exact.t * exact.reach * (1 + xhat)
     shifted = np.abs(exact.forward.gammax) + np.abs(operands.beta)
@@ -96,26 +103,31 @@ def _bounds(exact: _Exact, operands: Operands, dout: Array) -> dict[str, Array]:
 
 
 class _Slope(NamedTuple):
-    """A central difference of sum(out * dout) in float64, as one of the operands moves."""
+    """Directional derivative of sum(out * dout), by a central difference in float64."""
 
     gradient: str  #  "dx", "dgamma" or "dbeta"
-    along: Array  #   which way, in the shape of the gradient
-    slope: float
-    bound: float
+    along: Array  #   direction, in the shape of the gradient
+    slope: float  #   the directional derivative
+    bound: float  #   error bound of `slope`
 
 
 def slopes_along(operands: Operands, dout: Array) -> Iterator[_Slope]:
-    """Yield slopes of float64 operands along `DIRECTIONS` directions by x, gamma and beta each."""
+    """Yield directional derivatives, `DIRECTIONS` each with respect to x, gamma and beta.
+
+    Args:
+        operands: Operands in float64.
+        dout: Gradient with respect to the output, `(N, D)`.
+    """
     exact = _exact(operands, dout)
     bounds = _bounds(exact, operands, dout)
-    # The rounding error scales with 1 / step, the curvature error with step^2.
+    # The rounding error scales with 1 / step, the truncation error with step^2.
     step = np.cbrt(exact.t[np.isfinite(exact.t)].max(initial=np.finfo(np.float64).eps))
     rounding = (np.abs(dout) * bounds["out"]).sum() / step
-    # Along signs, in units of sqrtvar, the third derivative of xhat_i is within 6 (|xhat_i| + 2).
-    bending = step**2 * (np.abs(exact.backward.dxhat) * (np.abs(exact.forward.xhat) + 2)).sum()
+    # Along a sign vector times sqrtvar, the third derivative of xhat_i is at most 6 (|xhat_i| + 2).
+    truncation = step**2 * (np.abs(exact.backward.dxhat) * (np.abs(exact.forward.xhat) + 2)).sum()
     rng = np.random.default_rng(0)
-    for name, unit, curved in (
-        ("x", exact.forward.sqrtvar, bending),
+    for name, unit, truncated in (
+        ("x", exact.forward.sqrtvar, truncation),
         ("gamma", np.ones(1), 0.0),
         ("beta", np.ones(1), 0.0),
     ):
@@ -125,10 +137,10 @@ def slopes_along(operands: Operands, dout: Array) -> Iterator[_Slope]:
             ahead, behind = (
                 _forward(operands._replace(**{name: at + way * along})) for way in (step, -step)
             )
-            # Subtracted before summing: a difference of two sums would cancel.
+            # Subtract before summing: a difference of two sums would lose digits by cancellation.
             slope = ((ahead - behind) * dout).sum() / (2 * step)
             own = (np.abs(along) * bounds[f"d{name}"]).sum()
-            yield _Slope(f"d{name}", along, float(slope), float(rounding + curved + own))
+            yield _Slope(f"d{name}", along, float(slope), float(rounding + truncated + own))
 
 
 def _forward(operands: Operands) -> Array:
@@ -137,7 +149,7 @@ def _forward(operands: Operands) -> Array:
 
 
 def _share(error: Array, bound: Array) -> Array:
-    """Return error over bound, 0 without an error. `argmax` treats NaN as the largest share."""
+    """Return error / bound, or 0 where the error is 0. `argmax` treats NaN as the largest."""
     return np.where(error == 0, 0.0, error / bound)
 
 
@@ -147,7 +159,10 @@ _ALONG_XHAT = "sum(dx xhat) = ivar sum(dxhat xhat) eps / (var + eps)"
 
 
 def invariants_of(run: Implementation, operands: Operands, dout: Array) -> tuple[Invariant, ...]:
-    """Return the invariants of an implementation, run without gamma and beta to obtain xhat."""
+    """Check the invariants of an implementation.
+
+    The implementation runs with gamma of ones and beta of zeros, so that its output is xhat.
+    """
     ones, zeros = np.ones_like(operands.gamma), np.zeros_like(operands.beta)
     plain, dxhat = operands._replace(gamma=ones, beta=zeros), dout * operands.gamma
     out, gradients = run(plain, dxhat)
@@ -155,7 +170,7 @@ def invariants_of(run: Implementation, operands: Operands, dout: Array) -> tuple
     t, D = exact.t, dout.shape[-1]
     _, _, _, _, var, var_eps, _, ivar, xhat, _, _ = exact.forward
     checks: list[tuple[str, Phase, Array, Array]] = []
-    # The bounds follow from those of xhat_i and dx_i, with mean(xhat^2) <= 1.
+    # These bounds follow from the bounds of xhat_i and dx_i, and from mean(xhat^2) <= 1.
     if not isinstance(out, str):
         wide = out.astype(np.float64)
         spread = _sum(wide**2) / D - var / var_eps
@@ -165,7 +180,7 @@ def invariants_of(run: Implementation, operands: Operands, dout: Array) -> tuple
         ]
     if not isinstance(gradients, str):
         dx, bound = gradients["dx"].astype(np.float64), 12 * D * t * exact.reach
-        # The exact xhat, so that errors of the forward pass do not count in the backward pass.
+        # The exact xhat: errors of the forward pass must not count for the backward pass.
         along = _sum(dx * xhat) - ivar * _sum(dxhat * xhat) * operands.eps / var_eps
         checks += [
             ("sum(dx) = 0", "backward", _sum(dx), bound),
@@ -193,23 +208,25 @@ def _sum(values: Array) -> Array:
 def judge(
     operands: Operands, dout: Array, implementations: Mapping[str, Implementation] = IMPLEMENTATIONS
 ) -> tuple[ImplementationVerdict, ...]:
-    """Return two verdicts on each implementation: on its forward pass and on its backward pass.
+    """Judge the forward pass and the backward pass of each implementation.
+
+    In float64, gradients are also compared with finite differences, for which float32 has too few
+    digits. A finite value fails if the reference value is not finite.
 
     Args:
-        operands: Operands in float32 or float64, the dtype of the computation.
-        dout: Gradient by the output, `(N, D)`.
+        operands: Operands in float32 or float64. Implementations compute in this dtype.
+        dout: Gradient with respect to the output, `(N, D)`.
         implementations: Implementations, by name.
 
     Returns:
-        Verdicts. In float64 the gradients are also compared with finite differences, for which
-        float32 has too few digits. A finite value fails where the reference is not finite.
+        Two verdicts per implementation: on its forward pass, then on its backward pass.
 
     Raises:
-        ValueError: The shapes do not match, eps is out of range, or the dtype is not float32 or
-            float64.
+        ValueError: The shapes do not match, eps is negative or not finite, or the dtype is not
+            float32 or float64.
     """
     if operands.x.dtype not in (np.float32, np.float64):
-        raise ValueError(f"x is {operands.x.dtype}; it must be float32 or float64")
+        raise ValueError(f"the dtype of x is {operands.x.dtype}; it must be float32 or float64")
     operands, dout = checked(operands, dout, operands.x.dtype.type)
     with np.errstate(all="ignore"):
         exact = _exact(operands, dout)
@@ -277,18 +294,21 @@ def draw(
     """Return random operands and dout in float64.
 
     Args:
-        shape: Shape of x, `(N, D)`, with at most `MAX_ELEMENTS` numbers.
-        distribution: Name in `DISTRIBUTIONS`.
+        shape: Shape of x, `(N, D)`, with at most `MAX_ELEMENTS` elements.
+        distribution: Distribution of x and residual, a key of `DISTRIBUTIONS`.
         seed: Random seed of the rows, gamma, beta and dout.
 
     Raises:
-        ValueError: The shape is too large or empty, or the distribution is unknown.
+        ValueError: The shape has no element or more than `MAX_ELEMENTS`, or the distribution is
+            unknown.
     """
     N, D = shape
     if min(shape) < 1 or N * D > MAX_ELEMENTS:
-        raise ValueError(f"the shape is {N} x {D}; it must have 1 to {MAX_ELEMENTS} numbers")
+        raise ValueError(f"the shape is {N} x {D}; it must have 1 to {MAX_ELEMENTS} elements")
     if distribution not in DISTRIBUTIONS:
-        raise ValueError(f"distribution {distribution!r} is not one of {', '.join(DISTRIBUTIONS)}")
+        raise ValueError(
+            f"unknown distribution {distribution!r}; allowed: {', '.join(DISTRIBUTIONS)}"
+        )
     rng = np.random.default_rng(seed)
     x, residual = (DISTRIBUTIONS[distribution](rng, shape) for _ in range(2))
     gamma, beta = rng.normal(size=(2, D))
@@ -296,14 +316,14 @@ def draw(
 
 
 def checked(operands: Operands, dout: Array, dtype: type[np.floating]) -> tuple[Operands, Array]:
-    """Return operands and dout in a dtype, checked.
+    """Check operands and dout, and return them rounded to a dtype.
 
     Raises:
-        ValueError: The shapes do not match, or eps is out of range.
+        ValueError: The shapes do not match, or eps is negative or not finite.
     """
     x, _, _, _, eps = operands
     if x.ndim != 2 or not x.size:
-        raise ValueError(f"x is {x.shape}; it must be (N, D), with N and D at least 1")
+        raise ValueError(f"the shape of x is {x.shape}; it must be (N, D), with N and D at least 1")
     for name, value, shape in (
         ("residual", operands.residual, x.shape),
         ("dout", dout, x.shape),
@@ -311,16 +331,18 @@ def checked(operands: Operands, dout: Array, dtype: type[np.floating]) -> tuple[
         ("beta", operands.beta, x.shape[1:]),
     ):
         if value is not None and value.shape != shape:
-            raise ValueError(f"{name} is {value.shape} and x is {x.shape}; {name} must be {shape}")
+            raise ValueError(
+                f"the shape of {name} is {value.shape}; for x of shape {x.shape} it must be {shape}"
+            )
     if not 0 <= eps < np.inf:
         raise ValueError(f"eps is {eps}; it must be finite and at least 0")
-    with np.errstate(over="ignore"):  # overflow gives an infinity, which is counted
+    with np.errstate(over="ignore"):  # overflow gives infinities, which the results report
         return rounded_to(operands, dout, dtype)
 
 
 def rounded_to(operands: Operands, dout: Array, dtype: type[np.floating]) -> tuple[Operands, Array]:
-    """Return operands and dout in a dtype."""
+    """Return operands and dout rounded to a dtype."""
     x, residual, gamma, beta, eps = operands
-    wide = None if residual is None else residual.astype(dtype)
-    cast = Operands(x.astype(dtype), wide, gamma.astype(dtype), beta.astype(dtype), eps)
+    cast_residual = None if residual is None else residual.astype(dtype)
+    cast = Operands(x.astype(dtype), cast_residual, gamma.astype(dtype), beta.astype(dtype), eps)
     return cast, dout.astype(dtype)

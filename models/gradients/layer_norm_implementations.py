@@ -1,6 +1,6 @@
-"""Implementations of add + LayerNorm for comparison: the reference, the op, the served nodes.
+"""Implementations of add + LayerNorm to compare: numpy reference, PyTorch op, ONNX nodes.
 
-All compute in the dtype of their operands, float32 or float64.
+They compute in the dtype of their operands, float32 or float64, or return why they cannot.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from models.engines.with_onnxruntime import onnxruntime_session
 
 
 class Operands(NamedTuple):
-    """Operands of the op; `eps` is added to the variance."""
+    """Operands of add + LayerNorm; `eps` is added to the variance."""
 
     x: Array  #                (N, D)
     residual: Array | None  #  (N, D)
@@ -26,9 +26,9 @@ class Operands(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Output and gradients of an implementation, or the reasons why they were not computed.
+    """Output and gradients of an implementation. A string is the reason why one is not computed.
 
-    Gradients are "dx", "dresidual" (only with a residual), "dgamma" and "dbeta".
+    The keys of the gradients are "dx", "dresidual" (only with a residual), "dgamma" and "dbeta".
     """
 
     out: Array | str  #  (N, D)
@@ -47,7 +47,7 @@ def _reference(operands: Operands, dout: Array) -> Outcome:
 
 
 def aten(operands: Operands, dout: Array) -> Outcome:
-    """Return the outcome of the op on CPU."""
+    """Run the PyTorch op on CPU."""
     return _op(operands, dout, "cpu")
 
 
@@ -57,12 +57,12 @@ def _triton(operands: Operands, dout: Array) -> Outcome:
         on_device = torch.from_numpy(operands.x).to("cuda")
         if all(implementation(on_device, backward=half) == "triton" for half in (False, True)):
             return _op(operands, dout, "cuda")
-        reason = "ATen runs rows of this dtype and width"
+        reason = "rows of this dtype and width run in ATen, not in Triton"
     return Outcome(reason, reason)
 
 
 def _op(operands: Operands, dout: Array, device: str) -> Outcome:
-    """Return the outcome of the op and autograd on a device."""
+    """Run the PyTorch op and autograd on a device."""
     arrays = {"dx": operands.x, "dgamma": operands.gamma, "dbeta": operands.beta}
     if operands.residual is not None:
         arrays["dresidual"] = operands.residual
@@ -80,7 +80,7 @@ def _op(operands: Operands, dout: Array, device: str) -> Outcome:
 
 
 def _onnxruntime(operands: Operands, _dout: Array) -> Outcome:
-    """Return the outcome of the op's nodes in a graph for CPU."""
+    """Run the ONNX nodes of the op in onnxruntime on CPU; there is no backward pass."""
     no_backward = "a served graph has no backward pass"
     if operands.x.dtype != np.float32:
         return Outcome("a served graph computes in float32", no_backward)

@@ -1,7 +1,7 @@
-"""Trace of add + LayerNorm: every step of the op, on rows of the caller or of a text.
+"""Trace of add + LayerNorm: every step of the op, on given rows or on the rows of a text.
 
-Steps are those of `models.add_layer_norm.reference`, in float32. Each is compared with float64,
-autograd and finite differences.
+The steps are those of `models.add_layer_norm.reference`, in float32. They are compared with
+float64, gradients in float64 also with autograd, and dx, dgamma and dbeta with finite differences.
 """
 
 from typing import NamedTuple
@@ -27,22 +27,23 @@ from models.network.taps import NormTap
 
 
 class Trace(NamedTuple):
-    """Every step of the op, and the invariants of the op as PyTorch runs it on CPU."""
+    """Every step of the op, and the invariants of the PyTorch op on CPU."""
 
     steps: tuple[NormStep, ...]
     invariants: tuple[Invariant, ...]
 
 
 def trace(operands: Operands, dout: Array, *, row: int | None = None) -> Trace:
-    """Return every step of the op in float32, forward and backward.
+    """Compute every step of the op in float32, forward and backward, and check it.
 
     Args:
         operands: Operands in any float dtype; they are rounded to float32.
-        dout: Gradient by the output, `(N, D)`.
+        dout: Gradient with respect to the output, `(N, D)`.
         row: Index of the row whose values are returned; None: no values.
 
     Raises:
-        ValueError: The shapes do not match, or `row` or eps is out of range.
+        ValueError: The shapes do not match, there is no row with the index `row`, or eps is
+            negative or not finite.
     """
     operands, dout = checked(operands, dout, np.float32)
     if row is not None and not 0 <= row < len(dout):
@@ -53,7 +54,7 @@ def trace(operands: Operands, dout: Array, *, row: int | None = None) -> Trace:
         exact, autograd, slopes = _steps(*wide), _autograd(*wide), list(slopes_along(*wide))
         steps = []
         for name, value in steps32.items():
-            # The terms of dx may cancel, as with gamma and dout of ones.
+            # The terms of dx can cancel, such as with gamma and dout of ones. dxmu1 cannot.
             scale = exact["dxmu1" if name == "dx" else name]
             error_autograd = error_slopes = None
             if name in autograd:
@@ -62,7 +63,7 @@ def trace(operands: Operands, dout: Array, *, row: int | None = None) -> Trace:
             if own:
                 along = np.array([slope.along for slope in own]).reshape(DIRECTIONS, -1)
                 expected = np.array([slope.slope for slope in own])  # (DIRECTIONS,)
-                # With random signs, a slope has about the size of the root of its summed squares.
+                # With random signs, the typical slope is the root of the summed squared terms.
                 typical = np.linalg.norm(along * scale.ravel(), axis=1)
                 error_slopes = _relative(along @ exact[name].ravel(), expected, typical)
             kept = None if row is None else value[row] if value.ndim == 2 else value
@@ -79,12 +80,12 @@ def _steps(operands: Operands, dout: Array) -> dict[str, Array]:
 
 
 def _autograd(operands: Operands, dout: Array) -> dict[str, Array]:
-    """Return the gradients by all steps, from autograd on the steps in plain torch."""
+    """Return the gradients with respect to each step, from autograd on the steps in PyTorch."""
     rows = operands.x if operands.residual is None else operands.x + operands.residual
     x, gamma, beta = (
         torch.tensor(a).requires_grad_() for a in (rows, operands.gamma, operands.beta)
     )
-    # A value with two uses has a copy for each, so that each path has its own gradient.
+    # A value that is used twice is copied for each use, so that each use has its own gradient.
     x2 = x.clone()
     mean = x2.mean(-1, keepdim=True)
     xmu = x - mean
@@ -103,9 +104,9 @@ def _autograd(operands: Operands, dout: Array) -> dict[str, Array]:
 
 
 def _relative(actual: Array, expected: Array, scale: Array) -> float:
-    """Return the worst error where `expected` is finite, relative to the largest value of `scale`.
+    """Return the largest absolute error where `expected` is finite, divided by max|scale|.
 
-    The error is absolute if that is 0, and NaN if `expected` has no finite value.
+    If max|scale| is 0, the error is not divided. If `expected` has no finite value, return NaN.
     """
     finite = np.isfinite(expected)
     if not finite.any():
@@ -161,8 +162,8 @@ def norm_operands(model: ReferenceModel, row: Row, norm_name: str) -> Operands:
         norm_name: Name of the norm, one of `norm_names`.
 
     Returns:
-        Operands of `(L, D)`. A norm without addition, such as the first of a pre-norm layer, has no
-        residual.
+        Operands with x of shape `(L, D)`. The residual is None for a norm without addition, such as
+        the first norm of a pre-norm layer.
 
     Raises:
         ValueError: The model has no norm of this name.
@@ -190,5 +191,5 @@ def _norm_calls(
 
 
 def _copy(x: Tensor) -> Array:
-    """Return a copy in float32; without a copy, arrays on CPU share the model's memory."""
+    """Return a float32 copy. Without the copy, arrays on CPU would share the model's memory."""
     return x.detach().float().cpu().numpy().copy()

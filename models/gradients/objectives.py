@@ -59,16 +59,24 @@ def check_objective(objective: Objective, rows: int, width: int) -> None:
             non-finite element.
     """
     if objective.name not in OBJECTIVES:
-        raise ValueError(f"objective {objective.name!r} is not one of {sorted(OBJECTIVES)}")
+        raise ValueError(
+            f"unknown objective {objective.name!r}; allowed: {', '.join(sorted(OBJECTIVES))}"
+        )
     kind = OBJECTIVES[objective.name]
     if rows < max(1, 2 * kind.min_pairs) or (kind.min_pairs and rows % 2):
-        needed = f"at least {kind.min_pairs} pairs of texts" if kind.min_pairs else "a text"
-        raise ValueError(f"objective {objective.name} needs {needed}; the request has {rows} texts")
+        needed = (
+            f"an even number of texts, at least {2 * kind.min_pairs}"
+            if kind.min_pairs
+            else "at least 1 text"
+        )
+        raise ValueError(f"objective {objective.name} needs {needed}; the request has {rows}")
     if len(objective.vectors) != kind.constants(rows):
         raise ValueError(
-            f"objective {objective.name} of {rows} texts needs {kind.constants(rows)} vectors; "
+            f"objective {objective.name} with {rows} texts needs {kind.constants(rows)} vectors; "
             f"the request has {len(objective.vectors)}"
         )
     for index, vector in enumerate(objective.vectors):
         if len(vector) != width or not all(map(math.isfinite, vector)):
-            raise ValueError(f"vector {index} of the objective must be {width} finite numbers")
+            raise ValueError(
+                f"vector {index} of the objective must consist of {width} finite numbers"
+            )

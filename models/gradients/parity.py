@@ -1,12 +1,13 @@
-"""Parity: comparison of the graph for CPUs with the reference model.
+"""Parity: comparison of the CPU graph with the reference model.
 
-A graph for GPUs, exported from the same weights, is compared by the self-check at every start.
+A GPU graph is exported from the same weights. The self-check at every startup compares it.
 
-There are four complementary comparisons: vectors, weights, tokens after each layer, and the served
-norm on rows with difficult numbers.
+Four comparisons complement each other: vectors, weights, tokens after each layer, and
+LayerNormalization on numerically difficult rows.
 
-A weight in the graph is identified by its use, not by its name: the exporter splits in_proj_weight
-in three, keeps only the first row of the token type table, and gives equal weights one name.
+A weight in the graph is identified by the node that uses it, not by its name. The exporter splits
+in_proj_weight in three, keeps only the first row of the token type table, and stores equal weights
+under one name.
 """
 
 import hashlib
@@ -43,10 +44,12 @@ Array = NDArray[np.float32]
 
 _EPSILON = float(np.finfo(np.float32).eps)
 
-# Good graphs reach up to 18 float32 epsilons after six layers; rounding adds up over more layers.
+# Largest relative difference of the tokens after a layer. Correct graphs reach up to 18 float32
+# epsilons after six layers, and rounding errors add up over more layers.
 MAX_RELATIVE = 256 * _EPSILON
 
-# Repeated up to the width of the norm. Much larger values overflow float32 when squared.
+# Rows for LayerNormalization; the values are repeated up to the width of the norm. Much larger
+# values overflow float32 when squared.
 STRESS_ROWS: dict[str, tuple[float, ...]] = {
     "large mean": (40000, 40001, 40002, 40003),
     "larger mean": (1e6, 1e6 + 1, 1e6 + 2, 1e6 + 3),
@@ -56,10 +59,10 @@ STRESS_ROWS: dict[str, tuple[float, ...]] = {
     "tiny values": (1e-20, -1e-20, 2e-20, 0),
     "huge": (1e15, -1e15, 2e15, 3e15),
 }
-# Bound of the error in units of `layer_norm_stress`; good kernels reach up to 3.
+# Error bound in the units of `layer_norm_stress`. Correct kernels reach up to 3.
 _STRESS_UNITS = 64
 
-# Pattern of a weight's name -> its role for a node; the first match counts.
+# Maps patterns of parameter names to the kind of the weight. The first matching pattern counts.
 _KINDS = {
     r"embeddings\.(word|position)|relative_bias": "table",
     r"token_type": "row",
@@ -69,7 +72,7 @@ _KINDS = {
     r"bias": "bias",
     r"": "unknown",
 }
-# Type of a node -> role of each input that can be a weight.
+# Maps node types to the kind of weight that each input, by index, can be.
 _INPUTS = {
     "Gather": {0: "table"},
     "Add": {0: "row", 1: "row"},
@@ -77,7 +80,7 @@ _INPUTS = {
     "Gemm": {1: "matrix", 2: "bias"},
     "MatMul": {1: "matrix", 2: "bias"},
 }
-# The exporter omits weights of these roles if they are zero.
+# The exporter omits weights of these kinds if they are zero.
 _LEFT_OUT_IF_ZERO = ("row", "bias")
 
 
@@ -87,17 +90,17 @@ def parity(
     rows: Sequence[Row] | None = None,
     graph: bytes | None = None,
 ) -> Parity:
-    """Return the comparison of the graph for CPU with the reference model.
+    """Compare the CPU graph of an artifact with the reference model.
 
     Args:
         artifact: The exported artifact.
-        model: Its reference model.
-        rows: Inputs of both; None: the artifact's check inputs.
-        graph: Replaces the artifact's graph.
+        model: Reference model of the artifact.
+        rows: Inputs of graph and reference model; None: the artifact's check inputs.
+        graph: Serialised graph to compare instead of the artifact's; None: the artifact's.
 
     Raises:
-        ArtifactError: The artifact's own graph or check inputs cannot be read.
-        ValueError: There is no row, or the widths of the vectors differ.
+        ArtifactError: The artifact has no CPU graph, or its graph or check inputs cannot be read.
+        ValueError: `rows` is empty, or the widths of the vectors differ.
     """
     file = artifact.graph("cpu").file
     graph = artifact.read(file) if graph is None else graph
@@ -126,21 +129,22 @@ def _weight_files(artifact: Artifact) -> Iterator[FileHash]:
 def compare_vectors(
     run: Callable[[PackedBatch], Array], model: ReferenceModel, rows: Sequence[Row]
 ) -> tuple[VectorDifference, ...]:
-    """Return the differences between served vectors and the reference model's, not normalised.
+    """Compare served vectors with the reference model's vectors, both before normalisation.
 
     Args:
-        run: Returns the served vectors `(B, W)` of a batch, like an engine's `run`.
+        run: Function that returns the served vectors `(B, W)` of a batch, like an engine's `run`.
         model: Reference model of the served graph.
-        rows: Inputs of both; at least one.
+        rows: Inputs of `run` and the reference model; at least one.
 
     Raises:
-        ValueError: There are no rows, or the widths of the vectors differ.
+        ValueError: `rows` is empty, or the widths of the vectors differ.
     """
     served = run(_pack(rows))  # (B, W)
     expected = np.stack([model.vector(row).cpu().numpy() for row in rows])  # (B, W)
     if served.shape != expected.shape:
         raise ValueError(
-            f"the served vectors are {served.shape}, the reference model's {expected.shape}"
+            f"the served vectors have shape {served.shape}, "
+            f"the reference model's have shape {expected.shape}"
         )
     differences = map(_difference, served, expected)
     return tuple(
@@ -154,17 +158,17 @@ def _pack(rows: Sequence[Row]) -> PackedBatch:
 
 
 def _difference(served: Array, expected: Array) -> tuple[float, float]:
-    """Return the largest difference, absolute and relative to the largest value of `expected`."""
+    """Return the largest absolute difference, and its ratio to the maximum of |expected|."""
     max_abs = float(np.abs(served - expected).max())
     return max_abs, max_abs / (float(np.abs(expected).max()) or 1.0)
 
 
 def compare_weights(graph: bytes, model: ReferenceModel) -> tuple[WeightDifference, ...]:
-    """Return the difference between every weight of the reference model and that of the graph.
+    """Compare every weight of the reference model with the same weight in the graph.
 
     Args:
-        graph: Serialised graph for "cpu", in float32.
-        model: Reference model of that graph.
+        graph: Serialised CPU graph, in float32.
+        model: Reference model of the graph.
     """
     used = _weights_of_nodes(onnx.load_from_string(graph))
     return tuple(
@@ -184,9 +188,10 @@ def _weight_difference(kind: str, expected: Array, actual: Array | None) -> floa
 
 
 def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
-    """Return weights by kind and name, within a kind in the order of the forward pass.
+    """Return the reference model's weights by kind and name.
 
-    A matrix without a bias has a bias of None.
+    Weights of a kind are in the order of the forward pass. The bias of a matrix without bias is
+    None.
     """
     weights: dict[str, dict[str, Array | None]] = defaultdict(dict)
     for name, parameter in model.network.named_parameters():
@@ -194,7 +199,7 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
         value = parameter.detach().cpu().numpy()
         parts = {name: value}
         if kind == "row":
-            # Packed inputs have no token types, so all tokens have the first one.
+            # Packed inputs have no token types, so all tokens have the first token type.
             parts = {f"{name}[0]": value[0]}
         elif "in_proj" in name:
             thirds = zip(("query", "key", "value"), np.split(value, 3), strict=True)
@@ -206,9 +211,9 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
 
 
 def _weights_of_nodes(model: onnx.ModelProto) -> dict[str, list[Array | None]]:
-    """Return the weights by kind, in the order of their nodes.
+    """Return the graph's weights by kind, in the order of the nodes that use them.
 
-    An optional weight of a node that has none is None.
+    A weight that a node of this type can have, but this node does not have, is None.
     """
     weights = {
         tensor.name: onnx.numpy_helper.to_array(tensor)
@@ -223,7 +228,7 @@ def _weights_of_nodes(model: onnx.ModelProto) -> dict[str, list[Array | None]]:
             for index, name in enumerate(node.input)
             if index in kinds and name in weights
         }
-        # torch's linear layers store (out, in); so do Gemm nodes with transB.
+        # Weights of torch's linear layers have the shape (out, in), like those of Gemm with transB.
         if "matrix" in by_kind and not any(a.name == "transB" and a.i for a in node.attribute):
             by_kind["matrix"] = by_kind["matrix"].T
         if by_kind:
@@ -235,16 +240,16 @@ def _weights_of_nodes(model: onnx.ModelProto) -> dict[str, list[Array | None]]:
 def first_divergence(
     graph: bytes, model: ReferenceModel, rows: Sequence[Row]
 ) -> tuple[tuple[LayerDifference, ...], str | None]:
-    """Return the difference of the tokens after each layer, and the first layer that diverges.
+    """Compare the tokens after each layer, and find the first layer that diverges.
 
     Args:
-        graph: Serialised graph for "cpu".
-        model: Reference model of that graph.
-        rows: Inputs of both; at least one.
+        graph: Serialised CPU graph.
+        model: Reference model of the graph.
+        rows: Inputs of graph and reference model; at least one.
 
     Returns:
-        A difference for each layer from "embeddings" on, and the name of the first layer beyond
-        `MAX_RELATIVE`, or None.
+        A difference for each layer from "embeddings" on, and the name of the first layer whose
+        relative difference exceeds `MAX_RELATIVE`, or None.
     """
     onnx_model = onnx.load_from_string(graph)
     names = _layer_outputs(onnx_model, model)
@@ -266,10 +271,10 @@ def first_divergence(
 
 
 def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[str, str]:
-    """Return the name of the graph's value for each layer's output, by layer name.
+    """Return the name of the ONNX value that holds each layer's output, by layer name.
 
-    Norms have the same order in the graph and in the model. A layer ends in a norm, or in a sum
-    that is the input of the next norm.
+    Norms have the same order in the graph and in the model. The last step of a layer is a norm, or
+    a sum that is the input of the next norm.
     """
     nodes = (node for node in onnx_model.graph.node if node.op_type == "LayerNormalization")
     norms = dict(zip(norm_names(model), nodes, strict=False))
@@ -280,8 +285,8 @@ def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[s
         if step in norms:
             values[layer_name] = norms[step].output[0]
         else:
-            after = next(name for name in steps[steps.index(step) :] if name in norms)
-            values[layer_name] = norms[after].input[0]
+            next_norm = next(name for name in steps[steps.index(step) :] if name in norms)
+            values[layer_name] = norms[next_norm].input[0]
     return values
 
 
@@ -294,10 +299,10 @@ def _outputs(model: ReferenceModel, row: Row) -> dict[str, Tensor]:
 
 
 def layer_norm_stress(width: int, eps: float) -> tuple[StressRow, ...]:
-    """Return the error of onnxruntime's norm against float64 on rows with difficult numbers.
+    """Return the errors of onnxruntime's LayerNormalization on the rows in `STRESS_ROWS`.
 
-    Bounds are in units of the error of rounding alone: float32's epsilon times the sum of the
-    largest output and the row's largest magnitude over its standard deviation.
+    Errors are against float64. The bound of a row is a multiple of its rounding error, which is
+    the float32 epsilon times (max|x| / sqrt(var + eps) + max|output|).
 
     Args:
         width: Width of the norm, D.
@@ -320,7 +325,7 @@ def layer_norm_stress(width: int, eps: float) -> tuple[StressRow, ...]:
 
 
 def _add_layer_norm_graph(width: int, eps: float) -> bytes:
-    """Return a graph of the two nodes that are exported for each norm for CPU."""
+    """Return a serialised graph of `Add` and `LayerNormalization`, the nodes of a CPU norm."""
     return onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["": 20]>
         add_layer_norm (float[N, {width}] x, float[N, {width}] residual,

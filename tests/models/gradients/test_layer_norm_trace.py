@@ -142,7 +142,7 @@ def test_zero_gradient_has_a_small_error() -> None:
 
 def test_mismatched_gradient_or_row_raises_value_error() -> None:
     operands, dout = random_case()
-    with pytest.raises(ValueError, match=r"dout is \(3, 16\) and x is \(4, 16\)"):
+    with pytest.raises(ValueError, match=r"dout is \(3, 16\); for x of shape \(4, 16\)"):
         trace(operands, dout[1:])
     for row in (-1, N):
         with pytest.raises(ValueError, match=rf"row is {row}; it must be 0 to 3"):

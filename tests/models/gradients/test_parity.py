@@ -331,7 +331,8 @@ def test_compare_vectors_accepts_any_engine_and_checks_the_shape(model: Referenc
     assert bad.relative == pytest.approx(0.5 / np.abs(exact[1]).max())
     assert bad.cosine < 0.999
     with pytest.raises(
-        ValueError, match=r"the served vectors are \(2, 3\), the reference model's \(2, 32\)"
+        ValueError,
+        match=r"served vectors have shape \(2, 3\), the reference model's have shape \(2, 32\)",
     ):
         compare_vectors(lambda _: served[:, :3], model, ROWS)
 
