@@ -1,6 +1,6 @@
-"""API keys with scopes, and the dependency of routes that requires them.
+"""API keys with scopes, and the route dependency that requires them.
 
-Keys are compared in constant time, and only their digests are kept.
+Keys are compared in constant time, and only their SHA-256 digests are kept in memory.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from service.api.errors import Forbidden, Unauthorized
 from service.api.state import state_of
 from service.settings import ApiKey, Scope
 
-_BEARER = HTTPBearer(auto_error=False, description="An API key, if the service has any")
+_BEARER = HTTPBearer(auto_error=False, description="API key, required if the service has keys")
 
 
 def require_scope(scope: Scope) -> Any:  # noqa: ANN401 - FastAPI's own type of a dependency
-    """Declare that a route requires an API key with this scope, if the service has keys."""
+    """Return a route dependency that requires an API key with this scope, if any key is set."""
 
     async def require(request: Request, _documented: Any = Security(_BEARER)) -> None:  # noqa: ANN401, B008
         keys = state_of(request).keys
@@ -36,7 +36,7 @@ def _api_key(request: Request) -> str | None:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key:
         return key.strip()
-    # Azure's clients send the second.
+    # Azure's clients send `api-key`.
     return headers.get("x-api-key") or headers.get("api-key")
 
 
@@ -48,7 +48,7 @@ class _HashedKey:
 
 
 class KeyRing:
-    """The API keys of the service; without any, no key is required."""
+    """The API keys of the service. If there are none, requests need no key."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = [
@@ -58,18 +58,18 @@ class KeyRing:
 
     @property
     def is_open(self) -> bool:
-        """Whether no key is required."""
+        """Whether requests need no key, because no API key is set."""
         return not self._keys
 
     def require(self, key: str | None, scope: Scope) -> str | None:
-        """Return the name of the key, or None if no key is required.
+        """Check the API key of a request and return its name, or None if no key is required.
 
         Args:
-            key: API key of the request, if any.
+            key: API key of the request; None: it has none.
             scope: Scope that the route requires.
 
         Raises:
-            Unauthorized: There is no key, or it is unknown.
+            Unauthorized: The key is missing or unknown.
             Forbidden: The key lacks the scope.
         """
         if self.is_open:

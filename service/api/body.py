@@ -1,4 +1,4 @@
-"""A request's body: read, decompressed, parsed and validated."""
+"""Request bodies: reading, decompression, parsing and validation."""
 
 import asyncio
 import json
@@ -19,13 +19,13 @@ from service.inference.errors import InvalidInput, Overloaded, TooLarge, Vitrine
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Bytes that are parsed within a millisecond.
+# Largest body that is parsed in the event loop, within 1 ms; also the size of decompressed parts.
 _INLINE_BYTES = 65_536
-# RFC 1952, with its header and checksum.
+# zlib's window bits for the gzip format, RFC 1952, with header and checksum.
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
-# A key of an object. Inside of a string the quote would be escaped, which only costs a second look.
+# End of an object key. A match inside a string, after an escaped quote, only costs a second parse.
 _KEY = re.compile(rb'"\s*:')
-# Smaller bodies are always read: the server buffers as much for each connection.
+# Largest body outside the budget: the server buffers as much for every connection anyway.
 _FREE_BYTES = 65_536
 
 
@@ -41,18 +41,20 @@ async def read_inputs(
     Args:
         request: The request.
         state: The application's state.
-        model: Model of the body.
-        field: Field of the model with the inputs.
-        message: Message for too many inputs, with their number and the limit.
+        model: Pydantic model of the body.
+        field: Field of the model that holds the inputs.
+        message: Error message for too many inputs, with placeholders for their number and the
+            limit.
 
     Raises:
-        VitrineError: See `read_body`; too many inputs are an `InvalidInput`.
+        InvalidInput: There are more than `limits.max_inputs` inputs.
+        VitrineError: Any error of `read_body`, under the same conditions.
     """
     limits = state.settings.limits
 
     def check(body: dict[str, Any]) -> Model:
         inputs = body.get(field)
-        # Counted first: pydantic would validate each of them. A list of numbers is one input.
+        # Counted first, because pydantic would validate every input. Token ids are one input.
         if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int):
             check_count(inputs, limits.max_inputs, field, message)
         return _validate(model, body)
@@ -64,17 +66,19 @@ async def read_body(request: Request, state: AppState, model: type[Model], max_b
     """Return the validated body of a request.
 
     Raises:
-        UnsupportedMedia: The content type is not application/json, or the encoding is unsupported.
-        TooLarge: The body has too many bytes.
-        BodyTimeout: The body did not arrive in time.
-        Malformed: The body is not JSON.
-        InvalidInput: The JSON does not match the model.
+        UnsupportedMedia: The content type is not application/json, or the content encoding is
+            neither gzip nor identity.
+        TooLarge: The body exceeds `max_bytes`, before or after decompression.
+        Overloaded: The bodies in flight exceed the memory budget.
+        BodyTimeout: The body did not arrive before the timeout.
+        Malformed: The body is not valid JSON or gzip, or has a duplicate key.
+        InvalidInput: The body is not a JSON object, or does not match the model.
     """
     return await _read_and_check(request, state, lambda body: _validate(model, body), max_bytes)
 
 
 def check_count(inputs: Sequence[object], limit: int, field: str, message: str) -> None:
-    """Refuse too many inputs; see `read_inputs`."""
+    """Raise `InvalidInput` if there are more than `limit` inputs; see `read_inputs`."""
     if len(inputs) > limit:
         raise InvalidInput(
             message.format(len(inputs), limit), code="too_many_inputs", pointer=f"/{field}"
@@ -103,7 +107,7 @@ async def _read_and_check(
             ) from None
         if len(body) <= _INLINE_BYTES:
             return check(_parse(body))
-        # Each step holds the interpreter's lock, but other tasks run between the steps.
+        # Parsing and validation each hold the GIL, but other tasks run between them.
         return await asyncio.to_thread(lambda: check(_parse(body)))
 
 
@@ -112,8 +116,8 @@ def _parse(body: bytearray) -> dict[str, Any]:
         parsed = orjson.loads(body)
         if not isinstance(parsed, dict):
             raise InvalidInput("the body must be a JSON object")
-        # orjson keeps the last of equal keys, while another parser may keep the first. Only a body
-        # with more keys than the object has members can have equal ones.
+        # orjson keeps the last of duplicate keys, while another parser may keep the first. The slow
+        # check is needed only if the body has more keys than the outer object has members.
         if sum(1 for _ in _KEY.finditer(body)) > len(parsed):
             json.loads(body, object_pairs_hook=_reject_equal_keys)
     except orjson.JSONDecodeError as error:
@@ -146,7 +150,7 @@ async def _read(request: Request, max_bytes: int, reserve: Callable[[int], None]
 async def _decompress(
     compressed: bytearray, max_bytes: int, reserve: Callable[[int], None]
 ) -> bytearray:
-    """Return the content of a gzip body, within the limits of an uncompressed one."""
+    """Return the decompressed gzip body, to which the limits of uncompressed bodies apply."""
     decompressor, body, rest = zlib.decompressobj(_GZIP_WBITS), bytearray(), bytes(compressed)
     try:
         while not decompressor.eof:
@@ -180,13 +184,13 @@ def _validate(model: type[Model], body: dict[str, Any]) -> Model:
 
 
 def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
-    """Return pydantic's first error, without the invalid value."""
+    """Return pydantic's first error as an `InvalidInput`, without the invalid value."""
     first = error.errors(include_url=False, include_input=False)[0]
     *outer, last = first["loc"]
     path: list[int | str] = []
     value: Any = body
     is_tag_next = False
-    # The location also has the names of union members; the path keeps what the body has.
+    # pydantic's location contains names of union members too; `path` keeps only parts of the body.
     for part in (*outer, last):
         if is_tag_next and part == value["type"]:
             is_tag_next = False
@@ -200,7 +204,7 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
     if first["type"] == "missing":
         path.append(last)
     elif first["type"] == "extra_forbidden":
-        path.pop()  # a name from the request
+        path.pop()  # a name that the client chose, which is not echoed
     indices = [part for part in path[1:] if isinstance(part, int)]
     inputs = body.get("inputs", body.get("input"))
     is_single = isinstance(inputs, list) and inputs and isinstance(inputs[0], int)
@@ -217,7 +221,7 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
 
 @contextmanager
 def pointing_at(inputs: object) -> Iterator[None]:
-    """Point errors at the body's field: at `/inputs` itself if it is a single text."""
+    """Set the pointer of an error about a single text to `/inputs`, not to `/inputs/0`."""
     try:
         yield
     except VitrineError as error:
@@ -227,12 +231,12 @@ def pointing_at(inputs: object) -> Iterator[None]:
 
 
 class BodyBudget:
-    """Bounds the memory of all request bodies that are being read and parsed.
+    """Limits the total memory of request bodies that are being read and parsed.
 
-    Without it, each connection could hold an incomplete body until that times out.
+    Otherwise every connection could keep an incomplete large body in memory until its timeout.
 
     Args:
-        limit: Total bytes of all bodies that are larger than 64 KiB.
+        limit: Maximum total size in bytes of all bodies that are larger than 64 KiB.
     """
 
     def __init__(self, limit: int) -> None:
@@ -241,9 +245,10 @@ class BodyBudget:
 
     @contextmanager
     def reservation(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that sets the bytes reserved for one body, until the context ends.
+        """Yield a function that sets the number of bytes reserved for one body.
 
-        The function raises Overloaded if they exceed the budget.
+        The function raises `Overloaded` if the budget is exceeded. The reservation ends with the
+        context.
         """
         reserved = 0
 

@@ -1,4 +1,4 @@
-"""Deadlines of requests, and requests whose client leaves."""
+"""Request deadlines, and cancellation when a client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,15 +13,15 @@ from service.inference.errors import DeadlineExceeded
 Result = TypeVar("Result")
 
 TIMEOUT = "X-Request-Timeout-Ms"
-# Key in the `state` of an ASGI scope: whether the client set the deadline.
+# Key in the `state` of an ASGI scope: whether the client's header has shortened the deadline.
 CLIENT_DEADLINE = "client_deadline"
 
 
 def deadline_s(request: Request, longest_s: float) -> float:
-    """Return the deadline of a request in seconds: the client's, or at most `longest_s`.
+    """Return the deadline of a request in seconds: the client's, limited to `longest_s`.
 
     Raises:
-        Malformed: The client's deadline is no number of milliseconds.
+        Malformed: `X-Request-Timeout-Ms` is not a positive number of milliseconds.
     """
     value = request.headers.get(TIMEOUT)
     if value is None:
@@ -34,10 +34,10 @@ def deadline_s(request: Request, longest_s: float) -> float:
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of the work.
+    """Await the coroutine and return its result.
 
     Raises:
-        DeadlineExceeded: The work took longer and was cancelled.
+        DeadlineExceeded: The coroutine took longer than `seconds` and was cancelled.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -47,12 +47,12 @@ async def within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of the work; cancel it if the client disconnects.
+    """Await the coroutine and return its result; cancel it if the client disconnects.
 
     Raises:
-        ClientDisconnect: The client has disconnected.
+        ClientDisconnect: The client disconnected before the coroutine had finished.
     """
-    # The work stays in its caller's task: a task of its own would cost two turns of the event loop.
+    # The coroutine runs in this task: a separate task would cost two iterations of the event loop.
     caller = asyncio.current_task()
     assert caller is not None  # noqa: S101 - a coroutine runs in a task
     is_done = False
@@ -76,6 +76,6 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    # An unread body, as that of a GET, comes first.
+    # Messages of a body that the handler has not read, as in a GET request, come first.
     while (await request.receive())["type"] != "http.disconnect":
         pass

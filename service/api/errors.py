@@ -1,23 +1,23 @@
-"""Errors of the HTTP API, and how all errors look on the wire.
+"""Errors of the HTTP API, and the wire format of all errors.
 
     VitrineError                 see `service.inference.errors`
     ├── InvalidInput       422   an argument or an input is invalid
     ├── TooLarge           413   the body, or one text in it, is too large
-    ├── Overloaded         429   the queue is full, or too long for the deadline
+    ├── Overloaded         429   the queue is full, or the request would miss its deadline
     ├── InferenceFailed    500   the engine failed on one input
-    ├── NotReady           503   starting or stopping, or the engine has stopped
+    ├── NotReady           503   the service is starting or stopping, or the engine has stopped
     ├── DeadlineExceeded   504   the request's deadline has passed
     └── HTTPError
-        ├── Malformed        400   not HTTP, not JSON, or an invalid header
-        ├── Unauthorized     401   no API key, or an unknown one
-        ├── Forbidden        403   an API key without the scope, or a page of another host
-        ├── NotFound         404   an unknown model, or a disabled feature
-        ├── BodyTimeout      408   the body did not arrive in time
-        ├── UnsupportedMedia 415   not application/json, or an unsupported encoding
+        ├── Malformed        400   the request is not HTTP, the body not JSON, or a header invalid
+        ├── Unauthorized     401   the API key is missing or unknown
+        ├── Forbidden        403   the API key lacks the scope, or a host or origin is not allowed
+        ├── NotFound         404   the model is unknown, or the feature is disabled
+        ├── BodyTimeout      408   the body did not arrive before the timeout
+        ├── UnsupportedMedia 415   the body is not application/json, or its encoding is unsupported
         ├── HeadTooLarge     431   the request line and headers are too large
-        └── FrameworkError   ...   no such route, no such method
+        └── FrameworkError   ...   the route does not exist, or does not allow the method
 
-The wire format is RFC 9457, `application/problem+json`. Nothing of the request is echoed.
+The wire format is RFC 9457, `application/problem+json`. It never echoes content of the request.
 """
 
 import math
@@ -49,7 +49,7 @@ _STATUSES: Mapping[type[VitrineError], int] = {
     DeadlineExceeded: 504,
     VitrineError: 500,
 }
-# Written down: the interpreter's phrases change from version to version.
+# Hard-coded, because the phrases of `http.HTTPStatus` depend on the Python version.
 _TITLES = {
     400: "Bad Request",
     401: "Unauthorized",
@@ -66,18 +66,18 @@ _TITLES = {
     503: "Service Unavailable",
     504: "Gateway Timeout",
 }
-# Descriptions in the OpenAPI document.
+# Descriptions of error responses in the OpenAPI document.
 DESCRIPTIONS = {
     400: "The body is not JSON, or a header is invalid",
-    401: "No API key, or an unknown one",
+    401: "The API key is missing or unknown",
     403: "The API key lacks the scope",
-    404: "Disabled, or an unknown model",
-    408: "The body did not arrive in time",
+    404: "The model is unknown, or the feature is disabled",
+    408: "The body did not arrive before the timeout",
     413: "The body, or one text in it, is too large",
     415: "The body is not application/json, or its encoding is unsupported",
-    422: "A field or an input is invalid; `index` and `pointer` say which",
+    422: "A field or an input is invalid; `index` and `pointer` locate it",
     424: "The engine failed on this input",
-    429: "The service is overloaded; `Retry-After` says when to retry, in seconds",
+    429: "The service is overloaded; retry after the number of seconds in `Retry-After`",
     500: "The engine failed on this input, or the service has a defect",
     503: "The model is loading, the engine has stopped, or the service is stopping",
     504: "The request's deadline has passed",
@@ -87,7 +87,7 @@ _MAX_RETRY_S = 60
 
 
 class HTTPError(VitrineError):
-    """An error of HTTP, not of inference."""
+    """Base class of the errors of the HTTP API."""
 
     status: int
     headers: Mapping[str, str] = MappingProxyType({})
@@ -101,7 +101,7 @@ class Malformed(HTTPError):
 
 
 class Unauthorized(HTTPError):
-    """There is no API key, or an unknown one."""
+    """The API key is missing or unknown."""
 
     status = 401
     code = "unauthorized"
@@ -109,7 +109,7 @@ class Unauthorized(HTTPError):
 
 
 class Forbidden(HTTPError):
-    """The API key lacks the scope, or the request comes from a page of another host."""
+    """The API key lacks the scope, or a host or origin is not allowed."""
 
     status = 403
     code = "forbidden"
@@ -123,11 +123,11 @@ class NotFound(HTTPError):
 
 
 class BodyTimeout(HTTPError):
-    """The body did not arrive in time."""
+    """The body did not arrive before the timeout."""
 
     status = 408
     code = "body_timeout"
-    # A slow client would otherwise keep the connection.
+    # Otherwise a slow client could keep the connection.
     headers = MappingProxyType({"Connection": "close"})
 
 
@@ -146,7 +146,7 @@ class HeadTooLarge(HTTPError):
 
 
 class FrameworkError(HTTPError):
-    """An error of the web framework: no such route, no such method."""
+    """An error of the web framework: the route does not exist or does not allow the method."""
 
     def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None) -> None:
         title = _TITLES.get(status, "Error")
@@ -168,8 +168,8 @@ def headers_of(error: VitrineError) -> Mapping[str, str]:
         case HTTPError():
             return error.headers
         case Overloaded():
-            # Spread out: clients that are refused in the same second would otherwise return
-            # together.
+            # Randomised, because clients refused in the same second would otherwise all retry in
+            # the same second.
             delay_s = error.retry_after_s * random.uniform(1.0, 1.5)  # noqa: S311
             return {"Retry-After": str(min(max(1, math.ceil(delay_s)), _MAX_RETRY_S))}
         case NotReady():
@@ -183,7 +183,7 @@ def problem(error: VitrineError, request_id: str) -> Response:
     status = status_of(error)
     location = {"index": error.index, "pointer": error.pointer}
     members = {
-        # "about:blank": the title is that of the status, and `code` is more specific.
+        # RFC 9457: "about:blank" means that `title` is the status phrase; see `code` instead.
         "type": "about:blank",
         "title": _TITLES.get(status, "Error"),
         "status": status,

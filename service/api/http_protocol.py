@@ -1,17 +1,17 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol, which parses with llhttp, made strict.
+"""The HTTP/1.1 protocol of one connection: a stricter subclass of uvicorn's, based on httptools.
 
-- One request at a time: input behind a complete request stays unparsed, in a bounded buffer, until
-  the response has been sent. uvicorn parses as many pipelined requests as arrive.
-- `Upgrade` is ignored, as RFC 9110 (7.8) asks of a server that offers none. httptools stops at such
-  a request and drops its body, or takes a body in a later segment for the next request.
-- A request that breaks the protocol reaches the application with `PROTOCOL_ERROR` in its state,
-  so that it is answered in turn, counted and logged as any other. Nothing behind it is parsed.
-- A response to a request whose body has not arrived in full closes the connection. The rest of the
-  body is discarded within bounds first: closing with unread input makes the kernel send a reset,
-  which may reach the client before the response.
+- One request at a time: input after a complete request stays unparsed, in a bounded buffer, until
+  the response has been sent. uvicorn parses all pipelined requests as they arrive.
+- `Upgrade` headers are ignored, as RFC 9110 (7.8) allows. By default httptools stops parsing at
+  such a request: it drops the body, or parses a body that arrives later as the next request.
+- A malformed request reaches the application with the error as `PROTOCOL_ERROR` in its state, so
+  that it is answered in order, counted and logged like any other. Input after it is not parsed.
+- If a response is sent before the request body is complete, the connection is closed. A bounded
+  amount of the remaining body is read and discarded first: closing with unread input makes the
+  kernel send a reset, which may reach the client before the response.
 - Trailers are ignored. uvicorn appends them to the headers.
-- Head and body of a response leave in one write: a process killed between two writes would leave
-  half a response behind, which no gateway can retry.
+- Head and body of a response are sent in one write: a process killed between two writes would leave
+  half a response, which no gateway can retry.
 """
 
 import asyncio
@@ -26,21 +26,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from service.api.errors import HeadTooLarge, Malformed
 from service.inference.errors import VitrineError
 
-# Key in the `state` of an ASGI scope: the VitrineError to answer with.
+# Key in the `state` of an ASGI scope: the VitrineError to respond with.
 PROTOCOL_ERROR = "protocol_error"
 
-# Input since the latest piece of a body: a head, trailers, chunk extensions.
+# Maximum input without body data in it: a head, trailers or chunk extensions.
 _MAX_OVERHEAD_BYTES = 65_536
-# Unparsed input behind the request in flight; beyond it the socket is not read.
+# Buffer of unparsed input after the request in flight; while it is full, the socket is not read.
 _MAX_HELD_BYTES = 65_536
-# Input discarded before a connection with an unread body is closed: twice the largest body allowed
-# by default, so that its client can finish sending and read the response.
+# Maximum input that is discarded before a connection with an unread body is closed: twice the
+# default limit of a body, so that the client can finish sending and read the response.
 _LINGER_BYTES = 2**23
 _LINGER_S = 2.0
-# Connections whose rest is read at a time; that of others stays unread, and costs nothing.
+# Maximum number of closing connections whose remaining input is read. The input of others stays in
+# the kernel.
 _MAX_DRAINED = 8
-# Input parsed at once, and the least of a chunked body: at most that much of a pipelined request
-# behind the body is parsed with it.
+# Maximum input per call of the parser, and minimum input per call in a chunked body. At most the
+# minimum of a pipelined request is parsed together with the chunked body before it.
 _PART_BYTES = 16_384
 _CHUNKED_PART_BYTES = 1024
 
@@ -50,11 +51,11 @@ _NOT_HTTP = "the input is not an HTTP/1.1 request"
 
 
 class CoalescingTransport(asyncio.Transport):
-    """Sends what is written within one turn of the event loop in one piece.
+    """Merges all writes within one iteration of the event loop into one.
 
     Args:
         transport: Transport of the connection.
-        protocol: Told to close in place of the transport.
+        protocol: Protocol whose `close` is called instead of the transport's.
     """
 
     def __init__(self, transport: asyncio.Transport, protocol: "HttpProtocol") -> None:
@@ -64,7 +65,7 @@ class CoalescingTransport(asyncio.Transport):
         self._pending: list[bytes | bytearray | memoryview] = []
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send the data together with whatever else is written before the loop's next turn."""
+        """Send the data together with all other writes of this iteration of the event loop."""
         if not self._pending:
             asyncio.get_running_loop().call_soon(self.flush)
         self._pending.append(data)
@@ -81,23 +82,23 @@ class CoalescingTransport(asyncio.Transport):
         self._protocol.close()
 
     def is_closing(self) -> bool:
-        """Return whether the connection is closed, or about to be."""
+        """Return whether the connection is closed or closing."""
         return self._protocol.is_lingering or self._transport.is_closing()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand the connection over."""
+        """Set the protocol of the underlying transport."""
         self._transport.set_protocol(protocol)
 
 
 class _FlowControl(FlowControl):
-    """Reads the connection no further while enough unparsed input is held."""
+    """Flow control that does not resume reading while the buffer of unparsed input is full."""
 
     def __init__(self, transport: asyncio.Transport, protocol: "HttpProtocol") -> None:
         super().__init__(transport)
         self._protocol = protocol
 
     def resume_reading(self) -> None:
-        if not self._protocol.holds_enough:
+        if not self._protocol.is_buffer_full:
             super().resume_reading()
 
 
@@ -118,7 +119,7 @@ class _Cycle(RequestResponseCycle):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Serves one connection; see the module."""
+    """Serves one connection; see the module docstring."""
 
     _drained: ClassVar[set["HttpProtocol"]] = set()
 
@@ -133,17 +134,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._linger: asyncio.TimerHandle | None = None
         self._discarded_bytes = 0
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to serve a connection."""
+        """Start to serve a connection."""
         super().connection_made(transport)
         self._connection = transport
         self.transport = CoalescingTransport(transport, self)
         self.flow = _FlowControl(transport, self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data, as far as no request is in flight."""
+        """Parse the data up to the end of one request, and buffer the rest."""
         self._unset_keepalive_if_required()
         if self._is_refused or self.is_lingering:
             self._discard(len(data))
@@ -158,18 +159,18 @@ class HttpProtocol(HttpToolsProtocol):
             self._linger.cancel()
         super().connection_lost(exc)
 
-    # What uvicorn's server and request cycle call.
+    # Called by uvicorn's server and request cycle.
 
     def shutdown(self) -> None:
-        """Close at once, or after the response in flight."""
+        """Close the connection; if a response is in flight, close it after the response."""
         if self.is_lingering:
             self._abandon()
         else:
             super().shutdown()
 
     def close(self) -> None:
-        """Close the connection, after a bounded rest of the input if it is incomplete."""
-        assert self._connection is not None  # noqa: S101 - it was made
+        """Close the connection, after a bounded amount of remaining input has been discarded."""
+        assert self._connection is not None  # noqa: S101 - connection_made was called
         if self._connection.is_closing() or self.is_lingering:
             return
         is_body_unread = self.cycle is not None and self.cycle.more_body
@@ -190,22 +191,22 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def is_lingering(self) -> bool:
-        """Whether the last response has been sent and the rest of the input is discarded."""
+        """Whether the last response has been sent and the remaining input is being discarded."""
         return self._linger is not None
 
     @property
-    def holds_enough(self) -> bool:
-        """Whether no more unparsed input may be held."""
+    def is_buffer_full(self) -> bool:
+        """Whether the buffer of unparsed input is full."""
         return len(self._held) > _MAX_HELD_BYTES
 
     def on_response_complete(self) -> None:
-        """Start the next request that has arrived meanwhile."""
+        """Start the next pipelined request, if one has arrived."""
         held, self._held = bytes(self._held), bytearray()
         super().on_response_complete()
         if held and not self.transport.is_closing():
             self.data_received(held)
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header; trailers are ignored."""
@@ -213,14 +214,14 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_message_begin(self) -> None:
-        """Begin the head of a request."""
+        """Reset the state for the head of the next request."""
         self._in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Start the request, or queue it behind the one in flight."""
         if self.parser.should_upgrade():
-            return  # it is parsed again without its Upgrade header
+            return  # the head is parsed again without its Upgrade header
         version = self.parser.get_http_version()
         target = httptools.parse_url(self.url)
         raw_path = target.path or b"/"
@@ -236,7 +237,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._set_error(Malformed(f"the request has {hosts} Host headers; 1 is required"))
         elif any(name == _CODING and value.lower() != b"chunked" for name, value in self.headers):
             self._set_error(Malformed("the transfer coding must be chunked"))
-        elif target.schema is not None:  # RFC 9112, 3.2.2: the target's host counts
+        elif target.schema is not None:  # RFC 9112, 3.2.2: overrides the Host header
             self._replace_host(target)
         self._in_head = False
         self._overhead_bytes = 0
@@ -246,7 +247,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._begin(self._new_cycle(keep_alive))
 
     def on_body(self, body: bytes) -> None:
-        """Hand a piece of the body to the application."""
+        """Pass a piece of the body to the application."""
         self._overhead_bytes = 0
         if self._body_bytes_left:
             self._body_bytes_left -= len(body)
@@ -269,11 +270,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _hold(self, data: bytes) -> None:
         self._held += data
-        if self.holds_enough:
+        if self.is_buffer_full:
             self.flow.pause_reading()
 
     def _parse(self, data: bytes) -> None:
-        """Parse up to the end of a request, and hold what is behind it."""
+        """Parse up to the end of one request, and buffer the input after it."""
         start = 0
         while start < len(data) and not self._is_answering:
             end = self._end_of_part(data, start)
@@ -297,17 +298,17 @@ class HttpProtocol(HttpToolsProtocol):
             self._hold(data[start:])
 
     def _end_of_part(self, data: bytes, start: int) -> int:
-        """Return where to stop parsing, so that no second request is begun."""
+        """Return the end of the next part to parse, so that parsing stops after one request."""
         limit = min(start + _PART_BYTES, len(data))
         if self._body_bytes_left:
             return min(start + self._body_bytes_left, limit)
-        # Heads and chunked bodies both end in an empty line.
+        # Heads and chunked bodies both end with an empty line.
         least = _CHUNKED_PART_BYTES if self._body_bytes_left is None else 0
         end = data.find(_END_OF_HEAD, start + least, limit)
         return limit if end < 0 else end + len(_END_OF_HEAD)
 
     def _parse_without_upgrade(self) -> bool:
-        """Parse the head once more, without its Upgrade header; return whether it is a request."""
+        """Parse the head again, without its Upgrade header; return whether it is valid."""
         method, version = self.parser.get_method(), self.parser.get_http_version()
         if method == b"CONNECT":
             self._refuse(Malformed("CONNECT is not supported"))
@@ -324,7 +325,7 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def _declared_bytes(self) -> int | None:
-        """Return the bytes of the body, or None if it is chunked."""
+        """Return the Content-Length of the request; 0 without one, None if the body is chunked."""
         for name, value in self.headers:
             if name == b"content-length":
                 return int(value)
@@ -365,7 +366,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope["state"][PROTOCOL_ERROR] = error
 
     def _refuse(self, error: VitrineError) -> None:
-        """Answer a request that breaks the protocol, in turn, and discard all further input."""
+        """Respond to a malformed request, after earlier responses; discard all further input."""
         self._is_refused = True
         cycle = self.cycle
         if cycle is not None and cycle.more_body and not cycle.response_complete:
@@ -393,35 +394,35 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class BoundedReads(asyncio.BufferedProtocol):
-    """Serves one connection, which it reads 16 KiB at a time.
+    """Serves one connection and reads at most 16 KiB of it at a time.
 
-    By itself uvloop reads 256 KiB of each connection before the application has a turn to refuse
-    its body: 60 MB more at the peak of a thousand large bodies.
+    By default uvloop reads up to 256 KiB of each connection before the application can refuse the
+    body. With a thousand large bodies, that takes 60 MB more memory at the peak.
 
     Args:
-        arguments: Those of `HttpProtocol`.
+        arguments: Arguments of `HttpProtocol`.
     """
 
-    # One for all connections: what is read is copied before the event loop reads more.
+    # One buffer for all connections: its content is copied before the event loop reads again.
     _buffer = memoryview(bytearray(16_384))
 
     def __init__(self, **arguments: Any) -> None:  # noqa: ANN401 - uvicorn's own
         self._protocol = HttpProtocol(**arguments)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        """Return where to read into."""
+        """Return the shared read buffer."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand over what was read."""
+        """Pass a copy of the bytes that were read to the protocol."""
         self._protocol.data_received(bytes(self._buffer[:nbytes]))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to serve a connection."""
+        """Start to serve a connection."""
         self._protocol.connection_made(cast(asyncio.Transport, transport))
 
     def eof_received(self) -> None:
-        """Let the connection be closed."""
+        """Let asyncio close the connection, as its client sends no more input."""
         self._protocol.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -429,9 +430,9 @@ class BoundedReads(asyncio.BufferedProtocol):
         self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Hold the application up until the client has read more."""
+        """Pause writes of the application until the client has read more."""
         self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """Let the application write again."""
+        """Resume writes of the application."""
         self._protocol.resume_writing()

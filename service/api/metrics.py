@@ -28,14 +28,14 @@ class Metrics:
         self.inference = InferenceMetrics(self.registry, longest_s)
         self.requests = Counter(
             "vitrine_requests",
-            "Requests by status; 'disconnected': no response; 'client_deadline': a 504 of the "
-            "client's own X-Request-Timeout-Ms",
+            "Requests by status; 'disconnected': the client left before a response; "
+            "'client_deadline': a 504 because of the client's X-Request-Timeout-Ms",
             ["route", "status"],
             registry=self.registry,
         )
         self.request_seconds = Histogram(
             "vitrine_request_seconds",
-            "Duration of a request, from its first byte to the response's last, in seconds",
+            "Duration from the head of a request to the last byte of its response, in seconds",
             ["route"],
             buckets=seconds_buckets(longest_s),
             registry=self.registry,

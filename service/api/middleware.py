@@ -30,15 +30,17 @@ access = logging.getLogger("vitrine.access")
 
 
 class RequestMiddleware:
-    """Wraps the application; see the module.
+    """ASGI middleware around the application; see the module docstring.
 
     Args:
         app: The application.
         dispatch_table: Routes that bypass the application, by method and path.
-        metrics: Metrics of requests.
-        render_error: Returns the response to an error, given path, error and request id.
-        hosts: Allowed host names, except for probes, which come by address; empty: all.
-        slow_s: Seconds after which the access log marks a request as slow; None: no access log.
+        metrics: Metrics of the HTTP API.
+        render_error: Returns the response for a path, an error and a request id.
+        hosts: Host names accepted in the Host header; empty: all. Probes are exempt, because
+            Kubernetes sends them to IP addresses.
+        slow_s: Duration in seconds above which the access log marks a request as slow; None: no
+            access log.
         is_stopping: Returns whether the service is shutting down.
     """
 
@@ -61,7 +63,7 @@ class RequestMiddleware:
         self._is_stopping = is_stopping
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> VitrineError | None:
-        """Serve the request; return the error that is still to be rendered, if any."""
+        """Serve the request; return the error to render as its response, if any."""
         request_id = scope["state"]["request_id"]
         fields = {"request_id": request_id}
         protocol_error: VitrineError | None = scope["state"].get(PROTOCOL_ERROR)
@@ -73,15 +75,15 @@ class RequestMiddleware:
             serve = self._dispatch_table.get((scope["method"], scope["path"]), self._app)
             await serve(scope, receive, send)
         except VitrineError as error:
-            if status_of(error) == 500:  # the cause is in the log only
+            if status_of(error) == 500:  # the response omits the cause
                 log.error("request %s: %s", request_id, error.detail, exc_info=error, extra=fields)
             return error
         except ClientDisconnect:
-            # Counted, but not logged: clients may disconnect as often as they like.
+            # Only counted and logged at level DEBUG, because clients may disconnect at any rate.
             log.debug("request %s: the client disconnected", request_id, extra=fields)
         except asyncio.CancelledError:
-            # The server cancels what is left at the end of its grace period. Anything else that
-            # cancels this task expects it to end.
+            # At the end of its grace period, the server cancels the remaining requests, which are
+            # answered. Any other cancellation must propagate.
             if not self._is_stopping():
                 raise
             return NotReady("the service is stopping")
@@ -90,7 +92,7 @@ class RequestMiddleware:
                 log.error("request %s failed: no free file descriptor", request_id, extra=fields)
                 return NotReady("the service has no free file descriptor", code="no_descriptor")
             log.exception("request %s failed", request_id, extra=fields)
-            # Not raised again: the server would close the connection, which others may share.
+            # Not re-raised: the server would close the connection, which a proxy may share.
             return VitrineError("internal error; see the log of the service")
         return None
 
@@ -100,7 +102,7 @@ class RequestMiddleware:
         return host_matches(Headers(scope=scope).get("host", ""), self._hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or the lifespan."""
+        """Serve one request, or pass lifespan events to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -108,7 +110,7 @@ class RequestMiddleware:
         request_id = _request_id(Headers(scope=scope).get(REQUEST_ID))
         scope.setdefault("state", {})["request_id"] = request_id
         method = scope["method"]
-        if method == "HEAD":  # as GET; the server omits the body
+        if method == "HEAD":  # served as GET; the server omits the body
             scope = {**scope, "method": "GET"}
         status = "disconnected"
         error: VitrineError | None = None
@@ -123,7 +125,7 @@ class RequestMiddleware:
         try:
             error = await self._run(scope, receive, send_with_id)
             if error is not None and status != "disconnected":
-                raise error  # too late for an error response
+                raise error  # the response has begun: too late for an error
             if error is not None:
                 if error is scope["state"].get(PROTOCOL_ERROR):
                     client, fields = _client(scope), {"request_id": request_id}
@@ -146,7 +148,7 @@ class RequestMiddleware:
 
 
 def host_matches(host: str, names: Collection[str]) -> bool:
-    """Return whether a Host header, with or without a port, is one of these lower-case names."""
+    """Return whether a Host header, with or without its port, is in `names` (lower case)."""
     host = host.lower()
     return host in names or host.rpartition(":")[0] in names
 
@@ -161,7 +163,7 @@ def _log_access(
     *,
     is_slow: bool,
 ) -> None:
-    # The route's template stands for the path: a client's own path could contain anything.
+    # Logs the route's template instead of the path, which could contain anything.
     fields = {
         "request_id": scope["state"]["request_id"],
         "client": _client(scope),

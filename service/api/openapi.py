@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, plus headers, limits and bodies that handlers parse."""
+"""The OpenAPI document: FastAPI's, with headers, limits and the bodies that handlers parse."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,21 +18,21 @@ _SECURITY_SCHEMES = {
         "type": "apiKey",
         "in": "header",
         "name": "api-key",
-        "description": "For Azure",
+        "description": "Header of Azure's clients",
     },
 }
 
 _REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
-    "description": "Identifies the request in logs and errors; replaced unless it has up to 128 "
-    "letters, digits and `._-`",
+    "description": "Identifier of the request in logs and errors: 1 to 128 letters, digits and "
+    "`._-`; anything else is replaced by a new identifier",
     "schema": {"type": "string"},
 }
 _TIMEOUT = {
     "name": "X-Request-Timeout-Ms",
     "in": "header",
-    "description": "Deadline of the request in milliseconds, within that of the service",
+    "description": "Deadline of the request in milliseconds; at most the deadline of the service",
     "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
 }
 _REQUEST_ID_HEADER = {
@@ -40,7 +40,7 @@ _REQUEST_ID_HEADER = {
     "schema": {"type": "string"},
 }
 _RETRY_AFTER_HEADER = {
-    "description": "Seconds after which to try again",
+    "description": "Seconds after which to retry",
     "schema": {"type": "integer", "minimum": 1, "maximum": 60},
 }
 
@@ -48,7 +48,7 @@ _RETRY_AFTER_HEADER = {
 def error_responses(
     *statuses: int, schema: type[BaseModel] = Problem, media_type: str = PROBLEM
 ) -> dict[int | str, dict[str, Any]]:
-    """Return the descriptions of error responses, by status."""
+    """Return the OpenAPI descriptions of error responses, by status."""
     content = {media_type: {"schema": reference(schema)}}
     return {
         status: {"description": DESCRIPTIONS[status], "content": content} for status in statuses
@@ -56,7 +56,7 @@ def error_responses(
 
 
 def request_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the description of a body that the handler parses itself."""
+    """Return the OpenAPI description of a request body that the handler parses itself."""
     content = {"application/json": {"schema": reference(model)}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -68,9 +68,9 @@ def openapi(
 
     Args:
         app: The application.
-        bodies: Models of the bodies that handlers parse themselves.
+        bodies: Pydantic models of the bodies that handlers parse themselves.
         limits: Limits on the inputs of a request.
-        needs_keys: Whether API keys are set.
+        needs_keys: Whether requests need API keys.
     """
     if app.openapi_schema is None:
         document = get_openapi(
@@ -99,7 +99,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def _limit_inputs(schema: dict[str, Any], limits: LimitSettings) -> None:
-    """Add the limits on texts to the schema of a text, texts or token ids."""
+    """Add the limits of inputs to the schema of a field with inputs."""
     for choice in (schema, *schema.get("oneOf", ()), *schema.get("anyOf", ())):
         items = choice.get("items", {})
         for text in (choice, items, *items.get("oneOf", ()), *items.get("anyOf", ())):

@@ -12,21 +12,21 @@ from service.api.state import state_of
 
 
 class RawRoute(APIRoute):
-    """Calls `endpoint(request, state)` once the route's dependencies have passed.
+    """A route that runs its dependencies and then calls `endpoint(request, state)`.
 
-    Only dependencies of the route and of its own router run, with the request as their argument;
-    those of the application or of an including router do not.
+    Dependencies of the route and of its own router are called with the request. Those of the
+    application or of an including router are not called.
 
-    FastAPI's and Starlette's layers take 0.2 ms per request beside a busy engine, 9 % of the
-    throughput of short texts.
+    Bypassing the layers of FastAPI and Starlette saves 0.2 ms per request beside a busy engine, 9 %
+    of the throughput of short texts.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of a request that the application has routed."""
+        """Return the handler for requests that arrive through the application."""
         return self._handle
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request for this method and path without the application's layers (ASGI)."""
+        """Serve a request for this route as an ASGI application, bypassing FastAPI."""
         scope["route"] = self
         response = await self._handle(Request(scope, receive, send))
         await response(scope, receive, send)
@@ -43,7 +43,7 @@ class RawRoute(APIRoute):
 
 
 def dispatch_table(routers: Iterable[APIRouter]) -> dict[tuple[str, str], ASGIApp]:
-    """Return the raw routes without path parameters, by method and path."""
+    """Return the ASGI applications of raw routes without path parameters, by method and path."""
     return {
         (method, route.path): route.serve
         for router in routers

@@ -1,4 +1,4 @@
-"""The native routes."""
+"""Routes of the native API, and probes and metrics."""
 
 from functools import partial
 
@@ -57,10 +57,10 @@ async def root() -> RedirectResponse:
 async def encode(request: Request, state: State) -> Response:
     """Encode texts, or lists of token ids, into one vector each.
 
-    With `Accept: application/octet-stream` the response is the vectors alone, as little-endian
-    float32, and `X-Shape` has their number and width. `Server-Timing` has the duration of each
-    stage. With `"output": "tokens"` there is one vector per token, not normalised unless requested,
-    and always JSON.
+    With `Accept: application/octet-stream` the response body has only the vectors, as little-endian
+    float32, and the header `X-Shape` has their number and width. The header `Server-Timing` has the
+    duration of each stage. With `"output": "tokens"` the response has one vector per token,
+    normalised only on request, and is always JSON.
     """
     body = await read_inputs(request, state, EncodeRequest)
     timeout_s = deadline_s(request, state.settings.limits.request_s)
@@ -91,7 +91,7 @@ async def encode(request: Request, state: State) -> Response:
 async def _encode_tokens(
     request: Request, state: AppState, body: EncodeRequest, timeout_s: float
 ) -> Response:
-    """Respond with the token vectors, `(L, D)` of each input."""
+    """Return a response with the token vectors `(L, D)` of each input."""
     if body.dimensions is not None:
         raise InvalidInput("dimensions requires pooled vectors", pointer="/dimensions")
     model = state.ready_model()
@@ -116,7 +116,7 @@ async def healthz() -> Health:
 
 @router.get("/readyz", summary="Readiness", responses=error_responses(503))
 async def readyz(state: State) -> Health:
-    """Return 200 once the self-check has passed, and 503 again during shutdown."""
+    """Return 200 while the model is ready; 503 during startup, shutdown and after a failure."""
     state.check_ready()
     return Health()
 
@@ -128,7 +128,7 @@ async def readyz(state: State) -> Health:
     responses=error_responses(401, 403, 503),
 )
 async def info(state: State) -> ServiceInfo:
-    """Return the served model: name, hashes, engine, precision, threads and limits."""
+    """Return the name, hashes, engine, precision, threads and limits of the served model."""
     model = state.ready_model()
     manifest, engine = model.artifact.manifest, model.engine
     return ServiceInfo(
@@ -164,6 +164,6 @@ async def info(state: State) -> ServiceInfo:
     responses={200: {"content": {"text/plain": {}}}, **error_responses(401, 403)},
 )
 async def metrics(state: State) -> Response:
-    """Return the metrics in Prometheus' text format."""
+    """Return all metrics in Prometheus' text format."""
     content = state.metrics.exposition()
     return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -8,7 +8,10 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 
 def _inputs_tag(inputs: object) -> str | None:
-    """Return the union member of the first element: trying all costs seconds on large bodies."""
+    """Return the union tag, chosen by the first element.
+
+    Without a tag, pydantic would try all union members, which takes seconds on large bodies.
+    """
     if isinstance(inputs, str):
         return "text"
     if isinstance(inputs, list):
@@ -33,7 +36,7 @@ Inputs = Annotated[
 
 
 def as_list(inputs: str | Sequence[Any]) -> Sequence[Any]:
-    """Return a list of inputs; a text or a list of numbers is a single input."""
+    """Return the inputs as a list; a text or a list of integers is a single input."""
     is_single = isinstance(inputs, str) or (inputs and isinstance(inputs[0], int))
     return [inputs] if is_single else inputs
 
@@ -48,25 +51,32 @@ class EncodeRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     inputs: Inputs = Field(
-        description="A text, a list of texts, or a list of lists of token ids, used as they are"
+        description="A text, a list of texts, or a list of lists of token ids, which are used "
+        "unchanged, so they include special tokens"
     )
     prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
-        None, description="Prompt of the model to put before each text; null: its default prompt"
+        None,
+        description="Name of the model's prompt to prepend to each text; null: its default prompt",
     )
     normalize: bool | None = Field(
-        None, description="Whether vectors have unit length; null: the model's own setting"
+        None,
+        description="Whether to scale vectors to unit length; null: the model's own setting, or "
+        "false for output `tokens`",
     )
     dimensions: int | None = Field(
-        None, ge=1, description="Number of leading dimensions to keep, before normalising"
+        None,
+        ge=1,
+        description="Number of leading dimensions to keep, only with output `pooled`; vectors are "
+        "truncated before they are normalised",
     )
     output: Literal["pooled", "tokens"] = Field(
         "pooled", description="One vector per input, or one per token"
     )
     on_overflow: Literal["truncate", "error"] = Field(
-        "truncate", description="How to handle inputs that are too long for the model"
+        "truncate", description="Handling of inputs with too many tokens for the model"
     )
     encoding: Literal["float", "base64"] = Field(
-        "float", description="JSON numbers, or base64 of little-endian float32"
+        "float", description="Vectors as JSON numbers, or as base64 of little-endian float32"
     )
 
     def input_list(self) -> Sequence[str | list[int]]:
@@ -111,8 +121,8 @@ class TokensResponse(BaseModel):
     truncated: list[bool] = Field(description="Whether each input was truncated")
     ids: list[list[int]] = Field(description="Token ids of each input, special tokens included")
     offsets: list[list[tuple[int, int] | None] | None] = Field(
-        description="Start and end of each token in its text, in characters; null for tokens that "
-        "are not part of it, and for token ids"
+        description="Start and end of each token in its text, in characters; null for special and "
+        "prompt tokens, and for an input of token ids"
     )
 
 
@@ -139,15 +149,15 @@ class Problem(BaseModel):
     type: str
     title: str
     status: int
-    code: str = Field(description="Stable error code, for programs")
-    detail: str = Field(description="Explanation, for people")
+    code: str = Field(description="Stable error code for programs")
+    detail: str = Field(description="Explanation for people")
     index: int | None = Field(None, description="Index of the invalid input")
     pointer: str | None = Field(None, description="JSON pointer to the invalid field")
     request_id: str
 
 
 class Health(BaseModel):
-    """The process is alive, or the model is ready."""
+    """Response of a successful probe."""
 
     status: Literal["ok"] = "ok"
 
@@ -163,10 +173,13 @@ class Limits(BaseModel):
 
 
 class AgreementInfo(BaseModel):
-    """Worst differences between vectors and their references."""
+    """Worst differences between the engine's vectors and the artifact's reference vectors."""
 
-    cosine: float = Field(description="Lowest cosine")
-    norm: float = Field(description="Largest relative difference of lengths")
+    cosine: float = Field(description="Lowest cosine similarity of a vector and its reference")
+    norm: float = Field(
+        description="Largest difference in length between a vector and its reference, relative to "
+        "the reference"
+    )
 
 
 class ServiceInfo(BaseModel):
@@ -188,7 +201,7 @@ class ServiceInfo(BaseModel):
     precision: str
     threads: int
     self_check: dict[str, AgreementInfo] = Field(
-        description="Agreement of each output with the references of the export"
+        description="Agreement with the artifact's reference vectors, by output"
     )
     limits: Limits
     version: str
@@ -199,7 +212,7 @@ def reference(model: type[BaseModel]) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
-# The handler parses the body itself, so FastAPI needs its description.
+# The handler parses the body itself, so FastAPI does not know its schema.
 ENCODE_BODY: dict[str, Any] = {
     "required": True,
     "content": {
@@ -226,5 +239,5 @@ ENCODE_HEADERS = {
         "tokenize;dur=0.661, queue;dur=0.052, infer;dur=8.916, serialize;dur=0.104",
     ),
     "X-Engine": _header("Engine that computed the vectors", "onnxruntime; precision=float32"),
-    "X-Shape": _header("Rows and width of a response in octets", "2,384"),
+    "X-Shape": _header("Number and width of the vectors in an octet-stream response", "2,384"),
 }

@@ -1,8 +1,8 @@
-"""The HTTP server, which handles its own signals.
+"""The HTTP server: uvicorn with its own signal handling.
 
-uvicorn closes its port at the first signal, so a load balancer would get a refused connection
-instead of "not ready"; it waits for slow clients without a limit, and exits with the signal as its
-status.
+By default uvicorn closes its port at the first signal, so a load balancer gets refused connections
+before a readiness probe fails. It waits for slow clients without a limit, and its exit status is
+that of a process killed by the signal.
 """
 
 import asyncio
@@ -23,16 +23,17 @@ log = logging.getLogger("vitrine")
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal, then shuts down gracefully with status 0.
+    """Serves until SIGTERM or SIGINT, then shuts down gracefully with exit status 0.
 
-    At SIGTERM it becomes unready, and serves for another `drain_s` seconds while load balancers
-    turn away. Then, and at SIGINT at once, it accepts no more requests, and gives those in flight
-    `grace_s` seconds. A second signal ends the process immediately.
+    After SIGTERM, /readyz returns 503 and requests are still served for `drain_s` seconds, in which
+    load balancers remove the replica. Then the port closes, and requests in flight have `grace_s`
+    seconds to finish. After SIGINT, the port closes immediately. A second signal terminates the
+    process immediately, with status 1.
 
     Args:
         app: The application.
-        state: Its state.
-        settings: Address, drain and grace period.
+        state: State of the application.
+        settings: Address, drain period and grace period.
     """
 
     def __init__(self, app: FastAPI, state: AppState, settings: ServerSettings) -> None:
@@ -40,15 +41,15 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=BoundedReads,  # type: ignore[arg-type]
-                ws="none",  # whatever is installed
+                ws="none",  # no WebSocket, even if a library for it is installed
                 host=settings.host,
                 port=settings.port,
-                lifespan="on",  # "auto" would take a failure for an application without lifespan
+                lifespan="on",  # "auto" would ignore a failure of the lifespan
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                # Longer than a proxy's usual 60 s: the proxy must be the one to close.
+                # Longer than the usual 60 s of a proxy, so that the proxy closes idle connections.
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=settings.grace_s,
             )
@@ -58,7 +59,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT while the server runs."""
+        """Install handlers of SIGTERM and SIGINT, which replace uvicorn's."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)

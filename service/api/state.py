@@ -1,4 +1,4 @@
-"""The state of the application, which handlers receive as an argument."""
+"""The state of the application, which route handlers receive as an argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.inference.errors import NotReady
 from service.inference.model import Model
 from service.settings import Settings
 
-if TYPE_CHECKING:  # both import this module
+if TYPE_CHECKING:  # these modules import this one
     from service.api.auth import KeyRing
     from service.api.body import BodyBudget
 
@@ -50,7 +50,7 @@ class AppState:
         return self.model
 
     def check_ready(self) -> None:
-        """Raise unless new requests are welcome.
+        """Raise unless the service is ready for new requests.
 
         Raises:
             NotReady: The model is loading, its engine has stopped, or the service is stopping.

@@ -1,4 +1,5 @@
-"""Other servers' APIs over the same calls as `POST /encode`, so that their clients work here.
+"""The APIs of OpenAI and text-embeddings-inference, so that their clients work with this service.
 
-Each module has a `router`, and a `render_error` for errors in that server's format.
+Their handlers make the same calls as `POST /encode`. The modules `openai` and `tei` each have a
+`router`, and a `render_error` that renders errors in the format of that API.
 """

@@ -32,7 +32,10 @@ router = APIRouter(prefix=PREFIX, route_class=RawRoute, dependencies=[require_sc
 
 
 def _input_tag(value: object) -> str | None:
-    """Return the union member of the first element: trying all costs seconds on large bodies."""
+    """Return the union tag, chosen by the first element.
+
+    Without a tag, pydantic would try all union members, which takes seconds on large bodies.
+    """
     if isinstance(value, list):
         tags = {list: "rows", int: "row"}
         return tags.get(type(value[0]), "texts") if value else "texts"
@@ -54,17 +57,24 @@ class EmbeddingsRequest(BaseModel):
             custom_error_type="input",
             custom_error_message="Input should be a text, texts, token ids or lists of token ids",
         ),
-    ] = Field(description="Texts, or token ids of the served model, special tokens included")
+    ] = Field(
+        description="A text, texts, token ids or lists of token ids; token ids are those of the "
+        "served model, special tokens included"
+    )
     model: str = Field(max_length=256, description="Name of the model, as in /v1/models")
-    dimensions: int | None = Field(None, ge=1, description="Number of leading dimensions to keep")
+    dimensions: int | None = Field(
+        None, ge=1, description="Number of leading dimensions to keep; null: all"
+    )
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description='"float" or "base64"; null: "float"'
     )
     prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
-        None, description="Extension: prompt of the model to put before each text"
+        None,
+        description="Extension of OpenAI's API: name of the model's prompt to prepend to each text",
     )
     on_overflow: Literal["truncate", "error"] = Field(
-        "truncate", description="Extension: how to handle inputs that are too long for the model"
+        "truncate",
+        description="Extension of OpenAI's API: handling of inputs with too many tokens",
     )
     user: Annotated[str, StringConstraints(max_length=1024)] | None = Field(
         None, description="Ignored"
@@ -145,9 +155,10 @@ BODIES = (EmbeddingsRequest, OpenAIErrorResponse)
     responses=_error_responses(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504),
 )
 async def embeddings(request: Request, state: State) -> Response:
-    """Encode as OpenAI's API does: unit vectors, with the model's default prompt.
+    """Encode inputs into one vector of unit length each, as OpenAI's API does.
 
-    Texts that are too long for the model are truncated; `X-Truncated-Inputs` has their number.
+    By default inputs with too many tokens for the model are truncated; the header
+    `X-Truncated-Inputs` has their number.
     """
     body = await read_inputs(request, state, EmbeddingsRequest, "input")
     timeout_s = deadline_s(request, state.settings.limits.request_s)
@@ -189,14 +200,14 @@ async def models(_request: Request, state: State) -> Response:
     responses=_error_responses(401, 403, 404, 503),
 )
 async def model(request: Request, state: State) -> Response:
-    """Return a model if it is served."""
+    """Return the served model of this name; another name is an error 404."""
     served = state.ready_model()
     _check_model(served, request.path_params["model"])
     return _json(_model_info(served))
 
 
 def render_error(error: VitrineError, _request_id: str) -> Response:
-    """Return an error as OpenAI's API does, which has 400 in place of 422."""
+    """Return the error in the format of OpenAI's API, which uses status 400 instead of 422."""
     status = status_of(error)
     status = 400 if status == 422 else status
     code = CODES.get(status, error.code)

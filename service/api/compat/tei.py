@@ -1,4 +1,4 @@
-"""text-embeddings-inference's API, under /tei.
+"""The API of text-embeddings-inference (TEI), under /tei.
 
 Contract: https://huggingface.github.io/text-embeddings-inference
 """
@@ -55,7 +55,10 @@ _TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
 def _error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the descriptions of errors: some are plain text in TEI, and 401 has no body."""
+    """Return the OpenAPI descriptions of error responses, by status.
+
+    As in TEI, 401 has no body, and responses of some statuses can be plain text.
+    """
     responses = error_responses(*statuses, schema=TEIError, media_type=JSON)
     for status in responses.keys() - {401, 424, 429, 500, 503}:
         responses[status]["content"] = responses[status]["content"] | _TEXT["content"]
@@ -65,7 +68,7 @@ def _error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def _route(body: type[BaseModel], response: object, summary: str) -> dict[str, Any]:
-    """Return the options of a route that parses its own body."""
+    """Return the decorator arguments of a route whose handler parses the body itself."""
     statuses = (400, 401, 403, 408, 413, 415, 422, 424, 429, 500, 503, 504)
     return {
         "summary": summary,
@@ -86,7 +89,7 @@ _HEALTH: dict[str, Any] = {
 @router.post("", name="tei", **_route(EmbedRequest, list[list[float]], "Same as /tei/embed"))
 @router.post("/embed", **_route(EmbedRequest, list[list[float]], "Embeddings"))
 async def tei_embed(request: Request, state: State) -> Response:
-    """Encode as text-embeddings-inference does; token ids are used as they are."""
+    """Encode inputs into one vector each; token ids are used unchanged."""
     body = await _read(request, state, EmbedRequest)
     inputs = _non_empty(body.input_list())
     model = state.ready_model()
@@ -147,7 +150,7 @@ async def similarity(request: Request, state: State) -> Response:
 
 @router.post("/tokenize", **_route(TokenizeRequest, list[list[SimpleToken]], "Tokens"))
 async def tokenize(request: Request, state: State) -> Response:
-    """Return the tokens of texts, not truncated, and their spans in bytes."""
+    """Return the tokens of each text and their byte spans; texts are not truncated."""
     body = await _read(request, state, TokenizeRequest)
     texts = _non_empty([body.inputs] if isinstance(body.inputs, str) else body.inputs)
     work = state.ready_model().tokenize(
@@ -168,7 +171,7 @@ async def tokenize(request: Request, state: State) -> Response:
 
 @router.post("/decode", **_route(DecodeRequest, list[str], "Token ids to texts"))
 async def decode(request: Request, state: State) -> Response:
-    """Return the texts of token ids."""
+    """Return the text of each list of token ids."""
     body = await _read(request, state, DecodeRequest, "ids")
     rows = _non_empty(body.id_lists(), "ids")
     work = state.ready_model().decode(rows, skip_special_tokens=body.skip_special_tokens)
@@ -183,7 +186,7 @@ async def decode(request: Request, state: State) -> Response:
     responses=_error_responses(401, 403, 503),
 )
 async def tei_info(_request: Request, state: State) -> Response:
-    """Return the served model as text-embeddings-inference does."""
+    """Return the served model in the format of text-embeddings-inference."""
     model, settings = state.ready_model(), state.settings
     manifest = model.artifact.manifest
     return _json(
@@ -211,12 +214,12 @@ async def tei_info(_request: Request, state: State) -> Response:
 @router.get("/ping", name="tei_ping", **_HEALTH)
 @router.get("/health", **_HEALTH)
 async def tei_health(_request: Request, state: State) -> Response:
-    """Return 200 with an empty body while the model is ready, or else 503."""
+    """Return 200 with an empty body while the model is ready, otherwise 503."""
     state.check_ready()
     return Response()
 
 
-# Paths that are also served at /; GET / and /info stay the service's own.
+# Paths of the routes in `root_router`. GET / and GET /info remain routes of the native API.
 ROOT_PATHS = frozenset(
     route.path.removeprefix(PREFIX) or "/"
     for route in router.routes
@@ -225,7 +228,7 @@ ROOT_PATHS = frozenset(
 
 
 def root_router() -> APIRouter:
-    """Return the same routes at /, for clients that drop the path of their base URL."""
+    """Return the routes without the prefix /tei, for clients that drop the path of a base URL."""
     root = APIRouter(route_class=RawRoute)
     for route in router.routes:
         assert isinstance(route, APIRoute)  # noqa: S101 - all are declared above
@@ -243,7 +246,7 @@ def root_router() -> APIRouter:
 
 
 def render_error(error: VitrineError, _request_id: str) -> Response:
-    """Return an error as text-embeddings-inference does."""
+    """Return the error in the format of text-embeddings-inference."""
     status, headers = status_of(error), headers_of(error)
     message = {
         "empty": f"Input validation error: `{_field(error)}` cannot be empty",
@@ -255,7 +258,7 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
             return Response(status_code=401, headers=headers)
         case InvalidInput(code="empty"):
             status, kind = 400, "Empty"
-        case InvalidInput(code="invalid", pointer=str()):  # of the wrong type
+        case InvalidInput(code="invalid", pointer=str()):  # a field of the wrong type
             message = f"{error.pointer}: {error.detail}"
             return Response(message, 422, headers, "text/plain")
         case InvalidInput() | TooLarge(code="text_too_large"):
@@ -291,7 +294,7 @@ def _timeout_s(request: Request, state: AppState) -> float:
 
 
 def _non_empty(inputs: Sequence[_Item], field: str = "inputs") -> Sequence[_Item]:
-    """Return the inputs, or raise if there are none."""
+    """Return the inputs; raise `InvalidInput` if there are none."""
     if not inputs:
         raise InvalidInput(f"`{field}` cannot be empty", code="empty", pointer=f"/{field}")
     return inputs

@@ -1,4 +1,4 @@
-"""Models of text-embeddings-inference's requests and responses."""
+"""Pydantic models of requests and responses of text-embeddings-inference (TEI)."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -47,14 +47,17 @@ class _Body(BaseModel):
 class TruncationOptions(_Body):
     """Prompt and truncation of the inputs."""
 
-    truncate: bool | None = Field(None, description="false: inputs that are too long are an error")
+    truncate: bool | None = Field(
+        None,
+        description="Whether to truncate inputs with too many tokens; false: they are an error",
+    )
     truncation_direction: Literal["Left", "Right", "left", "right"] = Field(
-        "Right", description="End at which inputs that are too long are truncated"
+        "Right", description="Side on which inputs with too many tokens lose tokens"
     )
     prompt_name: PromptName = None
 
     def on_overflow(self) -> OnOverflow:
-        """Return how inputs that are too long are handled."""
+        """Return the argument `on_overflow` of `Model.encode`."""
         if self.truncate is False:
             return "error"
         return "truncate_left" if self.truncation_direction.lower() == "left" else "truncate"
@@ -78,7 +81,7 @@ class EmbedRequest(EmbedAllRequest):
 
 
 class SimilarityInputs(_Body):
-    """A sentence and those to compare it with."""
+    """A source sentence, and the sentences to compare it with."""
 
     source_sentence: str
     sentences: Annotated[list[str], Field(fail_fast=True)]
@@ -123,7 +126,9 @@ class SimpleToken(BaseModel):
     id: int
     text: str
     special: bool
-    start: int | None = Field(description="Start in the text, in bytes; null for special tokens")
+    start: int | None = Field(
+        description="Start of the token in prompt and text, in bytes; null for special tokens"
+    )
     stop: int | None
 
 
@@ -148,7 +153,7 @@ class TEIInfo(BaseModel):
 
 
 class TEIError(BaseModel):
-    """The error object of TEI."""
+    """An error response of TEI."""
 
     error: str
     error_type: Literal["Empty", "Validation", "Backend", "Overloaded", "Unhealthy"]
