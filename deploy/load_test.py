@@ -5,12 +5,13 @@
     load_test.py vitrine=http://localhost:8000 tei=http://localhost:8080 --clients 1,8,32 --out both
 
 With `--rates`, requests form a Poisson process that does not wait for responses (open loop). With
-`--clients`, each client sends its next request after the response (closed loop), which hides the
-server's pauses. Latency counts from the scheduled time of a request, so it includes stalls of the
-server and of this program (Tene, "How NOT to measure latency"). A run is invalid if more than 1 %
-of the requests were sent late.
+`--clients`, each client sends its next request after the response (closed loop), which hides pauses
+of the server. Latency is measured from the scheduled time of a request, so it includes stalls of
+the server and of this program (Tene, "How NOT to measure latency"). A run is invalid if more than
+1 % of its requests were sent over 5 ms late.
 
-Exit status: 0; 1 if a threshold is exceeded; 2 if a run is invalid.
+Exit status: 2 if a run is invalid; otherwise 1 if a threshold is exceeded or a vector of a sample
+text differs from the one before the run; otherwise 0.
 """
 
 import argparse
@@ -34,17 +35,17 @@ from typing import Any
 
 import httpx
 
-LATE_S = 0.005
-MAX_LATE = 0.01
+LATE_S = 0.005  # a request that is sent with more delay counts as late
+MAX_LATE = 0.01  # largest share of late requests in a valid run
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
-# One request in 20 has a sample text, whose vector is known.
+# One request in 20 has a sample text, whose vector was requested before the run.
 _REQUESTS_PER_SAMPLE = 20
 _SAMPLES = ("a sample of its own", "the second of the samples", "vectors should not change")
-_MIN_COSINE = 0.9999  # between vectors of one model in float32 and in half precision
+_MIN_COSINE = 0.9999  # allows for differences between float32 and half precision
 
 _POOLS = 32
-_TLS = httpx.create_ssl_context()  # takes longer to make than a request to send
+_TLS = httpx.create_ssl_context()  # creating it takes longer than sending a request
 
 _WORDS = (
     "the of and to in was for that on with as by at from are this have not they which one all "
@@ -58,12 +59,12 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """The API of a server.
+    """A kind of server API.
 
     Attributes:
         path: Path of the encode route.
-        body: Function from texts and model name to a request body.
-        vector: Function from a response body to the vector of the first text.
+        body: Returns the request body for texts and a model name.
+        vector: Returns the vector of the first text in a response body.
     """
 
     path: str
@@ -96,7 +97,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> "Target":
-        """Return the target of `URL` or `KIND=URL`."""
+        """Parse `URL` or `KIND=URL`."""
         kind, _, url = text.rpartition("=") if "=" in text.partition("://")[0] else ("", "", text)
         if kind and kind not in KINDS:
             raise argparse.ArgumentTypeError(f"unknown kind {kind!r}; kinds: {', '.join(KINDS)}")
@@ -107,14 +108,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run.
+    """Parameters of one run.
 
     Attributes:
         rate: Requests per second in an open loop; None: closed loop.
         clients: Number of clients in a closed loop.
-        words: Length of the texts: `fixed:N`, `lognormal:MEDIAN,SIGMA` or `file:PATH`.
-        texts: Texts per request.
-        seconds: Duration after the warm-up.
+        words: Words per text: `fixed:N`, `lognormal:MEDIAN,SIGMA`, or `file:PATH` with one text per
+            line.
+        texts: Number of texts per request.
+        seconds: Duration of the measurement after the warm-up, in seconds.
     """
 
     target: Target
@@ -132,16 +134,17 @@ class Plan:
 
 @dataclass
 class Measurements:
-    """Measurements of a run, by one process or by all.
+    """Measurements of a run, from one process or from all.
 
     Attributes:
         latencies: Latencies of the requests with status 200, in seconds.
-        lags: Delay of each request's start against its schedule, in seconds.
-        outcomes: Number of requests by status, or by the name of the error.
-        compared: Number of responses with a known vector.
-        different: Number of those whose vector differs.
-        last_s: Seconds until the last response, which may be after the end of the run.
-        cpu_s: CPU seconds of the load test.
+        lags: Delay between the scheduled time and the sending of each request, in seconds.
+        outcomes: Number of requests by HTTP status, or by class name of the error.
+        compared: Number of responses to sample texts, whose vectors are known.
+        different: Number of compared responses whose vector differs from the known one.
+        last_s: Seconds from the end of the warm-up to the last response, which may arrive after the
+            end of the measurement.
+        cpu_s: CPU time of the load test itself, in seconds.
     """
 
     latencies: list[float] = field(default_factory=list)
@@ -164,7 +167,7 @@ class Measurements:
 
 
 def texts_of(words: str, seed: int) -> Iterator[str]:
-    """Yield texts endlessly; nearly all are different."""
+    """Yield random texts endlessly; see `Plan.words`."""
     draw = random.Random(seed)  # noqa: S311 - not for secrets
     kind, _, argument = words.partition(":")
     if kind == "file":
@@ -184,9 +187,9 @@ class Generator:
     """Sends one process's share of a run.
 
     Args:
-        plan: The run.
-        begin: Time at the end of the warm-up, on the monotonic clock.
-        expected: Vectors of the sample texts.
+        plan: Parameters of the run.
+        begin: Time at the end of the warm-up, on the monotonic clock, in seconds.
+        expected: Known vector of each sample text.
         share: Index of this process and the number of processes.
     """
 
@@ -204,7 +207,7 @@ class Generator:
     async def run(self) -> Measurements:
         """Send the requests, await every response, and return the measurements."""
         async with AsyncExitStack() as stack:
-            # A pool scans its connections at each request; many small pools are faster.
+            # httpx scans all connections of a pool for each request; many small pools are faster.
             pools = [await stack.enter_async_context(client_of(self._plan)) for _ in range(_POOLS)]
             clients = itertools.cycle(pools)
             if self._plan.rate is not None:
@@ -258,7 +261,7 @@ class Generator:
 
 
 def same(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether two vectors have the same direction."""
+    """Return whether the cosine similarity of two vectors is at least `_MIN_COSINE`."""
     if len(one) != len(other):
         return False
     product = sum(a * b for a, b in zip(one, other, strict=True))
@@ -266,7 +269,7 @@ def same(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def client_of(plan: Plan) -> httpx.AsyncClient:
-    """Return a client without a limit of connections, which would delay requests."""
+    """Return a client with unlimited connections; a limit would delay requests."""
     headers = {"Authorization": f"Bearer {plan.key}"} if plan.key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(
@@ -285,7 +288,7 @@ def _process(
     barrier: Any,  # noqa: ANN401 - multiprocessing has no names for these types
     messages: Any,  # noqa: ANN401
 ) -> None:
-    barrier.wait()  # until every process has imported its modules
+    barrier.wait()  # for every process to import its modules
     begin = time.monotonic() + plan.warm_up + 0.1
     generator = Generator(plan, begin, expected, share)
 
@@ -305,7 +308,7 @@ def _process(
 
 
 async def sample_vectors(plan: Plan) -> list[Sequence[float]]:
-    """Return the target's vectors of the sample texts; exit with a message if it fails."""
+    """Request the vectors of the sample texts; exit with a message if the target fails."""
     kind = KINDS[plan.target.kind]
     vectors: list[Sequence[float]] = []
     async with client_of(plan) as client:
@@ -321,7 +324,10 @@ async def sample_vectors(plan: Plan) -> list[Sequence[float]]:
 
 
 def run(plan: Plan, processes: int) -> Measurements:
-    """Return the measurements of all processes; progress goes to standard error."""
+    """Run the plan in several processes and return the sum of their measurements.
+
+    Progress is printed to standard error.
+    """
     expected = asyncio.run(sample_vectors(plan))
     context = multiprocessing.get_context("spawn")
     barrier, messages = context.Barrier(processes), context.Queue()
@@ -357,9 +363,9 @@ def run(plan: Plan, processes: int) -> Measurements:
 
 @dataclass(frozen=True)
 class Result:
-    """Results of a run; times in milliseconds.
+    """Results of a run.
 
-    A quantile is None if fewer than ten requests lie beyond it.
+    Latencies are in milliseconds. A quantile is None if fewer than ten requests lie beyond it.
     """
 
     target: str
@@ -377,7 +383,7 @@ class Result:
 
     @classmethod
     def of(cls, plan: Plan, measurements: Measurements) -> "Result":
-        """Return the results of the measurements."""
+        """Compute the results of a run from its measurements."""
         latencies, lags = sorted(measurements.latencies), sorted(measurements.lags)
         quantiles = {
             name: 1e3 * quantile(latencies, q) if len(latencies) * (1 - q) >= 10 else None
@@ -402,16 +408,16 @@ class Result:
 
     @property
     def load(self) -> float:
-        """Offered requests per second, or clients."""
+        """Offered rate in requests per second, or number of clients in a closed loop."""
         return self.offered or self.clients or 0
 
     @property
     def is_valid(self) -> bool:
-        """Whether the requests were sent on schedule."""
+        """Whether at most the share `MAX_LATE` of the requests was sent late."""
         return self.late <= MAX_LATE
 
     def exceeded(self, p99_ms: float | None, error_rate: float | None) -> list[str]:
-        """Return the exceeded thresholds, as sentences."""
+        """Return a sentence for each exceeded threshold, and one if known vectors differ."""
         exceeded: list[str] = []
         p99 = self.latency_ms["p99"]
         if p99_ms is not None and (p99 is None or p99 > p99_ms):
@@ -426,12 +432,12 @@ class Result:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Return the smallest value that a share `q` of the values does not exceed."""
+    """Return the `q`-quantile of sorted values: at least a share `q` of them is not larger."""
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the results in Markdown."""
+    """Return the results as a Markdown table."""
     names = [*QUANTILES, "max"]
     lines = [
         f"| target | load | completed/s | {' | '.join(f'{name}, ms' for name in names)} "
@@ -453,7 +459,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def draw(results: Sequence[Result], file: Path) -> None:
-    """Plot latency against load, one colour per target; invalid runs are hollow."""
+    """Plot latency against load, one colour per target; invalid runs have hollow markers."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -508,11 +514,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         type=Target.parse,
         metavar="[KIND=]URL",
-        help=f"server; kinds: {', '.join(KINDS)}",
+        help=f"server to test; KIND: {', '.join(KINDS)} (default: vitrine)",
     )
     load = parser.add_mutually_exclusive_group()
-    load.add_argument("--rates", type=_numbers, help="requests/s, one run each: 50,100,200")
-    load.add_argument("--clients", type=_numbers, help="concurrent clients, one run each: 1,8,32")
+    load.add_argument(
+        "--rates", type=_numbers, help="open loop: requests/s, one run for each of 50,100,200"
+    )
+    load.add_argument(
+        "--clients", type=_numbers, help="closed loop: clients, one run for each of 1,8,32"
+    )
     parser.add_argument("--texts", type=int, default=1, help="texts per request")
     parser.add_argument(
         "--words",
@@ -520,16 +530,22 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default="lognormal:12,0.6",
         help="words per text: fixed:N, lognormal:MEDIAN,SIGMA, or file:PATH with one text per line",
     )
-    parser.add_argument("--seconds", type=float, default=20, help="seconds per run")
-    parser.add_argument("--warm-up", type=float, default=3, help="seconds before the measurements")
-    parser.add_argument("--timeout", type=float, default=30, help="seconds until a request fails")
-    parser.add_argument("--processes", type=int, default=0, help="processes; 0: automatic")
+    parser.add_argument("--seconds", type=float, default=20, help="measured seconds per run")
+    parser.add_argument(
+        "--warm-up", type=float, default=3, help="seconds per run before the measurement"
+    )
+    parser.add_argument("--timeout", type=float, default=30, help="request timeout in seconds")
+    parser.add_argument(
+        "--processes", type=int, default=0, help="number of client processes; 0: up to 4"
+    )
     parser.add_argument("--model", default="", help="model name in the requests")
-    parser.add_argument("--key", default=os.environ.get("LOAD_TEST_KEY"), help="or LOAD_TEST_KEY")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--key", default=os.environ.get("LOAD_TEST_KEY"), help="API key (default: LOAD_TEST_KEY)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of texts and schedule")
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.png")
-    parser.add_argument("--p99-ms", type=float, help="threshold of the p99 latency")
-    parser.add_argument("--error-rate", type=float, help="threshold of the error rate, 0 to 1")
+    parser.add_argument("--p99-ms", type=float, help="maximum p99 latency in milliseconds")
+    parser.add_argument("--error-rate", type=float, help="maximum share of failed requests, 0 to 1")
     return parser.parse_args(arguments)
 
 

@@ -1,9 +1,9 @@
-"""The service on a Ray cluster: replicas on many machines, scaled with the load.
+"""Deployment on a Ray cluster: replicas on several machines, autoscaled with the load.
 
     serve run deploy.ray_serve:vitrine cpus=2 max_replicas=8
 
-Settings come from the environment of the caller; Ray handles address and shutdown. Every machine
-needs the service's packages, and the artifact at the same path.
+Settings come from the environment of the process that runs `serve run`. Ray sets the address and
+handles shutdown. Every machine needs the service's packages, and the artifact at the same path.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ class Arguments(BaseModel):
 
     Attributes:
         cpus: Number of CPUs per replica.
-        gpus: Number of GPUs per replica; two replicas with 0.5 share one.
+        gpus: Number of GPUs per replica; two replicas with 0.5 each share a GPU.
         min_replicas: Smallest number of replicas.
         max_replicas: Largest number of replicas.
-        requests: Target of concurrent requests per replica.
+        requests: Target number of concurrent requests per replica, for autoscaling.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -50,16 +50,16 @@ class Replica:
         self._reason = ""
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Return the application; the name is Ray's."""
+        """Return the application; Ray calls this method by its name."""
         configure(self._settings.server.log)
         self._service = create_app(
-            self._settings, on_ready=self._started.set, on_fatal=self._tell_fatal
+            self._settings, on_ready=self._started.set, on_fatal=self._report_fatal
         )
         return self._service
 
-    def _tell_fatal(self, reason: str) -> None:
+    def _report_fatal(self, reason: str) -> None:
         if self._started.is_set():
-            end_process(reason)  # Ray starts another one
+            end_process(reason)  # Ray starts a new replica
         self._reason = reason
         self._started.set()
 
@@ -82,23 +82,24 @@ def vitrine(arguments: Arguments) -> Application:
     """Return the application for `serve run`.
 
     Raises:
-        ValueError: A setting is invalid, gradients would be public, or the engine has no GPU.
+        ValueError: A setting is invalid, gradients are enabled without API keys, or the engine
+            "cuda" has no GPU.
     """
     settings = from_command_line([])
     if settings.debug.enabled and not settings.auth.all_keys():
         raise ValueError("gradients reveal the model: set API keys, or disable debug.enabled")
     if settings.engine.name == "cuda" and not arguments.gpus:
-        raise ValueError("Ray hides GPUs from replicas without any: pass gpus=1, or a fraction")
-    # A replica sees only its own GPUs.
+        raise ValueError("the engine cuda needs a GPU per replica: pass gpus=1 or a fraction")
+    # Ray shows a replica only its own GPUs, so the index is 0.
     engine = settings.engine.model_copy(update={"threads": arguments.cpus, "gpu": 0})
     model = settings.model.model_copy(update={"path": settings.model.path.resolve()})
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="vitrine",
         ray_actor_options={"num_cpus": arguments.cpus, "num_gpus": arguments.gpus},
-        # A check delays requests by a batch or two.
+        # A health check delays requests by one or two batches.
         health_check_period_s=30,
-        # A replica has a queue of its own, and returns 429 when it is full.
+        # A high limit, because a replica has its own queue and returns 429 when it is full.
         max_ongoing_requests=100 * arguments.requests,
         autoscaling_config=AutoscalingConfig(
             min_replicas=arguments.min_replicas,
