@@ -2,11 +2,11 @@
 
 Read in this order:
 
-- `sources`: from a folder, an installed package or a hub id to a local folder.
-- `model_folder`, `families`, `checkpoint`: from its files to PyTorch modules.
-- `sentence_config`: pooling, prompts and other settings of sentence-transformers.
-- `tokenizer_file`: the tokenizer, prepared for serving.
-- `onnx_graph`: from the modules to an ONNX graph.
-- `exporter`, `parity`: the artifact, and its comparison with PyTorch.
+- `sources`: finds the model: a local folder, an installed package or a hub id.
+- `model_folder`, `families`, `checkpoint`: load the model's files into PyTorch modules.
+- `sentence_config`: reads pooling, prompts and other settings of sentence-transformers.
+- `tokenizer_file`: prepares the tokenizer for serving.
+- `onnx_graph`: exports the modules to an ONNX graph.
+- `exporter`, `parity`: write the artifact, and compare its graphs with PyTorch.
 - `__main__`: the command line, `vitrine-export`.
 """

@@ -41,36 +41,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="vitrine-export",
         description="Export a sentence encoder to an artifact for vitrine-serve.",
     )
-    parser.add_argument("model", help="model folder, installed model package, or hub id")
-    parser.add_argument("--out", type=Path, required=True, help="new directory of the artifact")
-    parser.add_argument("--revision", help="branch, tag or commit of a hub model")
+    parser.add_argument(
+        "model", help="model folder, installed model package, or Hugging Face hub id"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="directory to create for the artifact"
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a hub model (default: main)")
     parser.add_argument(
         "--target",
         choices=TARGETS,
         default="cpu",
-        help="cuda adds a graph for GPUs to the one for CPUs (default: %(default)s)",
+        help="hardware; cuda adds a graph for GPUs to the one for CPUs (default: %(default)s)",
     )
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
         default="float32",
-        help="dtype of the graph for GPUs (default: %(default)s)",
+        help="dtype of the weights in the graph for GPUs (default: %(default)s)",
     )
-    parser.add_argument("--pooling", choices=POOLINGS, help="pooling (default: the model's)")
+    parser.add_argument("--pooling", choices=POOLINGS, help="pooling mode (default: the model's)")
     parser.add_argument(
         "--normalize",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="normalize vectors to unit length (default: the model's setting)",
+        help="scale vectors to unit length (default: the model's setting)",
     )
     parser.add_argument(
-        "--max-tokens", type=int, help="maximum length of an input (default: the model's)"
+        "--max-tokens",
+        type=int,
+        help="maximum input length in tokens, special tokens included (default: the model's)",
     )
     parser.add_argument(
         "--include-prompt",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="include the tokens of a prompt in pooling (default: the model's setting)",
+        help="include prompt tokens in pooling (default: the model's setting)",
     )
     parser.add_argument(
         "--prompt",
@@ -78,16 +84,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=_named_prompt,
         action="append",
         default=[],
-        help="add a prompt to the model's, or replace one; repeatable",
+        help="add a named prompt, or replace the model's prompt of that name; repeatable",
     )
     parser.add_argument(
-        "--default-prompt", metavar="NAME", help="default prompt (default: the model's)"
+        "--default-prompt",
+        metavar="NAME",
+        help="prompt for requests that name none (default: the model's setting)",
     )
     parser.add_argument(
         "--source",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="copy the weights and config, which gradient routes need (default: yes)",
+        help="copy weights and config into the artifact, for the gradient routes (default: yes)",
     )
     options = parser.parse_args(arguments)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

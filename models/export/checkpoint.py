@@ -1,6 +1,6 @@
 """Strict loading of a checkpoint's weights into the network's modules.
 
-Nothing is guessed: missing, misshaped and unexpected tensors are errors that name the tensor.
+A missing, misshaped or unexpected tensor is an error that names it.
 """
 
 import re
@@ -31,14 +31,15 @@ NO_OVERRIDES = Overrides()
 def load(
     folder: ModelFolder | Path, overrides: Overrides = NO_OVERRIDES
 ) -> tuple[SentenceEncoder, SentenceConfig]:
-    """Return the folder's sentence encoder, in evaluation mode, and its sentence config.
+    """Return the model of a folder, in evaluation mode, and its sentence-transformers config.
 
     Args:
         folder: Model folder with config.json and safetensors weights.
-        overrides: Replacements for the folder's settings.
+        overrides: Replacements for settings in the folder.
 
     Raises:
-        CheckpointError: A file, setting or tensor is missing or unsupported; the message names it.
+        CheckpointError: A file, setting or tensor is missing, invalid or unsupported; the message
+            names it.
     """
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder(folder)
     transformer = transformer_folder(folder)
@@ -75,7 +76,7 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[str, EncoderConfig]:
         )
     family = FAMILIES[model_type]
     for key, expected in family.required.items():
-        # An empty object, false and null are equivalent in these fields.
+        # In these fields, an empty object, false and null are equivalent.
         actual = config.get(key, expected)
         if actual != expected and (actual or expected):
             raise CheckpointError(f"{name}: {key} is {actual!r}; only {expected!r} is supported")
@@ -104,14 +105,15 @@ def _fill(
     names: Callable[[str], tuple[str, ...]] = lambda key: (key,),
     ignored: Sequence[str] = (),
 ) -> None:
-    """Load all tensors of a module's state dict; check their shapes and that none is left over.
+    """Load checkpoint tensors into a module; a missing, misshaped or unused tensor is an error.
 
     Args:
-        module: Module without its weights.
-        tensors: Tensors of the checkpoint, by name; consumed.
+        module: Module to load the tensors into.
+        tensors: Tensors of the checkpoint, by name; emptied of those that are loaded.
         source: Origin of the tensors, for error messages.
-        names: Returns the names of the tensors to stack for a key of the state dict.
-        ignored: Patterns of tensors that may be left over.
+        names: Returns, for a key of the module's state dict, the names of the checkpoint tensors
+            that form its value, concatenated along the first axis.
+        ignored: Regular expressions for the names of tensors that may remain unused.
     """
     state: dict[str, Tensor] = {}
     for key, parameter in module.state_dict().items():
@@ -136,7 +138,10 @@ def _fill(
 
 
 def _family_names(family: Family, key: str) -> tuple[str, ...]:
-    """Return the checkpoint's names: `layers.3.linear1.bias` -> `encoder.layer.3...`."""
+    """Return the names of the checkpoint tensors for a key of the encoder's state dict.
+
+    For example, `layers.3.linear1.bias` is `encoder.layer.3.intermediate.dense.bias` in BERT.
+    """
     match = re.fullmatch(r"layers\.(\d+)\.(.*)", key)
     template, layer = (f"layers.{{i}}.{match[2]}", match[1]) if match else (key, "")
     names = family.tensors[template]
@@ -144,7 +149,10 @@ def _family_names(family: Family, key: str) -> tuple[str, ...]:
 
 
 def _plain_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove the prefix of a task model; replace TensorFlow's names of a norm's parameters."""
+    """Return the tensors without the name prefix of a task model.
+
+    TensorFlow's names of norm parameters, gamma and beta, become weight and bias.
+    """
     prefix = next((p for p in family.prefixes if any(name.startswith(p) for name in tensors)), "")
     modern = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
     plain: dict[str, Tensor] = {}

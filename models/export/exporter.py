@@ -1,4 +1,4 @@
-"""Writing an artifact, and comparing its graphs with PyTorch."""
+"""Export of a model: write its artifact, and compare the graphs with PyTorch."""
 
 import copy
 import shutil
@@ -40,8 +40,9 @@ from models.network.sentence_encoder import SentenceEncoder
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
 _FILES = {"cpu": "model.onnx", "cuda": "model.cuda.onnx"}
 
-# Inputs of the self-check, stored as token ids. Each covers a separate source of errors: a single
-# token, a sentence, punctuation, emoji, scripts, code, a long text and one of maximum length.
+# Inputs of the self-check, stored as token ids. Each covers a different source of errors: a single
+# token, a sentence, punctuation, emoji, non-Latin scripts, code, a long text, and a text that is
+# truncated to the maximum length.
 _CHECK_TEXTS = (
     "a",
     "The cat sat on the mat.",
@@ -52,7 +53,7 @@ _CHECK_TEXTS = (
     "one two three four five six seven eight nine ten " * 4,
     "the quick brown fox jumps over the lazy dog and runs away " * 200,
 )
-# Number of leading check inputs with stored token vectors (0.2 MB).
+# Number of leading check inputs whose token vectors are stored as well (0.2 MB).
 _TOKEN_ROWS = 3
 
 
@@ -69,25 +70,26 @@ def export(
     """Write the artifact of `source` to the directory `out`.
 
     Args:
-        source: Folder of the model.
-        out: New directory.
-        dtype: Dtype of the weights in the graph for "cuda", "float32" or "float16".
-        target: "cpu", or "cuda" for an additional graph for GPUs.
+        source: Model folder and its origin.
+        out: Directory to create.
+        dtype: Dtype of the weights in the graph for "cuda": "float32" or "float16".
+        target: "cpu", or "cuda" to export a graph for GPUs in addition to the one for CPUs.
         overrides: Replacements for the model's settings.
-        copy_source: Whether to copy the weights and config, which gradient routes need.
-        report: Called with a line of text at each step.
+        copy_source: Whether to copy the weights and config, which the gradient routes need.
+        report: Called with a progress message at each step.
 
     Returns:
-        The artifact, and the parity with PyTorch of all graphs with a usable engine.
+        The artifact, and the parity with PyTorch of every graph with a usable engine.
 
     Raises:
         CheckpointError: The model is invalid or unsupported.
-        ArtifactError: `out` already exists, the weights exceed one ONNX file, or `dtype` and
-            `target` are incompatible.
-        EngineError: A graph differs from PyTorch.
+        ArtifactError: `out` already exists, the weights exceed the 2 GiB limit of an ONNX file, or
+            `dtype` is "float16" and `target` is "cpu".
+        EngineError: The vectors of a graph differ from PyTorch's beyond the bounds in
+            `models.engines.OUTPUTS`.
     """
     if (dtype, target) == ("float16", "cpu"):
-        raise ArtifactError("float16 is for --target cuda; CPU engines take the float32 graph")
+        raise ArtifactError("--dtype float16 needs --target cuda; CPU engines need float32")
     dtypes: dict[str, Precision] = {"cpu": "float32", target: dtype}
     started = time.monotonic()
     report(f"Reading {source.name}")
@@ -127,12 +129,12 @@ def _check_size(model: SentenceEncoder) -> None:
     size = sum(parameter.nbytes for parameter in model.parameters())
     if size >= onnx.checker.MAXIMUM_PROTOBUF:
         raise ArtifactError(
-            f"the weights take {size / 2**30:.1f} GiB; one ONNX file holds less than 2 GiB"
+            f"the weights take {size / 2**30:.1f} GiB; an ONNX file must be smaller than 2 GiB"
         )
 
 
 def _engine_for(graph: Graph) -> str | None:
-    """Return the engine for the graph in its own precision; None if it is unusable here."""
+    """Return the name of the engine that computes in the graph's dtype; None if it is unusable."""
     for name, spec in ENGINES.items():
         for precision, dtype in spec.precisions.items():
             if (spec.target, precision, dtype) == (graph.target, graph.dtype, graph.dtype):
@@ -162,7 +164,7 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, max_tokens: int) -> Che
 
 
 def _copy(files: ModelFolder, target: Path) -> None:
-    """Copy the files read so far: the reference model needs no others."""
+    """Copy the files that the export has read; the reference model needs no others."""
     for name in files.read:
         destination = target / name
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +202,7 @@ def _manifest(
 def _engine_versions() -> dict[str, str]:
     if missing("onnxruntime", "cpu"):
         return {}
-    # Imported late: `models.engines` must switch its telemetry off first.
+    # Imported late, because `models.engines` must disable onnxruntime's telemetry first.
     import onnxruntime
 
     return {"onnxruntime": onnxruntime.__version__}

@@ -1,10 +1,10 @@
-"""Hugging Face model families: config fields and tensor names. Data only."""
+"""Hugging Face model families: config fields and tensor names of each `model_type`. Data only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Name of a checkpoint tensor, or names of several to stack along the first axis.
+# Name of a checkpoint tensor, or names of several to concatenate along the first axis.
 Names = str | tuple[str, ...]
 
 
@@ -13,14 +13,14 @@ class Family:
     """Mapping from checkpoints of one `model_type` to `Encoder`.
 
     Attributes:
-        config: Fields of config.json, by field of `EncoderConfig`.
-        defaults: Defaults of optional fields of config.json.
-        constants: Fields of `EncoderConfig` with a fixed value in transformers' code.
-        required: Only supported values of optional fields of config.json.
-        tensors: Tensors of the checkpoint, by key of the encoder's state dict; `{i}` is the index
-            of a layer.
-        prefixes: Possible prefixes of all tensor names, from checkpoints with a task head.
-        ignored: Patterns of tensors that a sentence encoder does not use.
+        config: Name in config.json of each field of `EncoderConfig`.
+        defaults: Default values of optional fields of config.json.
+        constants: Values of `EncoderConfig` fields that transformers hard-codes.
+        required: Fields of config.json for which only this one value is supported.
+        tensors: Names of the checkpoint tensors for each key of the encoder's state dict; `{i}`
+            stands for the index of a layer.
+        prefixes: Prefixes that all tensor names may have, in checkpoints with a task head.
+        ignored: Regular expressions for the names of tensors that a sentence encoder does not use.
     """
 
     config: Mapping[str, str]
@@ -33,7 +33,7 @@ class Family:
 
 
 def _linear(module: str, *sources: str) -> dict[str, Names]:
-    """Return the entries of a weight and a bias, each stacked from those of `sources`."""
+    """Map weight and bias of `module` to those of `sources`, concatenated along the first axis."""
     return {
         f"{module}.{part}": tuple(f"{name}.{part}" for name in sources)
         for part in ("weight", "bias")
@@ -41,7 +41,7 @@ def _linear(module: str, *sources: str) -> dict[str, Names]:
 
 
 def _attention(*projections: str) -> dict[str, Names]:
-    """Return the entries of query, key and value, stacked under torch's name for the three."""
+    """Map torch's in_proj weight and bias to those of the query, key and value projections."""
     return {
         f"layers.{{i}}.self_attn.in_proj_{part}": tuple(f"{name}.{part}" for name in projections)
         for part in ("weight", "bias")
@@ -133,7 +133,7 @@ _MPNET = Family(
         "relative_buckets": "relative_attention_num_buckets",
     },
     defaults={**_BERT_DEFAULTS, "relative_attention_num_buckets": 32},
-    # transformers numbers positions from this id, regardless of pad_token_id.
+    # transformers hard-codes the padding id 1 for position ids, regardless of pad_token_id.
     constants={"position_padding_id": 1},
     # transformers uses 32 buckets, regardless of the config.
     required={"relative_attention_num_buckets": 32},

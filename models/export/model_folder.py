@@ -1,6 +1,6 @@
-"""Reading a model folder: JSON and safetensors files, by name.
+"""Access to the files of a model folder: JSON and safetensors.
 
-Files outside the folder and pickles are never read. Every file read is recorded.
+Files outside the folder and pickles are never read. The names of all files read are recorded.
 """
 
 import json
@@ -19,7 +19,7 @@ SHARDS = "model.safetensors.index.json"
 
 
 class CheckpointError(Exception):
-    """The model folder cannot be loaded; the message gives the reason."""
+    """A model folder is incomplete, invalid or unsupported; the message gives the reason."""
 
 
 class ModelFolder:
@@ -27,12 +27,12 @@ class ModelFolder:
 
     Args:
         path: Path of the folder.
-        read: Returns the content of a file.
+        read: Function that returns the content of a file.
 
     Attributes:
         path: Path of the folder.
         name: Name of the folder, for error messages.
-        read: Names of the files read so far, in order.
+        read: Names of the files read so far, in the order of first access.
         weights: Names of the weight files read so far.
     """
 
@@ -44,7 +44,11 @@ class ModelFolder:
         self.weights: list[str] = []
 
     def has(self, name: str) -> bool:
-        """Return whether the folder has a file of this name."""
+        """Return whether the folder has a file `name`, a path relative to the folder.
+
+        Raises:
+            CheckpointError: The path points outside the folder.
+        """
         return self._file(name).is_file()
 
     def json(self, name: str, kind: type[Json], default: Json | None = None) -> Json:
@@ -52,11 +56,12 @@ class ModelFolder:
 
         Args:
             name: Path relative to the folder.
-            kind: Required type of the outermost value.
-            default: Result for a missing file; None: a missing file is an error.
+            kind: Required type of the top-level value: `dict` or `list`.
+            default: Value to return if the file is missing; None: a missing file is an error.
 
         Raises:
-            CheckpointError: The file is missing, or is not JSON of this type.
+            CheckpointError: The file is missing, cannot be read, is outside the folder, or does not
+                contain JSON of the required type.
         """
         if default is not None and not self.has(name):
             return default
@@ -69,10 +74,10 @@ class ModelFolder:
         return content
 
     def bytes(self, name: str) -> bytes:
-        """Return the content of a file.
+        """Return the content of the file `name`, a path relative to the folder.
 
         Raises:
-            CheckpointError: The file is missing or cannot be read.
+            CheckpointError: The file is missing, cannot be read, or is outside the folder.
         """
         try:
             content = self._read_bytes(self._file(name))
@@ -85,10 +90,12 @@ class ModelFolder:
         return content
 
     def tensors(self, subfolder: str = "") -> dict[str, Tensor]:
-        """Return all tensors of a subfolder's weights, by name, from one file or its shards.
+        """Return the tensors of a subfolder's weights, by name.
+
+        Weights are either one safetensors file, or shards that are listed in an index file.
 
         Raises:
-            CheckpointError: The weights are missing or cannot be read.
+            CheckpointError: The weights are missing, cannot be read, or are pickles.
         """
         tensors: dict[str, Tensor] = {}
         for name in self._weight_files(subfolder):
@@ -110,18 +117,18 @@ class ModelFolder:
         pickles = sorted(path.name for path in self._file(subfolder).glob("*.bin"))
         if pickles:
             raise CheckpointError(
-                f"{self.name} has {', '.join(pickles)} only; reading a pickle can run code. "
-                "Save the model with safetensors: model.save_pretrained(folder)"
+                f"{self.name} has pickled weights only ({', '.join(pickles)}); loading a pickle "
+                "can run code. Convert them to safetensors with model.save_pretrained(folder)"
             )
         raise CheckpointError(f"{self.name} has no {join(subfolder, WEIGHTS)}")
 
     def _file(self, name: str) -> Path:
-        # The path is not resolved: files in the hub's cache are links out of the folder.
+        # Symbolic links are not resolved: files in the hub's cache are links out of the folder.
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointError(f"{name!r} points outside the model folder")
         return self.path / name
 
 
 def join(subfolder: str, name: str) -> str:
-    """Return the path of a file in a subfolder; "" is the folder itself."""
+    """Return the path of a file in a subfolder; the subfolder "" is the model folder itself."""
     return str(PurePosixPath(subfolder) / name)

@@ -1,4 +1,4 @@
-"""Comparison of a graph on its engine with PyTorch."""
+"""Parity: comparison of the vectors of an exported graph, run by an engine, with PyTorch's."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,16 @@ from models.packing import pack
 
 @dataclass(frozen=True)
 class Parity:
-    """Worst differences between a graph's vectors and PyTorch's, over one group of rows.
+    """Worst agreement of a graph's vectors with PyTorch's in one test case.
 
     Attributes:
         target: Target of the graph, "cpu" or "cuda".
-        case: Name of the group and its batching.
-        rows: Number of rows.
-        worst_cosine: Lowest cosine.
-        worst_norm: Largest difference in length, relative to PyTorch's.
-        max_abs: Largest absolute difference.
+        case: Name of the test case, for example "each row alone" or "one batch".
+        rows: Number of vectors compared.
+        worst_cosine: Lowest cosine similarity between a vector and PyTorch's.
+        worst_norm: Largest difference between the L2 norms of a vector and PyTorch's, relative to
+            the norm of PyTorch's.
+        max_abs: Largest absolute element-wise difference.
     """
 
     target: str
@@ -37,7 +38,9 @@ class Parity:
 def measure_parity(
     model: SentenceEncoder, artifact: Artifact, name: str, precision: Precision
 ) -> list[Parity]:
-    """Compare a graph on its engine with PyTorch on single rows.
+    """Compare an engine's vectors with PyTorch's; return the parity of each test case.
+
+    PyTorch computes one row at a time; the engine also computes batches.
 
     Args:
         model: Exported model, in float32.
@@ -46,7 +49,8 @@ def measure_parity(
         precision: Precision of the engine.
 
     Raises:
-        EngineError: A vector is beyond the bounds of the engine's precision.
+        EngineError: The engine is unusable, or its vectors differ from PyTorch's beyond the bounds
+            in `OUTPUTS` for the engine's precision.
     """
     engine = open_engine(artifact, name, precision)
     self_check(engine, artifact)
@@ -60,7 +64,7 @@ def measure_parity(
     check = artifact.check()
     reference = np.asarray(check.outputs["pooled"], np.float32)  # (B, W)
     expected = reference_vectors(model, rows)  # (B, W)
-    # A quarter of each row plays the part of a prompt outside the pooling.
+    # The first quarter of each row stands for a prompt that is excluded from pooling.
     prompt_tokens = [len(row) // 4 for row in rows]
     order = rng.permutation(len(rows))
     cases = {
@@ -91,7 +95,14 @@ def measure_parity(
 def reference_vectors(
     model: SentenceEncoder, rows: list[list[int]], prompt_tokens: list[int] | None = None
 ) -> NDArray[np.float32]:
-    """Return PyTorch's vectors `(B, W)`, row by row, without packing and padding."""
+    """Return PyTorch's row vectors `(B, W)`, computed one row at a time without padding.
+
+    Args:
+        model: Exported model, in float32.
+        rows: Token ids of each row.
+        prompt_tokens: Number of leading tokens of each row to exclude from pooling; None: pool all
+            tokens.
+    """
     vectors: list[torch.Tensor] = []
     for row, skipped in zip(rows, prompt_tokens or [0] * len(rows), strict=True):
         ones = torch.ones(1, len(row))
@@ -102,7 +113,7 @@ def reference_vectors(
 
 
 def reference_tokens(model: SentenceEncoder, row: list[int]) -> NDArray[np.float32]:
-    """Return PyTorch's token vectors `(L, D)` of a row."""
+    """Return PyTorch's token vectors `(L, D)` for one row of L token ids."""
     with torch.no_grad():
         tokens: NDArray[np.float32] = model.encoder(torch.tensor([row]))[0].numpy()
     return tokens

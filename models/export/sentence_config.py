@@ -1,6 +1,6 @@
-"""The sentence-transformers config of a model: pooling, heads, prompts and limits.
+"""The sentence-transformers config of a model: pooling, dense heads, prompts and maximum length.
 
-Nothing is guessed: an unsupported setting that would change vectors is an error that names it.
+An unsupported setting that would change vectors is an error that names the setting.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from models.network.sentence_encoder import HEAD_ACTIVATIONS
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """A dense layer after pooling.
+    """Config of a dense layer after pooling.
 
     Attributes:
-        folder: Subfolder of its weights.
-        in_features: Width of its input.
-        out_features: Width of its output.
-        bias: Whether it has a bias.
+        folder: Subfolder with the config and weights of the layer.
+        in_features: Input width of the layer.
+        out_features: Output width of the layer.
+        bias: Whether the layer has a bias.
         activation: Name in `models.network.sentence_encoder.HEAD_ACTIVATIONS`.
     """
 
@@ -38,15 +38,15 @@ class SentenceConfig:
 
     Attributes:
         family: `model_type` of config.json.
-        transformer: Subfolder of the encoder's files; "" is the folder itself.
-        max_tokens: Maximum length of a row; longer ones are truncated.
+        transformer: Subfolder of the encoder's files; "" is the model folder itself.
+        max_tokens: Maximum input length in tokens, special tokens included.
         pooling: Names in `models.network.pooling.POOLINGS`, whose results are concatenated.
-        include_prompt: Whether pooling includes the tokens of a prompt.
-        heads: Dense layers, in order.
-        normalize: Whether the vectors have unit length.
+        include_prompt: Whether pooling includes prompt tokens.
+        heads: Dense layers after pooling, in order.
+        normalize: Whether vectors are normalised to unit length.
         lowercase: Whether texts are lowercased before tokenization.
-        prompts: Texts to prepend to an input, by name.
-        default_prompt: Name of the prompt for requests without one; None: no prompt.
+        prompts: Texts that can be prepended to an input, by prompt name.
+        default_prompt: Name of the prompt for requests that name none; None: no prompt.
     """
 
     family: str
@@ -63,9 +63,9 @@ class SentenceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """Replacements for a model's own settings; None keeps them.
+    """Replacements for settings of a model; None keeps the model's setting.
 
-    Prompts are added to the model's own, or replace those of the same name.
+    Prompts are added to the model's prompts, or replace those of the same name.
     """
 
     max_tokens: int | None = None
@@ -84,7 +84,8 @@ _POOLING_NAMES = {
     "mean_sqrt_len_tokens": "mean_sqrt_len",
     "lasttoken": "last",
 }
-# Boolean fields of older versions, in the order of concatenation.
+# Boolean pooling fields of older sentence-transformers versions. The results of the enabled
+# poolings are concatenated in this order.
 _POOLING_FIELDS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -93,13 +94,14 @@ _POOLING_FIELDS = {
     "pooling_mode_lasttoken": "last",
 }
 
-# Possible file names for the settings of the Transformer module, in order.
+# Possible names of the file with the settings of the Transformer module; the first that exists is
+# read.
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _TEXT_MODALITY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-# Unsupported settings of the Transformer module, with their only allowed values, the defaults.
+# Settings of the Transformer module for which only the default value, given here, is supported.
 _TRANSFORMER_DEFAULTS: Mapping[str, Any] = {
     "transformer_task": "feature-extraction",
     "modality_config": _TEXT_MODALITY,
@@ -133,7 +135,13 @@ def transformer_folder(folder: ModelFolder) -> str:
 def read_sentence_config(
     folder: ModelFolder, family: str, config: EncoderConfig, overrides: Overrides
 ) -> SentenceConfig:
-    """Return the folder's sentence config with the overrides applied.
+    """Return the sentence-transformers config of a model folder, with the overrides applied.
+
+    Args:
+        folder: Model folder.
+        family: `model_type` of config.json.
+        config: Hyperparameters of the encoder.
+        overrides: Replacements for settings in the folder.
 
     Raises:
         CheckpointError: A file or a setting is invalid or unsupported; the message names it.
@@ -178,7 +186,7 @@ def _override(own: bool, override: bool | None) -> bool:
 
 
 def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
-    """Return the class name and path of each module; none without modules.json."""
+    """Return class name and path of each module in modules.json; empty if the file is missing."""
     listed = folder.json("modules.json", list, [])
     modules: list[tuple[str, str]] = []
     for module in listed:
@@ -205,7 +213,7 @@ def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
 def _pooling(
     folder: ModelFolder, subfolder: str, overrides: Overrides
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the poolings, and whether they include the tokens of a prompt."""
+    """Return the names of the poolings, and whether pooling includes prompt tokens."""
     config = folder.json(join(subfolder, "config.json"), dict)
     include_prompt = bool(config.get("include_prompt", True))
     if overrides.pooling:
@@ -243,9 +251,9 @@ def _head(folder: ModelFolder, subfolder: str) -> Head:
 
 
 def _prompts(folder: ModelFolder, overrides: Overrides) -> tuple[dict[str, str], str | None]:
-    """Return the prompts and the name of the default one.
+    """Return the prompts, by name, and the name of the default prompt.
 
-    As in sentence-transformers, "query" and "document" always exist.
+    As in sentence-transformers, the prompts "query" and "document" always exist.
     """
     name = "config_sentence_transformers.json"
     config = folder.json(name, dict, {})
@@ -273,7 +281,10 @@ def _max_tokens(
     settings: Mapping[str, object],
     overrides: Overrides,
 ) -> int:
-    """Return the overriding limit, or else the folder's own up to the number of positions."""
+    """Return the maximum input length in tokens: the override, or the setting of the folder.
+
+    The setting of the folder is capped at the number of positions.
+    """
     tokenizer = folder.json(join(transformer, "tokenizer_config.json"), dict, {})
     own = next(
         (
@@ -293,11 +304,11 @@ def _max_tokens(
     limit = overrides.max_tokens
     if limit is None:
         limit = min(own, config.max_tokens) if isinstance(own, int) else 0
-    # The shortest useful row has one token between two special ones.
+    # The shortest useful row has one token between two special tokens.
     if not 3 <= limit <= config.max_tokens:
         raise CheckpointError(
-            f"the maximum of {overrides.max_tokens or own} tokens is not between 3 and "
-            f"{config.max_tokens}, the number of positions"
+            f"the maximum input length of {overrides.max_tokens or own} tokens is not between 3 "
+            f"and {config.max_tokens}, the number of positions"
         )
     return limit
 
@@ -305,7 +316,7 @@ def _max_tokens(
 def _check_defaults(
     config: Mapping[str, object], defaults: Mapping[str, object], source: str
 ) -> None:
-    """Check that unsupported fields are absent or have their defaults."""
+    """Raise CheckpointError if a field is neither absent, nor null, nor equal to its default."""
     for name, value in defaults.items():
         if config.get(name, value) not in (value, None):
             raise CheckpointError(

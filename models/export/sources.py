@@ -1,4 +1,4 @@
-"""Sources of a model: a local folder, an installed model package or the Hugging Face hub."""
+"""Sources of models: a local folder, an installed model package or the Hugging Face hub."""
 
 import importlib.metadata
 import os
@@ -10,7 +10,7 @@ from models.artifact import sha256
 
 
 class SourceError(Exception):
-    """The model cannot be found, fetched or verified; the message gives the reason."""
+    """A model cannot be found, downloaded or verified; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Source:
 
     Attributes:
         folder: Folder with config.json and the weights.
-        name: Name of the model.
-        source: Origin of the folder: a folder name, a package or a hub id.
+        name: Name of the model in responses.
+        source: Origin of the files: "folder NAME", "package NAME" or a hub id.
         revision: Commit of a hub model or version of a package; None for a folder.
     """
 
@@ -32,11 +32,11 @@ class Source:
 
 @dataclass(frozen=True)
 class _Pinned:
-    """Expected files of a model package.
+    """Expected content of an installed model package.
 
     Attributes:
-        name: Hub id of the model.
-        sha256: SHA-256 of each file as published on the hub, by name.
+        name: Hub id of the model in the package.
+        sha256: SHA-256 of each file as published on the hub, by file name.
     """
 
     name: str
@@ -55,21 +55,22 @@ _PINNED = {
 
 
 def resolve(model: str, revision: str | None = None) -> Source:
-    """Return the source of `model`; fetch a hub model.
+    """Return the local folder and the origin of `model`; a hub model is downloaded.
 
     Args:
-        model: A folder, else the name of an installed package, else a hub id. Names with a slash
-            are never packages.
-        revision: Branch, tag or commit of a hub model.
+        model: Path of a folder, name of an installed package, or hub id, tried in this order. A
+            name with a slash is never a package.
+        revision: Branch, tag or commit of a hub model; None: main.
 
     Raises:
-        SourceError: The model does not exist, cannot be reached, has no safetensors, or differs
-            from the published one.
+        SourceError: The model does not exist or has no safetensors; the hub cannot be reached; a
+            file of a package has another SHA-256 than the published file; or `revision` is given
+            for a folder or package.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         _refuse_revision(model, revision, "a folder")
-        # The name without its path: clients of the service see it.
+        # Without the rest of the path, because clients of the service see the name.
         name = folder.resolve().name
         return Source(folder, name, f"folder {name}", None)
     package = None if "/" in model else _package_folder(model)
@@ -150,12 +151,12 @@ def _from_hub(model: str, revision: str | None) -> Source:
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise SourceError(
             f"{model} is neither a folder nor an installed package, and the Hugging Face hub "
-            f"cannot be reached{offline}. Go online, or export a local folder of the model's files"
+            f"cannot be reached{offline}. Allow access to the hub, or export a local model folder"
         ) from error
     if not any(folder.rglob("*.safetensors")):
         raise SourceError(
-            f"{model} has no safetensors on the hub; pickles (pytorch_model.bin) are not fetched "
-            "because reading them can run code. Look for a revision with safetensors (refs/pr/N)"
+            f"{model} has no safetensors on the hub; pickles (pytorch_model.bin) are not loaded "
+            "because that can run code. Look for a revision with safetensors (refs/pr/N)"
         )
-    # The folder name of a snapshot is its commit.
+    # The name of a snapshot's folder is its commit hash.
     return Source(folder, model, model, folder.name)

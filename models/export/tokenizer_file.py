@@ -1,7 +1,7 @@
-"""The tokenizer of a model folder as one self-contained file.
+"""The tokenizer of a model folder, prepared for serving as one self-contained file.
 
-Settings of tokenizer_config.json are applied as in transformers. Truncation and padding are removed
-because the service does both.
+Settings in tokenizer_config.json are applied as in transformers. Truncation and padding are
+disabled, because the service does both itself.
 """
 
 import json
@@ -12,23 +12,24 @@ from tokenizers import Tokenizer, normalizers
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.export.sentence_config import SentenceConfig
 
-# transformers replaces the normaliser of these classes by one from the config.
+# For these tokenizer classes, transformers replaces the normaliser in tokenizer.json by one that is
+# built from tokenizer_config.json.
 _NORMALISED_BY_CONFIG = ("Bert", "DistilBert", "MPNet")
 
 
 def read_tokenizer(
     folder: ModelFolder, sentence_config: SentenceConfig, vocab_size: int
 ) -> Tokenizer:
-    """Return the folder's tokenizer.
+    """Return the tokenizer of a model folder, without truncation and padding.
 
     Args:
         folder: Model folder with tokenizer.json.
-        sentence_config: Subfolder of the tokenizer, and whether to lowercase texts.
+        sentence_config: Config that has the tokenizer's subfolder and the lowercase setting.
         vocab_size: Vocabulary size of the model.
 
     Raises:
-        CheckpointError: The tokenizer is missing or does not match the model, or a setting is
-            unsupported.
+        CheckpointError: The tokenizer is missing or invalid, does not match the model or
+            tokenizer_config.json, or has an unsupported setting.
     """
     name = join(sentence_config.transformer, "tokenizer.json")
     if not folder.has(name):
@@ -72,7 +73,8 @@ def _check_tokens(tokenizer: Tokenizer, config: dict[str, Any], vocab_size: int)
     token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
     if largest >= vocab_size:
         raise CheckpointError(
-            f"tokenizer.json gives {token!r} the id {largest}; the model has {vocab_size} tokens"
+            f"tokenizer.json gives {token!r} the id {largest}; the model's vocabulary has only "
+            f"{vocab_size} tokens"
         )
     added = config.get("added_tokens_decoder")
     contents = [

@@ -153,7 +153,7 @@ def test_missing_config_fields_are_named_in_the_error(tmp_path: Path) -> None:
 def test_pickle_only_folder_error_suggests_save_pretrained(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model.bin only; .*save_pretrained"):
+    with pytest.raises(CheckpointError, match=r"pickled weights only \(pytorch_model.bin\)"):
         load(tmp_path)
 
 
@@ -319,7 +319,7 @@ def test_sentence_config_is_read_and_can_be_overridden(tmp_path: Path) -> None:
     _, changed = load(tmp_path, Overrides(pooling=["cls"], normalize=True, max_tokens=38))
     assert (changed.pooling, changed.normalize, changed.max_tokens) == (("cls",), True, 38)
     # The position table has 40 rows, two of which RoBERTa reserves.
-    with pytest.raises(CheckpointError, match="the maximum of 39 tokens is not between 3 and 38"):
+    with pytest.raises(CheckpointError, match="length of 39 tokens is not between 3 and 38"):
         load(tmp_path, Overrides(max_tokens=39))
 
 
@@ -389,8 +389,8 @@ def test_max_tokens_equals_sentence_transformers(
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("sentence_bert_config.json", {"max_seq_length": -1}, "maximum of -1 tokens is not"),
-        ("sentence_bert_config.json", {"max_seq_length": "9"}, "maximum of 9 tokens is not"),
+        ("sentence_bert_config.json", {"max_seq_length": -1}, "length of -1 tokens is not"),
+        ("sentence_bert_config.json", {"max_seq_length": "9"}, "length of 9 tokens is not"),
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {}}}, "processing_kwargs is"),
         ("sentence_bert_config.json", {"tokenizer_args": {"a": 1}}, "tokenizer_args is"),
         ("sentence_bert_config.json", {"novelty": 1}, "novelty is not supported"),
