@@ -313,13 +313,13 @@ GUARDS = (
         "service/api/body.py",
         "            json.loads(body, object_pairs_hook=_reject_equal_keys)\n",
         "            pass\n",
-        f"{_T}test_bad_input.py::test_a_body_that_is_not_json_is_a_400",
+        f"{_T}test_bad_input.py::test_malformed_json_returns_400",
     ),
     Guard(
         "service/api/body.py",
         "    except RecursionError:",
         "    except ZeroDivisionError:",
-        f"{_T}test_bad_input.py::test_a_body_that_is_nested_too_deeply_is_refused",
+        f"{_T}test_bad_input.py::test_deeply_nested_body_is_refused",
     ),
     Guard(
         "service/api/body.py",
@@ -331,25 +331,26 @@ GUARDS = (
         "service/api/body.py",
         '        if len(body) > max_bytes:\n            raise TooLarge(f"the body exceeds',
         '        if False:\n            raise TooLarge(f"the body exceeds',
-        f"{_T}test_bad_input.py::test_a_body_over_the_limit_is_a_413_with_and_without_a_length",
+        f"{_T}test_bad_input.py::"
+        "test_body_over_the_limit_returns_413_with_and_without_content_length",
     ),
     Guard(
         "service/api/body.py",
         '            if len(body) > max_bytes:\n                raise TooLarge(f"the decompressed',
         '            if False:\n                raise TooLarge(f"the decompressed',
-        f"{_T}test_bodies.py::test_a_gzip_bomb_is_given_up_at_the_limit",
+        f"{_T}test_bodies.py::test_gzip_bomb_returns_413_at_the_limit",
     ),
     Guard(
         "service/api/body.py",
         "    if decompressor.unused_data:",
         "    if False:",
-        f"{_T}test_bodies.py::test_a_broken_gzip_body_is_a_400",
+        f"{_T}test_bodies.py::test_invalid_gzip_body_returns_400",
     ),
     Guard(
         "service/api/body.py",
         "if not part and not rest and not decompressor.eof:",
         "if not part and not rest and (body := body.strip()):",
-        f"{_T}test_bodies.py::test_a_broken_gzip_body_is_a_400",
+        f"{_T}test_bodies.py::test_invalid_gzip_body_returns_400",
     ),
     Guard(
         "service/api/body.py",
@@ -362,25 +363,26 @@ GUARDS = (
         "service/api/body.py",
         "            self._used -= reserved\n",
         "            pass\n",
-        f"{_T}test_bodies.py::test_large_bodies_are_refused_beyond_their_budget_and_small_ones_never",
+        f"{_T}test_bodies.py::"
+        "test_budget_refuses_large_bodies_beyond_it_and_accepts_all_small_ones",
     ),
     Guard(
         "service/api/body.py",
         "    if media_type != JSON:",
         "    if False:",
-        f"{_T}test_bad_input.py::test_anything_but_plain_json_is_a_415",
+        f"{_T}test_bad_input.py::test_unsupported_content_type_or_encoding_returns_415",
     ),
     Guard(
         "service/api/body.py",
         "error.errors(include_url=False, include_input=False)[0]",
         'error.errors(include_url=False)[0]; found["msg"] += repr(found["input"])',
-        f"{_T}test_bad_input.py::test_an_error_never_repeats_what_was_sent",
+        f"{_T}test_bad_input.py::test_errors_do_not_repeat_content_of_the_request",
     ),
     Guard(
         "service/inference/tokenizer.py",
         "        self._check_ids(inputs)\n",
         "",
-        f"{_T}test_bad_input.py::test_a_wrong_value_is_a_422_that_names_the_index",
+        f"{_T}test_bad_input.py::test_invalid_value_returns_422_with_its_index",
     ),
     # Middleware.
     Guard(
@@ -399,7 +401,7 @@ GUARDS = (
         "service/api/middleware.py",
         'return host_matches(Headers(scope=scope).get("host", ""), self._hosts)',
         "return True",
-        f"{_T}test_browsers.py::test_only_the_host_names_that_are_set_are_answered_to",
+        f"{_T}test_browsers.py::test_unknown_host_names_return_403_except_for_probes",
     ),
     Guard(
         "service/inference/tokenizer.py",
@@ -412,13 +414,13 @@ GUARDS = (
         "service/api/auth.py",
         "if scope not in matches[0].scopes:",
         "if False:",
-        f"{_T}test_auth.py::test_a_route_opens_to_its_scope_alone",
+        f"{_T}test_auth.py::test_route_accepts_only_keys_with_its_scope",
     ),
     Guard(
         "service/api/routes.py",
         '    summary="Served model",\n    dependencies=[require_scope("encode")],\n',
         '    summary="Served model",\n',
-        f"{_T}test_auth.py::test_every_route_declares_one_scope_or_is_known_to_be_public",
+        f"{_T}test_auth.py::test_every_route_requires_one_scope_unless_it_is_listed_as_public",
     ),
     # The artifact and its reference model.
     Guard(

@@ -39,7 +39,7 @@ def keyed_client(keyed: Settings) -> Iterator[TestClient]:
         yield client
 
 
-def test_every_route_declares_one_scope_or_is_known_to_be_public(keyed: Settings) -> None:
+def test_every_route_requires_one_scope_unless_it_is_listed_as_public(keyed: Settings) -> None:
     routes = flat_routes(create_app(keyed).routes)
     assert {"/encode", "/info", "/metrics"} <= {route.path for route in routes}
     for route in routes:
@@ -54,7 +54,7 @@ def test_every_route_declares_one_scope_or_is_known_to_be_public(keyed: Settings
 @pytest.mark.parametrize(
     ("path", "scope"), [("/encode", "encode"), ("/info", "encode"), ("/metrics", "metrics")]
 )
-def test_a_route_opens_to_its_scope_alone(
+def test_route_accepts_only_keys_with_its_scope(
     keyed_client: TestClient, path: str, scope: Scope
 ) -> None:
     def status(header: str | None) -> int:
@@ -81,7 +81,7 @@ def test_a_route_opens_to_its_scope_alone(
 
 
 @pytest.mark.parametrize("name", ["X-API-Key", "api-key"])
-def test_a_key_may_come_in_the_headers_of_other_services(
+def test_key_is_accepted_in_x_api_key_and_api_key_headers(
     keyed_client: TestClient, name: str
 ) -> None:
     def status(**headers: str) -> int:
@@ -90,7 +90,7 @@ def test_a_key_may_come_in_the_headers_of_other_services(
     assert status(**{name: KEYS["encode"]}) == 200
     assert status(**{name: KEYS["metrics"]}) == 403
     assert status(**{name: "unknown-key-0123456789"}) == 401
-    # Authorization counts, where it is a bearer's.
+    # A bearer token takes precedence; another Authorization is ignored.
     assert status(**{name: KEYS["encode"], "Authorization": f"Bearer {KEYS['metrics']}"}) == 403
     assert status(**{name: KEYS["encode"], "Authorization": "Basic eDp5"}) == 200
 
@@ -101,7 +101,9 @@ def test_public_routes_need_no_key(keyed_client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["//encode", "/encode/", "/%65ncode", "/encode?x=/healthz"])
-def test_no_spelling_of_a_path_goes_around_the_key(keyed_client: TestClient, path: str) -> None:
+def test_alternative_spellings_of_a_path_do_not_bypass_the_key(
+    keyed_client: TestClient, path: str
+) -> None:
     response = keyed_client.post(
         path, json={"inputs": "a"}, headers={"Host": "x/healthz?"}, follow_redirects=False
     )
@@ -117,8 +119,8 @@ def test_keys_are_not_logged(
         keyed_client.post(
             "/encode", json={"inputs": "a"}, headers={"Authorization": f"Bearer {key}"}
         )
-    spoken = caplog.text + repr(keyed) + str(keyed.model_dump())
-    assert not any(key in spoken for key in KEYS.values())
+    output = caplog.text + repr(keyed) + str(keyed.model_dump())
+    assert not any(key in output for key in KEYS.values())
 
 
 def key_file(folder: Path, mode: int = 0o600, key: str = KEYS["encode"]) -> Path:
@@ -128,7 +130,7 @@ def key_file(folder: Path, mode: int = 0o600, key: str = KEYS["encode"]) -> Path
     return file
 
 
-def test_keys_come_from_a_file_beside_those_of_the_environment(tmp_path: Path) -> None:
+def test_keys_of_the_environment_and_of_the_file_are_combined(tmp_path: Path) -> None:
     auth = AuthSettings(keys=(api_key("metrics"),), keys_file=key_file(tmp_path))
     assert [key.name for key in auth.all_keys()] == ["the metrics key", "app"]
     assert auth.all_keys()[1].scopes == ("encode",)
@@ -148,7 +150,7 @@ def test_key_file_mounted_as_a_secret_is_read(tmp_path: Path, mode: int) -> None
 
 
 @pytest.mark.parametrize("key", ["", "short", "long-enough-but-a-newline\n", "mit-Umlaut-üüüüüüü"])
-def test_a_key_that_no_header_could_carry_is_refused(tmp_path: Path, key: str) -> None:
+def test_key_unfit_for_a_header_is_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(
         ValueError, match=r"keys.json: 0/key: .*at least 16 printable ASCII"
     ) as error:
@@ -156,14 +158,14 @@ def test_a_key_that_no_header_could_carry_is_refused(tmp_path: Path, key: str) -
     assert not key or key not in str(error.value)
 
 
-def test_a_key_file_that_is_not_json_is_named(tmp_path: Path) -> None:
+def test_key_file_with_invalid_json_is_named(tmp_path: Path) -> None:
     file = key_file(tmp_path)
     file.write_text("[{]")
     with pytest.raises(ValueError, match=r"auth.keys_file: .*keys.json: .*Invalid JSON"):
         AuthSettings(keys_file=file).all_keys()
 
 
-def test_one_key_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_key_is_refused(tmp_path: Path) -> None:
     auth = AuthSettings(keys=(api_key("encode"),), keys_file=key_file(tmp_path))
     with pytest.raises(ValueError, match="two API keys are equal"):
         auth.all_keys()

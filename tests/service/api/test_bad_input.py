@@ -40,7 +40,7 @@ MALFORMED = {
 }
 
 INVALID = {
-    "no object": (b'["a"]', None),
+    "a list": (b'["a"]', None),
     "no inputs": (b"{}", None),
     "null inputs": (b'{"inputs": null}', None),
     "a number": (b'{"inputs": 5}', None),
@@ -79,14 +79,14 @@ INVALID = {
 
 
 @pytest.mark.parametrize("depth", range(900, 1040, 10))
-def test_a_body_that_is_nested_too_deeply_is_refused(client: TestClient, depth: int) -> None:
-    # With another key, and so one more colon than keys, it is read twice.
+def test_deeply_nested_body_is_refused(client: TestClient, depth: int) -> None:
+    # A string with a colon looks like a key, so that the body is parsed twice.
     body = b'{"inputs": ' + b"[" * depth + b"]" * depth + b', "prompt_name": ":"}'
     assert client.post("/encode", content=body, headers=JSON).status_code in (400, 422)
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_body_that_is_not_json_is_a_400(client: TestClient, name: str) -> None:
+def test_malformed_json_returns_400(client: TestClient, name: str) -> None:
     response = client.post("/encode", content=MALFORMED[name], headers=JSON)
     assert response.status_code == 400
     assert response.headers["content-type"] == "application/problem+json"
@@ -96,7 +96,7 @@ def test_a_body_that_is_not_json_is_a_400(client: TestClient, name: str) -> None
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_a_wrong_value_is_a_422_that_names_the_index(client: TestClient, name: str) -> None:
+def test_invalid_value_returns_422_with_its_index(client: TestClient, name: str) -> None:
     body, index = INVALID[name]
     response = client.post("/encode", content=body, headers=JSON)
     problem = response.json()
@@ -113,7 +113,7 @@ def test_a_wrong_value_is_a_422_that_names_the_index(client: TestClient, name: s
     assert_still_works(client)
 
 
-def test_an_error_never_repeats_what_was_sent(client: TestClient) -> None:
+def test_errors_do_not_repeat_content_of_the_request(client: TestClient) -> None:
     canary = "canary-5f3a"
     fields = [
         {"inputs": "a", canary: canary},
@@ -141,7 +141,9 @@ def test_an_error_never_repeats_what_was_sent(client: TestClient) -> None:
         {**JSON, "Content-Encoding": "identity, br"},
     ],
 )
-def test_anything_but_plain_json_is_a_415(client: TestClient, headers: dict[str, str]) -> None:
+def test_unsupported_content_type_or_encoding_returns_415(
+    client: TestClient, headers: dict[str, str]
+) -> None:
     response = client.post("/encode", content=b'{"inputs": "a"}', headers=headers)
     assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
     assert_still_works(client)
@@ -151,28 +153,28 @@ def test_anything_but_plain_json_is_a_415(client: TestClient, headers: dict[str,
     "text",
     ["\u200b", "\u00ad", "\ufeff", "\u200f", "\u0301", "\ue000", "\u0007", "\u200b\u00ad\ufeff"],
 )
-def test_a_text_that_the_tokenizer_drops_has_no_vector(client: TestClient, text: str) -> None:
+def test_text_without_tokens_returns_422(client: TestClient, text: str) -> None:
     response = client.post("/encode", json={"inputs": ["fine", text]})
     assert (response.status_code, response.json()["code"]) == (422, "no_tokens")
     assert response.json()["index"] == 1
 
 
-def test_a_charset_beside_json_is_taken(client: TestClient) -> None:
+def test_content_type_with_a_charset_is_accepted(client: TestClient) -> None:
     headers = {"Content-Type": "application/json; charset=utf-8"}
     assert client.post("/encode", content=b'{"inputs": "a"}', headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("letters", ["a", "!", "日", "é", "ab "])
-def test_a_megabyte_of_one_text_is_a_413_that_names_the_index(
-    client: TestClient, letters: str
-) -> None:
+def test_text_of_a_megabyte_returns_413_with_its_index(client: TestClient, letters: str) -> None:
     response = client.post("/encode", json={"inputs": ["fine", letters * 2**20]})
     assert (response.status_code, response.json()["code"]) == (413, "text_too_large")
     assert response.json()["index"] == 1
     assert_still_works(client)
 
 
-def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(settings: Settings) -> None:
+def test_body_over_the_limit_returns_413_with_and_without_content_length(
+    settings: Settings,
+) -> None:
     limits = LimitSettings(max_body_bytes=1_000)
     with serving(create_app(settings.model_copy(update={"limits": limits}))) as client:
         body = json.dumps({"inputs": ["word"] * 500}).encode()
@@ -183,7 +185,7 @@ def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(settings: Sett
         assert_still_works(client)
 
 
-def test_unknown_routes_and_methods_have_the_same_form(client: TestClient) -> None:
+def test_unknown_routes_and_methods_return_problems(client: TestClient) -> None:
     response = client.get("/nothing/here")
     assert (response.status_code, response.json()["code"]) == (404, "not_found")
     response = client.get("/encode")
@@ -201,20 +203,20 @@ def test_unknown_routes_and_methods_have_the_same_form(client: TestClient) -> No
         ("/v1/models/x", "HEAD, GET"),
     ],
 )
-def test_a_405_names_every_method_of_the_path(client: TestClient, path: str, allowed: str) -> None:
+def test_405_lists_all_methods_of_the_path(client: TestClient, path: str, allowed: str) -> None:
     response = client.delete(path)
     assert response.status_code == 405
     assert response.headers["Allow"] == allowed
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/info", "/metrics", "/v1/models", "/tei", "/docs"])
-def test_head_is_answered_wherever_get_is(client: TestClient, path: str) -> None:
+def test_head_is_supported_by_all_get_routes(client: TestClient, path: str) -> None:
     response = client.head(path)
     assert response.status_code == 200
     assert response.headers.get("content-type") == client.get(path).headers.get("content-type")
 
 
-def test_random_bytes_and_broken_bodies_never_make_a_500(client: TestClient) -> None:
+def test_random_and_mutated_bodies_never_return_500(client: TestClient) -> None:
     rng = random.Random(0)  # noqa: S311
     seeds = [
         *MALFORMED.values(),
@@ -224,8 +226,8 @@ def test_random_bytes_and_broken_bodies_never_make_a_500(client: TestClient) -> 
     for _ in range(500):
         body = bytearray(rng.choice(seeds)[:2_000])
         for _ in range(rng.randrange(4)):
-            place = rng.randrange(len(body) + 1)
-            body[place : place + rng.randrange(3)] = rng.randbytes(rng.randrange(4))
+            index = rng.randrange(len(body) + 1)
+            body[index : index + rng.randrange(3)] = rng.randbytes(rng.randrange(4))
         response = client.post("/encode", content=bytes(body), headers=JSON)
         assert response.status_code in (200, 400, 413, 422), bytes(body)
     assert_still_works(client)

@@ -1,4 +1,4 @@
-"""Bodies in gzip, and the memory of bodies that are being read."""
+"""Bodies in gzip, and the memory budget of bodies."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ HEADERS = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
 KIB = 1024
 
 
-def test_a_gzip_body_is_unpacked(client: TestClient) -> None:
+def test_gzip_body_is_decompressed(client: TestClient) -> None:
     plain = client.post("/encode", content=BODY, headers={"Content-Type": "application/json"})
     for name in ("gzip", "x-gzip", "GZip"):
         headers = {**HEADERS, "Content-Encoding": name}
@@ -42,7 +42,7 @@ def test_a_gzip_body_is_unpacked(client: TestClient) -> None:
         pytest.param(gzip.compress(b"not JSON"), id="not JSON"),
     ],
 )
-def test_a_broken_gzip_body_is_a_400(client: TestClient, content: bytes) -> None:
+def test_invalid_gzip_body_returns_400(client: TestClient, content: bytes) -> None:
     response = client.post("/encode", content=content, headers=HEADERS)
     assert (response.status_code, response.json()["code"]) == (400, "malformed")
     assert (
@@ -55,7 +55,7 @@ def test_a_broken_gzip_body_is_a_400(client: TestClient, content: bytes) -> None
     )
 
 
-def test_a_gzip_bomb_is_given_up_at_the_limit(client: TestClient) -> None:
+def test_gzip_bomb_returns_413_at_the_limit(client: TestClient) -> None:
     bomb = gzip.compress(b" " * 512 * 2**20)
     assert len(bomb) < 2**20
     response = client.post("/encode", content=bomb, headers=HEADERS)
@@ -63,7 +63,7 @@ def test_a_gzip_bomb_is_given_up_at_the_limit(client: TestClient) -> None:
     assert "decompressed" in response.json()["detail"]
 
 
-def test_large_bodies_are_refused_beyond_their_budget_and_small_ones_never() -> None:
+def test_budget_refuses_large_bodies_beyond_it_and_accepts_all_small_ones() -> None:
     budget = BodyBudget(300 * KIB)
     with budget.reservation() as first, budget.reservation() as second:
         first(200 * KIB)
@@ -71,7 +71,7 @@ def test_large_bodies_are_refused_beyond_their_budget_and_small_ones_never() -> 
             second(101 * KIB)
         second(64 * KIB)
         second(100 * KIB)
-        with pytest.raises(Overloaded):  # it grows
+        with pytest.raises(Overloaded):  # a body that grows
             second(101 * KIB)
         with budget.reservation() as third:
             third(64 * KIB)
@@ -81,13 +81,13 @@ def test_large_bodies_are_refused_beyond_their_budget_and_small_ones_never() -> 
         later(300 * KIB)
 
 
-def test_a_body_larger_than_the_budget_is_read_alone() -> None:
+def test_budget_accepts_a_single_body_of_any_size() -> None:
     budget = BodyBudget(100 * KIB)
     with budget.reservation() as reserve:
         reserve(200 * KIB)
 
 
-def test_a_budget_that_is_used_up_is_a_429_before_the_body_is_read(settings: Settings) -> None:
+def test_exhausted_body_budget_returns_429_for_large_bodies(settings: Settings) -> None:
     limits = LimitSettings(max_bodies_bytes=100 * KIB)
     app = create_app(settings.model_copy(update={"limits": limits}), on_fatal=pytest.fail)
     large = json.dumps({"inputs": "a"}).encode() + b" " * 80 * KIB

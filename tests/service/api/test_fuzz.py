@@ -1,4 +1,4 @@
-"""The fuzzer finds nothing in the service, and finds what is planted there."""
+"""The fuzzer finds no defects in the service, and finds seeded ones."""
 
 import json
 from types import SimpleNamespace
@@ -11,26 +11,26 @@ from service.inference.tokenizer import TextTokenizer
 from tests.fuzz import fuzz
 
 
-def test_nothing_is_found(client: TestClient) -> None:
+def test_fuzzer_finds_no_defects(client: TestClient) -> None:
     assert fuzz(client, 1_500, seed=1) == []
 
 
-def test_a_parser_that_takes_half_surrogates_is_found(
+def test_fuzzer_finds_a_parser_that_accepts_lone_surrogates(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lenient(given: bytes) -> object:
+    def lenient(body: bytes) -> object:
         try:
-            return json.loads(given)
+            return json.loads(body)
         except (ValueError, RecursionError) as error:
             raise orjson.JSONDecodeError(str(error), "", 0) from None
 
     monkeypatch.setattr("service.api.body.orjson", SimpleNamespace(**vars(orjson)))
     monkeypatch.setattr("service.api.body.orjson.loads", lenient)
-    found = fuzz(client, 1_500)
-    assert any(b"ud800" in f.body or b"udfff" in f.body for f in found if f.why == "status 500")
+    findings = fuzz(client, 1_500)
+    assert any(b"ud800" in f.body or b"udfff" in f.body for f in findings if f.why == "status 500")
 
 
-def test_ids_that_nobody_checks_are_found(
+def test_fuzzer_finds_missing_validation_of_token_ids(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TextTokenizer, "_check_ids", lambda *_: None)

@@ -1,6 +1,8 @@
 """Startup and shutdown of the application, whatever hosts it."""
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -27,6 +29,15 @@ def test_loaded_objects_are_frozen_before_the_application_becomes_ready(
         assert state_of(client).model is not None
         eventually(lambda: "ready" in calls)
     assert calls == ["collect", "freeze", "ready"]
+
+
+def test_stopped_application_is_garbage_collected(settings: Settings) -> None:
+    app = create_app(settings, on_fatal=pytest.fail)
+    with serving(app) as client:
+        model = weakref.ref(state_of(client).ready_model())
+    del app, client
+    gc.collect()
+    assert model() is None
 
 
 def test_error_in_on_ready_is_logged_and_reported_as_fatal(

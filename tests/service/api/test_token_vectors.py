@@ -1,4 +1,4 @@
-"""`"output": "tokens"`: a vector for each token, and where the tokens are."""
+"""`"output": "tokens"`: token vectors, ids and offsets."""
 
 import base64
 from concurrent.futures import ThreadPoolExecutor
@@ -24,43 +24,42 @@ TEXTS = mixed_texts()[:40]
 def tokens_of(client: TestClient, inputs: object, **fields: object) -> dict[str, Any]:
     response = client.post("/encode", json={"inputs": inputs, "output": "tokens", **fields})
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    body: dict[str, Any] = response.json()
+    return body
 
 
-def test_token_vectors_are_those_of_sentence_transformers(
-    client: TestClient, minilm_folder: Path
-) -> None:
+def test_token_vectors_match_sentence_transformers(client: TestClient, minilm_folder: Path) -> None:
     oracle = SentenceTransformer(str(minilm_folder), device="cpu", local_files_only=True)
-    answer = tokens_of(client, TEXTS)
-    assert answer["dimensions"] == 384
-    expected = [oracle.encode([t], output_value="token_embeddings")[0].numpy() for t in TEXTS]
-    for found, wanted, length in zip(answer["embeddings"], expected, answer["tokens"], strict=True):
-        assert np.shape(found) == wanted.shape == (length, 384)
-        assert cosines(np.asarray(found), wanted).min() >= 0.999999
-        assert np.abs(np.asarray(found) - wanted).max() < 1e-4
+    body = tokens_of(client, TEXTS)
+    assert body["dimensions"] == 384
+    for text, rows, length in zip(TEXTS, body["embeddings"], body["tokens"], strict=True):
+        expected = oracle.encode([text], output_value="token_embeddings")[0].numpy()
+        actual = np.asarray(rows)
+        assert actual.shape == expected.shape == (length, 384)
+        assert cosines(actual, expected).min() >= 0.999999
+        assert np.abs(actual - expected).max() < 1e-4
 
 
-def test_ids_and_offsets_are_those_of_transformers(client: TestClient, minilm_folder: Path) -> None:
+def test_ids_and_offsets_match_transformers(client: TestClient, minilm_folder: Path) -> None:
     oracle = AutoTokenizer.from_pretrained(str(minilm_folder))
     expected = oracle(TEXTS, truncation=True, max_length=256, return_offsets_mapping=True)
-    answer = tokens_of(client, TEXTS)
-    assert answer["ids"] == expected["input_ids"]
-    assert answer["truncated"] == [len(ids) > 256 for ids in oracle(TEXTS)["input_ids"]]
-    for found, wanted in zip(answer["offsets"], expected["offset_mapping"], strict=True):
+    body = tokens_of(client, TEXTS)
+    assert body["ids"] == expected["input_ids"]
+    assert body["truncated"] == [len(ids) > 256 for ids in oracle(TEXTS)["input_ids"]]
+    for offsets, mapping in zip(body["offsets"], expected["offset_mapping"], strict=True):
         # transformers writes (0, 0) for special tokens.
-        assert [tuple(span or (0, 0)) for span in found] == wanted
-        assert found[0] is found[-1] is None
+        assert [tuple(span or (0, 0)) for span in offsets] == mapping
+        assert offsets[0] is offsets[-1] is None
 
 
-def test_a_row_of_ids_has_token_vectors_and_no_offsets(client: TestClient) -> None:
+def test_token_ids_have_token_vectors_and_no_offsets(client: TestClient) -> None:
     of_text = tokens_of(client, "The cat sat on the mat.")
     of_ids = tokens_of(client, of_text["ids"])
     assert of_ids["offsets"] == [None]
     np.testing.assert_allclose(of_ids["embeddings"], of_text["embeddings"], atol=1e-6)
 
 
-def test_they_have_unit_length_if_asked_and_come_as_base64(client: TestClient) -> None:
+def test_token_vectors_can_be_normalized_and_encoded_as_base64(client: TestClient) -> None:
     texts = ["a cat", "the dog and the bird"]
     plain, unit = tokens_of(client, texts), tokens_of(client, texts, normalize=True)
     packed = tokens_of(client, texts, encoding="base64")
@@ -74,11 +73,13 @@ def test_they_have_unit_length_if_asked_and_come_as_base64(client: TestClient) -
         np.testing.assert_allclose(raw, numbers, atol=1e-6)
 
 
-def test_pooled_and_token_vectors_can_be_asked_for_at_once(client: TestClient) -> None:
+def test_concurrent_requests_for_pooled_and_token_vectors_match_single_ones(
+    client: TestClient,
+) -> None:
     pooled = client.post("/encode", json={"inputs": TEXTS}).json()["embeddings"]
     tokens = tokens_of(client, TEXTS)["embeddings"]
     with ThreadPoolExecutor(8) as clients:
-        asked = [
+        requests = [
             clients.submit(
                 client.post,
                 "/encode",
@@ -86,10 +87,10 @@ def test_pooled_and_token_vectors_can_be_asked_for_at_once(client: TestClient) -
             )
             for i in range(8)
         ]
-        for i, answer in enumerate(asked):
-            found = answer.result().json()["embeddings"]
-            for mine, wanted in zip(found, (pooled, tokens)[i % 2], strict=True):
-                np.testing.assert_allclose(mine, wanted, atol=2e-6 if i % 2 == 0 else 1e-4)
+        for i, request in enumerate(requests):
+            embeddings = request.result().json()["embeddings"]
+            for actual, expected in zip(embeddings, (pooled, tokens)[i % 2], strict=True):
+                np.testing.assert_allclose(actual, expected, atol=2e-6 if i % 2 == 0 else 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_pooled_and_token_vectors_can_be_asked_for_at_once(client: TestClient) -
         ({"output": "sparse"}, "/output"),
     ],
 )
-def test_what_does_not_go_with_token_vectors_is_refused(
+def test_fields_incompatible_with_token_vectors_return_422(
     client: TestClient, fields: dict[str, object], pointer: str
 ) -> None:
     response = client.post("/encode", json={"inputs": "a", "output": "tokens", **fields})
@@ -123,10 +124,10 @@ def test_token_outputs_are_tokenized_once(
     assert calls == [True]
     calls.clear()
     assert client.post("/tei/embed_all", json={"inputs": ["a text"]}).status_code == 200
-    assert calls == [False]  # no offsets are computed in vain
+    assert calls == [False]  # without offsets
 
 
-def test_more_tokens_than_an_answer_may_hold_are_refused(artifact: Artifact) -> None:
+def test_token_vectors_over_the_limit_return_422(artifact: Artifact) -> None:
     settings = Settings(
         model=ModelSettings(path=artifact.path),
         engine=EngineSettings(threads=1),

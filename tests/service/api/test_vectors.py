@@ -8,9 +8,9 @@ from service.inference.results import truncate_and_normalize
 
 
 @pytest.mark.parametrize("dimensions", [None, 3])
-def test_vectors_have_unit_length_but_for_one_of_zeros(dimensions: int | None) -> None:
+def test_vectors_are_normalized_and_zero_vectors_stay_zero(dimensions: int | None) -> None:
     vectors = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     vectors[2] = 0
     expected = torch.nn.functional.normalize(torch.from_numpy(vectors[:, :dimensions]))
-    found = truncate_and_normalize(vectors, dimensions, normalize=True)
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+    actual = truncate_and_normalize(vectors, dimensions, normalize=True)
+    np.testing.assert_allclose(actual, expected.numpy(), atol=1e-6)
