@@ -91,6 +91,9 @@ def create_app(
         await state.gradients.close()
         if state.model is not None:
             await state.model.close()
+        # FastAPI's caches keep the application. Without this, a process with several applications
+        # would never free the models of stopped ones.
+        state.model = None
 
     # FastAPI's own documentation pages load scripts from another host; these load none.
     app = FastAPIOffline(
