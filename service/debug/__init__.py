@@ -1,1 +1,1 @@
-"""Gradients over HTTP: why a vector is what it is. The work runs in a process of its own."""
+"""Gradient routes: explanations of the served vectors, computed in a separate process."""

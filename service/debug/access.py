@@ -1,4 +1,4 @@
-"""Access to the gradient routes, beside API keys: only their own pages may call them."""
+"""Access checks of the gradient routes, in addition to API keys: settings, host and origin."""
 
 from fastapi import Depends, Request
 
@@ -9,11 +9,12 @@ from service.api.state import state_of
 
 
 async def require_debug_enabled(request: Request) -> None:
-    """Refuse requests if the routes are disabled, and requests from pages of other hosts.
+    """Reject requests if the routes are disabled, and requests from web pages of other hosts.
 
     Raises:
-        NotFound: The routes are disabled.
-        Forbidden: The host name is not allowed, or the page comes from another host.
+        NotFound: The gradient routes are disabled.
+        Forbidden: The header Host is not an allowed host name, or the header Origin names another
+            host.
     """
     settings = state_of(request).settings.debug
     if not settings.enabled:
@@ -21,27 +22,27 @@ async def require_debug_enabled(request: Request) -> None:
     host = request.headers.get("host", "")
     # Protects against DNS rebinding.
     if not host_matches(host, settings.hosts):
-        raise Forbidden("the host name is not in VITRINE_DEBUG__HOSTS", code="host")
+        raise Forbidden("the request's host name is not in VITRINE_DEBUG__HOSTS", code="host")
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
-        raise Forbidden("the request comes from a page of another host", code="origin")
+        raise Forbidden("the request comes from a web page of another host", code="origin")
 
 
 async def reject_cross_site(request: Request) -> None:
-    """Refuse requests that a page of another site makes a browser send, such as for an image.
+    """Reject requests that a browser sends for a page of another site, such as image requests.
 
     Raises:
-        Forbidden: The request is one of these.
+        Forbidden: The header Sec-Fetch-Site is not "none" or "same-origin".
     """
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise Forbidden("the request comes from a page of another site", code="origin")
+        raise Forbidden("the request comes from a web page of another site", code="origin")
 
 
 async def check_deadline(request: Request) -> None:
-    """Refuse an invalid deadline, also where nothing runs.
+    """Reject an invalid deadline, even if the request does not use it, such as a dry run.
 
     Raises:
-        Malformed: The deadline is no number of milliseconds.
+        Malformed: The header X-Request-Timeout-Ms is not a positive number of milliseconds.
     """
     deadline_s(request, state_of(request).settings.limits.request_s)
 

@@ -1,6 +1,6 @@
-"""Frames between the service and its gradient process: four bytes of length, then JSON.
+"""Frames between the service and its gradient process: a four-byte length, then JSON.
 
-Never pickles: whoever writes a pickle decides what its reader executes.
+JSON instead of pickle, because unpickling executes code that the sender chooses.
 """
 
 import asyncio
@@ -10,22 +10,22 @@ _LENGTH_BYTES = 4
 
 
 def frame(body: bytes) -> bytes:
-    """Return a body with its length before it."""
+    """Return a body prefixed with its length."""
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
 async def receive(stream: asyncio.StreamReader) -> bytes:
-    """Return the next body of a stream.
+    """Read the next frame of a stream and return its body.
 
     Raises:
-        asyncio.IncompleteReadError: The other end has closed it.
+        asyncio.IncompleteReadError: The sender closed the stream before the end of the frame.
     """
     length = int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "big")
     return await stream.readexactly(length)
 
 
 def read(file: IO[bytes]) -> bytes | None:
-    """Return the next body of a file, or None at its end."""
+    """Read the next frame of a file and return its body, or None at the end of the file."""
     length = file.read(_LENGTH_BYTES)
     if len(length) < _LENGTH_BYTES:
         return None

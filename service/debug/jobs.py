@@ -1,4 +1,4 @@
-"""Jobs of the gradient process. Of the service, only this module imports torch."""
+"""Jobs of the gradient process. This is the only module of the service that imports torch."""
 
 import math
 import time
@@ -51,11 +51,11 @@ Result = (
 
 
 class JobRefused(Exception):
-    """The reference model cannot run the job.
+    """A field of the job is invalid for the reference model.
 
     Attributes:
-        code: Error code.
-        pointer: JSON pointer to the field of the request.
+        code: Error code of the response.
+        pointer: JSON pointer to the invalid field of the request.
     """
 
     def __init__(self, detail: str, code: str, pointer: str) -> None:
@@ -65,18 +65,20 @@ class JobRefused(Exception):
 
 
 class ArtifactUnavailable(Exception):
-    """The artifact cannot be read any more."""
+    """The artifact's files have been moved or changed since the process started."""
 
 
 class Jobs:
-    """An artifact and its reference model, which jobs run on.
+    """Runner of gradient jobs on the reference model of an artifact.
 
     Args:
         path: Folder of the artifact.
         device: Device of the reference model; "auto" prefers CUDA.
 
     Raises:
-        ArtifactError: The artifact has no reference model, or not that of its graph.
+        ArtifactError: The artifact cannot be loaded, has no reference model, or the weights of the
+            reference model differ from those of the graph.
+        CheckpointError: The files of the reference model cannot be loaded.
         RuntimeError: The device is not available.
     """
 
@@ -89,7 +91,7 @@ class Jobs:
         self._model = ReferenceModel.open(self._artifact, device)
 
     def describe(self) -> Opened:
-        """Return the names and kernels of the reference model."""
+        """Return the layers, norms, device and kernels of the reference model."""
         weight = self._model.network.encoder.embeddings.word.weight
         return Opened(
             layers=self._model.layer_names,
@@ -103,11 +105,12 @@ class Jobs:
         )
 
     def run(self, job: Job) -> Done:
-        """Return the result of a job.
+        """Run a job and return its result.
 
         Raises:
-            JobRefused: The reference model cannot run the job.
-            ArtifactUnavailable: The job needs the artifact's files, which cannot be read any more.
+            JobRefused: A field of the job is invalid for the reference model.
+            ArtifactUnavailable: The job needs files of the artifact that have been moved or
+                changed.
         """
         started = time.perf_counter()
         result = self._result(job)
@@ -185,7 +188,9 @@ def _layer_norm(model: ReferenceModel, job: LayerNormJob) -> LayerNormCheck:
     N = len(operands.x)
     if job.row is not None and job.row >= N:
         raise JobRefused(
-            f"row {job.row} does not exist; rows: 0 to {N - 1}", code="no_such_row", pointer="/row"
+            f"row {job.row} does not exist; the rows are 0 to {N - 1}",
+            code="no_such_row",
+            pointer="/row",
         )
     traced = trace(operands, dout, row=job.row)
     verdicts = judge(*rounded_to(operands, dout, np.dtype(job.dtype).type))
@@ -195,7 +200,7 @@ def _layer_norm(model: ReferenceModel, job: LayerNormJob) -> LayerNormCheck:
 def _operands(
     model: ReferenceModel, job: LayerNormJob
 ) -> tuple[Operands, np.ndarray[Any, np.dtype[np.floating[Any]]]]:
-    """Return the inputs of the check and the gradient by its output."""
+    """Return the operands of add + LayerNorm and a random gradient with respect to the output."""
     match job.source:
         case RandomRows(shape=(N, D), distribution=distribution):
             try:
@@ -221,14 +226,14 @@ def _given(source: GivenRows) -> Operands:
     for name, rows in (("x", source.x), ("residual", source.residual)):
         if rows is not None and (len(rows) != N or {len(row) for row in rows} != {D}):
             raise JobRefused(
-                f"{name} must have {N} rows of {D} numbers, the size of x",
+                f"{name} must have {N} rows of {D} numbers each, as many as the first row of x",
                 code="source",
                 pointer=f"/source/{name}",
             )
     for name, vector in (("gamma", source.gamma), ("beta", source.beta)):
         if vector is not None and len(vector) != D:
             raise JobRefused(
-                f"{name} has {len(vector)} numbers; {D} are needed",
+                f"{name} has {len(vector)} numbers; it must have {D}, the width of x",
                 code="source",
                 pointer=f"/source/{name}",
             )
@@ -276,7 +281,7 @@ def _has_converged(result: Result) -> bool:
 
 
 def nonfinite(result: dict[str, Any]) -> list[NonFinite]:
-    """Return the non-finite numbers of a result, at most `MAX_NONFINITE`."""
+    """Return the first non-finite numbers of a result, at most `MAX_NONFINITE`."""
     numbers: list[NonFinite] = []
     for pointer, value in _numbers(result, ""):
         if not math.isfinite(value):

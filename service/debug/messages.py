@@ -1,4 +1,4 @@
-"""Messages between the service and its gradient process: jobs and replies. Torch-free."""
+"""Jobs and replies, the messages between service and gradient process. Does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,22 +19,23 @@ from models.gradients.inputs import (
 )
 from service.debug.request_models import GivenRows, RandomRows
 
-# Limit of the non-finite numbers that a reply lists.
+# Maximum number of non-finite numbers that a reply lists.
 MAX_NONFINITE = 64
 
 
-# Jobs. The reply has the reference model's vectors of the rows in `compare`.
+# Jobs. The reply contains the reference model's vectors of the rows in `compare`, which the service
+# compares with the served vectors.
 
 
 @dataclass(frozen=True)
 class Target:
-    """Number to attribute.
+    """Scalar to attribute to tokens.
 
     Attributes:
-        type: Kind of number.
-        rows: Texts of "cosine" (one) and "margin" (the nearer one, the farther one).
-        vector: Vector of "dot".
-        index: Dimension of "dim".
+        type: Kind of scalar.
+        rows: For "cosine", the other text; for "margin", the positive and the negative text.
+        vector: For "dot", the other vector.
+        index: For "dim", the index of the dimension.
     """
 
     type: TargetName
@@ -85,7 +86,7 @@ class FlowJob:
 
 @dataclass(frozen=True)
 class NormOfRow:
-    """Inputs of one norm of the model, for a row."""
+    """Source of rows for LayerNorm checks: the inputs of a norm of the model, for one text."""
 
     row: Row
     norm: str
@@ -116,7 +117,7 @@ class ParityJob:
 
 @dataclass(frozen=True)
 class VjpJob:
-    """Backpropagation of a gradient by the vector to the tokens."""
+    """Backpropagation of a gradient from the vector to the tokens."""
 
     row: Row
     cotangent: Sequence[float]
@@ -141,9 +142,9 @@ class Opened:
     Attributes:
         layers: Names of the layers.
         norms: Names of the norms.
-        device: Device of the model.
+        device: Device of the reference model.
         torch: Version of PyTorch.
-        op: Implementation of the fused operator, by pass.
+        op: Implementation of add + LayerNorm, by pass.
     """
 
     layers: Sequence[str]
@@ -156,22 +157,22 @@ class Opened:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """A number of a result that JSON cannot represent; null stands for it."""
+    """A NaN or infinite number of a result. JSON cannot represent it and has null in its place."""
 
-    pointer: Annotated[str, Field(description="JSON pointer to the number in the response")]
+    pointer: Annotated[str, Field(description="JSON pointer to the null in the response")]
     kind: Literal["nan", "inf", "-inf"]
 
 
 @dataclass(frozen=True)
 class Done:
-    """A job has a result.
+    """The job is done.
 
     Attributes:
         result: Dataclass of `models.gradients.results` as JSON.
-        nonfinite: Non-finite numbers of the result; the first `MAX_NONFINITE`.
-        converged: Whether all integrals of the result have converged.
-        vectors: Vectors of the job's `compare` rows.
-        wall_ms: Duration of the job.
+        nonfinite: First non-finite numbers of the result, at most `MAX_NONFINITE`.
+        converged: Whether all path integrals of the result have converged.
+        vectors: The reference model's vectors, not normalised, of the job's `compare` rows.
+        wall_ms: Duration of the job, in milliseconds.
     """
 
     result: dict[str, Any]
@@ -184,12 +185,12 @@ class Done:
 
 @dataclass(frozen=True)
 class Refused:
-    """The reference model cannot run the job.
+    """A field of the job is invalid for the reference model.
 
     Attributes:
-        detail: Reason.
-        code: Error code.
-        pointer: JSON pointer to the field of the request.
+        detail: Error message.
+        code: Error code of the response.
+        pointer: JSON pointer to the invalid field of the request.
     """
 
     detail: str
@@ -200,7 +201,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """The job needs a file that cannot be read any more."""
+    """The job needs files of the artifact that have been moved or changed."""
 
     detail: str
     outcome: Literal["unavailable"] = "unavailable"
@@ -208,7 +209,7 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class Failed:
-    """The job, or loading the reference model, has failed; the log has the traceback."""
+    """The job failed, or the reference model could not be loaded. The log has the traceback."""
 
     outcome: Literal["failed"] = "failed"
 
@@ -218,5 +219,5 @@ REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Discriminator("outcome"
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Return a reply as JSON; its arrays become lists, and non-finite numbers null."""
+    """Return a reply as JSON, with arrays as lists and non-finite numbers as null."""
     return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)

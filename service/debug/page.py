@@ -1,4 +1,4 @@
-"""The page for gradients: static files, and the chart library as installed by pip."""
+"""The web page for gradients: static files, and the chart library from the package `plotly`."""
 
 import asyncio
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ _FOLDER = Path(__file__).parent / "page"
 _CHARTS = "plotly.min.js"
 _MEDIA_TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 
-# Scripts are files of this host. The chart library sets inline styles.
+# Scripts are loaded from this host only. The chart library needs inline styles.
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -36,7 +36,7 @@ router = APIRouter(
 
 @router.get("")
 async def page(_request: Request, _state: State) -> Response:
-    """Return the page. It contains nothing secret; its requests need a key."""
+    """Return the page. It needs no API key, because it has no secrets; its requests need one."""
     return await _response_of(_FOLDER / "index.html")
 
 
@@ -44,17 +44,18 @@ async def page(_request: Request, _state: State) -> Response:
 async def asset(request: Request, _state: State) -> Response:
     """Return one of the page's files."""
     files = {path.name: path for path in _FOLDER.iterdir()}
-    # Located without importing the package, which would take a second.
+    # Importing the package would take a second.
     charts = find_spec("plotly")
     if charts is not None and charts.origin is not None:
         files[_CHARTS] = Path(charts.origin).parent / "package_data" / _CHARTS
     name = request.path_params["name"]
     if name not in files:
-        raise NotFound("the page has no such file", code="not_found")
+        raise NotFound("the page has no file of this name", code="not_found")
     return await _response_of(files[name])
 
 
 async def _response_of(file: Path) -> Response:
-    # Read before the response begins: a FileResponse that cannot open its file breaks off.
+    # Read before the response starts: a FileResponse fails in the middle of the response if the
+    # file cannot be opened.
     content = await asyncio.to_thread(file.read_bytes)
     return Response(content, headers=_HEADERS, media_type=_MEDIA_TYPES[file.suffix])

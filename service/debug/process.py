@@ -1,4 +1,4 @@
-"""The gradient process: a child that the service starts, watches, kills and replaces."""
+"""The gradient process: a child process that the service starts, kills and restarts."""
 
 import asyncio
 import logging
@@ -20,25 +20,25 @@ from service.settings import DebugSettings
 
 log = logging.getLogger("vitrine")
 
-# Timeout for importing torch and reading the weights.
+# Timeout in seconds for startup: importing torch and loading the weights.
 _START_S = 120.0
 
 
 def worker_command(artifact: Path, device: str, log: LogFormat) -> list[str]:
-    """Return the command that starts the gradient process of an artifact."""
-    # -P: a folder named "models" in the current directory must not be imported.
+    """Return the command that starts the gradient process for an artifact."""
+    # -P: Python must not import a folder named "models" from the current directory.
     return [sys.executable, "-P", "-m", "service.debug.worker", str(artifact), device, log]
 
 
 class GradientProcess:
-    """A child process that is started by its first job, and runs one job at a time.
+    """A child process that starts with the first job and runs one job at a time.
 
-    A job in torch cannot be stopped, so the process is killed when the deadline has passed or the
-    client has disconnected. The next job starts a new one.
+    A job in torch cannot be cancelled. So the process is killed if a job exceeds its deadline or
+    its client disconnects, and the next job starts a new process.
 
     Args:
-        command: Command of the process; see `worker_command`.
-        settings: Limits of the queue, of a job and of the process.
+        command: Command that starts the process; see `worker_command`.
+        settings: Settings of the gradient routes.
     """
 
     def __init__(self, command: Sequence[str], settings: DebugSettings) -> None:
@@ -53,20 +53,21 @@ class GradientProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id, or None if it does not run."""
+        """Process id, or None if the process is not running."""
         if self._process is None or self._process.returncode is not None:
             return None
         return self._process.pid
 
     async def run(self, job: Job) -> Done:
-        """Return the result of a job.
+        """Run a job and return its result.
 
         Raises:
-            Overloaded: The queue is full.
-            NotReady: The process cannot be started, or died, or the artifact cannot be read.
-            DeadlineExceeded: The job took too long.
-            InvalidInput: The reference model cannot run the job.
-            VitrineError: The job failed.
+            Overloaded: `settings.max_waiting` jobs are already queued.
+            NotReady: The process could not be started, died during the job, or could not read the
+                artifact.
+            DeadlineExceeded: The job exceeded `settings.deadline_s`.
+            InvalidInput: A field of the job is invalid for the reference model.
+            VitrineError: The job raised an unexpected exception.
         """
         if self._callers > self._settings.max_waiting:
             raise Overloaded("the gradient process is busy; try again later", code="busy")
@@ -86,19 +87,20 @@ class GradientProcess:
         raise VitrineError("the gradient job failed; see the log", code="gradients_failed")
 
     async def start(self) -> Opened:
-        """Start the process if it does not run; return the description of its reference model.
+        """Start the process if it is not running, and return a description of its reference model.
 
         Raises:
-            NotReady: The process cannot be started.
+            NotReady: The process could not be started.
         """
-        if self.pid is None:  # otherwise it may be busy, and its description is known
+        # A running process may be busy with a job, but its description is known.
+        if self.pid is None:
             async with self._turn:
                 await self._running()
-        assert self._opened is not None  # noqa: S101 - the process runs
+        assert self._opened is not None  # noqa: S101 - the process is running
         return self._opened
 
     async def close(self) -> None:
-        """End the process for good."""
+        """Terminate the process and do not restart it."""
         self._closed = True
         await self._kill()
 
@@ -120,11 +122,12 @@ class GradientProcess:
         except TimeoutError:
             await self._kill()
             raise DeadlineExceeded(
-                f"the job exceeded its deadline of {self._settings.deadline_s:g} s; request less"
+                f"the job exceeded its deadline of {self._settings.deadline_s:g} s; use "
+                "fewer or shorter texts, fewer evaluations or fewer samples"
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError):
             await self._kill()
-            log.error("the gradient process died with status %s", process.returncode)
+            log.error("the gradient process died with exit status %s", process.returncode)
             raise NotReady(
                 "the gradient process died; the next request starts a new one",
                 code="gradients_unavailable",
@@ -133,7 +136,7 @@ class GradientProcess:
             await self._kill()
             raise
         self._jobs += 1
-        # Before leaked memory can add up.
+        # Replaces the process before memory leaks add up.
         if self._jobs >= self._settings.max_jobs:
             await self._kill()
         return reply
@@ -146,10 +149,10 @@ class GradientProcess:
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe)
-        except OSError as error:  # no file descriptor, no memory
-            log.error("the gradient process cannot be started: %s", error)
+        except OSError as error:  # for example, no free file descriptor or memory
+            log.error("the gradient process could not be started: %s", error)
             raise NotReady(
-                "the gradient process cannot be started; see the log",
+                "the gradient process could not be started; see the log",
                 code="gradients_unavailable",
             ) from None
         self._process, self._jobs = process, 0
@@ -160,7 +163,7 @@ class GradientProcess:
         except (TimeoutError, asyncio.IncompleteReadError):
             await self._kill()
             raise NotReady(
-                "the gradient process did not start; see the log",
+                "the gradient process timed out or exited during startup; see the log",
                 code="gradients_unavailable",
             ) from None
         except asyncio.CancelledError:
@@ -168,7 +171,10 @@ class GradientProcess:
             raise
         if not isinstance(opened, Opened):
             await self._kill()
-            raise NotReady("gradients are not available; see the log", code="gradients_unavailable")
+            raise NotReady(
+                "the gradient process could not load the reference model; see the log",
+                code="gradients_unavailable",
+            )
         self._opened = opened
         log.info("the gradient process %d has loaded the reference model", process.pid)
         return process

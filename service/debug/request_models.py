@@ -1,4 +1,4 @@
-"""Models of the requests of the gradient routes."""
+"""Request models of the gradient routes."""
 
 from typing import Annotated, Literal
 
@@ -14,13 +14,13 @@ from models.gradients.inputs import (
 
 
 class StrictModel(BaseModel):
-    """A model that rejects unknown fields and converts nothing."""
+    """Base model that rejects unknown fields and does not convert types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class PromptedText(StrictModel):
-    """A text and the prompt of the model to put before it."""
+    """A text, and the name of one of the model's prompts to prepend."""
 
     text: str
     prompt_name: str | None = None
@@ -31,7 +31,7 @@ Text = Annotated[
     Discriminator(
         lambda value: {str: "text", dict: "prompted"}.get(type(value)),
         custom_error_type="text",
-        custom_error_message="Input should be a text, or an object of text and prompt_name",
+        custom_error_message="Input should be a string, or an object with text and prompt_name",
     ),
 ]
 
@@ -40,14 +40,14 @@ Vector = Annotated[list[FiniteFloat], Field(min_length=1, max_length=16_384, fai
 
 
 class Cosine(StrictModel):
-    """Cosine similarity to another text."""
+    """Cosine similarity of the text's vector and another text's vector."""
 
     type: Literal["cosine"]
     text: Text
 
 
 class Margin(StrictModel):
-    """Cosine similarity to one text less that to another."""
+    """Cosine similarity to the text `positive` minus cosine similarity to the text `negative`."""
 
     type: Literal["margin"]
     positive: Text
@@ -69,7 +69,7 @@ class Dim(StrictModel):
 
 
 class Norm(StrictModel):
-    """Length of the vector before normalisation."""
+    """Euclidean norm of the vector before normalisation."""
 
     type: Literal["norm"]
 
@@ -78,88 +78,124 @@ Target = Annotated[Cosine | Margin | Dot | Dim | Norm, Field(discriminator="type
 
 
 class AttributeRequest(StrictModel):
-    """Attribution of a number to the tokens of a text."""
+    """Attribution of a scalar to the tokens of a text."""
 
     text: Text
-    target: Target
+    target: Target = Field(description="Scalar to attribute")
     method: Method = "integrated_gradients"
     layer: str = Field(
-        "words", max_length=64, description="Layer of the tokens; /debug/capabilities lists all"
+        "words",
+        max_length=64,
+        description="Layer whose tokens are scored; /debug/capabilities lists all layers",
     )
-    baseline: BaselineName = Field("pad", description="Baseline that tokens are compared with")
+    baseline: BaselineName = Field(
+        "pad",
+        description="Baseline of integrated gradients and occlusion: padding tokens, mask tokens "
+        "or zero vectors",
+    )
     tolerance: float = Field(
-        0.01, gt=0, le=1, description="Tolerated error of the sum, relative to the number's change"
+        0.01,
+        gt=0,
+        le=1,
+        description="Maximum error of integrated gradients, relative to the scalar's change from "
+        "baseline to text",
     )
     max_evaluations: int = Field(
-        256, ge=10, le=4096, description="Limit of evaluations, for integrated gradients"
+        256,
+        ge=10,
+        le=4096,
+        description="Maximum number of evaluations of the model for integrated gradients",
     )
     samples: int = Field(25, ge=1, le=1024, description="Number of noisy copies for SmoothGrad")
     sigma: float = Field(
-        0.1, ge=0, le=10, description="Noise of SmoothGrad, relative to the size of the tokens"
+        0.1,
+        ge=0,
+        le=10,
+        description="Standard deviation of SmoothGrad's noise, relative to the root mean square of "
+        "the token vectors",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Random seed of SmoothGrad")
-    dry_run: bool = Field(False, description="Return the cost without running anything")
+    dry_run: bool = Field(False, description="Return only the cost, without running the method")
 
 
 class PairRequest(StrictModel):
-    """Attribution of a similarity to pairs of tokens."""
+    """Attribution of the cosine similarity of texts `a` and `b` to pairs of their tokens."""
 
     a: Text
     b: Text
-    layer: str = Field("output", max_length=64, description="See /debug/attribute")
-    baseline: BaselineName = Field("zero", description="Baseline that tokens are compared with")
-    tolerance: float = Field(
-        0.01, gt=0, le=1, description="Tolerance per text; see /debug/attribute"
+    layer: str = Field(
+        "output",
+        max_length=64,
+        description="Layer whose tokens are paired; /debug/capabilities lists all layers",
     )
-    max_evaluations: int = Field(64, ge=10, le=4096, description="Limit of evaluations per text")
-    dry_run: bool = Field(False, description="Return the cost without running anything")
+    baseline: BaselineName = Field(
+        "zero",
+        description="Baseline of the tokens: padding tokens, mask tokens or zero vectors",
+    )
+    tolerance: float = Field(
+        0.01,
+        gt=0,
+        le=1,
+        description="Maximum error of each text's path integral, relative to the change of the "
+        "vector from baseline to text",
+    )
+    max_evaluations: int = Field(
+        64, ge=10, le=4096, description="Maximum number of evaluations of the model per text"
+    )
+    dry_run: bool = Field(False, description="Return only the cost, without running the method")
 
 
 class Cosines(StrictModel):
-    """Sum of the cosine similarities of texts 2i and 2i + 1."""
+    """Sum of the cosine similarities of all pairs of texts 2i and 2i + 1."""
 
     type: Literal["cosine"]
 
 
 class Ranking(StrictModel):
-    """Multiple negatives ranking loss of texts 2i and 2i + 1, at a scale of 20."""
+    """Multiple negatives ranking loss of the pairs of texts 2i and 2i + 1, with scale 20."""
 
     type: Literal["mnrl"]
 
 
 class Product(StrictModel):
-    """Sum of the served vectors' dot products with a vector."""
+    """Sum of the dot products of every text's served vector with one given vector."""
 
     type: Literal["dot"]
     vector: Vector
 
 
 class SquaredError(StrictModel):
-    """Mean squared error of the served vectors from others."""
+    """Mean squared error between served vectors and given vectors, one per text."""
 
     type: Literal["mse"]
     vectors: Annotated[list[Vector], Field(min_length=1, max_length=16)]
 
 
 class Cotangent(StrictModel):
-    """Sum of the served vectors' dot products with a vector each."""
+    """Sum of the dot products of served vectors and given vectors, one per text."""
 
     type: Literal["cotangent"]
     vectors: Annotated[list[Vector], Field(min_length=1, max_length=16)]
 
 
 class FlowRequest(StrictModel):
-    """Flow of a training gradient through the layers."""
+    """Flow of the gradient of a training objective through the layers."""
 
     texts: Annotated[list[Text], Field(min_length=1, max_length=16)]
     objective: Annotated[
         Cosines | Ranking | Product | SquaredError | Cotangent, Field(discriminator="type")
     ]
     emulate: EmulatedPrecision | None = Field(
-        None, description="Precision to round every step to, forward and backward"
+        None,
+        description="Precision to which each step's output and its gradient are rounded; null: no "
+        "rounding",
     )
     loss_scale: float = Field(
-        1.0, ge=2.0**-24, le=2.0**32, description="Loss scale of the backward pass"
+        1.0,
+        ge=2.0**-24,
+        le=2.0**32,
+        description="Factor on the objective in the backward pass; norms and magnitudes in the "
+        "response are divided by it",
     )
 
 
@@ -167,60 +203,78 @@ class ParityRequest(StrictModel):
     """Comparison of the served graph with the reference model."""
 
     texts: Annotated[list[Text], Field(max_length=16)] = Field(
-        [], description="Inputs of both; none: the artifact's check inputs"
+        [],
+        description="Texts that run through graph and reference model; empty: the artifact's check "
+        "inputs",
     )
 
 
 class NormOfText(StrictModel):
-    """Inputs of one norm of the model, for a text."""
+    """Rows that are the inputs of a norm of the model, for a text."""
 
     type: Literal["text"]
     text: Text
-    norm: str = Field(max_length=64, description="Name of the norm; /debug/capabilities lists all")
+    norm: str = Field(
+        max_length=64, description="Name of the norm; /debug/capabilities lists all norms"
+    )
 
 
 Rows = Annotated[list[Vector], Field(min_length=1, max_length=256)]
 
 
 class GivenRows(StrictModel):
-    """Rows in the request."""
+    """Rows given in the request."""
 
     type: Literal["rows"]
     x: Rows
-    residual: Rows | None = None
-    gamma: Vector | None = None
-    beta: Vector | None = None
-    eps: float = Field(1e-12, ge=0, le=1)
+    residual: Rows | None = Field(None, description="Rows added to `x`; null: none")
+    gamma: Vector | None = Field(None, description="Scale; null: ones")
+    beta: Vector | None = Field(None, description="Shift; null: zeros")
+    eps: float = Field(1e-12, ge=0, le=1, description="Constant added to the variance")
 
 
 class RandomRows(StrictModel):
-    """Random rows of a distribution."""
+    """Rows drawn from a distribution."""
 
     type: Literal["random"]
     distribution: Distribution = "normal"
-    shape: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=2)]
+    shape: Annotated[
+        list[Annotated[int, Field(ge=1, le=4096)]],
+        Field(min_length=2, max_length=2, description="Number of rows, then width of a row"),
+    ]
 
 
 class LayerNormRequest(StrictModel):
-    """Check of the fused operator, step by step."""
+    """Check of add + LayerNorm, step by step."""
 
     source: Annotated[NormOfText | GivenRows | RandomRows, Field(discriminator="type")]
     dtype: Literal["float32", "float64"] = Field(
-        "float32", description="Precision of the judged implementations; the trace is in float32"
+        "float32",
+        description="Precision of the judged implementations; `steps` are always in float32",
     )
-    dout: Literal["random", "ones"] = Field("random", description="Gradient by the output")
-    seed: int = Field(0, ge=0, lt=2**63)
-    row: int | None = Field(None, ge=0, description="Index of the row whose values are returned")
+    dout: Literal["random", "ones"] = Field(
+        "random", description="Gradient with respect to the output"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Random seed of random rows and `dout`")
+    row: int | None = Field(
+        None, ge=0, description="Index of the row whose values are returned; null: no values"
+    )
 
 
 class VjpRequest(StrictModel):
     """Backpropagation of a gradient from the vector to the tokens."""
 
     text: Text
-    cotangent: Vector = Field(description="Gradient by the served vector")
-    layer: str = Field("words", max_length=64, description="See /debug/attribute")
+    cotangent: Vector = Field(description="Gradient with respect to the served vector")
+    layer: str = Field(
+        "words",
+        max_length=64,
+        description="Layer of the tokens; /debug/capabilities lists all layers",
+    )
     reduce: Reduction = Field(
-        "norm", description="Reduction per token: length, dot product with the token, or none"
+        "norm",
+        description="Reduction of each token's gradient: its Euclidean norm, its dot product with "
+        "the token, or none (`full`)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Responses of the gradient routes, derived from the results of `models.gradients.results`."""
+"""Response models of the gradient routes, derived from `models.gradients.results`."""
 
 import inspect
 import re
@@ -12,21 +12,24 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, Field, create_model
 
 from models.gradients import results
-from service.debug.messages import NonFinite
+from service.debug.messages import MAX_NONFINITE, NonFinite
 
 
 class Token(BaseModel):
     """A token of a text."""
 
-    token: str = Field(description="Token in the vocabulary's spelling")
+    token: str = Field(description="Token as spelled in the vocabulary")
     start: int | None = Field(
-        description="Index of the first character; null for tokens that are not of the text"
+        description="Index of the token's first character in the text; null for special tokens and "
+        "prompts"
     )
-    end: int | None = Field(description="Index after the last character")
+    end: int | None = Field(
+        description="Index after the token's last character in the text; null if `start` is null"
+    )
 
 
 class Hashes(BaseModel):
-    """Served model."""
+    """Name of the served model, and SHA-256 hashes of its weights, graph and tokenizer."""
 
     name: str
     weights_sha256: dict[str, str]
@@ -35,41 +38,57 @@ class Hashes(BaseModel):
 
 
 class VectorParity(BaseModel):
-    """Worst differences between the reference model's vectors of the texts and the served ones."""
+    """Largest difference of served and reference model's vectors, over all texts of the request."""
 
-    cosine: float = Field(description="Lowest cosine")
-    norm: float = Field(description="Largest relative difference of lengths")
-    max_abs: float = Field(description="Largest difference of a number")
+    cosine: float = Field(description="Lowest cosine similarity of the two vectors of a text")
+    norm: float = Field(
+        description="Largest difference of the two vectors' norms, relative to the norm of the "
+        "reference model's vector"
+    )
+    max_abs: float = Field(description="Largest absolute element-wise difference")
     engine: str = Field(description="Engine and precision of the served vectors")
 
 
 class Cost(BaseModel):
-    """Upper bound of the cost."""
+    """Upper bound of the cost of a request."""
 
-    token_steps: int = Field(description="Tokens that run through the reference model")
-    limit: int = Field(description="Limit per request")
+    token_steps: int = Field(
+        description="Cost in token steps: tokens run through the reference model. In flow and "
+        "parity, a token counts as 4; flow adds 150 per text"
+    )
+    limit: int = Field(description="Maximum token steps per request")
 
 
 class CostResponse(BaseModel):
-    """Cost of a request with `dry_run`."""
+    """Response to a request with `dry_run`."""
 
     model: Hashes
     cost: Cost
 
 
 class GradientResponse(BaseModel):
-    """Fields that all results have."""
+    """Common fields of all responses with a result."""
 
     model: Hashes
-    parity: VectorParity | None = Field(description="null for requests without a text")
+    parity: VectorParity | None = Field(
+        description="Difference between served vectors and reference model's vectors of the texts "
+        "in the request; null for requests without a text"
+    )
     cost: Cost
-    wall_ms: float = Field(description="Duration in the gradient process")
-    warnings: list[str]
-    nonfinite: list[NonFinite] = Field(description="Numbers that null stands for in the response")
+    wall_ms: float = Field(
+        description="Duration of the job in the gradient process, in milliseconds"
+    )
+    warnings: list[str] = Field(
+        description="Reasons why the result may be inaccurate or incomplete"
+    )
+    nonfinite: list[NonFinite] = Field(
+        description="Numbers that are NaN or infinite, and therefore null in the response; at most "
+        f"{MAX_NONFINITE}"
+    )
 
 
 def _json_type(annotation: Any) -> Any:  # noqa: ANN401 - a type expression
-    """Return the type of a result's field in JSON; floats may be null."""
+    """Return the JSON type of a result's field. Floats are nullable, for non-finite numbers."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is float:
         return float | None
@@ -106,7 +125,7 @@ def _fields(result: type) -> dict[str, Any]:
 
 
 def _descriptions(result: type) -> dict[str, str]:
-    """Return the text of each entry under "Attributes:" in a docstring."""
+    """Return the description of each attribute in a result's docstring, by name."""
     _, _, section = (inspect.getdoc(result) or "").partition("\nAttributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, re.MULTILINE)
     return {name: re.sub(r"\s+", " ", text) for name, text in entries}
@@ -122,7 +141,7 @@ def _model(result: type) -> type[BaseModel]:
 
 
 def _response(name: str, result: type, *tokens: str) -> type[GradientResponse]:
-    """Return the response model of a result, with fields for the tokens of its texts."""
+    """Create the response model of a result, with a field for the tokens of each text."""
     fields: dict[str, Any] = dict.fromkeys(tokens, (list[Token], ...))
     return create_model(
         name,
@@ -143,13 +162,13 @@ VjpResponse = _response("VjpResponse", results.TokenGradient, "tokens")
 class DebugLimits(BaseModel):
     """Limits of the gradient routes."""
 
-    max_tokens: int = Field(description="Tokens per text")
-    max_token_steps: int = Field(description="Cost per request")
-    deadline_s: float = Field(description="Seconds per job")
+    max_tokens: int = Field(description="Maximum number of tokens per text")
+    max_token_steps: int = Field(description="Maximum cost per request, in token steps")
+    deadline_s: float = Field(description="Maximum duration of a job, in seconds")
 
 
 class Capabilities(BaseModel):
-    """Choices, limits and device of the gradient routes."""
+    """Allowed field values, limits and device of the gradient routes."""
 
     model: Hashes
     layers: list[str]
@@ -161,5 +180,7 @@ class Capabilities(BaseModel):
     distributions: list[str]
     device: str
     torch: str
-    op: dict[str, str] = Field(description="Implementation of the fused operator, by pass")
+    op: dict[str, str] = Field(
+        description="Implementation of add + LayerNorm in the reference model, by pass"
+    )
     limits: DebugLimits

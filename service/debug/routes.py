@@ -1,4 +1,4 @@
-"""The gradient routes. A handler validates, tokenises, sends a job and returns its result."""
+"""The gradient routes. A handler validates, tokenises, runs a job and returns its result."""
 
 import asyncio
 from collections.abc import Sequence
@@ -71,7 +71,8 @@ from service.inference.model import Model
 from service.inference.tokenizer import TokenizedText
 
 _MAX_BODY_BYTES = 2**20
-# Below it the reference model is not what is served, whatever precision that is in.
+# Lowest cosine similarity of served vectors and reference model's vectors. Every precision of an
+# engine reaches more, so a lower cosine means that another model is served.
 _MIN_PARITY = 0.999
 
 
@@ -81,7 +82,7 @@ router = APIRouter(
 
 
 def _route(body: type[BaseModel], response: Any, summary: str) -> dict[str, Any]:  # noqa: ANN401
-    """Return the options of a route that parses its own body."""
+    """Return the options of a route whose handler parses the request body itself."""
     return {
         "summary": summary,
         "response_model": response,
@@ -95,7 +96,7 @@ def _route(body: type[BaseModel], response: Any, summary: str) -> dict[str, Any]
     **_route(AttributeRequest, AttributeResponse | CostResponse, "Attribution to tokens"),
 )
 async def attribute(request: Request, state: State) -> Response:
-    """Attribute a number, such as a similarity, to the tokens of a text."""
+    """Attribute a scalar, such as a cosine similarity, to the tokens of a text."""
     model = state.ready_model()
     body = await read_body(request, state, AttributeRequest, _MAX_BODY_BYTES)
     text = await _tokenize(state, body.text, "/text")
@@ -118,7 +119,7 @@ async def attribute(request: Request, state: State) -> Response:
     **_route(PairRequest, PairResponse | CostResponse, "Attribution to pairs of tokens"),
 )
 async def pair(request: Request, state: State) -> Response:
-    """Attribute the similarity of two texts to pairs of tokens, as a matrix that sums to it."""
+    """Attribute the cosine similarity of two texts to pairs of their tokens, as a matrix."""
     model = state.ready_model()
     body = await read_body(request, state, PairRequest, _MAX_BODY_BYTES)
     a, b = await _tokenize(state, body.a, "/a"), await _tokenize(state, body.b, "/b")
@@ -141,7 +142,7 @@ async def pair(request: Request, state: State) -> Response:
 
 @router.post("/flow", **_route(FlowRequest, FlowResponse, "Gradient flow"))
 async def flow(request: Request, state: State) -> Response:
-    """Return where the gradient of a training objective vanishes, explodes or breaks."""
+    """Find where the gradient of a training objective vanishes, explodes or is not finite."""
     body = await read_body(request, state, FlowRequest, _MAX_BODY_BYTES)
     texts = await _tokenize_all(state, body.texts)
     cost = _cost(state, flow_token_steps(len(text.row.ids) for text in texts))
@@ -160,7 +161,7 @@ async def flow(request: Request, state: State) -> Response:
     "/layernorm", **_route(LayerNormRequest, LayerNormResponse, "Check of the fused operator")
 )
 async def layer_norm(request: Request, state: State) -> Response:
-    """Check add + LayerNorm step by step, on the rows of a text or on any others."""
+    """Check add + LayerNorm step by step, on rows of a text, random rows or given rows."""
     body = await read_body(request, state, LayerNormRequest, _MAX_BODY_BYTES)
     source: NormOfRow | request_models.GivenRows | request_models.RandomRows
     rows: list[Row] = []
@@ -176,7 +177,7 @@ async def layer_norm(request: Request, state: State) -> Response:
 
 @router.post("/parity", **_route(ParityRequest, ParityResponse, "Parity"))
 async def parity(request: Request, state: State) -> Response:
-    """Compare the served CPU graph with the reference model, and name the differences."""
+    """Compare the CPU graph with the reference model, and list the differences."""
     body = await read_body(request, state, ParityRequest, _MAX_BODY_BYTES)
     texts = await _tokenize_all(state, body.texts)
     lengths = [len(text.row.ids) for text in texts] or state.ready_model().check_lengths
@@ -187,7 +188,7 @@ async def parity(request: Request, state: State) -> Response:
 
 @router.post("/vjp", **_route(VjpRequest, VjpResponse, "Vector-Jacobian product"))
 async def vjp(request: Request, state: State) -> Response:
-    """Backpropagate a gradient by the vector to the tokens."""
+    """Backpropagate a gradient from the vector to the tokens."""
     body = await read_body(request, state, VjpRequest, _MAX_BODY_BYTES)
     if body.reduce == "full" and not state.settings.debug.full_gradients:
         raise Forbidden(
@@ -198,7 +199,9 @@ async def vjp(request: Request, state: State) -> Response:
     text = await _tokenize(state, body.text, "/text")
     _check_width(state, body.cotangent, "/cotangent")
     if not any(body.cotangent):
-        raise InvalidInput("the cotangent is zero", code="zero_cotangent", pointer="/cotangent")
+        raise InvalidInput(
+            "the cotangent must not be zero", code="zero_cotangent", pointer="/cotangent"
+        )
     cost = _cost(state, len(text.row.ids))
     row = _row(text)
     job = VjpJob(row, body.cotangent, body.layer, body.reduce, compare=[row])
@@ -212,7 +215,7 @@ async def vjp(request: Request, state: State) -> Response:
     responses=error_responses(401, 403, 404, 503),
 )
 async def capabilities(request: Request, state: State) -> Response:
-    """Return the choices of the gradient routes, their limits and their device."""
+    """Return the allowed field values, limits and device of the gradient routes."""
     model, settings = state.ready_model(), state.settings.debug
     work = cancel_on_disconnect(request, state.gradients.start())
     opened = await within(_timeout_s(request, state), work)
@@ -246,7 +249,7 @@ async def _run(
     response: type[GradientResponse],
     **tokens: list[Token],
 ) -> Response:
-    """Run a job and return its response."""
+    """Run a job in the gradient process and return the HTTP response."""
     with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
         work = cancel_on_disconnect(request, state.gradients.run(job))
         done = await within(_timeout_s(request, state), work)
@@ -254,11 +257,13 @@ async def _run(
     parity = await _compare(model, job.compare, done.vectors) if job.compare else None
     warnings = []
     if parity is not None and not parity.cosine >= _MIN_PARITY:
-        warnings.append("the served vectors are not the reference model's: see parity")
+        warnings.append("the served vectors differ from the reference model's vectors; see parity")
     if not done.converged:
-        warnings.append("the integral has not converged: allow more evaluations")
+        warnings.append("the integral has not converged; increase max_evaluations")
     if len(done.nonfinite) == MAX_NONFINITE:
-        warnings.append("there may be more non-finite numbers than are listed")
+        warnings.append(
+            f"nonfinite lists only the first {MAX_NONFINITE} numbers; there may be more"
+        )
     common = {
         "model": _hashes(model),
         "parity": parity,
@@ -271,10 +276,10 @@ async def _run(
 
 
 async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText:
-    """Return the tokens of a text.
+    """Tokenise a text.
 
     Raises:
-        InvalidInput: The text has too many tokens, or none, or is invalid for /encode too.
+        InvalidInput: The text has more than `max_tokens` tokens, or /encode would reject it.
         TooLarge: The text has too many characters.
     """
     limit = state.settings.debug.max_tokens
@@ -284,7 +289,8 @@ async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedTex
             state.ready_model().tokenizer.tokenized_text, content, prompt
         )
     except (InvalidInput, TooLarge) as error:
-        error.index, error.pointer = None, pointer  # the text is no element of `inputs`
+        # The tokenizer sets index and pointer for the field `inputs` of /encode.
+        error.index, error.pointer = None, pointer
         raise
     if len(tokenized.row.ids) > limit:
         raise InvalidInput(
@@ -300,19 +306,21 @@ async def _tokenize_all(state: DebugState, texts: Sequence[Text]) -> list[Tokeni
 
 
 async def _target(state: DebugState, target: request_models.Target) -> Target:
-    """Return the target of a job, with texts as rows of ids.
+    """Return the target of a job, with token ids for its texts.
 
     Raises:
-        InvalidInput: A text or number is invalid for the model.
+        InvalidInput: A text of the target is invalid, or its vector or index does not match the
+            width of the model's vectors.
+        TooLarge: A text of the target has too many characters.
     """
     match target:
         case request_models.Cosine():
             other = await _tokenize(state, target.text, "/target/text")
             return Target("cosine", rows=[_row(other)])
         case request_models.Margin():
-            nearer = await _tokenize(state, target.positive, "/target/positive")
-            farther = await _tokenize(state, target.negative, "/target/negative")
-            return Target("margin", rows=[_row(nearer), _row(farther)])
+            positive = await _tokenize(state, target.positive, "/target/positive")
+            negative = await _tokenize(state, target.negative, "/target/negative")
+            return Target("margin", rows=[_row(positive), _row(negative)])
         case request_models.Dot():
             _check_width(state, target.vector, "/target/vector")
             return Target("dot", vector=target.vector)
@@ -320,7 +328,7 @@ async def _target(state: DebugState, target: request_models.Target) -> Target:
             width = state.ready_model().width
             if target.index >= width:
                 raise InvalidInput(
-                    f"the model has dimensions 0 to {width - 1}",
+                    f"index {target.index} is out of range; allowed: 0 to {width - 1}",
                     code="dimensions",
                     pointer="/target/index",
                 )
@@ -333,7 +341,7 @@ def _check_width(state: DebugState, vector: Sequence[float], pointer: str) -> No
     width = state.ready_model().width
     if len(vector) != width:
         raise InvalidInput(
-            f"the vector has {len(vector)} numbers; the model's width is {width}",
+            f"the vector has {len(vector)} numbers; it must have {width}, the model's width",
             code="vector_length",
             pointer=pointer,
         )
@@ -343,8 +351,8 @@ def _cost(state: DebugState, steps: int) -> Cost:
     limit = state.settings.debug.max_token_steps
     if steps > limit:
         raise InvalidInput(
-            f"this may run {steps} tokens through the model; the limit is {limit}: shorten the "
-            "text, or allow fewer evaluations or samples",
+            f"the request may cost {steps} token steps; the limit is {limit}: use fewer or shorter "
+            "texts, fewer evaluations or fewer samples",
             code="budget",
         )
     return Cost(token_steps=steps, limit=limit)
@@ -355,10 +363,10 @@ def _row(text: TokenizedText) -> Row:
 
 
 def _baseline(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence[int] | None:
-    """Return the token ids of the baseline, or None for zeros.
+    """Return the token ids of the baseline, or None for a baseline of zeros.
 
     Raises:
-        InvalidInput: The tokenizer has no such token, or the text consists of it.
+        InvalidInput: The tokenizer has no token for the baseline, or the text equals its baseline.
     """
     if name == "zero":
         return None
@@ -370,7 +378,9 @@ def _baseline(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence
         )
     if text.baseline[name] == text.row.ids:
         raise InvalidInput(
-            "the text equals its baseline", code="baseline_equals_input", pointer=pointer
+            "the token ids of the text equal those of its baseline; choose another baseline",
+            code="baseline_equals_input",
+            pointer=pointer,
         )
     return text.baseline[name]
 
@@ -378,7 +388,7 @@ def _baseline(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence
 async def _compare(
     model: Model, rows: Sequence[Row], vectors: Sequence[Sequence[float]]
 ) -> VectorParity:
-    """Return the difference between the served vectors and the reference model's."""
+    """Encode rows with the served model, and compare with the reference model's vectors."""
     outcome = await model.encode_rows(
         [tokenizer.Row(row.ids, truncated=False, prompt_tokens=row.prompt_tokens) for row in rows]
     )

@@ -19,7 +19,7 @@ class DebugState(AppState):
 
     Attributes:
         gradients: The gradient process.
-        jobs: Counter of gradient jobs, by kind and outcome.
+        jobs: Prometheus counter of gradient jobs, by kind and outcome.
     """
 
     gradients: GradientProcess = field(kw_only=True)
@@ -28,11 +28,12 @@ class DebugState(AppState):
     def __post_init__(self) -> None:
         self.jobs = Counter(
             "vitrine_debug_jobs",
-            "Jobs of the gradient process",
+            "Jobs of the gradient process, by kind and outcome",
             ["kind", "outcome"],
             registry=self.metrics.registry,
         )
-        # Counters start at 0: one that first appears at 1 has not increased, to Prometheus.
+        # Creates every counter at 0. Prometheus would not see an increase of a counter that first
+        # appears with the value 1.
         for kind, outcome in product(KINDS, OUTCOMES):
             self.jobs.labels(kind, outcome)
 

@@ -1,7 +1,7 @@
 """The gradient process: `python -m service.debug.worker ARTIFACT DEVICE LOG`.
 
 It reads jobs from its standard input and writes replies to its standard output, one at a time, as
-frames. It ends with its input, so it never outlives the service.
+frames. It exits at the end of its input, so it never outlives the service.
 """
 
 import logging
@@ -24,20 +24,20 @@ log = logging.getLogger("vitrine.gradients")
 
 
 def main() -> None:
-    """Serve until the input ends."""
+    """Run jobs until the end of the input."""
     path, device, log_format = sys.argv[1:]
     configure(cast(LogFormat, log_format))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service receives it too, and ends the input
-    _give_way()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service receives it too and closes the input
+    _lower_priority()
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    # The output of a library must not mix with the frames.
+    # Redirects output of libraries, which must not mix with the frames.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     bodies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin.buffer, bodies), daemon=True).start()
     try:
         jobs = _open(Path(path), device)
     except Exception:
-        log.exception("the reference model cannot be loaded")
+        log.exception("the reference model could not be loaded")
         _write(replies, encode_reply(Failed()))
         sys.exit(1)
     _write(replies, encode_reply(jobs.describe()))
@@ -45,21 +45,22 @@ def main() -> None:
         _write(replies, _run(jobs, bodies.get()))
 
 
-def _give_way() -> None:
-    """Use only CPU time that encode requests leave."""
+def _lower_priority() -> None:
+    """Limit the process to CPU time that encode requests do not use."""
     if hasattr(os, "SCHED_IDLE"):
-        # A waking thread preempts it at once; a nice process only at the next tick.
+        # Other threads preempt it as soon as they wake. They preempt a nice process only at the
+        # next scheduler tick.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:  # macOS
         os.nice(19)
 
 
 def _read(file: BinaryIO, bodies: queue.SimpleQueue[bytes]) -> None:
-    """Queue the jobs; end the process with its input, even while a job runs."""
+    """Queue jobs, and exit the process at the end of the input, even while a job runs."""
     try:
         while (body := frames.read(file)) is not None:
             bodies.put(body)
-    finally:  # also after half a frame
+    finally:  # also after an incomplete frame
         os._exit(0)
 
 
@@ -69,14 +70,15 @@ def _write(replies: BinaryIO, body: bytes) -> None:
 
 
 def _open(path: Path, device: str) -> "Jobs":
-    # torch takes seconds to import; the process reacts to the end of its input meanwhile.
+    # Importing torch takes seconds. The reader thread, already started, can exit the process during
+    # the import.
     from service.debug.jobs import Jobs
 
     return Jobs(path, device)
 
 
 def _run(jobs: "Jobs", body: bytes) -> bytes:
-    """Return the reply to a job, as JSON."""
+    """Run a job and return its reply, both as JSON."""
     from service.debug.jobs import ArtifactUnavailable, JobRefused
 
     try:
@@ -84,7 +86,7 @@ def _run(jobs: "Jobs", body: bytes) -> bytes:
     except JobRefused as refusal:
         return encode_reply(Refused(str(refusal), refusal.code, refusal.pointer))
     except ArtifactUnavailable as error:
-        log.exception("a gradient job needs the artifact")
+        log.exception("a gradient job could not read the artifact")
         return encode_reply(Unavailable(str(error)))
     except Exception:
         log.exception("a gradient job failed")

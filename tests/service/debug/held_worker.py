@@ -28,7 +28,7 @@ def hold(jobs, body):
         time.sleep(0.005)
     return run(jobs, body)
 
-worker._give_way = lambda: None
+worker._lower_priority = lambda: None
 worker._run = hold
 worker.main()
 """

@@ -213,12 +213,15 @@ async def test_refused_jobs_are_invalid_inputs_and_failed_jobs_are_errors() -> N
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("raise SystemExit(1)", "the gradient process did not start; see the log"),
+        (
+            "raise SystemExit(1)",
+            "the gradient process timed out or exited during startup; see the log",
+        ),
         # As where torch is not installed.
         (
             "import sys; sys.modules['torch'] = None; sys.argv = ['', 'nowhere', 'cpu', 'text']; "
             "from service.debug.worker import main; main()",
-            "gradients are not available; see the log",
+            "the gradient process could not load the reference model; see the log",
         ),
     ],
     ids=["ends", "without torch"],
@@ -285,7 +288,7 @@ def test_priority_is_lowered_with_nice_where_idle_scheduling_is_missing(
     increments: list[int] = []
     monkeypatch.delattr(os, "SCHED_IDLE")
     monkeypatch.setattr(os, "nice", increments.append)
-    worker._give_way()
+    worker._lower_priority()
     assert increments == [19]
 
 

@@ -141,7 +141,7 @@ def test_integral_that_does_not_converge_returns_200_with_a_warning(client: Test
     hard = {"layer": "embeddings", "baseline": "zero", "max_evaluations": 10}
     result = ask(client, "attribute", text=CAT, target=COSINE, **hard)
     assert not result["completeness"]["converged"]
-    assert result["warnings"] == ["the integral has not converged: allow more evaluations"]
+    assert result["warnings"] == ["the integral has not converged; increase max_evaluations"]
 
 
 def test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning(
@@ -153,7 +153,9 @@ def test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning
         patch.setattr(engine, "run", lambda *arguments: served(*arguments)[:, ::-1])
         result = ask(client, "attribute", text=CAT, target=COSINE, method="saliency")
     assert result["parity"]["cosine"] < 0.5
-    assert result["warnings"] == ["the served vectors are not the reference model's: see parity"]
+    assert result["warnings"] == [
+        "the served vectors differ from the reference model's vectors; see parity"
+    ]
 
 
 def test_pair_matrix_adds_up_to_the_cosine_of_the_served_vectors(client: TestClient) -> None:
@@ -297,7 +299,7 @@ def test_more_non_finite_numbers_than_the_limit_add_a_warning(
     source = {"type": "rows", "x": [[3e38, -3e38] * 40], "residual": [[3e38, -3e38] * 40]}
     result = ask(client, "layernorm", source=source, row=0)
     assert len(result["nonfinite"]) == messages.MAX_NONFINITE
-    assert result["warnings"] == ["there may be more non-finite numbers than are listed"]
+    assert result["warnings"] == ["nonfinite lists only the first 64 numbers; there may be more"]
 
 
 @pytest.mark.parametrize(
