@@ -42,6 +42,7 @@ def has_engine() -> bool:
 
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.docker,
     pytest.mark.timeout(3600),  # images are built
     pytest.mark.skipif(not has_engine(), reason="there is no Docker engine"),

@@ -18,6 +18,8 @@ from deploy import load_test
 from models.artifact import Artifact
 from tests.serving import lines_until, process
 
+pytestmark = pytest.mark.slow  # starts processes
+
 WARM_UP_S = 0.5
 
 
@@ -187,8 +189,12 @@ def test_pause_of_the_load_test_counts_as_latency_and_invalidates_the_run(
 @pytest.mark.parametrize(
     ("stub", "options", "message"),
     [
-        (Stub(delays=(0.1,)), ("--p99-ms", "50"), "p99 is 100.0 ms, above 50 ms"),
-        (Stub(statuses=(200, 200, 200, 429)), ("--error-rate", "0.1"), "requests failed, above"),
+        (Stub(delays=(0.1,)), ("--p99-ms", "50"), "p99 is 100.0 ms; the limit is 50 ms"),
+        (
+            Stub(statuses=(200, 200, 200, 429)),
+            ("--error-rate", "0.1"),
+            "requests failed; the limit is",
+        ),
         (Stub(changes=True), (), "known vectors differ"),
     ],
     ids=["p99", "error rate", "vectors"],

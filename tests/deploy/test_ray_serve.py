@@ -27,7 +27,7 @@ from tests.deploy.test_monitoring import ROOT
 from tests.eventually import eventually
 from tests.sentences import SENTENCES
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from models.artifact import Artifact
 from tests.eventually import eventually
 from tests.serving import PATIENCE_S, lines_until, process
 
+pytestmark = pytest.mark.slow  # starts processes
+
 HEAD = b"POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 # Starts the service with few file descriptors.

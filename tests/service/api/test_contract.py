@@ -11,6 +11,8 @@ import pytest
 from models.artifact import Artifact
 from tests.serving import PATIENCE_S, lines_until, process
 
+pytestmark = pytest.mark.slow  # starts processes
+
 KEY = "a-key-for-everything"
 CHECKS = (
     "not_a_server_error",

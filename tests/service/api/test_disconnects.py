@@ -5,11 +5,14 @@ import socket
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from models.artifact import Artifact
 from tests.eventually import eventually
 from tests.held_service import held
 from tests.serving import PATIENCE_S, lines_until, metrics, process
+
+pytestmark = pytest.mark.slow  # starts processes
 
 CLIENTS, ROWS, TOKENS = 1000, 10, 250
 

@@ -15,7 +15,10 @@ import pytest
 from models.artifact import Artifact
 from tests.serving import lines_until, outcome, process
 
-pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed"),
+]
 
 # Records connections and datagrams of every thread and child process.
 STRACE = ("strace", "-f", "--seccomp-bpf", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o")

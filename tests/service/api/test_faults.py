@@ -20,6 +20,8 @@ from tests.faulty_service import HANGS, IS_NAN, RAISES
 from tests.held_service import held
 from tests.serving import PATIENCE_S, lines_until, metrics, process
 
+pytestmark = pytest.mark.slow  # starts processes
+
 Rows = list[list[int]]
 
 QUEUE_TOKENS = 1200

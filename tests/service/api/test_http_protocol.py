@@ -20,6 +20,8 @@ from tests.eventually import eventually
 from tests.held_service import held
 from tests.serving import PATIENCE_S, lines_until, metrics, process, rest
 
+pytestmark = pytest.mark.slow  # starts processes
+
 HEAD = b"POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = json.dumps({"inputs": "a text"})
 MIB = 2**20

@@ -16,6 +16,8 @@ from tests.eventually import eventually
 from tests.held_service import held
 from tests.serving import PATIENCE_S, lines_until, metrics, process
 
+pytestmark = pytest.mark.slow  # starts processes
+
 
 @pytest.fixture(scope="module")
 def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:

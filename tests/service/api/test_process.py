@@ -16,6 +16,8 @@ from tests.faulty_service import IS_STUCK, RAISES
 from tests.held_service import held
 from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process, rest
 
+pytestmark = pytest.mark.slow  # starts processes
+
 # Starts the service where importing torch, transformers or onnx fails.
 WITHOUT_TORCH = """
 import sys

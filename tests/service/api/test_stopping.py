@@ -9,12 +9,15 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
+import pytest
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
 from tests.eventually import eventually, eventually_async
 from tests.held_service import held
 from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process
+
+pytestmark = pytest.mark.slow  # starts processes
 
 
 def url_of(started: subprocess.Popen[str]) -> str:

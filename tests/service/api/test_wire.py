@@ -16,6 +16,8 @@ from models.artifact import Artifact
 from tests.eventually import eventually
 from tests.serving import PATIENCE_S, lines_until, process
 
+pytestmark = pytest.mark.slow  # starts processes
+
 BODY = b'{"inputs": "a"}'
 JSON = b"Content-Type: application/json\r\n"
 HOST = b"Host: x\r\n"

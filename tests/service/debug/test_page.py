@@ -22,6 +22,8 @@ from tests.eventually import eventually
 from tests.service.debug.held_worker import held
 from tests.serving import lines_until, process
 
+pytestmark = pytest.mark.slow  # starts a browser
+
 Browser = webdriver.Chrome
 Json = dict[str, Any]
 

@@ -28,6 +28,8 @@ from service.settings import DebugSettings
 from tests.eventually import eventually_async
 from tests.service.debug.held_worker import held_worker_command
 
+pytestmark = pytest.mark.slow  # starts processes
+
 # A gradient process without gradients: the layer of a job is a command, as JSON.
 FAKE = """
 import json, os, select, signal, sys

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+pytestmark = pytest.mark.slow  # starts processes
+
 FOLDER = Path(__file__).with_name("clients")
 # Made by the Makefile: the clients do not agree on versions with what the service is tested with.
 INSTALLED = Path(__file__).parents[4] / ".venv-bench"
