@@ -19,6 +19,7 @@ from service.logs import LogFormat
 _SCRIPT = """
 import time
 from pathlib import Path
+from unittest.mock import patch
 from service.debug import worker
 
 run = worker._run
@@ -28,9 +29,8 @@ def hold(jobs, body):
         time.sleep(0.005)
     return run(jobs, body)
 
-worker._lower_priority = lambda: None
-worker._run = hold
-worker.main()
+with patch.object(worker, "_lower_priority"), patch.object(worker, "_run", hold):
+    worker.main()
 """
 
 
