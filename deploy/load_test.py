@@ -421,11 +421,11 @@ class Result:
         exceeded: list[str] = []
         p99 = self.latency_ms["p99"]
         if p99_ms is not None and (p99 is None or p99 > p99_ms):
-            shown = "unknown: too few responses" if p99 is None else f"{p99:.1f} ms"
-            exceeded.append(f"p99 is {shown}, above {p99_ms:g} ms")
+            shown = "unknown (too few responses)" if p99 is None else f"{p99:.1f} ms"
+            exceeded.append(f"p99 is {shown}; the limit is {p99_ms:g} ms")
         errors = 1 - self.outcomes.get("200", 0) / max(1, self.requests)
         if error_rate is not None and errors > error_rate:
-            exceeded.append(f"{errors:.2%} of the requests failed, above {error_rate:.2%}")
+            exceeded.append(f"{errors:.2%} of the requests failed; the limit is {error_rate:.2%}")
         if self.different:
             exceeded.append(f"{self.different} of {self.compared} known vectors differ")
         return exceeded
@@ -550,7 +550,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
+    """Run the load test and return the exit status."""
     options = _options(arguments)
     loads: list[tuple[float | None, int]] = [(rate, 0) for rate in options.rates or ()]
     loads += [(None, round(clients)) for clients in options.clients or ()]

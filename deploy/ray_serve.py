@@ -22,7 +22,7 @@ from service.settings import Settings, from_command_line
 
 
 class Arguments(BaseModel):
-    """Arguments of `serve run`, as `name=value`.
+    """Arguments of `serve run`, written as `name=value`.
 
     Attributes:
         cpus: Number of CPUs per replica.

@@ -57,7 +57,7 @@ def create_app(
     on_ready: Callable[[], None] = lambda: log.info("ready"),
     on_fatal: Callable[[str], None] = end_process,
 ) -> FastAPI:
-    """Return the application.
+    """Return the ASGI application of the service.
 
     Args:
         settings: All settings.

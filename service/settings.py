@@ -116,7 +116,8 @@ class BatchSettings(_Group):
     max_cost: int = Field(
         0,
         ge=0,
-        description="Maximum cost of a batch in tokens, with attention; 0: the engine's default",
+        description="Maximum cost of a batch: its tokens plus the cost of attention; 0: the "
+        "engine's default",
     )
     max_queue_tokens: int = Field(
         1_000_000, ge=1, description="Maximum number of queued tokens; requests beyond it get 429"

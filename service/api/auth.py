@@ -75,7 +75,7 @@ class KeyRing:
         if self.is_open:
             return None
         if key is None:
-            raise Unauthorized("an API key is required: Authorization: Bearer KEY")
+            raise Unauthorized("an API key is required; send the header Authorization: Bearer KEY")
         digest = _digest(key)
         # Every key is compared, even after a match, so that the duration reveals nothing.
         matches = [known for known in self._keys if hmac.compare_digest(known.digest, digest)]

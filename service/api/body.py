@@ -221,7 +221,7 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
 
 @contextmanager
 def pointing_at(inputs: object) -> Iterator[None]:
-    """Set the pointer of an error about a single text to `/inputs`, not to `/inputs/0`."""
+    """Set the pointer of errors to `/inputs`, not `/inputs/0`, if `inputs` is a single text."""
     try:
         yield
     except VitrineError as error:

@@ -17,8 +17,8 @@ from service.inference.results import Embeddings, TokenEmbeddings, Vectors
 OCTETS = "application/octet-stream"
 JSON = "application/json"
 
-# Most numbers that are serialised in the event loop, in 1 to 2 ms. A thread would wait longer for a
-# core while engines keep all cores busy.
+# Results of up to this many numbers are serialised in the event loop, in 1 to 2 ms. A thread would
+# wait longer for a core while engines keep all cores busy.
 _INLINE_NUMBERS = 20_000
 # Smaller responses are not compressed, because they gain nothing from it.
 _GZIP_MIN_BYTES = 1024
@@ -81,13 +81,13 @@ def accepted_types(header: str) -> dict[str, float]:
 
 
 def prefers_octets(accept: str) -> bool:
-    """Return whether an Accept header lists `OCTETS` with at least the weight of JSON."""
+    """Return whether an Accept header lists octet-stream with at least the weight of JSON."""
     weights = accepted_types(accept)
     return weights.get(OCTETS, 0.0) > 0 and weights[OCTETS] >= weights.get(JSON, 0.0)
 
 
 def encode_json(model: str, result: Embeddings, in_base64: bool) -> bytes:
-    """Return the JSON of a response to `POST /encode`; parsed floats are exact."""
+    """Return the JSON of a response to `POST /encode`; floats round-trip exactly."""
     return orjson.dumps(
         {
             "model": model,
@@ -117,7 +117,7 @@ def encode_tokens_json(model: str, result: TokenEmbeddings, in_base64: bool) -> 
 def serialize_rows(
     vectors: Iterable[Vectors], in_base64: bool
 ) -> Sequence[str] | Sequence[orjson.Fragment]:
-    """Return each array of `vectors` as JSON numbers, or as base64 of `to_bytes`."""
+    """Return each array of `vectors` as JSON numbers, or as base64 of float32 bytes."""
     if in_base64:
         return [base64.b64encode(to_bytes(part)).decode() for part in vectors]
     # One array at a time, because orjson holds the GIL during a call.

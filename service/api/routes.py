@@ -93,7 +93,7 @@ async def _encode_tokens(
 ) -> Response:
     """Return a response with the token vectors `(L, D)` of each input."""
     if body.dimensions is not None:
-        raise InvalidInput("dimensions requires pooled vectors", pointer="/dimensions")
+        raise InvalidInput('dimensions applies to the output "pooled" only', pointer="/dimensions")
     model = state.ready_model()
     with pointing_at(body.inputs):
         work = model.encode_tokens(

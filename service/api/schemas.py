@@ -1,4 +1,4 @@
-"""Models of requests and responses, the source of the OpenAPI document."""
+"""Pydantic models of requests and responses, from which the OpenAPI document is generated."""
 
 from collections.abc import Sequence
 from importlib.metadata import version

@@ -46,7 +46,7 @@ class AppState:
         if self.model is None:
             raise NotReady("the model is loading")
         if not self.model.batcher.is_alive:
-            raise NotReady("the engine has stopped; this process is ending")
+            raise NotReady("the engine has stopped; this process will exit")
         return self.model
 
     def check_ready(self) -> None:

@@ -47,7 +47,7 @@ _Entries = deque[_QueueEntry[Item]]
 
 @dataclass(eq=False, slots=True)
 class QueuedRequest(Generic[Item]):
-    """Queue entries of one request, oldest first, and the tokens of those still queued."""
+    """Queue entries of one request, oldest first, and its number of queued tokens."""
 
     entries: _Entries[Item]
     tokens: int
@@ -125,12 +125,12 @@ class BatchFormer(Generic[Item]):
         return request
 
     def remove(self, request: QueuedRequest[Item]) -> None:
-        """Remove the still queued items of a request."""
+        """Remove all items of a request that are still in the queue."""
         with self._lock:
             self._remove(request.entries)
 
     def form(self, ended: Batch[Item]) -> Batch[Item]:
-        """Remove the next batch from the queue and return it; it is empty if the queue is empty.
+        """Remove the next batch from the queue and return it; an empty queue gives an empty batch.
 
         Args:
             ended: Previous batch of the calling stream, which no longer counts as running.

@@ -97,7 +97,7 @@ class Outcome(Generic[Result]):
 
 @dataclass(eq=False)
 class _Request(Generic[Result]):
-    """One call of `submit`.
+    """State of one call of `Batcher.submit`.
 
     Attributes:
         done: Future that completes when all items have results, or with an error.
@@ -132,7 +132,7 @@ class RequestItem(Generic[Item, Result]):
 
 @dataclass(eq=False)
 class _Stream(Generic[Item, Result]):
-    """Runs one batch at a time.
+    """State of one stream, which runs one batch at a time.
 
     Attributes:
         batch: The running batch; an empty batch while the queue is empty.
@@ -224,7 +224,7 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def oldest_s(self) -> float:
-        """Longest time that a queued request has waited for its next batch, in seconds; or 0."""
+        """Longest wait of a queued request for its next batch, in seconds; 0 for an empty queue."""
         waiting = [entry.request.progressed for entry in self._former.oldest_items()]
         return max(0.0, self._clock.now() - min(waiting)) if waiting else 0.0
 
@@ -468,7 +468,7 @@ class Batcher(Generic[Item, Result]):
 
 
 def _union_s(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the length of the union of time spans, in seconds."""
+    """Return the total duration that the time spans cover, in seconds; overlaps count once."""
     covered, end = 0.0, 0.0
     for began, ended in sorted(spans):
         covered += max(0.0, ended - max(began, end))

@@ -347,7 +347,7 @@ def _panics_as_errors() -> Iterator[None]:
 def _by_index(
     inputs: Mapping[int, Input], rows_of: Callable[[Sequence[Input]], list[Row]]
 ) -> dict[int, Row]:
-    """Return the row of each input by index in the request; errors also have that index."""
+    """Return the rows by index in the request; the index of an error is converted likewise."""
     indices = list(inputs)
     try:
         return dict(zip(indices, rows_of(list(inputs.values())), strict=True))
