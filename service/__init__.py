@@ -1,6 +1,5 @@
-"""The service, from text over HTTP to vectors. It knows text, never weights, and never torch.
+"""The service: text over HTTP to vectors and explanations, without importing torch.
 
-A request's path: `routes.encode` -> `tokenizer` -> `batching.submit` -> `models.engines` ->
-`vectors`, which makes the response's bytes. `runtime` holds what one process serves with, and
-`app` wires all of it together.
+`inference` tokenises, batches and runs the model, `api` serves it over HTTP, `debug` serves gradient
+results, and `app` assembles the application.
 """

@@ -4,6 +4,7 @@ import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from starlette.testclient import TestClient
@@ -14,6 +15,12 @@ from models.export.sources import resolve
 from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
 from tests.serving import serving
+
+# No example may fail for being slow.
+hypothesis.settings.register_profile(
+    "any-speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any-speed")
 
 # Without a GPU Triton's kernels run in its interpreter; must be set before they are defined.
 if not torch.cuda.is_available():
