@@ -85,7 +85,7 @@ class Deployment:
 
     def post(self, route: str, body: object, key: str | None = KEYS["encode"]) -> httpx2.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx2.post(f"{self.url}{route}", json=body, headers=headers, timeout=60)
+        return httpx2.post(f"{self.url}{route}", json=body, headers=headers, timeout=250)
 
     def wait_for(self, service: str, count: int) -> None:
         """Wait until the service has that many containers, all of them ready."""
@@ -140,6 +140,7 @@ def deployment() -> Iterator[Deployment]:
         f"http://{address}",
         {
             "COMPOSE_PROJECT_NAME": "vitrine-test",
+            "COMPOSE_HTTP_TIMEOUT": "600",  # Docker may respond late while it builds
             "VITRINE_LISTEN": address,
             "VITRINE_TAG": "test",
             "VITRINE_KEYS": json.dumps(keys),
@@ -248,7 +249,7 @@ def test_no_request_fails_while_workers_crash_restart_and_scale(deployment: Depl
         deployment.scale(3)
         deployment.wait_for("encode", 3)
         for worker in deployment.containers("encode"):
-            run("docker", "restart", "--time", "40", worker)
+            run("docker", "restart", "--time", "120", worker)
             deployment.wait_for("encode", 3)
         deployment.scale(1)
         wait_for_more(outcomes)
@@ -260,7 +261,7 @@ def test_no_request_fails_while_workers_crash_restart_and_scale(deployment: Depl
 
 def test_stopped_worker_exits_with_status_0(deployment: Deployment) -> None:
     worker = deployment.containers("encode")[-1]
-    run("docker", "stop", "--time", "40", worker)
+    run("docker", "stop", "--time", "120", worker)
     assert run("docker", "inspect", "-f", "{{.State.ExitCode}}", worker).strip() == "0"
     run("docker", "start", worker)
     deployment.wait_for("encode", 2)
@@ -351,7 +352,7 @@ def test_gateway_errors_have_the_format_of_the_service(
     for size, status in ((20_000, 431), (300_000, 400)):
         assert httpx2.get(deployment.url, headers={"X": "x" * size}).status_code == status
     for service in ("encode", "debug"):
-        deployment.compose("stop", "--timeout", "40", service)
+        deployment.compose("stop", "--timeout", "120", service)
     unavailable = deployment.post("/encode", {"inputs": "a"})
     assert (unavailable.status_code, unavailable.json()["code"]) == (503, "not_ready")
     assert unavailable.headers["Retry-After"] == "1"
