@@ -94,6 +94,7 @@ def create_app(
         # FastAPI's caches keep the application. Without this, a process with several applications
         # would never free the models of stopped ones.
         state.model = None
+        gc.unfreeze()
 
     # FastAPI's own documentation pages load scripts from another host; these load none.
     app = FastAPIOffline(

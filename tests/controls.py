@@ -148,6 +148,12 @@ GUARDS = (
     ),
     Guard(
         "service/app.py",
+        "        gc.unfreeze()\n",
+        "",
+        f"{_T}test_lifespan.py::test_stopped_application_frees_its_model_and_engine",
+    ),
+    Guard(
+        "service/app.py",
         "        gc.freeze()\n",
         "",
         f"{_T}test_lifespan.py::"

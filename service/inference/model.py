@@ -150,6 +150,9 @@ class Model:
     async def close(self) -> None:
         """Fail pending calls with `NotReady`, cancel running batches, and stop the batcher."""
         await self.batcher.close()
+        # The metrics may outlive the model and must not keep its engine in memory.
+        self.metrics.queue_tokens.set_function(float)
+        self.metrics.oldest_age.set_function(float)
 
     async def encode(
         self,

@@ -31,13 +31,15 @@ def test_loaded_objects_are_frozen_before_the_application_becomes_ready(
     assert calls == ["collect", "freeze", "ready"]
 
 
-def test_stopped_application_is_garbage_collected(settings: Settings) -> None:
+def test_stopped_application_frees_its_model_and_engine(settings: Settings) -> None:
     app = create_app(settings, on_fatal=pytest.fail)
     with serving(app) as client:
-        model = weakref.ref(state_of(client).ready_model())
+        model = state_of(client).ready_model()
+        references = [weakref.ref(model), weakref.ref(model.batcher), weakref.ref(model.engine)]
+        del model
     del app, client
     gc.collect()
-    assert model() is None
+    assert [reference() for reference in references] == [None] * 3
 
 
 def test_error_in_on_ready_is_logged_and_reported_as_fatal(
