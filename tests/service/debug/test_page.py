@@ -22,7 +22,8 @@ from tests.eventually import eventually
 from tests.service.debug.held_worker import held
 from tests.serving import lines_until, process
 
-pytestmark = pytest.mark.slow  # starts a browser
+# A browser and torch may start slowly: the timeout only bounds a hang.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 Browser = webdriver.Chrome
 Json = dict[str, Any]
