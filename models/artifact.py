@@ -71,7 +71,7 @@ class Manifest:
         include_prompt: Whether pooling includes prompt tokens.
         normalize: Whether vectors are normalised to unit length by default.
         prompts: Texts that can be prepended to an input, by prompt name.
-        default_prompt: Name of the prompt for requests that name none; None: no prompt.
+        default_prompt: Name of the default prompt; None: no prompt.
         graphs: Descriptions of the ONNX files.
         files: SHA-256 of every file except the manifest, by path relative to the artifact.
         versions: Versions of the libraries used for the export, by library name.

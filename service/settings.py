@@ -69,7 +69,7 @@ class ServerSettings(_Group):
     slow_s: float = Field(
         1.0,
         gt=0,
-        description="Duration in seconds above which the access log marks a request as slow",
+        description="Threshold of slow requests in the access log, in seconds",
     )
     gzip: bool = Field(
         False, description="Whether to compress responses for clients that accept gzip"

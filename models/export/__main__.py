@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--default-prompt",
         metavar="NAME",
-        help="prompt for requests that name none (default: the model's setting)",
+        help="name of the default prompt (default: from the model's config)",
     )
     parser.add_argument(
         "--source",

@@ -149,7 +149,7 @@ def _family_names(family: Family, key: str) -> tuple[str, ...]:
 
 
 def _plain_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors without the name prefix of a task model.
+    """Strip the prefix of a task model, such as `bert.`, from the tensor names.
 
     TensorFlow's names of norm parameters, gamma and beta, become weight and bias.
     """

@@ -83,8 +83,9 @@ def measure_parity(
         agreement = compare(vectors, references)
         if not agreement.is_within(bounds):
             raise EngineError(
-                f"the graph differs from PyTorch ({case}): worst cosine "
-                f"{agreement.cosine:.7f}, worst norm difference {agreement.norm:.1e}"
+                f"the graph differs from PyTorch ({case}): worst cosine {agreement.cosine:.7f} "
+                f"(minimum {bounds.cosine}), worst norm difference {agreement.norm:.1e} "
+                f"(maximum {bounds.norm:g})"
             )
         max_abs = float(np.abs(vectors - references).max())
         target = ENGINES[name].target

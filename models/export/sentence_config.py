@@ -46,7 +46,7 @@ class SentenceConfig:
         normalize: Whether vectors are normalised to unit length.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
-        default_prompt: Name of the prompt for requests that name none; None: no prompt.
+        default_prompt: Name of the default prompt; None: no prompt.
     """
 
     family: str

@@ -37,12 +37,12 @@ TOKENS_AT_ONCE = 2048
 
 
 def cosine(other: Tensor) -> Target:
-    """Return a target: the cosine similarity to `other`, shape `(W,)`."""
+    """Return a target function: the cosine similarity to `other`, shape `(W,)`."""
     return lambda vectors: F.cosine_similarity(vectors, other, dim=-1)
 
 
 def margin(positive: Tensor, negative: Tensor) -> Target:
-    """Return a target: cosine(vector, positive) - cosine(vector, negative).
+    """Return a target function: cosine(vector, positive) - cosine(vector, negative).
 
     Args:
         positive: Vector of shape `(W,)`.
@@ -52,17 +52,17 @@ def margin(positive: Tensor, negative: Tensor) -> Target:
 
 
 def dot(other: Tensor, normalize: bool) -> Target:
-    """Return a target: the dot product of the served vector and `other`, shape `(W,)`."""
+    """Return a target function: the dot product of the served vector and `other`, shape `(W,)`."""
     return lambda vectors: _served(vectors, normalize) @ other
 
 
 def dim(index: int, normalize: bool) -> Target:
-    """Return a target: the element of the served vector at `index`."""
+    """Return a target function: the element of the served vector at `index`."""
     return lambda vectors: _served(vectors, normalize)[..., index]
 
 
 def norm() -> Target:
-    """Return a target: the Euclidean norm of the model's vector before normalisation."""
+    """Return a target function: the Euclidean norm of the model's vector before normalisation."""
     return lambda vectors: vectors.norm(dim=-1)
 
 

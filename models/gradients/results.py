@@ -221,7 +221,7 @@ class NonFiniteStep:
     """A step with a NaN or infinite value in the forward or backward pass.
 
     Attributes:
-        phase: Pass with the non-finite value.
+        phase: "forward" or "backward": pass with the non-finite value.
         step: Name of the step.
         role: "producer": the first step of the pass with a non-finite value in some row.
             "propagator": a step that only received non-finite values from other steps.
@@ -290,7 +290,7 @@ class NormStep:
     Attributes:
         name: Name of the step in `models/add_layer_norm/reference.py`. "x" is the sum of input and
             residual.
-        phase: Pass of the step.
+        phase: "forward" or "backward".
         shape: Shape of the step's value: `(N, D)`, `(N, 1)` or `(D,)`.
         minimum: Minimum of the finite values; null if there are none.
         maximum: Maximum of the finite values; null if there are none.
@@ -333,9 +333,9 @@ class Invariant:
 
     Attributes:
         name: Name of the identity.
-        phase: Pass of the identity.
+        phase: "forward" or "backward".
         residual: Absolute deviation from the identity on row `row`.
-        bound: Largest deviation on row `row` that rounding errors explain.
+        bound: Tolerance for rounding errors on row `row`.
         row: Index of the row whose deviation is largest relative to its bound.
         passes: Whether `residual` is at most `bound`.
     """
@@ -379,7 +379,7 @@ class ImplementationVerdict:
 
     Attributes:
         implementation: Name of the implementation.
-        phase: Pass that is judged.
+        phase: "forward" or "backward".
         passes: Whether all comparisons and invariants pass; null if the pass was not run.
         not_run: Reason why the pass was not run; null if it was.
         comparisons: Comparisons with the reference.

@@ -422,7 +422,7 @@ class BoundedReads(asyncio.BufferedProtocol):
         self._protocol.connection_made(cast(asyncio.Transport, transport))
 
     def eof_received(self) -> None:
-        """Let asyncio close the connection, as its client sends no more input."""
+        """Let asyncio close the connection after the client's EOF."""
         self._protocol.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -177,7 +177,7 @@ class AgreementInfo(BaseModel):
 
     cosine: float = Field(description="Lowest cosine similarity of a vector and its reference")
     norm: float = Field(
-        description="Largest difference in length between a vector and its reference, relative to "
+        description="Largest difference in norm between a vector and its reference, relative to "
         "the reference"
     )
 

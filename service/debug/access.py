@@ -9,7 +9,7 @@ from service.api.state import state_of
 
 
 async def require_debug_enabled(request: Request) -> None:
-    """Reject requests if the routes are disabled, and requests from web pages of other hosts.
+    """Reject cross-origin requests, and all requests if the gradient routes are disabled.
 
     Raises:
         NotFound: The gradient routes are disabled.
@@ -39,7 +39,7 @@ async def reject_cross_site(request: Request) -> None:
 
 
 async def check_deadline(request: Request) -> None:
-    """Reject an invalid deadline, even if the request does not use it, such as a dry run.
+    """Reject an invalid deadline, also of requests that have no use for it, such as dry runs.
 
     Raises:
         Malformed: The header X-Request-Timeout-Ms is not a positive number of milliseconds.

@@ -120,12 +120,13 @@ class TextTokenizer:
         on_overflow: OnOverflow,
         with_offsets: bool = False,
     ) -> list[Row]:
-        """Return the row of each text, with the named or the default prompt prepended.
+        """Tokenize each text, with the named or the default prompt prepended, into a row.
 
         Raises:
             InvalidInput: A text is empty, has a NUL character or has no tokens. The prompt is
-                unknown or leaves no room for the text. A text is too long, and `on_overflow` is
-                "error", or is "truncate_left" with a prompt that is not pooled.
+                unknown or leaves no room for the text. A text is too long to encode whole and
+                cannot be truncated: `on_overflow` is "error", or it is "truncate_left" and the
+                prompt is excluded from pooling.
             TooLarge: A text has too many characters.
         """
         return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]

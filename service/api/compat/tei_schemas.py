@@ -57,7 +57,7 @@ class TruncationOptions(_Body):
     prompt_name: PromptName = None
 
     def on_overflow(self) -> OnOverflow:
-        """Return the argument `on_overflow` of `Model.encode`."""
+        """Return the value to pass as `on_overflow` to `Model.encode`."""
         if self.truncate is False:
             return "error"
         return "truncate_left" if self.truncation_direction.lower() == "left" else "truncate"

@@ -35,8 +35,9 @@ def test_stopped_application_frees_its_model_and_engine(settings: Settings) -> N
     app = create_app(settings, on_fatal=pytest.fail)
     with serving(app) as client:
         model = state_of(client).ready_model()
-        references = [weakref.ref(model), weakref.ref(model.batcher), weakref.ref(model.engine)]
-        del model
+        parts: tuple[object, ...] = (model, model.batcher, model.engine)
+        references = [weakref.ref(part) for part in parts]
+        del model, parts
     del app, client
     gc.collect()
     assert [reference() for reference in references] == [None] * 3
