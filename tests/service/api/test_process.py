@@ -31,6 +31,7 @@ sys.exit(main())
 # and how many are frozen.
 COUNTING = """
 import atexit, gc, sys
+gc.unfreeze = lambda: None  # the application calls it when it stops
 atexit.register(lambda: print(len(gc.get_objects()), gc.get_freeze_count(), file=sys.stderr))
 from service.__main__ import main
 sys.exit(main())
