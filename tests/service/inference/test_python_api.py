@@ -1,0 +1,141 @@
+"""The Python API: `vitrine.open_model` and `vitrine.SyncModel`."""
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from starlette.testclient import TestClient
+
+import vitrine
+from models.artifact import Artifact
+from service.inference.model import BatchItem
+from service.inference.results import Vectors
+from tests.eventually import HANG_S, eventually, eventually_async
+
+README = Path(__file__).parents[3] / "README.md"
+TEXTS = ["The cat sat on the mat.", "Strassenbahn", "a b c " * 40]
+TWO_THREADS = vitrine.ModelOptions(threads=2)
+
+
+@pytest.fixture
+async def model(artifact: Artifact) -> AsyncIterator[vitrine.Model]:
+    async with await vitrine.open_model(artifact.path, TWO_THREADS) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def sync_model(artifact: Artifact) -> Iterator[vitrine.SyncModel]:
+    with vitrine.SyncModel(artifact.path, TWO_THREADS) as model:
+        yield model
+
+
+async def test_encode_equals_sentence_transformers(
+    model: vitrine.Model, minilm_folder: Path
+) -> None:
+    result = await model.encode(TEXTS)
+    expected = SentenceTransformer(str(minilm_folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(result.vectors, expected, rtol=0, atol=1e-5)
+    assert [len(row.ids) for row in result.rows] == [9, 6, 122]
+    assert result.seconds.keys() == {"tokenize", "queue", "infer"}
+
+
+def test_synchronous_and_http_results_are_identical(
+    sync_model: vitrine.SyncModel, client: TestClient
+) -> None:
+    result = sync_model.encode(TEXTS, dimensions=100)
+    body = {"inputs": TEXTS, "dimensions": 100}
+    expected = client.post("/encode", json=body).json()["embeddings"]
+    np.testing.assert_allclose(result.vectors, expected, rtol=0, atol=1e-6)
+
+
+def test_token_vectors_average_to_the_pooled_vector(sync_model: vitrine.SyncModel) -> None:
+    tokens = sync_model.encode_tokens(TEXTS)
+    assert [vectors.shape for vectors in tokens.vectors] == [(9, 384), (6, 384), (122, 384)]
+    expected = sync_model.encode(TEXTS, normalize=False).vectors
+    actual = [vectors.mean(axis=0) for vectors in tokens.vectors]
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_synchronous_model_is_shared_by_threads(sync_model: vitrine.SyncModel) -> None:
+    texts = [f"text number {number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        vectors = list(threads.map(lambda text: sync_model.encode([text]).vectors[0], texts))
+    np.testing.assert_allclose(vectors, sync_model.encode(texts).vectors, rtol=0, atol=1e-5)
+
+
+async def test_invalid_input_error_names_its_index_and_the_next_call_succeeds(
+    model: vitrine.Model,
+) -> None:
+    with pytest.raises(vitrine.InvalidInput) as raised:
+        await model.encode(["fine", ""])
+    assert raised.value.index == 1
+    assert len((await model.encode(["fine"])).vectors) == 1
+
+
+async def test_cancelled_call_leaves_the_queue(
+    model: vitrine.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, began = threading.Event(), threading.Event()
+    run = model.batcher._run
+
+    def held(items: Sequence[BatchItem]) -> Sequence[Vectors]:
+        began.set()
+        assert gate.wait(HANG_S)
+        return run(items)
+
+    monkeypatch.setattr(model.batcher, "_run", held)
+    running = [asyncio.create_task(model.encode(["held"])) for _ in range(2)]
+    await eventually_async(began.is_set)
+    queued = asyncio.create_task(model.encode(["queued " * 50] * 20))
+    await eventually_async(lambda: model.batcher.queued_tokens > 1000)
+    queued.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await queued
+    assert model.batcher.queued_tokens < 100
+    gate.set()
+    await asyncio.gather(*running)
+
+
+async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
+    model: vitrine.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    run = model.batcher._run
+
+    def held(items: Sequence[BatchItem]) -> Sequence[Vectors]:
+        assert gate.wait(HANG_S)
+        return run(items)
+
+    monkeypatch.setattr(model.batcher, "_run", held)
+    with pytest.raises(vitrine.DeadlineExceeded, match=r"deadline of 0\.1 s exceeded"):
+        await model.encode(["late"], timeout_s=0.1)
+    gate.set()
+
+
+async def test_closed_model_raises_not_ready(artifact: Artifact) -> None:
+    async with await vitrine.open_model(artifact.path, TWO_THREADS) as model:
+        pass
+    with pytest.raises(vitrine.NotReady):
+        await model.encode(["too late"])
+
+
+def test_failed_open_raises_and_leaves_no_thread(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    with pytest.raises(vitrine.ArtifactError):
+        vitrine.SyncModel(tmp_path)
+    eventually(lambda: threading.active_count() <= threads)
+
+
+def test_readme_example_runs(artifact: Artifact) -> None:
+    match = re.search(r"```python\n(import vitrine\n.*?)```", README.read_text(), re.DOTALL)
+    assert match is not None
+    source = match[1].replace("artifacts/all-MiniLM-L6-v2", str(artifact.path))
+    namespace: dict[str, object] = {}
+    exec(source, namespace)  # noqa: S102 - our own README
+    assert np.shape(namespace["vectors"]) == (1, 384)
