@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,6 +137,6 @@ def test_readme_example_runs(artifact: Artifact) -> None:
     match = re.search(r"```python\n(import vitrine\n.*?)```", README.read_text(), re.DOTALL)
     assert match is not None
     source = match[1].replace("artifacts/all-MiniLM-L6-v2", str(artifact.path))
-    namespace: dict[str, object] = {}
+    namespace: dict[str, Any] = {}
     exec(source, namespace)  # noqa: S102 - our own README
     assert np.shape(namespace["vectors"]) == (1, 384)
