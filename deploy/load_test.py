@@ -417,7 +417,7 @@ class Result:
         return self.late <= MAX_LATE
 
     def exceeded(self, p99_ms: float | None, error_rate: float | None) -> list[str]:
-        """Return a sentence for each exceeded threshold, and one if known vectors differ."""
+        """Return one sentence per exceeded threshold, and one if vectors differ from known ones."""
         exceeded: list[str] = []
         p99 = self.latency_ms["p99"]
         if p99_ms is not None and (p99 is None or p99 > p99_ms):
@@ -427,7 +427,7 @@ class Result:
         if error_rate is not None and errors > error_rate:
             exceeded.append(f"{errors:.2%} of the requests failed; the limit is {error_rate:.2%}")
         if self.different:
-            exceeded.append(f"{self.different} of {self.compared} known vectors differ")
+            exceeded.append(f"{self.different} of {self.compared} vectors differ from known ones")
         return exceeded
 
 

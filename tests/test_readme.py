@@ -95,10 +95,10 @@ def test_metrics_table_agrees_with_the_code(settings: Settings) -> None:
     assert documented == {name for name in described if not name.endswith("_created")}
 
 
-def test_example_response_is_real(client: TestClient) -> None:
+def test_example_response_is_real(minilm_client: TestClient) -> None:
     match = re.search(r"-d '(\{.*\})'\n(\{.*\})", README)
     assert match is not None
-    actual = client.post("/encode", json=json.loads(match[1])).json()
+    actual = minilm_client.post("/encode", json=json.loads(match[1])).json()
     shown = json.loads(match[2])
     np.testing.assert_allclose(actual.pop("embeddings"), shown.pop("embeddings"), rtol=0, atol=1e-5)
     assert actual == shown

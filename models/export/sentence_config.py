@@ -307,8 +307,8 @@ def _max_tokens(
     # The shortest useful row has one token between two special tokens.
     if not 3 <= limit <= config.max_tokens:
         raise CheckpointError(
-            f"the maximum input length of {overrides.max_tokens or own} tokens is not between 3 "
-            f"and {config.max_tokens}, the number of positions"
+            f"the maximum input length is {own if overrides.max_tokens is None else limit} tokens; "
+            f"it must be between 3 and the model's {config.max_tokens} positions"
         )
     return limit
 

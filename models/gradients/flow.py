@@ -198,7 +198,10 @@ def _bad_rows(tensors: Sequence[Tensor]) -> _Bad:
 
 
 def _blame(phase: Phase, bad_steps: Mapping[str, _Bad]) -> tuple[NonFiniteStep, ...]:
-    """Return the steps with non-finite values in a pass. The first one of a row is a producer."""
+    """Return the steps of a pass that have non-finite values, each a producer or a propagator.
+
+    A step is a producer if it is the first with a non-finite value in some row.
+    """
     blamed: list[NonFiniteStep] = []
     seen: set[int | None] = {None}
     for step, bad in bad_steps.items():

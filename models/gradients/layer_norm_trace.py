@@ -1,7 +1,8 @@
 """Trace of add + LayerNorm: every step of the op, on given rows or on the rows of a text.
 
-The steps are those of `models.add_layer_norm.reference`, in float32. They are compared with
-float64, gradients in float64 also with autograd, and dx, dgamma and dbeta with finite differences.
+The steps are those of `models.add_layer_norm.reference`. Each step in float32 is compared with the
+same step in float64. The gradients in float64 are compared with autograd; dx, dgamma and dbeta also
+with finite differences.
 """
 
 from typing import NamedTuple

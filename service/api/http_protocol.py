@@ -414,7 +414,7 @@ class BoundedReads(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Pass a copy of the bytes that were read to the protocol."""
+        """Copy the received bytes and pass them to the protocol."""
         self._protocol.data_received(bytes(self._buffer[:nbytes]))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -100,7 +100,7 @@ def encode_json(model: str, result: Embeddings, in_base64: bool) -> bytes:
 
 
 def encode_tokens_json(model: str, result: TokenEmbeddings, in_base64: bool) -> bytes:
-    """Return the JSON of a response to `POST /encode` with token vectors."""
+    """Return the JSON of a `POST /encode` response that has one vector per token."""
     return orjson.dumps(
         {
             "model": model,

@@ -29,10 +29,10 @@ async def require_debug_enabled(request: Request) -> None:
 
 
 async def reject_cross_site(request: Request) -> None:
-    """Reject requests that a browser sends for a page of another site, such as image requests.
+    """Reject cross-site browser requests, such as for an image embedded in another site's page.
 
     Raises:
-        Forbidden: The header Sec-Fetch-Site is not "none" or "same-origin".
+        Forbidden: The header Sec-Fetch-Site is present, and neither "none" nor "same-origin".
     """
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise Forbidden("the request comes from a web page of another site", code="origin")

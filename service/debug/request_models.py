@@ -126,7 +126,7 @@ class PairRequest(StrictModel):
     layer: str = Field(
         "output",
         max_length=64,
-        description="Layer whose tokens are paired; /debug/capabilities lists all layers",
+        description="Layer of the paired token vectors; /debug/capabilities lists all layers",
     )
     baseline: BaselineName = Field(
         "zero",
@@ -269,7 +269,7 @@ class VjpRequest(StrictModel):
     layer: str = Field(
         "words",
         max_length=64,
-        description="Layer of the tokens; /debug/capabilities lists all layers",
+        description="Layer of the token vectors; /debug/capabilities lists all layers",
     )
     reduce: Reduction = Field(
         "norm",

@@ -71,8 +71,8 @@ class GradientResponse(BaseModel):
 
     model: Hashes
     parity: VectorParity | None = Field(
-        description="Difference between served vectors and reference model's vectors of the texts "
-        "in the request; null for requests without a text"
+        description="Difference between the served vectors and the reference model's vectors of "
+        "the texts in the request; null for requests without a text"
     )
     cost: Cost
     wall_ms: float = Field(

@@ -1,6 +1,7 @@
 """Small random checkpoints of every family, saved in the Hugging Face layout."""
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -68,6 +69,17 @@ def save_tokenizer(folder: Path) -> None:
         folder / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 24, **special},
     )
+
+
+def save_small(folder: Path, source: Path) -> None:
+    """Save a random BERT of two layers with the tokenizer and sentence settings of another one."""
+    shutil.copytree(
+        source, folder, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
+    )
+    config = json.loads((source / "config.json").read_text())
+    taken = ("vocab_size", "max_position_embeddings", "layer_norm_eps")
+    save_checkpoint(folder, "bert", **{name: config[name] for name in taken})
+    edit_json(folder / "1_Pooling" / "config.json", word_embedding_dimension=32)
 
 
 def edit_tensors(folder: Path, **changes: Tensor | None) -> None:

@@ -37,7 +37,7 @@ from tests.eventually import eventually
 # Bound of each wait for another thread. A test that passes never gets near it.
 WAIT_S = 60
 ON_CPU = [
-    pytest.param((name, precision), id=f"{name}-{precision}")
+    pytest.param((name, precision), id=f"{name}-{precision}", marks=pytest.mark.slow)
     for name, entry in ENGINES.items()
     for precision in entry.precisions
     if entry.target == "cpu" and entry.unusable(precision) is None

@@ -127,7 +127,8 @@ class SimpleToken(BaseModel):
     text: str
     special: bool
     start: int | None = Field(
-        description="Start of the token in prompt and text, in bytes; null for special tokens"
+        description="Start of the token in the text with its prompt prepended, in UTF-8 bytes; "
+        "null for special tokens"
     )
     stop: int | None
 

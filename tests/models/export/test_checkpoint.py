@@ -319,8 +319,9 @@ def test_sentence_config_is_read_and_can_be_overridden(tmp_path: Path) -> None:
     _, changed = load(tmp_path, Overrides(pooling=["cls"], normalize=True, max_tokens=38))
     assert (changed.pooling, changed.normalize, changed.max_tokens) == (("cls",), True, 38)
     # The position table has 40 rows, two of which RoBERTa reserves.
-    with pytest.raises(CheckpointError, match="length of 39 tokens is not between 3 and 38"):
-        load(tmp_path, Overrides(max_tokens=39))
+    for length in (0, 39):
+        with pytest.raises(CheckpointError, match=f"length is {length} tokens; .* 3 and .* 38 "):
+            load(tmp_path, Overrides(max_tokens=length))
 
 
 def test_unknown_default_prompt_raises_checkpoint_error(tmp_path: Path) -> None:
@@ -389,8 +390,8 @@ def test_max_tokens_equals_sentence_transformers(
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("sentence_bert_config.json", {"max_seq_length": -1}, "length of -1 tokens is not"),
-        ("sentence_bert_config.json", {"max_seq_length": "9"}, "length of 9 tokens is not"),
+        ("sentence_bert_config.json", {"max_seq_length": -1}, "length is -1 tokens; it must be"),
+        ("sentence_bert_config.json", {"max_seq_length": "9"}, "length is 9 tokens; it must be"),
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {}}}, "processing_kwargs is"),
         ("sentence_bert_config.json", {"tokenizer_args": {"a": 1}}, "tokenizer_args is"),
         ("sentence_bert_config.json", {"novelty": 1}, "novelty is not supported"),

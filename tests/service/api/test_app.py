@@ -175,11 +175,11 @@ def test_tokenization_and_serialization_of_large_requests_do_not_block_others(
 
     monkeypatch.setattr(step, waiting)
     with ThreadPoolExecutor(1) as clients:
-        large = clients.submit(client.post, "/encode", json={"inputs": ["a text"] * 100})
+        large = clients.submit(client.post, "/encode", json={"inputs": ["a text"] * 1000})
         assert begun.wait(60)
         assert client.get("/healthz").status_code == 200
         others_answered.set()
-        assert len(large.result().json()["embeddings"]) == 100
+        assert len(large.result().json()["embeddings"]) == 1000
 
 
 def test_full_queue_is_reported_before_tokenization(

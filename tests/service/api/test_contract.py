@@ -26,10 +26,12 @@ CHECKS = (
 
 
 @pytest.mark.timeout(3600)  # schemathesis sends thousands of requests
-def test_every_route_conforms_to_the_openapi_document(artifact: Artifact, tmp_path: Path) -> None:
+def test_every_route_conforms_to_the_openapi_document(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
     keys = [{"name": "all", "key": KEY, "scopes": ["encode", "debug", "metrics"]}]
     with process(
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_DEBUG__ENABLED="true",
         VITRINE_AUTH__KEYS=json.dumps(keys),
     ) as started:

@@ -18,7 +18,7 @@ CLIENTS, ROWS, TOKENS = 1000, 10, 250
 
 
 def test_requests_of_a_thousand_disconnected_clients_are_hardly_computed(
-    artifact: Artifact, tmp_path: Path
+    small_artifact: Artifact, tmp_path: Path
 ) -> None:
     body = json.dumps({"inputs": [[1000] * TOKENS] * ROWS}).encode()
     head = (
@@ -29,7 +29,7 @@ def test_requests_of_a_thousand_disconnected_clients_are_hardly_computed(
     with process(
         *("-m", "tests.held_service"),
         ENGINE_HOLD=str(tmp_path / "hold"),
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_BATCH__MAX_QUEUE_TOKENS="10000000",
         VITRINE_LIMITS__REQUEST_S="3600",
     ) as started:

@@ -51,10 +51,12 @@ os.execvp("strace", [*sys.argv[1:], sys.executable, "-m", "service"])
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_service_opens_no_connections(artifact: Artifact, tmp_path: Path, engine: str) -> None:
+def test_service_opens_no_connections(
+    small_artifact: Artifact, tmp_path: Path, engine: str
+) -> None:
     with process(
         *("-c", TRACED, *STRACE, str(tmp_path / "log")),
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_ENGINE__NAME=engine,
         VITRINE_DEBUG__ENABLED="true",
         VITRINE_SERVER__DRAIN_S="0",

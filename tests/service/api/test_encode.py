@@ -56,33 +56,33 @@ def expected(oracle: SentenceTransformer) -> Vectors:
 
 
 def test_mixed_texts_match_sentence_transformers_in_one_request(
-    client: TestClient, expected: Vectors
+    minilm_client: TestClient, expected: Vectors
 ) -> None:
-    assert cosines(vectors(client, TEXTS), expected).min() >= 0.999999
+    assert cosines(vectors(minilm_client, TEXTS), expected).min() >= 0.999999
 
 
 def test_mixed_texts_match_sentence_transformers_one_by_one(
-    client: TestClient, expected: Vectors
+    minilm_client: TestClient, expected: Vectors
 ) -> None:
-    alone = np.concatenate([vectors(client, text) for text in TEXTS])
+    alone = np.concatenate([vectors(minilm_client, text) for text in TEXTS])
     assert cosines(alone, expected).min() >= 0.999999
-    assert np.abs(vectors(client, TEXTS) - alone).max() <= 1e-6
+    assert np.abs(vectors(minilm_client, TEXTS) - alone).max() <= 1e-6
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_mixed_texts_match_sentence_transformers_in_any_order(
-    client: TestClient, expected: Vectors, seed: int
+    minilm_client: TestClient, expected: Vectors, seed: int
 ) -> None:
     order = list(range(len(TEXTS)))
     random.Random(seed).shuffle(order)  # noqa: S311
-    actual = vectors(client, [TEXTS[i] for i in order])
+    actual = vectors(minilm_client, [TEXTS[i] for i in order])
     assert cosines(actual, expected[order]).min() >= 0.999999
 
 
 def test_tokens_and_truncation_are_reported(
-    client: TestClient, oracle: SentenceTransformer
+    minilm_client: TestClient, oracle: SentenceTransformer
 ) -> None:
-    body = encode(client, TEXTS)
+    body = encode(minilm_client, TEXTS)
     full = [len(ids) for ids in oracle.tokenizer(TEXTS, truncation=False)["input_ids"]]
     assert body["tokens"] == [min(length, 256) for length in full]
     assert body["truncated"] == [length > 256 for length in full]
@@ -90,8 +90,8 @@ def test_tokens_and_truncation_are_reported(
     assert not all(body["truncated"])
 
 
-def test_single_text_returns_a_list_of_one_vector(client: TestClient) -> None:
-    body = encode(client, CAT)
+def test_single_text_returns_a_list_of_one_vector(minilm_client: TestClient) -> None:
+    body = encode(minilm_client, CAT)
     assert body["model"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert body["dimensions"] == 384
     assert (len(body["embeddings"]), body["tokens"], body["truncated"]) == (1, [9], [False])
@@ -127,11 +127,11 @@ def test_vectors_have_unit_length_unless_normalize_is_false(client: TestClient) 
     np.testing.assert_allclose(own / np.linalg.norm(own), unit, rtol=0, atol=1e-6)
 
 
-def test_vectors_are_truncated_before_they_are_normalized(client: TestClient) -> None:
-    own = vectors(client, CAT, normalize=False)[:, :64]
-    cut = vectors(client, CAT, dimensions=64)
+def test_vectors_are_truncated_before_they_are_normalized(minilm_client: TestClient) -> None:
+    own = vectors(minilm_client, CAT, normalize=False)[:, :64]
+    cut = vectors(minilm_client, CAT, dimensions=64)
     np.testing.assert_allclose(cut, own / np.linalg.norm(own), rtol=0, atol=1e-6)
-    assert encode(client, CAT, dimensions=64)["dimensions"] == 64
+    assert encode(minilm_client, CAT, dimensions=64)["dimensions"] == 64
 
 
 def test_json_base64_and_octet_stream_have_equal_vectors(client: TestClient) -> None:
@@ -218,6 +218,7 @@ def prompted(folder: Path, *, include_prompt: bool) -> tuple[SentenceTransformer
     return oracle, settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("include_prompt", [True, False])
 def test_prompts_match_sentence_transformers(tmp_path: Path, include_prompt: bool) -> None:
     oracle, settings = prompted(tmp_path, include_prompt=include_prompt)
@@ -238,8 +239,8 @@ def test_prompts_match_sentence_transformers(tmp_path: Path, include_prompt: boo
         assert (response.status_code, response.json()["pointer"]) == (422, "/prompt_name")
 
 
-def test_info_describes_the_served_model(client: TestClient) -> None:
-    info = client.get("/info").json()
+def test_info_describes_the_served_model(minilm_client: TestClient) -> None:
+    info = minilm_client.get("/info").json()
     assert info["model"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert info["weights_sha256"]["model.safetensors"].startswith("53aa5117")
     assert (info["engine"], info["precision"], info["threads"]) == ("onnxruntime", "float32", 2)
@@ -265,15 +266,15 @@ def test_metrics_count_requests_by_route_and_status(client: TestClient) -> None:
     assert "no/such" not in client.get("/metrics").text
 
 
-def test_examples_of_the_openapi_document_work(client: TestClient) -> None:
-    document = client.get("/openapi.json").json()
+def test_examples_of_the_openapi_document_work(minilm_client: TestClient) -> None:
+    document = minilm_client.get("/openapi.json").json()
     operation = document["paths"]["/encode"]["post"]
     body = operation["requestBody"]["content"]["application/json"]
     assert body["schema"] == {"$ref": "#/components/schemas/EncodeRequest"}
     for example in body["examples"].values():
-        assert client.post("/encode", json=example["value"]).status_code == 200
+        assert minilm_client.post("/encode", json=example["value"]).status_code == 200
     (expected,) = document["components"]["schemas"]["EncodeResponse"]["examples"]
-    actual = encode(client, **body["examples"]["texts"]["value"])
+    actual = encode(minilm_client, **body["examples"]["texts"]["value"])
     np.testing.assert_allclose(actual.pop("embeddings"), expected.pop("embeddings"), atol=1e-5)
     assert actual == expected
 
@@ -365,9 +366,9 @@ def test_texts_tokenized_in_slices_stay_in_order(
     assert np.abs(np.subtract(sliced["embeddings"], whole["embeddings"])).max() <= 1e-6
 
 
-def test_responses_are_compressed_if_enabled_and_accepted(settings: Settings) -> None:
-    server = settings.server.model_copy(update={"gzip": True})
-    with serving(create_app(settings.model_copy(update={"server": server}))) as client:
+def test_responses_are_compressed_if_enabled_and_accepted(minilm_settings: Settings) -> None:
+    server = minilm_settings.server.model_copy(update={"gzip": True})
+    with serving(create_app(minilm_settings.model_copy(update={"server": server}))) as client:
         body = {"inputs": ["a text", "another"]}
 
         def post(accept: str, **fields: object) -> Any:  # noqa: ANN401 - httpx2's response
@@ -393,9 +394,9 @@ def test_responses_are_not_compressed_by_default(client: TestClient) -> None:
     assert "Content-Encoding" not in response.headers
 
 
-def test_configured_model_name_is_used_by_all_apis(settings: Settings) -> None:
-    model = settings.model.model_copy(update={"name": "text-embedding-3-small"})
-    with serving(create_app(settings.model_copy(update={"model": model}))) as client:
+def test_configured_model_name_is_used_by_all_apis(minilm_settings: Settings) -> None:
+    model = minilm_settings.model.model_copy(update={"name": "text-embedding-3-small"})
+    with serving(create_app(minilm_settings.model_copy(update={"model": model}))) as client:
         name = "text-embedding-3-small"
         assert client.post("/encode", json={"inputs": CAT}).json()["model"] == name
         tokens = client.post("/encode", json={"inputs": CAT, "output": "tokens"})

@@ -19,10 +19,10 @@ MANY = 4000
 
 
 @pytest.fixture(scope="module")
-def large_client(settings: Settings) -> Iterator[TestClient]:
+def large_client(minilm_settings: Settings) -> Iterator[TestClient]:
     """A client that may send many texts in one request."""
     limits = LimitSettings(max_inputs=MANY)
-    app = create_app(settings.model_copy(update={"limits": limits}), on_fatal=pytest.fail)
+    app = create_app(minilm_settings.model_copy(update={"limits": limits}), on_fatal=pytest.fail)
     with serving(app) as client:
         yield client
 
@@ -66,11 +66,11 @@ def test_large_responses_are_serialized_outside_the_event_loop(
 
 
 def test_responses_are_compressed_outside_the_event_loop(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    minilm_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = threads_of(monkeypatch, responses.gzip, "compress")  # type: ignore[attr-defined]
-    server = settings.server.model_copy(update={"gzip": True})
-    app = create_app(settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
+    server = minilm_settings.server.model_copy(update={"gzip": True})
+    app = create_app(minilm_settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
     with serving(app) as client:
         assert client.post("/encode", json={"inputs": "text"}).status_code == 200
         assert threads

@@ -37,8 +37,8 @@ sys.exit(main())
 
 
 @pytest.fixture(scope="module")
-def url(artifact: Artifact) -> Iterator[httpx2.URL]:
-    with process("-c", PATIENT, VITRINE_MODEL__PATH=str(artifact.path)) as started:
+def url(small_artifact: Artifact) -> Iterator[httpx2.URL]:
+    with process("-c", PATIENT, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         yield httpx2.URL(lines_until(started, r"Serving .* on (http://\S+)")[1][1])
 
 
@@ -68,13 +68,13 @@ def test_java_http_client_gets_vectors(url: httpx2.URL) -> None:
     ],
 )
 def test_websocket_request_gets_400_and_does_not_prevent_graceful_shutdown(
-    artifact: Artifact, upgrade: bytes, tmp_path: Path
+    small_artifact: Artifact, upgrade: bytes, tmp_path: Path
 ) -> None:
     with (
         process(
             *("-m", "tests.held_service"),
             ENGINE_HOLD=str(tmp_path / "hold"),
-            VITRINE_MODEL__PATH=str(artifact.path),
+            VITRINE_MODEL__PATH=str(small_artifact.path),
             VITRINE_SERVER__DRAIN_S="0",
             VITRINE_SERVER__GRACE_S="3600",
         ) as started,
@@ -138,12 +138,14 @@ def test_pipelined_requests_are_answered_in_bounded_memory(url: httpx2.URL) -> N
 
 @pytest.mark.timeout(600)
 async def test_memory_of_a_thousand_incomplete_bodies_stays_within_the_budget(
-    artifact: Artifact,
+    small_artifact: Artifact,
 ) -> None:
     size = 4 * MIB
     head = HEAD + b"Content-Length: %d\r\n\r\n" % size
     pieces = [b" " * 65_536] * (size // 65_536 - 1) + [b" " * 65_535]
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_LIMITS__BODY_S="600") as started:
+    with process(
+        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_LIMITS__BODY_S="600"
+    ) as started:
         url = httpx2.URL(lines_until(started, r"Serving .* on (http://\S+)")[1][1])
         idle = metrics(str(url))["process_resident_memory_bytes"]
         writers: list[asyncio.StreamWriter] = []
@@ -196,10 +198,10 @@ def _status_of_encode(url: httpx2.URL, body: str) -> int:
 
 
 def test_protocol_errors_are_problems_that_are_counted_and_logged_with_the_client_address(
-    artifact: Artifact,
+    small_artifact: Artifact,
 ) -> None:
     broken = HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"
-    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
+    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         url = httpx2.URL(lines_until(started, r"Serving .* on (http://\S+)")[1][1])
         for count, content in enumerate((b"nonsense\r\n\r\n", broken), 1):
             with connected(url) as connection:

@@ -38,16 +38,16 @@ sys.exit(main())
 """
 
 
-def test_service_runs_where_torch_cannot_be_imported(artifact: Artifact) -> None:
-    with process("-c", WITHOUT_TORCH, VITRINE_MODEL__PATH=str(artifact.path)) as started:
+def test_service_runs_where_torch_cannot_be_imported(small_artifact: Artifact) -> None:
+    with process("-c", WITHOUT_TORCH, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
         response = httpx2.post(f"{match[1]}/encode", json={"inputs": "a text"}, timeout=PATIENCE_S)
         assert response.status_code == 200
         assert len(response.json()["embeddings"][0]) == 384
 
 
-def test_startup_prints_urls_and_a_working_curl_command(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
+def test_startup_prints_urls_and_a_working_curl_command(small_artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         lines, match = lines_until(started, r"Try: (curl .*)$")
         command = match[1].replace("curl ", "curl --silent --fail ")
         done = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
@@ -58,17 +58,17 @@ def test_startup_prints_urls_and_a_working_curl_command(artifact: Artifact) -> N
         assert not any("everybody has access" in line for line in lines)
 
 
-def test_loaded_objects_are_excluded_from_garbage_collection(artifact: Artifact) -> None:
-    with process("-c", COUNTING, VITRINE_MODEL__PATH=str(artifact.path)) as started:
+def test_loaded_objects_are_excluded_from_garbage_collection(small_artifact: Artifact) -> None:
+    with process("-c", COUNTING, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         lines_until(started, "Serving")
         started.send_signal(signal.SIGINT)
         tracked, frozen = map(int, rest(started)[1].split()[-2:])
         assert tracked < frozen / 10
 
 
-def test_debug_routes_on_a_public_address_require_keys(artifact: Artifact) -> None:
+def test_debug_routes_on_a_public_address_require_keys(small_artifact: Artifact) -> None:
     with process(
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_SERVER__HOST="0.0.0.0",  # noqa: S104 - startup fails before the bind
         VITRINE_DEBUG__ENABLED="true",
     ) as started:
@@ -82,12 +82,12 @@ def long_texts(count: int) -> dict[str, list[str]]:
 
 
 def test_texts_of_a_disconnected_client_are_removed_from_the_queue(
-    artifact: Artifact, tmp_path: Path
+    small_artifact: Artifact, tmp_path: Path
 ) -> None:
     with process(
         *("-m", "tests.held_service"),
         ENGINE_HOLD=str(tmp_path / "hold"),
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_LIMITS__REQUEST_S="3600",
     ) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
@@ -110,8 +110,8 @@ def test_texts_of_a_disconnected_client_are_removed_from_the_queue(
         assert metrics(match[1])["vitrine_batch_tokens_sum"] < 100_000
 
 
-def test_disconnect_within_a_body_is_not_logged_as_an_error(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
+def test_disconnect_within_a_body_is_not_logged_as_an_error(small_artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
         url = httpx2.URL(match[1])
         head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -124,12 +124,12 @@ def test_disconnect_within_a_body_is_not_logged_as_an_error(artifact: Artifact) 
 
 
 def test_stuck_engine_fails_its_requests_and_ends_the_process(
-    artifact: Artifact, tmp_path: Path
+    small_artifact: Artifact, tmp_path: Path
 ) -> None:
     with process(
         *("-m", "tests.held_service"),
         ENGINE_HOLD=str(tmp_path / "hold"),
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_ENGINE__TIMEOUT_S="0.5",
     ) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
@@ -142,19 +142,22 @@ def test_stuck_engine_fails_its_requests_and_ends_the_process(
     assert "the engine has stopped: a batch did not return within 0.5 s" in errors
 
 
-def test_public_address_without_keys_logs_a_warning(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__HOST="0.0.0.0") as started:  # noqa: S104
+def test_public_address_without_keys_logs_a_warning(small_artifact: Artifact) -> None:
+    with process(
+        VITRINE_MODEL__PATH=str(small_artifact.path),
+        VITRINE_SERVER__HOST="0.0.0.0",  # noqa: S104
+    ) as started:
         lines, _ = lines_until(started, r"Serving ")
         assert any("no API key is set: everybody has access" in line for line in lines)
 
 
 def test_public_address_with_keys_logs_no_warning_and_a_curl_command_with_a_key(
-    artifact: Artifact,
+    small_artifact: Artifact,
 ) -> None:
     key = "a-key-of-some-length"
     keys = json.dumps([{"name": "app", "key": key}])
     with process(
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_SERVER__HOST="0.0.0.0",  # noqa: S104
         VITRINE_AUTH__KEYS=keys,
     ) as started:
@@ -172,9 +175,9 @@ def test_public_address_with_keys_logs_no_warning_and_a_curl_command_with_a_key(
     ],
 )
 def test_failed_startup_exits_with_the_reason(
-    artifact: Artifact, environment: dict[str, str], message: str
+    small_artifact: Artifact, environment: dict[str, str], message: str
 ) -> None:
-    settings = {"VITRINE_MODEL__PATH": str(artifact.path), **environment}
+    settings = {"VITRINE_MODEL__PATH": str(small_artifact.path), **environment}
     with process(**settings) as started:
         status, errors = outcome(started)
     assert status == 1
@@ -218,9 +221,9 @@ def test_variables_of_compose_and_kubernetes_are_ignored(tmp_path: Path) -> None
     assert "is not an artifact" in errors
 
 
-def test_command_line_options_override_the_environment(artifact: Artifact) -> None:
+def test_command_line_options_override_the_environment(small_artifact: Artifact) -> None:
     with process(
-        "-m", "service", "--model.path", "/elsewhere", VITRINE_MODEL__PATH=str(artifact.path)
+        "-m", "service", "--model.path", "/elsewhere", VITRINE_MODEL__PATH=str(small_artifact.path)
     ) as started:
         status, errors = outcome(started)
     assert status == 1
@@ -228,10 +231,10 @@ def test_command_line_options_override_the_environment(artifact: Artifact) -> No
 
 
 def test_damaged_artifact_is_refused_with_the_name_of_the_file(
-    artifact: Artifact, tmp_path: Path
+    small_artifact: Artifact, tmp_path: Path
 ) -> None:
-    for file in artifact.path.rglob("*"):
-        copy = tmp_path / file.relative_to(artifact.path)
+    for file in small_artifact.path.rglob("*"):
+        copy = tmp_path / file.relative_to(small_artifact.path)
         copy.mkdir() if file.is_dir() else copy.write_bytes(file.read_bytes())
     content = bytearray((tmp_path / "model.onnx").read_bytes())
     content[5_000_000] ^= 4
@@ -244,9 +247,11 @@ def test_damaged_artifact_is_refused_with_the_name_of_the_file(
 
 
 def test_body_timeout_returns_408_and_closes_the_connection(
-    artifact: Artifact,
+    small_artifact: Artifact,
 ) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_LIMITS__BODY_S="0.3") as started:
+    with process(
+        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_LIMITS__BODY_S="0.3"
+    ) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
         url = httpx2.URL(match[1])
         head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -263,13 +268,13 @@ def test_body_timeout_returns_408_and_closes_the_connection(
 
 
 def test_json_logs_have_request_ids_and_no_content_of_requests(
-    artifact: Artifact,
+    small_artifact: Artifact,
 ) -> None:
     key, text = "canary-key-of-some-length", "canary-text"
     with process(
         "-m",
         "tests.faulty_service",
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_SERVER__LOG="json",
         VITRINE_AUTH__KEYS=json.dumps([{"name": "app", "key": key, "scopes": ["encode", "debug"]}]),
         VITRINE_DEBUG__ENABLED="true",

@@ -25,7 +25,7 @@ def _unrouted(monkeypatch: pytest.MonkeyPatch) -> None:
     ("path", "body"),
     [
         ("/encode", {"inputs": "a"}),
-        ("/v1/embeddings", {"input": "a", "model": "sentence-transformers/all-MiniLM-L6-v2"}),
+        ("/v1/embeddings", {"input": "a", "model": "small"}),
         ("/tei/embed", {"inputs": "a"}),
     ],
 )

@@ -32,8 +32,10 @@ def is_port_closed(url: str) -> bool:
     return False
 
 
-def test_service_is_unready_and_answers_during_the_drain_period(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__DRAIN_S="3600") as started:
+def test_service_is_unready_and_answers_during_the_drain_period(small_artifact: Artifact) -> None:
+    with process(
+        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_SERVER__DRAIN_S="3600"
+    ) as started:
         url = url_of(started)
         with httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
             assert client.get("/readyz").status_code == 200
@@ -48,8 +50,10 @@ def test_service_is_unready_and_answers_during_the_drain_period(artifact: Artifa
         assert response.status_code == 200
 
 
-def test_port_closes_and_process_exits_after_the_drain_period(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__DRAIN_S="0.5") as started:
+def test_port_closes_and_process_exits_after_the_drain_period(small_artifact: Artifact) -> None:
+    with process(
+        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_SERVER__DRAIN_S="0.5"
+    ) as started:
         url = url_of(started)
         started.send_signal(signal.SIGTERM)
         assert outcome(started)[0] == 0
@@ -57,13 +61,13 @@ def test_port_closes_and_process_exits_after_the_drain_period(artifact: Artifact
 
 
 async def test_two_hundred_requests_in_flight_are_completed_at_shutdown(
-    artifact: Artifact, client: TestClient, tmp_path: Path
+    small_artifact: Artifact, client: TestClient, tmp_path: Path
 ) -> None:
     texts = [[f"request {i} text {k} " * 10 for k in range(2)] for i in range(200)]
     with process(
         *("-m", "tests.held_service"),
         ENGINE_HOLD=str(tmp_path / "hold"),
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_SERVER__DRAIN_S="0",
         VITRINE_SERVER__GRACE_S="3600",
     ) as started:
@@ -87,9 +91,9 @@ async def test_two_hundred_requests_in_flight_are_completed_at_shutdown(
     np.testing.assert_allclose(actual.reshape(400, -1), expected, atol=1e-6)
 
 
-def test_incomplete_body_is_answered_503_after_the_grace_period(artifact: Artifact) -> None:
+def test_incomplete_body_is_answered_503_after_the_grace_period(small_artifact: Artifact) -> None:
     with process(
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_SERVER__DRAIN_S="0",
         VITRINE_SERVER__GRACE_S="1",
         VITRINE_LIMITS__BODY_S="3600",
@@ -109,8 +113,10 @@ def test_incomplete_body_is_answered_503_after_the_grace_period(artifact: Artifa
         assert b"the service is stopping" in response
 
 
-def test_second_signal_ends_the_process_immediately(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_SERVER__DRAIN_S="3600") as started:
+def test_second_signal_ends_the_process_immediately(small_artifact: Artifact) -> None:
+    with process(
+        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_SERVER__DRAIN_S="3600"
+    ) as started:
         url_of(started)
         started.send_signal(signal.SIGTERM)
         lines_until(started, "shutting down")
@@ -118,15 +124,17 @@ def test_second_signal_ends_the_process_immediately(artifact: Artifact) -> None:
         assert started.wait(timeout=PATIENCE_S) == 1
 
 
-def test_sigint_exits_with_status_0_and_no_traceback(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
+def test_sigint_exits_with_status_0_and_no_traceback(small_artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         lines_until(started, r"Try: ")
         started.send_signal(signal.SIGINT)
         assert outcome(started)[0] == 0
 
 
-def test_gradient_process_ends_when_the_service_is_killed(artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_DEBUG__ENABLED="true") as started:
+def test_gradient_process_ends_when_the_service_is_killed(small_artifact: Artifact) -> None:
+    with process(
+        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_DEBUG__ENABLED="true"
+    ) as started:
         url = url_of(started)
         assert httpx2.get(f"{url}/debug/capabilities", timeout=240).status_code == 200
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()

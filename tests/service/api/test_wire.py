@@ -287,8 +287,8 @@ sys.exit(main())
 
 
 @pytest.fixture(scope="module")
-def url(artifact: Artifact) -> Iterator[httpx2.URL]:
-    with process("-c", PATIENT, VITRINE_MODEL__PATH=str(artifact.path)) as started:
+def url(small_artifact: Artifact) -> Iterator[httpx2.URL]:
+    with process("-c", PATIENT, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         yield httpx2.URL(lines_until(started, r"Serving .* on (http://\S+)")[1][1])
 
 

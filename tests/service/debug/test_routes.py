@@ -34,12 +34,12 @@ Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def debugging(settings: Settings) -> Settings:
+def debugging(minilm_settings: Settings) -> Settings:
     # No deadline is hit by accident on a slow machine.
-    engine = settings.engine.model_copy(update={"timeout_s": 300.0})
-    limits = settings.limits.model_copy(update={"request_s": 300.0})
+    engine = minilm_settings.engine.model_copy(update={"timeout_s": 300.0})
+    limits = minilm_settings.limits.model_copy(update={"request_s": 300.0})
     debug = DebugSettings(enabled=True, hosts=("testserver",), device="cpu", deadline_s=300)
-    return settings.model_copy(update={"engine": engine, "limits": limits, "debug": debug})
+    return minilm_settings.model_copy(update={"engine": engine, "limits": limits, "debug": debug})
 
 
 @pytest.fixture(scope="module")
@@ -589,6 +589,7 @@ def test_flow_and_parity_cost_counts_every_traced_step(
     assert parity["cost"]["token_steps"] == 4 * 9
 
 
+@pytest.mark.slow
 def test_missing_artifact_folder_fails_only_the_jobs_that_read_it(
     debugging: Settings, artifact: Artifact, tmp_path: Path
 ) -> None:

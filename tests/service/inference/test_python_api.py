@@ -25,22 +25,22 @@ TWO_THREADS = vitrine.ModelOptions(threads=2)
 
 
 @pytest.fixture
-async def model(artifact: Artifact) -> AsyncIterator[vitrine.Model]:
-    async with await vitrine.open_model(artifact.path, TWO_THREADS) as model:
+async def model(small_artifact: Artifact) -> AsyncIterator[vitrine.Model]:
+    async with await vitrine.open_model(small_artifact.path, TWO_THREADS) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
-def sync_model(artifact: Artifact) -> Iterator[vitrine.SyncModel]:
-    with vitrine.SyncModel(artifact.path, TWO_THREADS) as model:
+def sync_model(small_artifact: Artifact) -> Iterator[vitrine.SyncModel]:
+    with vitrine.SyncModel(small_artifact.path, TWO_THREADS) as model:
         yield model
 
 
 async def test_encode_equals_sentence_transformers(
-    model: vitrine.Model, minilm_folder: Path
+    model: vitrine.Model, small_folder: Path
 ) -> None:
     result = await model.encode(TEXTS)
-    expected = SentenceTransformer(str(minilm_folder), device="cpu").encode(TEXTS)
+    expected = SentenceTransformer(str(small_folder), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(result.vectors, expected, rtol=0, atol=1e-5)
     assert [len(row.ids) for row in result.rows] == [9, 6, 122]
     assert result.seconds.keys() == {"tokenize", "queue", "infer"}
@@ -49,15 +49,15 @@ async def test_encode_equals_sentence_transformers(
 def test_synchronous_and_http_results_are_identical(
     sync_model: vitrine.SyncModel, client: TestClient
 ) -> None:
-    result = sync_model.encode(TEXTS, dimensions=100)
-    body = {"inputs": TEXTS, "dimensions": 100}
+    result = sync_model.encode(TEXTS, dimensions=10)
+    body = {"inputs": TEXTS, "dimensions": 10}
     expected = client.post("/encode", json=body).json()["embeddings"]
     np.testing.assert_allclose(result.vectors, expected, rtol=0, atol=1e-6)
 
 
 def test_token_vectors_average_to_the_pooled_vector(sync_model: vitrine.SyncModel) -> None:
     tokens = sync_model.encode_tokens(TEXTS)
-    assert [vectors.shape for vectors in tokens.vectors] == [(9, 384), (6, 384), (122, 384)]
+    assert [vectors.shape for vectors in tokens.vectors] == [(9, 32), (6, 32), (122, 32)]
     expected = sync_model.encode(TEXTS, normalize=False).vectors
     actual = [vectors.mean(axis=0) for vectors in tokens.vectors]
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
@@ -119,8 +119,8 @@ async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
     gate.set()
 
 
-async def test_closed_model_raises_not_ready(artifact: Artifact) -> None:
-    async with await vitrine.open_model(artifact.path, TWO_THREADS) as model:
+async def test_closed_model_raises_not_ready(small_artifact: Artifact) -> None:
+    async with await vitrine.open_model(small_artifact.path, TWO_THREADS) as model:
         pass
     with pytest.raises(vitrine.NotReady):
         await model.encode(["too late"])

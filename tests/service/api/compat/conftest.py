@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from starlette.testclient import TestClient
 
 from models.artifact import Artifact
 from tests.serving import lines_until, process
@@ -16,6 +17,12 @@ def url(artifact: Artifact) -> Iterator[str]:
     with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_AUTH__KEYS=keys) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
         yield match[1]
+
+
+@pytest.fixture(scope="session")
+def client(minilm_client: TestClient) -> TestClient:
+    """The client of the default model's service: its vectors are compared with those of others."""
+    return minilm_client
 
 
 @pytest.fixture(scope="session")

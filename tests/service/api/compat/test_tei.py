@@ -256,10 +256,10 @@ def test_what_is_wrong_with_the_service_is_told_in_its_words(
 
 
 @pytest.fixture(scope="module")
-def root_client(settings: Settings) -> Iterator[TestClient]:
+def root_client(minilm_settings: Settings) -> Iterator[TestClient]:
     """A client of a service that serves TEI's contract at / too."""
-    server = settings.server.model_copy(update={"tei_at_root": True})
-    app = create_app(settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
+    server = minilm_settings.server.model_copy(update={"tei_at_root": True})
+    app = create_app(minilm_settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
     with serving(app) as client:
         yield client
 
