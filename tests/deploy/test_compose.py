@@ -199,11 +199,11 @@ def wait_for_more(outcomes: Counter[str], count: int = 100) -> None:
 
 
 def test_vectors_through_the_gateway_equal_those_of_the_service(
-    deployment: Deployment, client: TestClient
+    deployment: Deployment, minilm_client: TestClient
 ) -> None:
     texts = list(SENTENCES)
     actual = deployment.post("/encode", {"inputs": texts}).json()["embeddings"]
-    expected = client.post("/encode", json={"inputs": texts}).json()["embeddings"]
+    expected = minilm_client.post("/encode", json={"inputs": texts}).json()["embeddings"]
     np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 

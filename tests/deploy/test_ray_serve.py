@@ -141,14 +141,14 @@ def wait_for_more(outcomes: Counter[str], log: Path) -> None:
 
 
 def test_replicas_return_the_vectors_of_the_service_scale_with_load_and_survive_a_crash(
-    artifact: Artifact, client: TestClient, tmp_path: Path
+    artifact: Artifact, minilm_client: TestClient, tmp_path: Path
 ) -> None:
     arguments = {"cpus": 1, "gpus": 0.5, "min_replicas": 1, "max_replicas": 2, "requests": 2}
     with serve_run(artifact.path, tmp_path, **arguments) as (url, log):
         wait_until(lambda: is_ready(url) and len(replicas()) == 1, log)
         body = {"inputs": list(SENTENCES)}
         actual = httpx2.post(f"{url}/encode", json=body, timeout=120).json()["embeddings"]
-        expected = client.post("/encode", json=body).json()["embeddings"]
+        expected = minilm_client.post("/encode", json=body).json()["embeddings"]
         np.testing.assert_allclose(actual, expected, atol=2e-6)
         assert httpx2.get(f"{url}/info", timeout=120).json()["threads"] == 1
         with clients(url) as outcomes:
