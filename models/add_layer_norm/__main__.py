@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     dx, dgamma, dbeta = reference.backward(dy.numpy(), cache)
     results = {
-        "aten": _gradients(op, inputs, dy),
+        implementation(x): _gradients(op, inputs, dy),
         "triton": None,
         "reference": [torch.from_numpy(np.asarray(a)) for a in (out, dx, dx, dgamma, dbeta)],
     }

@@ -1,20 +1,23 @@
 """The fused operator: it returns `layer_norm(x + residual)` and `x + residual`.
 
 The operator is registered with `torch.library`, so that autograd, `torch.compile` and
-`torch.export` see a single node. It has two implementations: ATen kernels on any device, and Triton
-kernels on CUDA.
+`torch.export` see a single node. It has three implementations: C++ kernels on CPU (where they are
+built), Triton kernels on CUDA, and torch functions anywhere else.
 """
 
 import importlib.util
+import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.library import (
     Library,
     register_autocast,
-    register_autograd,
     register_fake,
 )
 
@@ -35,18 +38,40 @@ _LIBRARY.define(
     " -> (Tensor dx, Tensor dweight, Tensor dbias)"
 )
 
-Implementation = Literal["aten", "triton"]
+Implementation = Literal["aten", "cpp", "triton"]
 
 # Checked once. Triton itself is imported on first use.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
+def _load_cpu_kernels() -> bool:
+    """Register the C++ kernels for CPU, which setup.py builds; return whether they exist."""
+    for library in Path(__file__).parent.glob("_cpu*.so"):
+        try:
+            torch.ops.load_library(library)
+        except OSError as error:
+            warnings.warn(
+                f"{library.name} cannot be loaded, so add_layer_norm runs in torch functions; "
+                f"build it again for this torch: {error}",
+                stacklevel=2,
+            )
+            return False
+        return True
+    return False
+
+
+_HAS_CPP = _load_cpu_kernels()
+
+
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Return `layer_norm(x)` over the last dimension; see `add_layer_norm` for the arguments."""
     if _is_transformed():
-        _check(x, None, weight, bias)
-        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    return torch.ops.vitrine.layer_norm.default(x, weight, bias, eps)
+        return composite_forward(x, None, weight, bias, eps)[0]
+    try:
+        return torch.ops.vitrine.layer_norm.default(x, weight, bias, eps)
+    except RuntimeError:
+        _check(x, None, weight, bias)  # the message of the C++ kernels names no argument
+        raise
 
 
 def add_layer_norm(
@@ -57,7 +82,7 @@ def add_layer_norm(
     Args:
         x: Output of a sublayer, `(..., D)`, any float dtype.
         residual: Input of the sublayer, in the shape and dtype of `x`.
-        weight: Scale, `(D,)`, in the dtype of `x` or float32; None: ones.
+        weight: Scale, `(D,)`, any float dtype; None: ones.
         bias: Shift, `(D,)`, in the dtype of `weight`; None: zeros.
         eps: Constant added to the variance.
 
@@ -81,16 +106,23 @@ def add_layer_norm_with_sum(
     See `add_layer_norm` for the arguments and errors.
     """
     if _is_transformed():
-        _check(x, residual, weight, bias)
-        total = x + residual
-        return F.layer_norm(total, x.shape[-1:], weight, bias, eps), total
-    y, total = torch.ops.vitrine.add_layer_norm.default(x, residual, weight, bias, eps)
+        return composite_forward(x, residual, weight, bias, eps)
+    try:
+        y, total = torch.ops.vitrine.add_layer_norm.default(x, residual, weight, bias, eps)
+    except RuntimeError:
+        _check(x, residual, weight, bias)  # the message of the C++ kernels names no argument
+        raise
     return y, total
 
 
 def _is_transformed() -> bool:
-    """Return whether a `torch.func` transform is active, which cannot trace custom ops."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    """Return whether forward-mode AD or a `torch.func` transform is active.
+
+    Neither can trace custom ops.
+    """
+    return not torch.compiler.is_compiling() and (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )
 
 
 def implementation(x: Tensor, *, backward: bool = False) -> Implementation:
@@ -100,32 +132,14 @@ def implementation(x: Tensor, *, backward: bool = False) -> Implementation:
         x: Input of the operator.
         backward: Whether to return that of the backward pass instead of the forward pass.
     """
+    if x.is_cpu and _HAS_CPP:
+        return "cpp"
     if not x.is_cuda or x.dtype == torch.float64 or not _HAS_TRITON:
         return "aten"
     from models.add_layer_norm import triton_kernels
 
     limit = triton_kernels.MAX_BACKWARD_D if backward else triton_kernels.MAX_FORWARD_D
     return "triton" if x.shape[-1] <= limit else "aten"
-
-
-def _is_valid(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None
-) -> bool:
-    """Return whether the shapes and dtypes of all inputs match.
-
-    Fast path for the common case: `_check` raises the precise error, but takes as long as
-    normalising a row.
-    """
-    width = x.shape[-1:]
-    return (
-        x.is_floating_point()
-        and len(width) == 1
-        and (residual is None or (residual.shape == x.shape and residual.dtype == x.dtype))
-        and (weight is None or weight.shape == width)
-        and (
-            bias is None or (bias.shape == width and (weight is None or bias.dtype == weight.dtype))
-        )
-    )
 
 
 def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> None:
@@ -163,33 +177,43 @@ def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
             )
 
 
-# Implementations for any device (`_aten*`) and for CUDA (`_cuda*`). ATen accumulates bfloat16 and
-# float16 in float32.
+# Implementations for any device (`composite*`, `_aten*`) and for CUDA (`_cuda*`); those for CPU are
+# in cpu_kernels.cpp.
 
 
-def _aten(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    if not _is_valid(x, None, weight, bias):
-        _check(x, None, weight, bias)
-    return torch.native_layer_norm(x.contiguous(), [x.shape[-1]], weight, bias, eps)[0]
+def _centre(rows: Tensor) -> Tensor:
+    """Return rows `(..., D)` less their mean.
+
+    The mean of the deviations, which is the rounding error of a large mean, is subtracted too.
+    """
+    centred = rows - rows.mean(-1, keepdim=True)
+    return centred - centred.mean(-1, keepdim=True)
 
 
-def _aten_add(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+def composite_forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    if not _is_valid(x, residual, weight, bias):
-        _check(x, residual, weight, bias)
-    total = (x + residual).contiguous()  # (..., D)
-    return torch.native_layer_norm(total, [x.shape[-1]], weight, bias, eps)[0], total
+    """Return `layer_norm(x + residual)` and `x + residual`, in differentiable torch functions.
+
+    The norm is computed from centred rows, because ATen computes `x * rstd - mean * rstd`, which
+    loses digits where the mean is large. See `add_layer_norm` for the arguments.
+    """
+    _check(x, residual, weight, bias)
+    total = x if residual is None else x + residual  # (..., D)
+    wide = torch.promote_types(total.dtype, torch.float32)
+    weight, bias = (None if p is None else p.to(wide) for p in (weight, bias))
+    y = F.layer_norm(_centre(total.to(wide)), total.shape[-1:], weight, bias, eps)
+    return y.to(total.dtype), total
 
 
-def _gradients(
+def composite_backward(
     dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dx, dweight and dbias by `reference.closed_form`, in differentiable functions."""
     D = total.shape[-1]
     wide = torch.promote_types(total.dtype, torch.float32)
-    s, g = total.to(wide), dy.to(wide)  # (..., D)
-    centred = s - s.mean(-1, keepdim=True)
+    g = dy.to(wide)  # (..., D)
+    centred = _centre(total.to(wide))
     rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     xhat = centred * rstd  # (..., D)
     dxhat = g if weight is None else g * weight.to(wide)
@@ -198,27 +222,18 @@ def _gradients(
     if dsum is not None:
         dx = dx + dsum.to(wide)
     dweight = (g * xhat).reshape(-1, D).sum(0)
-    return dx.to(total.dtype), dweight, g.reshape(-1, D).sum(0)
+    return dx.to(total.dtype).contiguous(), dweight, g.reshape(-1, D).sum(0)
 
 
-def _aten_gradients(
-    dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dx, dweight and dbias, computed by ATen's kernel.
+def _aten(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    return composite_forward(x, None, weight, bias, eps)[0].contiguous()
 
-    Inputs are converted to float32 first, because the kernel sums dweight in its input's dtype.
-    """
-    shape = [total.shape[-1]]
-    wide = torch.promote_types(total.dtype, torch.float32)
-    s, g = total.to(wide).contiguous(), dy.to(wide).contiguous()  # (..., D)
-    _, mean, rstd = torch.native_layer_norm(s, shape, None, None, eps)
-    scale = s.new_ones(shape) if weight is None else weight.to(wide)
-    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        g, s, shape, mean, rstd, scale, scale, [True, True, True]
-    )
-    if dsum is not None:
-        dx = dx + dsum.to(wide)
-    return dx.to(total.dtype), dweight, dbias
+
+def _aten_add(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    y, total = composite_forward(x, residual, weight, bias, eps)
+    return y.contiguous(), total.contiguous()
 
 
 def _cuda(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -247,7 +262,7 @@ def _cuda_gradients(
     dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     if implementation(total, backward=True) == "aten":
-        return _aten_gradients(dy, dsum, total, weight, eps)
+        return composite_backward(dy, dsum, total, weight, eps)
     from models.add_layer_norm import triton_kernels
 
     with torch.cuda.device_of(total):
@@ -257,13 +272,29 @@ def _cuda_gradients(
 for _name, _anywhere, _on_cuda in (
     ("layer_norm", _aten, _cuda),
     ("add_layer_norm", _aten_add, _cuda_add),
-    ("layer_norm_backward", _aten_gradients, _cuda_gradients),
+    ("layer_norm_backward", composite_backward, _cuda_gradients),
 ):
     _LIBRARY.impl(_name, _anywhere, "CompositeExplicitAutograd")
     _LIBRARY.impl(_name, _on_cuda, "CUDA")
-    # Autocast runs these ops in float32, like torch's own layer_norm.
-    for _device in ("cpu", "cuda"):
-        register_autocast(f"vitrine::{_name}", _device, torch.float32, lib=_LIBRARY)
+    # On CUDA, autocast runs these ops in float32, like torch's own layer_norm.
+    register_autocast(f"vitrine::{_name}", "cuda", torch.float32, lib=_LIBRARY)
+
+
+def _autocast_add_on_cpu(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Add and normalise in the wider dtype of both, as torch's own functions do on CPU."""
+    dtype = torch.promote_types(x.dtype, residual.dtype)
+    with torch._C._ExcludeDispatchKeyGuard(
+        torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    ):
+        y, total = torch.ops.vitrine.add_layer_norm.default(
+            x.to(dtype), residual.to(dtype), weight, bias, eps
+        )
+    return y, total
+
+
+_LIBRARY.impl("add_layer_norm", _autocast_add_on_cpu, "AutocastCPU")
 
 
 def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, _eps: float) -> Tensor:
@@ -291,27 +322,62 @@ register_fake("vitrine::add_layer_norm", _fake_add, lib=_LIBRARY)
 register_fake("vitrine::layer_norm_backward", _fake_gradients, lib=_LIBRARY)
 
 
-# Autograd. torch types the arguments of these functions as Any.
+# Autograd, as functions of our own: those of torch.library.register_autograd take 15 us longer,
+# which is half of the backward pass of a small batch. torch types their arguments as Any.
+_below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
-def _save(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401
-    *tensors, weight, bias, eps = inputs
-    total = tensors[0] if len(tensors) == 1 else output[1]
+class _LayerNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, eps: float) -> Tensor:  # noqa: ANN401
+        with _below_autograd():
+            y: Tensor = torch.ops.vitrine.layer_norm.default(x, weight, bias, eps)
+        _save(ctx, x, weight, bias, eps)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> Any:  # noqa: ANN401
+        return (*_backward(ctx, dy, None), None)
+
+
+class _AddLayerNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+        with _below_autograd():
+            y, total = torch.ops.vitrine.add_layer_norm.default(x, residual, weight, bias, eps)
+        _save(ctx, total, weight, bias, eps)
+        return y, total
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Any:  # noqa: ANN401
+        dx, dweight, dbias = _backward(ctx, dy, dsum)
+        return dx, dx, dweight, dbias, None
+
+
+def _save(
+    ctx: Any,  # noqa: ANN401
+    total: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> None:
     ctx.save_for_backward(total, weight, bias)
     ctx.eps = eps
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None = None) -> Any:  # noqa: ANN401
+def _backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Any:  # noqa: ANN401
     """Return the gradients with respect to `x`, weight and bias; None for a missing parameter."""
     if dy is None:
         return dsum, None, None
     total, weight, bias = ctx.saved_tensors
-    # The backward op is not differentiable. With create_graph=True (gradients enabled here),
-    # differentiable torch functions replace it.
-    backward_op = torch.ops.vitrine.layer_norm_backward.default
-    gradients = _gradients if torch.is_grad_enabled() else backward_op
-    dx, dweight, dbias = gradients(dy, dsum, total, weight, ctx.eps)
+    if torch.is_grad_enabled():  # with create_graph=True; the backward op is not differentiable
+        dx, dweight, dbias = composite_backward(dy, dsum, total, weight, ctx.eps)
+    else:
+        with _below_autograd():
+            dx, dweight, dbias = torch.ops.vitrine.layer_norm_backward.default(
+                dy, dsum, total, weight, ctx.eps
+            )
     return (
         dx,
         None if weight is None else dweight.to(weight.dtype),
@@ -319,22 +385,38 @@ def _backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None = None) -> Any:  
     )
 
 
-def _backward_of_norm(ctx: Any, dy: Tensor | None) -> Any:  # noqa: ANN401
-    return (*_backward(ctx, dy), None)
+class _LayerNormBackwardFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, *arguments: Any) -> Any:  # noqa: ANN401
+        with _below_autograd():
+            return torch.ops.vitrine.layer_norm_backward.default(*arguments)
+
+    @staticmethod
+    def backward(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
+        raise RuntimeError(
+            "vitrine::layer_norm_backward is not differentiable; for second derivatives, compute "
+            "the first ones with create_graph=True"
+        )
 
 
-def _backward_of_add(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Any:  # noqa: ANN401
-    dx, dweight, dbias = _backward(ctx, dy, dsum)
-    return dx, dx, dweight, dbias, None
+def _with_autograd(
+    op: torch._ops.OpOverload, function: type[torch.autograd.Function]
+) -> Callable[..., Any]:
+    """Return the op's implementation for the dispatch key Autograd."""
+
+    def call(*arguments: Any) -> Any:  # noqa: ANN401
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return function.apply(*arguments)
+        with _below_autograd():
+            return op(*arguments)
+
+    return call
 
 
-def _backward_of_backward(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
-    raise RuntimeError(
-        "vitrine::layer_norm_backward is not differentiable; for second derivatives, compute the "
-        "first ones with create_graph=True"
-    )
-
-
-register_autograd("vitrine::layer_norm", _backward_of_norm, setup_context=_save, lib=_LIBRARY)
-register_autograd("vitrine::add_layer_norm", _backward_of_add, setup_context=_save, lib=_LIBRARY)
-register_autograd("vitrine::layer_norm_backward", _backward_of_backward, lib=_LIBRARY)
+for _name, _function in (
+    ("layer_norm", _LayerNormFunction),
+    ("add_layer_norm", _AddLayerNormFunction),
+    ("layer_norm_backward", _LayerNormBackwardFunction),
+):
+    _op = getattr(torch.ops.vitrine, _name).default
+    _LIBRARY.impl(_name, _with_autograd(_op, _function), "Autograd")

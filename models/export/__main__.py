@@ -30,9 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     # Imported late: these modules need PyTorch.
+    from models.add_layer_norm.onnx_nodes import TARGETS
     from models.export.exporter import DTYPES, export
     from models.export.model_folder import CheckpointError
-    from models.export.onnx_graph import TARGETS
     from models.export.sentence_config import Overrides
     from models.export.sources import SourceError, resolve
     from models.network.pooling import POOLINGS

@@ -1,87 +1,22 @@
-"""Export of a sentence encoder to an ONNX graph with packed inputs.
-
-The fused operator is translated to the fastest ONNX nodes for each target: `Add` and
-`LayerNormalization` on CPU, one `com.microsoft::SkipLayerNormalization` on CUDA.
-"""
+"""Export of a sentence encoder to an ONNX graph with packed inputs."""
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import onnx
 import onnxscript
 import torch
 from onnxscript import opset20 as op
-from onnxscript.values import Op, Opset
 from torch import Tensor, nn
 
+from models.add_layer_norm.onnx_nodes import onnx_translations
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import INPUT_NAMES
 
 OPSET = 20
 _NO_LIMIT = 2**31
 OUTPUT_NAMES = ("pooled", "tokens")
-
-Translation = Callable[..., Any]
-
-
-def _skip_layer_normalization() -> Op:
-    """Return the op with its signature, which the onnx package has for standard ops only."""
-    formal = onnx.defs.OpSchema.FormalParameter
-    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
-    schema = onnx.defs.OpSchema(
-        "SkipLayerNormalization",
-        "com.microsoft",
-        1,
-        inputs=[
-            formal("input", "T"),
-            formal("skip", "T"),
-            formal("gamma", "T"),
-            formal("beta", "T", param_option=optional),
-            formal("bias", "T", param_option=optional),
-        ],
-        outputs=[
-            formal("output", "T"),
-            formal("mean", "U", param_option=optional),
-            formal("inv_std_var", "U", param_option=optional),
-            formal("input_skip_bias_sum", "T", param_option=optional),
-        ],
-        type_constraints=[
-            ("T", ["tensor(float)", "tensor(float16)"], ""),
-            ("U", ["tensor(float)"], ""),
-        ],
-        attributes=[onnx.defs.OpSchema.Attribute("epsilon", onnx.defs.OpSchema.AttrType.FLOAT)],
-    )
-    return Op(Opset("com.microsoft", 1), "SkipLayerNormalization", schema)
-
-
-_SKIP_LAYER_NORMALIZATION = _skip_layer_normalization()
-_ONE = onnx.helper.make_tensor("one", onnx.TensorProto.FLOAT, [1], [1.0])
-
-
-def _ones(x: Any) -> Any:  # noqa: ANN401
-    """Return a weight of ones for a norm without weight, which both ONNX nodes require."""
-    return op.CastLike(op.ConstantOfShape([x.shape[-1]], value=_ONE), x)
-
-
-def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
-    weight = _ones(x) if weight is None else weight
-    # The outputs are (Y, Mean, InvStdDev).
-    return op.LayerNormalization(x, weight, bias, axis=-1, epsilon=eps)[0]
-
-
-def _add_layer_norm_cpu(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
-    # The ones take their shape from x, because the exporter does not know the shape of `total`.
-    weight = _ones(x) if weight is None else weight
-    total = op.Add(x, residual)
-    return _layer_norm(total, weight, bias, eps), total
-
-
-def _add_layer_norm_cuda(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
-    weight = _ones(x) if weight is None else weight
-    y, _, _, total = _SKIP_LAYER_NORMALIZATION(x, residual, weight, bias, epsilon=eps)
-    return y, total
 
 
 def _attention(
@@ -106,14 +41,6 @@ def _attention(
     if attn_mask is not None:
         scores = op.Add(scores, attn_mask)
     return op.MatMul(op.Softmax(scores, axis=-1), value)
-
-
-_ADD_LAYER_NORM: dict[str, Translation] = {
-    "cpu": _add_layer_norm_cpu,
-    "cuda": _add_layer_norm_cuda,
-}
-
-TARGETS = tuple(_ADD_LAYER_NORM)
 
 
 # Patterns of expected warnings, about the exporter's internals and about axes that deliberately
@@ -184,8 +111,7 @@ def build_graph(model: SentenceEncoder, target: str) -> bytes:
                 {i: dimensions[d] for i, d in enumerate(shapes[n])} for n in INPUT_NAMES
             ),
             custom_translation_table={
-                torch.ops.vitrine.layer_norm.default: _layer_norm,
-                torch.ops.vitrine.add_layer_norm.default: _ADD_LAYER_NORM[target],
+                **onnx_translations(target),
                 torch.ops.aten.scaled_dot_product_attention.default: _attention,
             },
             verbose=False,
@@ -202,10 +128,16 @@ def build_graph(model: SentenceEncoder, target: str) -> bytes:
 
 
 def _strip(graph: onnx.ModelProto) -> None:
-    """Remove the exporter's metadata, which contains file paths and source lines."""
+    """Remove the exporter's metadata and its shapes of intermediate values.
+
+    The metadata contains file paths and source lines. The shapes are those of the traced program,
+    which differ from the graph's where the optimizer or a translation changed nodes: shape
+    inference and onnxruntime's quantizer refuse such a graph.
+    """
+    graph.graph.ClearField("value_info")
     graph.ClearField("metadata_props")
     graph.graph.ClearField("metadata_props")
-    for part in (graph.graph.node, graph.graph.input, graph.graph.output, graph.graph.value_info):
+    for part in (graph.graph.node, graph.graph.input, graph.graph.output):
         for item in part:
             item.ClearField("metadata_props")
     for initializer in graph.graph.initializer:

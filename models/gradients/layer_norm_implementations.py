@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto, helper
 
 from models.add_layer_norm import add_layer_norm, implementation, layer_norm, reference
+from models.add_layer_norm.op import composite_backward, composite_forward
 from models.add_layer_norm.reference import Array
 from models.engines.with_onnxruntime import onnxruntime_session
 
@@ -46,9 +47,28 @@ def _reference(operands: Operands, dout: Array) -> Outcome:
     return Outcome(out, gradients if residual is None else {**gradients, "dresidual": dx})
 
 
-def aten(operands: Operands, dout: Array) -> Outcome:
+def on_cpu(operands: Operands, dout: Array) -> Outcome:
     """Run the PyTorch op on CPU."""
     return _op(operands, dout, "cpu")
+
+
+def _cpp(operands: Operands, dout: Array) -> Outcome:
+    if implementation(torch.from_numpy(operands.x)) == "cpp":
+        return on_cpu(operands, dout)
+    reason = "the C++ kernels are not built"
+    return Outcome(reason, reason)
+
+
+def _aten(operands: Operands, dout: Array) -> Outcome:
+    """Run the torch functions that are the op where it has no kernels."""
+    x, gamma, beta = (torch.from_numpy(a) for a in (operands.x, operands.gamma, operands.beta))
+    residual = None if operands.residual is None else torch.from_numpy(operands.residual)
+    out, total = composite_forward(x, residual, gamma, beta, operands.eps)
+    dx, dgamma, dbeta = composite_backward(torch.from_numpy(dout), None, total, gamma, operands.eps)
+    gradients = {"dx": dx, "dgamma": dgamma, "dbeta": dbeta}
+    if residual is not None:
+        gradients["dresidual"] = dx
+    return Outcome(out.numpy(), {name: gradient.numpy() for name, gradient in gradients.items()})
 
 
 def _triton(operands: Operands, dout: Array) -> Outcome:
@@ -113,7 +133,8 @@ def _onnxruntime(operands: Operands, _dout: Array) -> Outcome:
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": _reference,
-    "aten": aten,
+    "cpp": _cpp,
+    "aten": _aten,
     "triton": _triton,
     "onnxruntime": _onnxruntime,
 }

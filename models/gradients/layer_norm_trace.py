@@ -21,7 +21,7 @@ from models.gradients.layer_norm_check import (
     rounded_to,
     slopes_along,
 )
-from models.gradients.layer_norm_implementations import Operands, aten
+from models.gradients.layer_norm_implementations import Operands, on_cpu
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Invariant, NormStep
 from models.network.taps import NormTap
@@ -70,7 +70,7 @@ def trace(operands: Operands, dout: Array, *, row: int | None = None) -> Trace:
             kept = None if row is None else value[row] if value.ndim == 2 else value
             error = _relative(value, exact[name], scale)
             steps.append(_step(name, value, kept, error, error_autograd, error_slopes))
-        return Trace(tuple(steps), invariants_of(aten, operands, dout))
+        return Trace(tuple(steps), invariants_of(on_cpu, operands, dout))
 
 
 def _steps(operands: Operands, dout: Array) -> dict[str, Array]:

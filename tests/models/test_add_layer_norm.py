@@ -1,10 +1,17 @@
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.library import opcheck
 
 from models.add_layer_norm import (
@@ -14,7 +21,9 @@ from models.add_layer_norm import (
     add_layer_norm_with_sum,
     implementation,
     layer_norm,
+    op,
 )
+from models.add_layer_norm.onnx_nodes import onnx_translations
 from models.network.layer import EncoderLayer
 
 EPS = 1e-5
@@ -300,27 +309,6 @@ def test_rows_are_batch_independent_and_gradients_bitwise_reproducible() -> None
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
-@pytest.mark.parametrize("rows", ["normal", "large mean", "tiny variance", "constant", "large"])
-@pytest.mark.parametrize("width", [1, 3, 64, 384, 768, 1000, 1024, 4097])
-def test_aten_error_stays_within_its_conditioning(rows: str, width: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(8, width, generator=generator, dtype=torch.float64)
-    x = {
-        "normal": noise,
-        "large mean": 1e6 + noise,
-        "tiny variance": 1e-4 * noise,
-        "constant": 1e6 * noise[:, :1].expand(8, width),
-        "large": 1e17 * noise / width,
-    }[rows].float()
-    exact = x.double()
-    expected = F.layer_norm(exact, [width], eps=EPS)
-    actual = layer_norm(x, None, None, EPS)
-    rstd = (exact.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
-    unit = torch.finfo(torch.float32).eps / 2
-    bound = 4 * unit * (expected.abs() + x.abs().amax(-1, keepdim=True) * rstd)
-    assert ((actual - expected).abs() <= bound).all()
-
-
 def test_bfloat16_dweight_is_within_one_rounding_unlike_aten() -> None:
     x = torch.randn(4096, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
     weight, bias = torch.ones(256).bfloat16(), torch.zeros(256).bfloat16()
@@ -395,8 +383,113 @@ def test_residual_used_twice_accumulates_both_gradients() -> None:
     )
 
 
-def test_cpu_tensors_use_aten() -> None:
-    assert implementation(torch.zeros(3, 8)) == "aten"
+def test_cpu_tensors_use_the_cpp_kernels() -> None:
+    # They are optional for users, and built for tests.
+    assert implementation(torch.zeros(3, 8)) == "cpp"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", [None, b"not a library"])
+def test_op_is_exact_where_its_cpp_kernels_are_missing_or_damaged(
+    tmp_path: Path, library: bytes | None
+) -> None:
+    package = tmp_path / "models" / "add_layer_norm"
+    sources = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(Path(op.__file__).parent, package, ignore=sources)
+    if library is not None:
+        (package / "_cpu.abi3.so").write_bytes(library)
+    (tmp_path / "models" / "__init__.py").touch()
+    run = subprocess.run(
+        [sys.executable, "-m", "models.add_layer_norm"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "aten" in run.stdout
+    assert "cpp" not in run.stdout
+    assert ("_cpu.abi3.so cannot be loaded" in run.stderr) == (library is not None)
+
+
+def test_forward_mode_derivatives_equal_torch() -> None:
+    x, residual, weight, bias = (t.detach() for t in tensors(4, 8, dtype=torch.float64))
+    tangents = [torch.randn_like(t) for t in (x, residual, weight, bias)]
+    with forward_ad.dual_level():
+        duals = [
+            forward_ad.make_dual(*pair)
+            for pair in zip((x, residual, weight, bias), tangents, strict=True)
+        ]
+        x, residual, weight, bias = duals
+        y, total = add_layer_norm_with_sum(x, residual, weight, bias, EPS)
+        pairs = [
+            (y, F.layer_norm(x + residual, [8], weight, bias, EPS)),
+            (total, x + residual),
+            (layer_norm(x, weight, bias, EPS), F.layer_norm(x, [8], weight, bias, EPS)),
+        ]
+        for actual, exact in pairs:
+            tangent = forward_ad.unpack_dual(actual).tangent
+            assert tangent is not None
+            torch.testing.assert_close(tangent, forward_ad.unpack_dual(exact).tangent)
+
+
+@pytest.mark.parametrize("x_dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weight_dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_weight_may_have_another_dtype_than_x(
+    x_dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    x, residual, weight, bias = (t.detach() for t in tensors(3, 40))
+    leaves = [t.to(x_dtype).requires_grad_() for t in (x, residual)]
+    leaves += [t.to(weight_dtype).requires_grad_() for t in (weight, bias)]
+    y = add_layer_norm(leaves[0], leaves[1], leaves[2], leaves[3], EPS)
+    assert y.dtype == x_dtype
+    gradients = torch.autograd.grad(y.double().square().sum(), leaves)
+    assert [g.dtype for g in gradients] == [t.dtype for t in leaves]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    expected = F.layer_norm(exact[0] + exact[1], [40], exact[2], exact[3], EPS)
+    tolerance = 4 * max(torch.finfo(x_dtype).eps, torch.finfo(torch.float32).eps)
+    torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("bfloat16", "float32")])
+def test_cpu_autocast_keeps_the_dtypes_of_torch(dtypes: tuple[str, str]) -> None:
+    x, residual, weight, bias = (t.detach() for t in tensors(3, 8))
+    x, residual = x.to(getattr(torch, dtypes[0])), residual.to(getattr(torch, dtypes[1]))
+    with torch.autocast("cpu", torch.bfloat16):
+        y, total = add_layer_norm_with_sum(x, residual, weight, bias, EPS)
+        expected_total = x + residual
+        expected = F.layer_norm(expected_total, [8], weight, bias, EPS)
+        alone = layer_norm(x, weight, bias, EPS)
+        expected_alone = F.layer_norm(x, [8], weight, bias, EPS)
+    torch.testing.assert_close(total, expected_total, rtol=0, atol=0)
+    for actual, exact in ((y, expected), (alone, expected_alone)):
+        assert actual.dtype == exact.dtype
+        torch.testing.assert_close(actual, exact, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`")  # torch's own
+def test_module_with_the_op_exports_to_onnx_with_its_translations(tmp_path: Path) -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = torch.nn.Linear(8, 8), AddLayerNorm(8)
+            torch.nn.init.normal_(self.norm.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.linear(x), x)
+
+    block, x = Block().eval(), torch.randn(3, 8)
+    file = tmp_path / "block.onnx"
+    program = torch.onnx.export(
+        block, (x,), dynamo=True, verbose=False, custom_translation_table=onnx_translations()
+    )
+    assert program is not None
+    program.save(file)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (actual,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(actual), block(x).detach())
+    operators = [node.op_type for node in program.model_proto.graph.node]
+    assert operators.count("LayerNormalization") == 1
 
 
 def test_op_is_one_node_in_an_exported_program() -> None:

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
+from onnxruntime.quantization import quantize_dynamic
 
 from models.add_layer_norm import AddLayerNorm
 from models.artifact import Artifact, ArtifactError
@@ -118,6 +119,22 @@ def test_cuda_artifact_is_the_cpu_artifact_plus_one_graph(
     graphs = {graph.target: graph for graph in half_artifact.manifest.graphs}
     assert graphs["cpu"] == artifact.graph("cpu")
     assert graphs["cuda"].dtype == "float16"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:onnxruntime")
+def test_graph_is_accepted_by_shape_inference_and_the_quantizer(
+    artifact: Artifact, tmp_path: Path
+) -> None:
+    file = artifact.path / "model.onnx"
+    inferred = onnx.shape_inference.infer_shapes(onnx.load(file), strict_mode=True, data_prop=True)
+    assert len(inferred.graph.value_info) > 100
+    quantize_dynamic(file, tmp_path / "int8.onnx")
+    check = artifact.check()
+    session = onnxruntime.InferenceSession(
+        tmp_path / "int8.onnx", providers=["CPUExecutionProvider"]
+    )
+    (actual,) = session.run(["pooled"], pack(check.rows).inputs())
+    assert cosines(np.asarray(actual), np.asarray(check.outputs["pooled"])).min() > 0.8
 
 
 def test_float16_graph_is_close_to_the_float32_model(half_artifact: Artifact) -> None:

@@ -1,0 +1,279 @@
+// The fused operator's kernels for CPUs: forward and backward in one pass over memory.
+//
+// Written against torch's stable ABI, so that one build runs with torch 2.11 and later. Results do
+// not depend on the number of threads: a row is computed by one thread, and the gradients of weight
+// and bias are summed over chunks of rows that depend on the shape alone.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+namespace {
+
+template <class Real>
+struct Pair {
+  Real first, second;
+};
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// Types of tensors to the type of the computation, and back with one rounding to nearest even.
+inline double widen(double x) { return x; }
+inline float widen(float x) { return x; }
+inline float widen(_Float16 x) { return x; }
+inline float widen(BFloat16 x) {
+  const uint32_t bits = uint32_t(x.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
+template <class T, class Real>
+inline T narrow(Real x) {
+  return x;
+}
+template <>
+inline BFloat16 narrow<BFloat16>(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t quiet_nan = (bits >> 16) | 0x40;
+  return {uint16_t(x != x ? quiet_nan : rounded)};
+}
+
+}  // namespace
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define HAS_INSTRUCTION_SETS
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,prefer-vector-width=512")
+namespace avx512 {
+#include "cpu_rows.h"
+}
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+namespace avx2 {
+#include "cpu_rows.h"
+}
+#pragma GCC pop_options
+#endif
+namespace baseline {
+#include "cpu_rows.h"
+}
+
+namespace {
+
+// Elements below which a second thread costs more than it saves.
+constexpr int64_t MIN_ELEMENTS_PER_THREAD = 16384;
+// The gradients of weight and bias are summed over chunks of at least this many rows, into at most
+// this many partial sums.
+constexpr int64_t MIN_CHUNK_ROWS = 32;
+constexpr int64_t MAX_CHUNKS = 64;
+
+template <class T, class Real>
+struct Rows {
+  decltype(&baseline::forward_row<T, Real>) forward = baseline::forward_row<T, Real>;
+  decltype(&baseline::backward_row<T, Real>) backward = baseline::backward_row<T, Real>;
+
+  Rows() {
+#ifdef HAS_INSTRUCTION_SETS
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+      forward = avx512::forward_row<T, Real>;
+      backward = avx512::backward_row<T, Real>;
+    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      forward = avx2::forward_row<T, Real>;
+      backward = avx2::backward_row<T, Real>;
+    }
+#endif
+  }
+};
+
+// Calls body.operator()<T, Real>() for the tensor's type.
+template <class Body>
+void for_type_of(const Tensor& tensor, Body body) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float: return body(float{}, float{});
+    case ScalarType::BFloat16: return body(BFloat16{}, float{});
+    case ScalarType::Half: return body(_Float16{}, float{});
+    case ScalarType::Double: return body(double{}, double{});
+    default: STD_TORCH_CHECK(false, "x must be float32, bfloat16, float16 or float64");
+  }
+}
+
+template <class T>
+const T* data(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+template <class T>
+T* mutable_data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+bool same_shape(const Tensor& a, const Tensor& b) {
+  if (a.dim() != b.dim()) return false;
+  for (int64_t axis = 0; axis < a.dim(); ++axis)
+    if (a.size(axis) != b.size(axis)) return false;
+  return true;
+}
+
+// The Python function around the operator replaces this error with one that names the argument.
+void check(const Tensor& x, const std::optional<Tensor>& other,
+           const std::optional<Tensor>& weight, const std::optional<Tensor>& bias) {
+  const auto fits = [&](const std::optional<Tensor>& parameter) {
+    return !parameter || (parameter->dim() == 1 && parameter->size(0) == x.size(-1));
+  };
+  STD_TORCH_CHECK(
+      x.dim() >= 1 && fits(weight) && fits(bias) &&
+          (!other || (same_shape(x, *other) && x.scalar_type() == other->scalar_type())) &&
+          (!weight || !bias || weight->scalar_type() == bias->scalar_type()),
+      "the shapes or dtypes of the arguments do not match");
+}
+
+// These two avoid the dispatcher, whose calls take as long as the rows of a small batch.
+Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+Tensor allocate(int64_t dimensions, const int64_t* sizes, int32_t dtype) {
+  std::vector<int64_t> strides(dimensions);
+  int64_t elements = 1;
+  for (int64_t axis = dimensions; axis-- > 0; elements *= std::max<int64_t>(sizes[axis], 1))
+    strides[axis] = elements;
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      dimensions, sizes, strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+Tensor allocate_like(const Tensor& tensor) {
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return allocate(tensor.dim(), tensor.sizes().data(), dtype);
+}
+
+// A parameter in the type of the computation; an absent one has the same value everywhere.
+template <class Real>
+std::vector<Real> values(const std::optional<Tensor>& parameter, int64_t width, Real absent) {
+  std::vector<Real> result(width, absent);
+  if (parameter)
+    for_type_of(*parameter, [&](auto type, auto) {
+      const Tensor stored = dense(*parameter);
+      const auto* elements = data<decltype(type)>(stored);
+      for (int64_t i = 0; i < width; ++i) result[i] = widen(elements[i]);
+    });
+  return result;
+}
+
+std::tuple<Tensor, Tensor> forward(const Tensor& given, const std::optional<Tensor>& other,
+                                   const std::optional<Tensor>& weight,
+                                   const std::optional<Tensor>& bias, double eps) {
+  check(given, other, weight, bias);
+  const Tensor x = dense(given);
+  const Tensor residual = other ? dense(*other) : x;
+  Tensor y = allocate_like(x);
+  Tensor total = other ? allocate_like(x) : x;
+  const int64_t width = x.size(-1), rows = width ? x.numel() / width : 0;
+  for_type_of(x, [&](auto type, auto real) {
+    using T = decltype(type);
+    using Real = decltype(real);
+    static const Rows<T, Real> kernels;
+    const std::vector<Real> scale = values<Real>(weight, width, 1);
+    const std::vector<Real> shift = values<Real>(bias, width, 0);
+    const T *x_data = data<T>(x), *residual_data = other ? data<T>(residual) : nullptr;
+    T *y_data = mutable_data<T>(y), *total_data = other ? mutable_data<T>(total) : nullptr;
+    const int64_t grain = MIN_ELEMENTS_PER_THREAD / std::max<int64_t>(width, 1) + 1;
+    torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+      std::vector<Real> row(width);
+      for (int64_t i = begin * width; i < end * width; i += width)
+        kernels.forward(x_data + i, other ? residual_data + i : nullptr, scale.data(),
+                        shift.data(), y_data + i, other ? total_data + i : nullptr, row.data(),
+                        width, eps);
+    });
+  });
+  return {y, total};
+}
+
+Tensor layer_norm(const Tensor& x, const std::optional<Tensor>& weight,
+                  const std::optional<Tensor>& bias, double eps) {
+  return std::get<0>(forward(x, std::nullopt, weight, bias, eps));
+}
+
+std::tuple<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
+                                          const std::optional<Tensor>& weight,
+                                          const std::optional<Tensor>& bias, double eps) {
+  return forward(x, residual, weight, bias, eps);
+}
+
+std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& given_dy,
+                                                       const std::optional<Tensor>& given_dsum,
+                                                       const Tensor& given_total,
+                                                       const std::optional<Tensor>& weight,
+                                                       double eps) {
+  check(given_total, given_dy, weight, std::nullopt);
+  if (given_dsum) check(given_total, given_dsum, std::nullopt, std::nullopt);
+  const Tensor total = dense(given_total);
+  const Tensor dy = dense(given_dy);
+  const Tensor dsum = given_dsum ? dense(*given_dsum) : dy;
+  const int64_t width = total.size(-1), rows = width ? total.numel() / width : 0;
+  const int32_t wide = total.scalar_type() == ScalarType::Double ? aoti_torch_dtype_float64()
+                                                                 : aoti_torch_dtype_float32();
+  Tensor dx = allocate_like(total), dweight = allocate(1, &width, wide), dbias = allocate(1, &width, wide);
+  for_type_of(total, [&](auto type, auto real) {
+    using T = decltype(type);
+    using Real = decltype(real);
+    static const Rows<T, Real> kernels;
+    const std::vector<Real> scale = values<Real>(weight, width, 1);
+    const T *dy_data = data<T>(dy), *total_data = data<T>(total);
+    const T* dsum_data = given_dsum ? data<T>(dsum) : nullptr;
+    T* dx_data = mutable_data<T>(dx);
+    const int64_t chunk_rows = std::max(MIN_CHUNK_ROWS, (rows + MAX_CHUNKS - 1) / MAX_CHUNKS);
+    const int64_t chunks = (rows + chunk_rows - 1) / chunk_rows;
+    std::vector<Real> partial(chunks * 2 * width);  // (chunks, 2, width): dweight and dbias
+    const int64_t grain = MIN_ELEMENTS_PER_THREAD / std::max<int64_t>(chunk_rows * width, 1) + 1;
+    torch::stable::parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) {
+      std::vector<Real> row(width);
+      for (int64_t chunk = begin; chunk < end; ++chunk) {
+        Real* sums = partial.data() + chunk * 2 * width;
+        const int64_t last = std::min(rows, (chunk + 1) * chunk_rows) * width;
+        for (int64_t i = chunk * chunk_rows * width; i < last; i += width)
+          kernels.backward(dy_data + i, dsum_data ? dsum_data + i : nullptr, total_data + i,
+                           scale.data(), dx_data + i, sums, sums + width, row.data(), width, eps);
+      }
+    });
+    Real *dweight_data = mutable_data<Real>(dweight), *dbias_data = mutable_data<Real>(dbias);
+    std::fill_n(dweight_data, width, Real(0));
+    std::fill_n(dbias_data, width, Real(0));
+    for (const Real* sums = partial.data(); sums < partial.data() + partial.size();
+         sums += 2 * width)
+      for (int64_t i = 0; i < width; ++i) {
+        dweight_data[i] += sums[i];
+        dbias_data[i] += sums[width + i];
+      }
+  });
+  return {dx, dweight, dbias};
+}
+
+}  // namespace
+
+// The operators are defined in op.py, which then loads this library.
+STABLE_TORCH_LIBRARY_IMPL(vitrine, CPU, library) {
+  library.impl("layer_norm", TORCH_BOX(&layer_norm));
+  library.impl("add_layer_norm", TORCH_BOX(&add_layer_norm));
+  library.impl("layer_norm_backward", TORCH_BOX(&layer_norm_backward));
+}

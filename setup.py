@@ -1,0 +1,30 @@
+"""Build the CPU kernels of the fused operator if torch and a C++ compiler are installed.
+
+The package works without them: the operator then runs in torch functions, equally exact but slower.
+To build them, install torch first, then this package with `pip install --no-build-isolation`.
+"""
+
+from setuptools import Extension, setup
+
+try:
+    from torch.utils.cpp_extension import include_paths, library_paths
+except ImportError:
+    extensions = []
+else:
+    extensions = [
+        Extension(
+            "models.add_layer_norm._cpu",
+            sources=["models/add_layer_norm/cpu_kernels.cpp"],
+            depends=["models/add_layer_norm/cpu_rows.h"],
+            include_dirs=include_paths(),
+            library_dirs=library_paths(),
+            libraries=["torch_cpu"],
+            # The oldest torch whose stable ABI the kernels may use: 2.11.
+            define_macros=[("TORCH_TARGET_VERSION", "0x020b000000000000")],
+            extra_compile_args=["-O3", "-std=c++17", "-fno-math-errno", "-fvisibility=hidden"],
+            py_limited_api=True,
+            optional=True,  # without a compiler the build goes on
+        )
+    ]
+
+setup(ext_modules=extensions)

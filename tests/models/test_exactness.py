@@ -1,0 +1,141 @@
+"""Every implementation of add + LayerNorm against float64, on rows of any mean and spread."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.add_layer_norm import implementation, op, reference, triton_kernels
+
+EPS = 1e-5
+WIDTHS = [1, 2, 7, 31, 33, 64, 384, 768, 1000, 1025, 4097, 8192]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+FLOAT32_EPS = torch.finfo(torch.float32).eps
+
+ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda noise: noise,
+    "mean 1e3": lambda noise: 1e3 + noise,
+    "mean -1e5": lambda noise: -1e5 + noise,
+    "mean 1e6": lambda noise: 1e6 + noise,
+    "tiny spread": lambda noise: 3 + 1e-6 * noise,
+    "small": lambda noise: 1e-4 * noise,
+    "ramp": lambda noise: torch.arange(noise.shape[-1]) + 1e-3 * noise,
+    "ramp from 40,000": lambda noise: 40_000.0 + torch.arange(noise.shape[-1]) + 0 * noise,
+    "outlier first": lambda noise: torch.cat([1e4 + noise[:, :1], noise[:, 1:]], -1),
+    "outlier last": lambda noise: torch.cat([noise[:, :-1], 1e6 + noise[:, -1:]], -1),
+    "two levels": lambda noise: 1e4 * noise.sign() + noise,
+    "constant": lambda noise: 1e3 * noise[:, :1].expand_as(noise),
+}
+
+
+class Results(NamedTuple):
+    """Outputs and gradients for a gradient `dy` of the norm and `dsum` of the sum."""
+
+    y: Tensor
+    total: Tensor
+    dx: Tensor
+    dweight: Tensor
+    dbias: Tensor
+
+
+def cpp(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, dy: Tensor, dsum: Tensor) -> Results:
+    if implementation(x) != "cpp":
+        pytest.skip("the C++ kernels are not built")
+    y, total = torch.ops.vitrine.add_layer_norm(x, residual, w, b, EPS)
+    return Results(y, total, *torch.ops.vitrine.layer_norm_backward(dy, dsum, total, w, EPS))
+
+
+def aten(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, dy: Tensor, dsum: Tensor) -> Results:
+    y, total = op.composite_forward(x, residual, w, b, EPS)
+    return Results(y, total, *op.composite_backward(dy, dsum, total, w, EPS))
+
+
+def triton(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, dy: Tensor, dsum: Tensor) -> Results:
+    tensors = (x, residual, w, b, dy, dsum)
+    if torch.cuda.is_available():
+        x, residual, w, b, dy, dsum = (t.cuda() for t in tensors)
+    y, total = triton_kernels.forward(x, residual, w, b, EPS)
+    results = (y, total, *triton_kernels.backward(dy, dsum, total, w, EPS))
+    return Results(*(t.cpu() for t in results))
+
+
+def numpy(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, dy: Tensor, dsum: Tensor) -> Results:
+    y, cache = reference.forward(x.numpy(), w.numpy(), b.numpy(), EPS, residual.numpy())
+    dx, dweight, dbias = reference.backward(dy.numpy(), cache)
+    return Results(*map(torch.from_numpy, (y, cache.x, dx + dsum.numpy(), dweight, dbias)))
+
+
+@pytest.mark.parametrize(
+    ("run", "dtype"),
+    [(run, dtype) for run in (cpp, aten, triton) for dtype in DTYPES] + [(numpy, torch.float32)],
+)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_error_is_within_four_ulps_and_one_rounding(
+    run: Callable[..., Results], width: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(width)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    # Three rows of each kind; float16 overflows at a mean of 1e5.
+    scale = 1e-3 if dtype == torch.float16 else 1.0
+    whole = torch.cat([scale * make(randn(3, width)) for make in ROWS.values()]).to(dtype)
+    residual = (scale * 1e-2 * randn(*whole.shape)).to(dtype)
+    dy, dsum = (randn(*whole.shape).to(dtype) for _ in range(2))
+    w, b = (randn(width).float() for _ in range(2))
+    actual = Results(*(t.double() for t in run(whole, residual, w, b, dy, dsum)))
+
+    expected_total = (whole + residual).double()
+    if run is triton and dtype == torch.bfloat16 and not torch.cuda.is_available():
+        # The interpreter truncates to bfloat16, where a GPU rounds.
+        assert ((actual.total - expected_total).abs() <= 2**-7 * expected_total.abs()).all()
+    else:
+        assert torch.equal(actual.total, expected_total)
+    leaves = [t.double().requires_grad_() for t in (actual.total, w, b)]
+    y = F.layer_norm(leaves[0], [width], leaves[1], leaves[2], EPS)
+    torch.autograd.backward([y, leaves[0]], [dy.double(), dsum.double()])
+
+    # Magnitudes of the terms that are added up; errors are relative to these.
+    total = actual.total
+    rstd = (total.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
+    xhat = F.layer_norm(total, [width], eps=EPS)
+    dxhat = dy.double() * w
+    y_terms = xhat.abs().clamp(min=1) * w.abs() + b.abs()
+    dx_terms = (
+        rstd * (dxhat.abs() + (1 + xhat.abs()) * dxhat.square().mean(-1, keepdim=True).sqrt())
+        + dsum.abs()
+    )
+    rounding = 0 if dtype == torch.float32 else torch.finfo(dtype).eps
+    names = [name for name in ROWS for _ in range(3)]
+    for value, exact, terms in ((actual.y, y, y_terms), (actual.dx, leaves[0].grad, dx_terms)):
+        assert exact is not None
+        error = (value - exact).abs() - rounding * exact.abs()
+        worst = (error / terms).amax(-1) / FLOAT32_EPS
+        assert (worst <= 4).all(), dict(zip(names, worst.tolist(), strict=True))
+    for value, leaf, terms in (
+        (actual.dweight, leaves[1], dy.double().abs() * xhat.abs().clamp(min=1)),
+        (actual.dbias, leaves[2], dy.double().abs()),
+    ):
+        assert leaf.grad is not None
+        assert ((value - leaf.grad).abs() <= 4 * FLOAT32_EPS * terms.sum(0)).all()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_results_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, residual, dy = (torch.randn(1000, 300, generator=generator).to(dtype) for _ in range(3))
+    weight = torch.randn(300, generator=generator)
+    threads = torch.get_num_threads()
+    results: list[tuple[Tensor, ...]] = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results += [run(x, residual, weight, weight, dy, dy) for run in (cpp, aten)]
+    finally:
+        torch.set_num_threads(threads)
+    for number, result in enumerate(results[2:], 2):
+        assert all(map(torch.equal, result, results[number % 2]))
