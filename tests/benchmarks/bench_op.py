@@ -47,6 +47,7 @@ class Line:
     rows: int
     width: int
     dtype: str
+    threads: int
     microseconds: float | None = None
     gigabytes_per_second: float | None = None
     of_copy: float | None = None
@@ -136,7 +137,7 @@ def measure(device: str, rows: int, width: int, dtype: str) -> Iterator[Line]:
         times = seconds({"copy": lambda t=target, s=source: t.copy_(s), **runs}, device)  # type: ignore[misc]
         for name, norm in implementations.items():
             if isinstance(norm, str):
-                yield Line(name, direction, rows, width, dtype, note=norm)
+                yield Line(name, direction, rows, width, dtype, torch.get_num_threads(), note=norm)
                 continue
             took = times[name]
             yield Line(
@@ -145,6 +146,7 @@ def measure(device: str, rows: int, width: int, dtype: str) -> Iterator[Line]:
                 rows,
                 width,
                 dtype,
+                torch.get_num_threads(),
                 took * 1e6,
                 moved / took / 1e9,
                 times["copy"] / took,
@@ -170,10 +172,13 @@ def _backward_of(norm: Norm, inputs: list[Tensor], dy: Tensor) -> Callable[[], o
 
 def table(lines: list[Line]) -> str:
     """Return the measurements as a table in Markdown, the first implementation's ratio last."""
-    header = "| pass | rows x D | dtype | implementation | us | GB/s | of copy | times vitrine |"
-    text = [header, "|---|---|---|---|---|---|---|---|"]
+    header = (
+        "| pass | rows x D | dtype | threads | implementation | us | GB/s | of copy "
+        "| times vitrine |"
+    )
+    text = [header, "|---|---|---|---|---|---|---|---|---|"]
     for line in lines:
-        case = f"| {line.direction} | {line.rows} x {line.width} | {line.dtype} "
+        case = f"| {line.direction} | {line.rows} x {line.width} | {line.dtype} | {line.threads} "
         if line.microseconds is None:
             text.append(f"{case}| {line.implementation} | {line.note} | | | |")
             continue
@@ -181,8 +186,8 @@ def table(lines: list[Line]) -> str:
             other.microseconds
             for other in lines
             if other.implementation.startswith("vitrine")
-            and (other.direction, other.rows, other.width, other.dtype)
-            == (line.direction, line.rows, line.width, line.dtype)
+            and (other.direction, other.rows, other.width, other.dtype, other.threads)
+            == (line.direction, line.rows, line.width, line.dtype, line.threads)
         )
         text.append(
             f"{case}| {line.implementation} | {line.microseconds:.1f} "
@@ -193,7 +198,10 @@ def table(lines: list[Line]) -> str:
 
 
 def plot(lines: list[Line], title: str, file: Path) -> None:
-    """Plot the fraction of copy bandwidth over the array size, per implementation."""
+    """Plot the fraction of copy bandwidth over the array size, per implementation.
+
+    On CPU: of the measurements on all cores.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -207,7 +215,8 @@ def plot(lines: list[Line], title: str, file: Path) -> None:
         shown = [
             line
             for line in lines
-            if line.of_copy and (line.dtype, line.direction) == (dtype, direction)
+            if line.of_copy
+            and (line.dtype, line.direction, line.threads) == (dtype, direction, lines[-1].threads)
         ]
         for name in dict.fromkeys(line.implementation for line in shown):
             points = sorted(
@@ -245,15 +254,16 @@ def main() -> int:
         parser.error("there is no CUDA device here")
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     title = f"add + layer_norm on {name}, torch {torch.__version__}"
-    if device == "cpu":
-        title += f", {torch.get_num_threads()} threads"
     rows, widths = GRIDS[device]
+    threads = [torch.get_num_threads()]
     if device == "cpu":
         keep_freed_memory()
+        threads = sorted({1, *threads})
     lines: list[Line] = []
-    for dtype, width, count in itertools.product(DTYPES, widths, rows):
+    for number, dtype, width, count in itertools.product(threads, DTYPES, widths, rows):
+        torch.set_num_threads(number)
         lines += measure(device, count, width, dtype)
-        print(f"{dtype} {count} x {width}", file=sys.stderr, flush=True)
+        print(f"{number} threads, {dtype}, {count} x {width}", file=sys.stderr, flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     text = f"{title}\n\n{table(lines)}\n"
     (options.out / "table.md").write_text(text)
