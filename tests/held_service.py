@@ -1,7 +1,7 @@
 """The service with an engine that tests hold: `ENGINE_HOLD=file python -m tests.held_service`.
 
 Runs wait while the file exists. Runs time out only if they hang on an id of `tests.faulty_service`,
-and not because the machine is slow.
+and not because the machine is slow. The gradient process has normal priority.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from models.packing import PackedBatch
 from service.__main__ import main
 from service.inference import batcher
 from tests.faulty_service import HANGS, IS_STUCK, FaultyEngine
+from tests.service.debug.held_worker import NO_FILE, held_workers
 
 
 @contextmanager
@@ -108,4 +109,5 @@ if __name__ == "__main__":
     HeldEngine.file = Path(os.environ["ENGINE_HOLD"])
     with_onnxruntime.CpuEngine = HeldEngine  # type: ignore[attr-defined]
     batcher.Clock = HangClock  # type: ignore[misc]
-    sys.exit(main())
+    with held_workers(Path(NO_FILE)):
+        sys.exit(main())

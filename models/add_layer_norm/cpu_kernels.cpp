@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -125,6 +126,27 @@ T* mutable_data(const Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
+// An array of zeros that begins at a cache line: vectors across two lines take twice as long.
+template <class Real>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size)
+      : size_(size), data_(static_cast<Real*>(::operator new(size * sizeof(Real), LINE))) {
+    std::fill_n(data_, size, Real(0));
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { ::operator delete(data_, LINE); }
+
+  Real* begin() { return data_; }
+  Real* end() { return data_ + size_; }
+
+ private:
+  static constexpr std::align_val_t LINE{64};
+  int64_t size_;
+  Real* data_;
+};
+
 bool same_shape(const Tensor& a, const Tensor& b) {
   if (a.dim() != b.dim()) return false;
   for (int64_t axis = 0; axis < a.dim(); ++axis)
@@ -167,17 +189,16 @@ Tensor allocate_like(const Tensor& tensor) {
   return allocate(tensor.dim(), tensor.sizes().data(), dtype);
 }
 
-// A parameter in the type of the computation; an absent one has the same value everywhere.
+// Fills the buffer with a parameter in the type of the computation; an absent one has one value.
 template <class Real>
-std::vector<Real> values(const std::optional<Tensor>& parameter, int64_t width, Real absent) {
-  std::vector<Real> result(width, absent);
+void read(const std::optional<Tensor>& parameter, Buffer<Real>& buffer, Real absent) {
+  std::fill(buffer.begin(), buffer.end(), absent);
   if (parameter)
     for_type_of(*parameter, [&](auto type, auto) {
       const Tensor stored = dense(*parameter);
       const auto* elements = data<decltype(type)>(stored);
-      for (int64_t i = 0; i < width; ++i) result[i] = widen(elements[i]);
+      for (Real& value : buffer) value = widen(*elements++);
     });
-  return result;
 }
 
 std::tuple<Tensor, Tensor> forward(const Tensor& given, const std::optional<Tensor>& other,
@@ -193,17 +214,16 @@ std::tuple<Tensor, Tensor> forward(const Tensor& given, const std::optional<Tens
     using T = decltype(type);
     using Real = decltype(real);
     static const Rows<T, Real> kernels;
-    const std::vector<Real> scale = values<Real>(weight, width, 1);
-    const std::vector<Real> shift = values<Real>(bias, width, 0);
+    Buffer<Real> scale(width), shift(width);
+    read<Real>(weight, scale, 1);
+    read<Real>(bias, shift, 0);
     const T *x_data = data<T>(x), *residual_data = other ? data<T>(residual) : nullptr;
     T *y_data = mutable_data<T>(y), *total_data = other ? mutable_data<T>(total) : nullptr;
     const int64_t grain = MIN_ELEMENTS_PER_THREAD / std::max<int64_t>(width, 1) + 1;
     torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-      std::vector<Real> row(width);
       for (int64_t i = begin * width; i < end * width; i += width)
-        kernels.forward(x_data + i, other ? residual_data + i : nullptr, scale.data(),
-                        shift.data(), y_data + i, other ? total_data + i : nullptr, row.data(),
-                        width, eps);
+        kernels.forward(x_data + i, other ? residual_data + i : nullptr, scale.begin(),
+                        shift.begin(), y_data + i, other ? total_data + i : nullptr, width, eps);
     });
   });
   return {y, total};
@@ -238,28 +258,28 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& given_dy,
     using T = decltype(type);
     using Real = decltype(real);
     static const Rows<T, Real> kernels;
-    const std::vector<Real> scale = values<Real>(weight, width, 1);
+    Buffer<Real> scale(width);
+    read<Real>(weight, scale, 1);
     const T *dy_data = data<T>(dy), *total_data = data<T>(total);
     const T* dsum_data = given_dsum ? data<T>(dsum) : nullptr;
     T* dx_data = mutable_data<T>(dx);
     const int64_t chunk_rows = std::max(MIN_CHUNK_ROWS, (rows + MAX_CHUNKS - 1) / MAX_CHUNKS);
     const int64_t chunks = (rows + chunk_rows - 1) / chunk_rows;
-    std::vector<Real> partial(chunks * 2 * width);  // (chunks, 2, width): dweight and dbias
+    Buffer<Real> partial(chunks * 2 * width);  // (chunks, 2, width): dweight and dbias
     const int64_t grain = MIN_ELEMENTS_PER_THREAD / std::max<int64_t>(chunk_rows * width, 1) + 1;
     torch::stable::parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) {
-      std::vector<Real> row(width);
       for (int64_t chunk = begin; chunk < end; ++chunk) {
-        Real* sums = partial.data() + chunk * 2 * width;
+        Real* sums = partial.begin() + chunk * 2 * width;
         const int64_t last = std::min(rows, (chunk + 1) * chunk_rows) * width;
         for (int64_t i = chunk * chunk_rows * width; i < last; i += width)
           kernels.backward(dy_data + i, dsum_data ? dsum_data + i : nullptr, total_data + i,
-                           scale.data(), dx_data + i, sums, sums + width, row.data(), width, eps);
+                           scale.begin(), dx_data + i, sums, sums + width, width, eps);
       }
     });
     Real *dweight_data = mutable_data<Real>(dweight), *dbias_data = mutable_data<Real>(dbias);
     std::fill_n(dweight_data, width, Real(0));
     std::fill_n(dbias_data, width, Real(0));
-    for (const Real* sums = partial.data(); sums < partial.data() + partial.size();
+    for (const Real* sums = partial.begin(); sums < partial.end();
          sums += 2 * width)
       for (int64_t i = 0; i < width; ++i) {
         dweight_data[i] += sums[i];

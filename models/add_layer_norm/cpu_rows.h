@@ -39,99 +39,88 @@ inline Pair<double> sum(int64_t width, Terms terms) {
   return total;
 }
 
-// The mean of the first elements. Deviations from it are small if the row's mean is large.
-template <class Real, class Element>
-inline Real pivot_of(int64_t width, Element element) {
-  const int64_t count = std::min<int64_t>(16, width);
-  Real total = 0;
-  for (int64_t i = 0; i < count; ++i) total += element(i) / count;
-  return total;
-}
-
-// What turns a row of deviations from the pivot into xhat: (row[i] - mean) * rstd.
+// A row's statistics: its mean is pivot + shift, which one number in Real could not hold where the
+// mean is large, and rstd is 1 / sqrt(variance + eps).
 template <class Real>
 struct Statistics {
-  Real mean, rstd;
+  Real pivot, shift, rstd;
+
+  Real xhat(Real element) const { return ((element - pivot) - shift) * rstd; }
 };
 
-// Returns the statistics of a row of deviations from the pivot, given its sum and sum of squares.
-template <class Real>
-inline Statistics<Real> statistics_of(Real* __restrict row, Pair<double> sums, int64_t width,
-                                      Real eps) {
-  const double mean = sums.first / width;
-  const double variance = sums.second / width - mean * mean;
-  if (mean * mean <= variance)
-    return {Real(mean), 1 / std::sqrt(Real(variance) + eps)};
-  // The pivot is far from the mean, and the difference has lost digits. Centred once, a row still
-  // has the rounding error of its mean; centred twice, it does not.
-  const Real far = mean;
-  const Real rest = sum<Real>(width, [=](int64_t i) -> Pair<Real> {
-                      row[i] -= far;
-                      return {row[i], 0};
-                    }).first / width;
-  const Real squares = sum<Real>(width, [=](int64_t i) -> Pair<Real> {
-                         row[i] -= rest;
-                         return {row[i] * row[i], 0};
-                       }).first / width;
-  return {0, 1 / std::sqrt(squares + eps)};
+// Returns the statistics of a row. element(i, pivot) returns element i less the pivot.
+//
+// One pass over the row gives mean and variance if the pivot is close to the mean, which that of
+// the first elements usually is. If not, the variance has lost digits, and a second pass starts
+// from the mean of the first.
+template <class Real, class First, class Element>
+inline Statistics<Real> statistics_of(int64_t width, Real eps, First first, Element element) {
+  const int64_t count = std::min<int64_t>(16, width);
+  Real pivot = 0;
+  for (int64_t i = 0; i < count; ++i) pivot += first(i) / count;
+  double mean, variance;
+  const auto measure = [&](auto deviation) {
+    const Pair<double> sums = sum<Real>(width, [=](int64_t i) -> Pair<Real> {
+      const Real d = deviation(i);
+      return {d, d * d};
+    });
+    mean = sums.first / width;
+    variance = sums.second / width - mean * mean;
+  };
+  measure([=](int64_t i) { return first(i) - pivot; });
+  if (!(mean * mean <= variance)) {
+    pivot += Real(mean);
+    measure([=](int64_t i) { return element(i) - pivot; });
+  }
+  return {pivot, Real(mean), 1 / std::sqrt(Real(variance) + eps)};
 }
 
-// Writes y = layer_norm(x + residual) and stored = x + residual; the mean and the variance are
-// those of `stored`. Without a residual, `stored` is x, and not written. `row` is scratch memory.
+// Writes y = layer_norm(x + residual) and stored = x + residual; the statistics are those of
+// `stored`. Without a residual, `stored` is x, and not written.
 template <class T, class Real>
 void forward_row(const T* __restrict x, const T* __restrict residual,
                  const Real* __restrict weight, const Real* __restrict bias, T* __restrict y,
-                 T* __restrict stored, Real* __restrict row, int64_t width, Real eps) {
-  Pair<double> sums;
+                 T* __restrict stored, int64_t width, Real eps) {
   if (residual == nullptr) {
-    const Real pivot = pivot_of<Real>(width, [=](int64_t i) { return widen(x[i]); });
-    sums = sum<Real>(width, [=](int64_t i) -> Pair<Real> {
-      row[i] = widen(x[i]) - pivot;
-      return {row[i], row[i] * row[i]};
-    });
+    const auto element = [=](int64_t i) { return widen(x[i]); };
+    const Statistics<Real> row = statistics_of<Real>(width, eps, element, element);
+    for (int64_t i = 0; i < width; ++i)
+      y[i] = narrow<T>(row.xhat(widen(x[i])) * weight[i] + bias[i]);
   } else {
-    const Real pivot =
-        pivot_of<Real>(width, [=](int64_t i) { return widen(x[i]) + widen(residual[i]); });
-    sums = sum<Real>(width, [=](int64_t i) -> Pair<Real> {
+    const auto add = [=](int64_t i) {
       stored[i] = narrow<T>(widen(x[i]) + widen(residual[i]));
-      row[i] = widen(stored[i]) - pivot;
-      return {row[i], row[i] * row[i]};
-    });
+      return widen(stored[i]);
+    };
+    const auto element = [=](int64_t i) { return widen(stored[i]); };
+    const Statistics<Real> row = statistics_of<Real>(width, eps, add, element);
+    for (int64_t i = 0; i < width; ++i)
+      y[i] = narrow<T>(row.xhat(widen(stored[i])) * weight[i] + bias[i]);
   }
-  const auto [mean, rstd] = statistics_of(row, sums, width, eps);
-  for (int64_t i = 0; i < width; ++i)
-    y[i] = narrow<T>((row[i] - mean) * rstd * weight[i] + bias[i]);
 }
 
 // Writes dx and adds this row's terms of dweight and dbias. With dxhat = dy * weight:
 // dx = rstd * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)) + dsum.
-// The statistics are computed again, from a row that is read anyway, because mean and rstd in
-// float32 would not determine xhat where the mean is large.
+// The statistics are computed again: the row is read in any case.
 template <class T, class Real>
 void backward_row(const T* __restrict dy, const T* __restrict dsum, const T* __restrict stored,
                   const Real* __restrict weight, T* __restrict dx, Real* __restrict dweight,
-                  Real* __restrict dbias, Real* __restrict row, int64_t width, Real eps) {
-  const Real pivot = pivot_of<Real>(width, [=](int64_t i) { return widen(stored[i]); });
+                  Real* __restrict dbias, int64_t width, Real eps) {
+  const auto element = [=](int64_t i) { return widen(stored[i]); };
+  const Statistics<Real> row = statistics_of<Real>(width, eps, element, element);
   const Pair<double> sums = sum<Real>(width, [=](int64_t i) -> Pair<Real> {
-    row[i] = widen(stored[i]) - pivot;
-    return {row[i], row[i] * row[i]};
-  });
-  const Statistics<Real> statistics = statistics_of(row, sums, width, eps);
-  const Real mean = statistics.mean, rstd = statistics.rstd;
-  const Pair<double> projections = sum<Real>(width, [=](int64_t i) -> Pair<Real> {
-    const Real xhat = (row[i] - mean) * rstd;
+    const Real xhat = row.xhat(widen(stored[i]));
     const Real dxhat = widen(dy[i]) * weight[i];
-    row[i] = xhat;
     dweight[i] += widen(dy[i]) * xhat;
     dbias[i] += widen(dy[i]);
     return {dxhat, dxhat * xhat};
   });
-  const Real mean_dxhat = projections.first / width, along = projections.second / width;
+  const Real mean = sums.first / width, along = sums.second / width;
+  const auto through_norm = [=](int64_t i) {
+    const Real xhat = row.xhat(widen(stored[i]));
+    return row.rstd * (widen(dy[i]) * weight[i] - mean - xhat * along);
+  };
   if (dsum == nullptr)
-    for (int64_t i = 0; i < width; ++i)
-      dx[i] = narrow<T>(rstd * (widen(dy[i]) * weight[i] - mean_dxhat - row[i] * along));
+    for (int64_t i = 0; i < width; ++i) dx[i] = narrow<T>(through_norm(i));
   else
-    for (int64_t i = 0; i < width; ++i)
-      dx[i] = narrow<T>(rstd * (widen(dy[i]) * weight[i] - mean_dxhat - row[i] * along) +
-                        widen(dsum[i]));
+    for (int64_t i = 0; i < width; ++i) dx[i] = narrow<T>(through_norm(i) + widen(dsum[i]));
 }

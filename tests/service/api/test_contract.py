@@ -31,6 +31,7 @@ def test_every_route_conforms_to_the_openapi_document(
 ) -> None:
     keys = [{"name": "all", "key": KEY, "scopes": ["encode", "debug", "metrics"]}]
     with process(
+        *("-m", "tests.service.debug.held_worker"),
         VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_DEBUG__ENABLED="true",
         VITRINE_AUTH__KEYS=json.dumps(keys),

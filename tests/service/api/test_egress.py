@@ -46,7 +46,7 @@ TRACED = """
 import os, sys
 for name in [name for name in os.environ if name.startswith(("CI", "GITHUB", "PYTEST"))]:
     del os.environ[name]
-os.execvp("strace", [*sys.argv[1:], sys.executable, "-m", "service"])
+os.execvp("strace", [*sys.argv[1:], sys.executable, "-m", "tests.service.debug.held_worker"])
 """
 
 

@@ -133,7 +133,9 @@ def test_sigint_exits_with_status_0_and_no_traceback(small_artifact: Artifact) -
 
 def test_gradient_process_ends_when_the_service_is_killed(small_artifact: Artifact) -> None:
     with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_DEBUG__ENABLED="true"
+        *("-m", "tests.service.debug.held_worker"),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
+        VITRINE_DEBUG__ENABLED="true",
     ) as started:
         url = url_of(started)
         assert httpx2.get(f"{url}/debug/capabilities", timeout=240).status_code == 200

@@ -1,7 +1,8 @@
 """A gradient process for tests: at normal priority, and held while a file exists.
 
 At its own priority, the process gets 1 % of a CPU while other processes are busy on all of them.
-`GRADIENT_HOLD=file python -m tests.service.debug.held_worker` is the service with such a process.
+`GRADIENT_HOLD=file python -m tests.service.debug.held_worker` is the service with such a process;
+without GRADIENT_HOLD, its jobs are not held.
 """
 
 import os
@@ -15,6 +16,8 @@ from unittest.mock import patch
 from service.__main__ import main
 from service.debug.process import worker_command
 from service.logs import LogFormat
+
+NO_FILE = "/nonexistent"
 
 _SCRIPT = """
 import time
@@ -60,5 +63,5 @@ def held(hold: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    with held_workers(Path(os.environ["GRADIENT_HOLD"])):
+    with held_workers(Path(os.environ.get("GRADIENT_HOLD", NO_FILE))):
         sys.exit(main())
