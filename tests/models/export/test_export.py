@@ -115,7 +115,11 @@ def test_cuda_artifact_is_the_cpu_artifact_plus_one_graph(
     artifact: Artifact, half_artifact: Artifact
 ) -> None:
     assert half_artifact.read("model.onnx") == artifact.read("model.onnx")
-    assert half_artifact.check() == artifact.check()
+    # The products' last digits depend on the number of threads in the process that exports.
+    ours, theirs = half_artifact.check(), artifact.check()
+    assert ours.rows == theirs.rows
+    for output, vectors in ours.outputs.items():
+        np.testing.assert_allclose(vectors, theirs.outputs[output], rtol=0, atol=1e-5)
     graphs = {graph.target: graph for graph in half_artifact.manifest.graphs}
     assert graphs["cpu"] == artifact.graph("cpu")
     assert graphs["cuda"].dtype == "float16"

@@ -420,7 +420,7 @@ def test_capabilities_list_every_accepted_value(debugging: Settings) -> None:
     assert capabilities["baselines"] == ["pad", "mask", "zero"]
     assert (capabilities["device"], capabilities["op"]) == (
         "cpu",
-        {"forward": "aten", "backward": "aten"},
+        {"forward": "cpp", "backward": "cpp"},
     )
 
 
