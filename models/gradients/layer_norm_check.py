@@ -3,10 +3,13 @@
 `judge` compares implementations with the float64 reference, on given rows or on random rows from
 `draw`.
 
-The attainable accuracy depends on the row. The deviations of a row around 40000 with a standard
-deviation of 1 have five digits fewer than its elements. So bounds scale with the row's condition
-number, max|x| / sqrt(var + eps). Larger errors fail, such as those of a variance computed as
-mean(x^2) - mean(x)^2.
+Bounds are a few rounding errors of the result, whatever the row's mean: the deviations of a row
+from its mean are exact in float32 if the mean's own rounding error is subtracted too. An
+implementation that does not do so fails on rows with a large mean, as does one that computes the
+variance as mean(x^2) - mean(x)^2.
+
+Some rows cannot decide. The norm of a constant row is beta, which a wrong norm may return too. A
+constant row without eps, and a row whose variance overflows, have no norm.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,18 +48,18 @@ DISTRIBUTIONS: dict[Distribution, Callable[[np.random.Generator, tuple[int, int]
 class _Exact(NamedTuple):
     """The steps in float64, and quantities for error bounds in the dtype of the operands.
 
-    Let u be the dtype's unit roundoff, and r the number of rounding errors of a sum of D numbers,
-    plus a few for other operations. The sum of x and residual, and the mean, have errors of at most
-    r u max|x|. Divided by sqrt(var + eps), this is the error of xhat and, because
-    mean(xhat^2) <= 1, the relative error of ivar. All other rounding errors are relative. So with
-    the condition number kappa = max|x| / sqrt(var + eps) and t = r u (1 + kappa), the error of
-    xhat_i is at most t (1 + |xhat_i|), and the error of ivar is at most t ivar.
+    The steps start from the sum of x and residual as rounded to the dtype. Let u be the dtype's
+    unit roundoff, and r the number of rounding errors of a sum of D numbers, plus a few for other
+    operations. With t = r u, the error of xhat_i is at most t (1 + |xhat_i|), and, because
+    mean(xhat^2) <= 1, the error of ivar is at most t ivar. t is infinite for
+    rows without a norm, and NaN for rows with NaN or infinity, whose results must be NaN.
     """
 
     forward: reference.ForwardSteps
     backward: reference.BackwardSteps
-    t: Array  #      (N, 1)
-    reach: Array  #  (N, 1) ivar mean(|dxhat| (1 + |xhat|)), a bound of the means in dx
+    t: Array  #            (N, 1)
+    reach: Array  #        (N, 1) ivar mean(|dxhat| (1 + |xhat|)), a bound of the means in dx
+    is_constant: Array  #  (N, 1)
 
 
 def _roundings(terms: int) -> float:
@@ -70,18 +73,27 @@ def _roundings(terms: int) -> float:
 
 
 def _exact(operands: Operands, dout: Array) -> _Exact:
-    unit = np.finfo(operands.x.dtype).eps / 2
-    (x, residual, gamma, beta, eps), wide = rounded_to(operands, dout, np.float64)
-    forward = reference.forward_steps(x, gamma, beta, eps, residual)
-    backward = reference.backward_steps(wide, reference.forward(x, gamma, beta, eps, residual)[1])
-    kappa = np.abs(forward.x).max(-1, keepdims=True) * forward.ivar
+    limits = np.finfo(operands.x.dtype)
+    rounded = operands.x if operands.residual is None else operands.x + operands.residual
+    (_, _, gamma, beta, eps), wide = rounded_to(operands, dout, np.float64)
+    total = rounded.astype(np.float64)
+    forward = reference.forward_steps(total, gamma, beta, eps)
+    backward = reference.backward_steps(wide, reference.forward(total, gamma, beta, eps)[1])
     spread_terms = np.abs(backward.dxhat) * (1 + np.abs(forward.xhat))  # (N, D)
     reach = forward.ivar * spread_terms.mean(-1, keepdims=True)
-    return _Exact(forward, backward, _roundings(x.shape[-1]) * unit * (1 + kappa), reach)
+    is_constant = np.ptp(rounded, axis=-1, keepdims=True) == 0
+    is_finite = np.isfinite(total).all(-1, keepdims=True)
+    overflows = is_finite & (_sum(forward.sq) >= float(limits.max))
+    t = np.where(is_finite, _roundings(total.shape[-1]) * limits.eps / 2, np.nan)
+    t = np.where(overflows | (is_constant & (eps == 0)), np.inf, t)
+    return _Exact(forward, backward, t, reach, is_constant)
 
 
 def _bounds(exact: _Exact, operands: Operands, dout: Array) -> dict[str, Array]:
-    """Return the error bounds of output and gradients, each in the shape of its array."""
+    """Return the error bounds of output and gradients, each in the shape of its array.
+
+    A bound is infinite where a row without a norm takes part.
+    """
     epsilon = np.finfo(operands.x.dtype).eps
     over_rows = _roundings(len(dout)) * epsilon / 2
     size, xhat = np.abs(dout.astype(np.float64)), np.abs(exact.forward.xhat)  # (N, D)
@@ -93,13 +105,17 @@ def _bounds(exact: _Exact, operands: Operands, dout: Array) -> dict[str, Array]:
     own = 2 * exact.t * exact.forward.ivar * np.abs(exact.backward.dxhat)
     dx = own + 5 * exact.t * exact.reach * (1 + xhat)
     shifted = np.abs(exact.forward.gammax) + np.abs(operands.beta)
-    return {
+    bounds = {
         "out": np.abs(operands.gamma) * of_xhat + epsilon * shifted,
         "dx": dx,
         "dresidual": dx,
         "dgamma": (size * of_xhat).sum(0) + over_rows * (size * xhat).sum(0),
-        "dbeta": over_rows * size.sum(0),
     }
+    has_no_norm = np.isinf(exact.t)
+    for name, bound in bounds.items():
+        where = has_no_norm if bound.ndim == 2 else has_no_norm.any()
+        bounds[name] = np.where(where, np.inf, bound)
+    return {**bounds, "dbeta": over_rows * size.sum(0)}
 
 
 class _Slope(NamedTuple):
@@ -119,6 +135,9 @@ def slopes_along(operands: Operands, dout: Array) -> Iterator[_Slope]:
         dout: Gradient with respect to the output, `(N, D)`.
     """
     exact = _exact(operands, dout)
+    # Elements are rounded again when they are moved, relative to their own size.
+    kappa = np.abs(exact.forward.x).max(-1, keepdims=True) * exact.forward.ivar
+    exact = exact._replace(t=exact.t * (1 + kappa))
     bounds = _bounds(exact, operands, dout)
     # The rounding error scales with 1 / step, the truncation error with step^2.
     step = np.cbrt(exact.t[np.isfinite(exact.t)].max(initial=np.finfo(np.float64).eps))
@@ -252,10 +271,28 @@ def judge(
                     comparisons += _along(slopes, actual)
                 identities = tuple(i for i in invariants if i.phase == phase)
                 passes = all(c.passes for c in comparisons) and all(i.passes for i in identities)
+                reason = _undecided(exact, phase) if passes else None
                 verdicts.append(
-                    ImplementationVerdict(name, phase, passes, None, tuple(comparisons), identities)
+                    ImplementationVerdict(
+                        name,
+                        phase,
+                        None if reason else passes,
+                        reason,
+                        tuple(comparisons),
+                        identities,
+                    )
                 )
     return tuple(verdicts)
+
+
+def _undecided(exact: _Exact, phase: Phase) -> str | None:
+    """Return why no row can show that a pass is right; None if one can."""
+    has_no_norm = np.isinf(exact.t)
+    if has_no_norm.all():
+        return "not decidable: each row is constant without eps, or its variance overflows"
+    if phase == "forward" and np.logical_or(has_no_norm, exact.is_constant).all():
+        return "not decidable: the norm of a constant row is beta, whatever the norm"
+    return None
 
 
 def _along(slopes: Sequence[_Slope], gradients: dict[str, Array]) -> list[Comparison]:
@@ -274,6 +311,7 @@ def _compare(
     finite = np.isfinite(expected)
     error = np.where(finite | np.isfinite(actual), np.abs(actual - expected), 0.0)
     error = np.where(np.isnan(error), np.inf, error)
+    error = np.where(np.isposinf(bound), 0.0, error)
     share = _share(error, bound)
     worst = np.unravel_index(int(share.argmax()), share.shape)
     largest = np.abs(expected[finite]).max(initial=0.0).astype(actual.dtype)

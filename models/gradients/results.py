@@ -380,8 +380,8 @@ class ImplementationVerdict:
     Attributes:
         implementation: Name of the implementation.
         phase: "forward" or "backward".
-        passes: Whether all comparisons and invariants pass; null if the pass was not run.
-        not_run: Reason why the pass was not run; null if it was.
+        passes: Whether all comparisons and invariants pass; null if there is no verdict.
+        no_verdict: Reason why there is none: the pass was not run, or the rows cannot decide.
         comparisons: Comparisons with the reference.
         invariants: Invariants of the pass.
     """
@@ -389,7 +389,7 @@ class ImplementationVerdict:
     implementation: str
     phase: Phase
     passes: bool | None
-    not_run: str | None
+    no_verdict: str | None
     comparisons: tuple[Comparison, ...]
     invariants: tuple[Invariant, ...]
 
@@ -409,9 +409,12 @@ class LayerNormCheck:
     verdicts: tuple[ImplementationVerdict, ...]
 
     @property
-    def passes(self) -> bool:
-        """Whether no verdict fails. Passes that were not run do not count as failures."""
-        return all(verdict.passes is not False for verdict in self.verdicts)
+    def passes(self) -> bool | None:
+        """Whether no verdict fails; null if the rows cannot decide on one of the passes."""
+        if any(verdict.passes is False for verdict in self.verdicts):
+            return False
+        right = {verdict.phase for verdict in self.verdicts if verdict.passes}
+        return True if right == {"forward", "backward"} else None
 
 
 # Parity.

@@ -52,7 +52,7 @@ export function raw(value) {
 }
 
 // A coloured verdict: true, false or null for "not run".
-export function mark(passes, words = ["passes", "fails", "not run"]) {
+export function mark(passes, words = ["passes", "fails", "no verdict"]) {
   const [state, word] = passes === null ? ["off", words[2]] : passes ? ["good", words[0]] : ["bad", words[1]];
   return element("span", { className: `mark ${state}` }, word);
 }

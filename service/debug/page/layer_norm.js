@@ -35,6 +35,8 @@ const BACKWARD = {
 // Steps that do not read the preceding one.
 const STARTS = new Set(["x", "dbeta", "dgamma", "dxhat", "dxmu1", "dsqrtvar"]);
 
+const VERDICTS = ["All implementations are right on these rows.", "An implementation is wrong on these rows.", "These rows cannot decide whether the implementations are right."];
+
 const [PITCH, BOX, WIDTH, GAP] = [44, 34, 270, 96];
 // Size of float32 rounding, and of an error that affects the served vectors.
 const [BEST, WORST] = [-8, -3];
@@ -44,12 +46,12 @@ export function drawLayerNorm([{ result }]) {
   const choose = (step) => chosen.replaceChildren(...statistics(step));
   choose(result.steps.find(({ name }) => name === "out") ?? result.steps[0]);
   return [
-    element("p", { className: "verdict" }, mark(result.passes, ["The op is right on these rows.", "The op is wrong on these rows."])),
+    element("p", { className: "verdict" }, mark(result.passes, VERDICTS)),
     element("div", { className: "bench" }, circuit(result.steps, choose), element("div", {}, scale(), chosen)),
     table("Invariants of the op", ["invariant", "pass", "residual", "bound", ""], result.invariants.map((invariant) =>
       [invariant.name, invariant.phase, shown(invariant.residual), shown(invariant.bound), mark(invariant.passes)])),
-    table("Implementations", ["implementation", "pass", "", "worst, as a part of what is allowed", "why not"], result.verdicts.map((verdict) =>
-      [verdict.implementation, verdict.phase, mark(verdict.passes), worst(verdict), verdict.not_run ?? ""])),
+    table("Implementations", ["implementation", "pass", "", "worst, as a part of what is allowed", "why there is no verdict"], result.verdicts.map((verdict) =>
+      [verdict.implementation, verdict.phase, mark(verdict.passes), worst(verdict), verdict.no_verdict ?? ""])),
   ];
 }
 

@@ -18,7 +18,12 @@ from models.gradients.layer_norm_check import (
     judge,
     rounded_to,
 )
-from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Operands, Outcome
+from models.gradients.layer_norm_implementations import (
+    IMPLEMENTATIONS,
+    Implementation,
+    Operands,
+    Outcome,
+)
 from models.gradients.layer_norm_trace import trace
 from models.gradients.results import ImplementationVerdict
 from tests.models.gradients.toys import D, N, by_torch, random_case
@@ -50,7 +55,9 @@ def test_correct_implementations_pass_on_every_distribution(
     ran = [v for v in judge(*operands) if v.passes is not None]
     assert {v.implementation for v in ran} >= {"reference", "aten"}
     for v in ran:
-        assert v.passes
+        # onnxruntime subtracts the mean once.
+        is_inexact = v.implementation == "onnxruntime" and distribution == "large_mean"
+        assert v.passes or (is_inexact and shape[1] > 1), v
         assert len(v.invariants) == (2 if v.phase == "forward" else 3)
         values = [c.value for c in v.comparisons if c.against == "float64"]
         backward = ["dbeta", "dgamma", "dresidual", "dx"]
@@ -71,6 +78,7 @@ def norm(operands: Operands) -> tuple[Array, Array, Array]:
     """Return the sum, its centred rows and their biased variance."""
     total = operands.x if operands.residual is None else operands.x + operands.residual
     centred = total - total.mean(-1, keepdims=True)
+    centred -= centred.mean(-1, keepdims=True)
     return total, centred, (centred**2).mean(-1, keepdims=True)
 
 
@@ -100,6 +108,21 @@ def single_pass_variance(operands: Operands) -> Array:
     total, _, _ = norm(operands)
     var = (total**2).mean(-1, keepdims=True) - total.mean(-1, keepdims=True) ** 2
     return forward_of(operands, 1 / np.sqrt(var + operands.eps))
+
+
+def centred_once(operands: Operands) -> Array:
+    total, _, var = norm(operands)
+    centred = total - total.mean(-1, keepdims=True)
+    out: Array = operands.gamma * centred / np.sqrt(var + operands.eps) + operands.beta
+    return out
+
+
+def a_tenth_too_large(operands: Operands) -> Array:
+    return correct_forward(operands._replace(gamma=operands.gamma * operands.gamma.dtype.type(1.1)))
+
+
+def beta_alone(operands: Operands) -> Array:
+    return np.broadcast_to(operands.beta, operands.x.shape)
 
 
 def backward_of(
@@ -169,7 +192,7 @@ def verdicts_by_phase(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_two_pass_implementation_passes(distribution: Distribution, dtype: str) -> None:
     verdicts = verdicts_by_phase(correct_forward, correct_backward, distribution, dtype)
-    assert verdicts["forward"].passes
+    assert verdicts["forward"].passes == (None if distribution == "constant_row" else True)
     assert verdicts["backward"].passes
 
 
@@ -187,6 +210,11 @@ def test_two_pass_implementation_passes(distribution: Distribution, dtype: str) 
         (swapped_gamma_and_beta, "large_mean", "float64"),
         (single_pass_variance, "large_mean", "float32"),
         (single_pass_variance, "large_mean", "float64"),
+        (centred_once, "large_mean", "float32"),
+        (a_tenth_too_large, "large_mean", "float32"),
+        (a_tenth_too_large, "tiny_var", "float32"),
+        (beta_alone, "large_mean", "float32"),
+        (beta_alone, "huge", "float32"),
     ],
 )
 def test_wrong_forward_pass_fails_the_forward_verdict_only(
@@ -227,7 +255,7 @@ def test_wrong_backward_pass_fails_the_backward_verdict_only(
     wrong_values: set[str],
 ) -> None:
     verdicts = verdicts_by_phase(correct_forward, wrong, distribution, dtype)
-    assert verdicts["forward"].passes
+    assert verdicts["forward"].passes is not False
     assert verdicts["backward"].passes is False
     failed = [c for c in verdicts["backward"].comparisons if not c.passes]
     assert {c.value for c in failed if c.against == "float64"} == wrong_values
@@ -299,11 +327,11 @@ def large_mean_row() -> tuple[Operands, Array]:
 
 
 def test_row_with_large_mean_passes_and_fails_the_squares_formula() -> None:
-    for implementation in ("reference", "aten", "onnxruntime"):
+    for implementation in ("reference", "cpp", "aten"):
         forward = verdict(judge(*large_mean_row()), implementation, "forward")
         [out] = forward.comparisons
         assert forward.passes, implementation
-        assert out.max_abs < 1e-2
+        assert out.max_abs < 1e-6
 
     def squares(operands: Operands, dout: Array) -> Outcome:
         return Outcome(single_pass_variance(operands), correct_backward(operands, dout))
@@ -312,6 +340,53 @@ def test_row_with_large_mean_passes_and_fails_the_squares_formula() -> None:
         verdict(judge(*large_mean_row(), {"squares": squares}), "squares", "forward").passes
         is False
     )
+
+
+def constant_rows(eps: float) -> tuple[Operands, Array]:
+    operands, dout = random_operands("constant_row", "float32")
+    return operands._replace(residual=None, eps=eps), dout
+
+
+def overflowing_rows() -> tuple[Operands, Array]:
+    operands, dout = random_operands("normal", "float32")
+    return operands._replace(x=operands.x * np.float32(1e30)), dout
+
+
+@pytest.mark.parametrize(
+    ("rows", "phases", "reason"),
+    [
+        (constant_rows(EPS), {"forward"}, "the norm of a constant row is beta"),
+        (constant_rows(0.0), {"forward", "backward"}, "each row is constant without eps"),
+        (overflowing_rows(), {"forward", "backward"}, "or its variance overflows"),
+    ],
+)
+def test_rows_that_cannot_decide_have_no_verdict(
+    rows: tuple[Operands, Array], phases: set[str], reason: str
+) -> None:
+    verdicts = [v for v in judge(*rows) if v.implementation in ("reference", "cpp", "aten")]
+    for v in verdicts:
+        assert v.passes == (None if v.phase in phases else True), v
+        assert (reason in (v.no_verdict or "")) == (v.phase in phases)
+
+
+def test_wrong_norm_of_constant_rows_fails() -> None:
+    def shifted(operands: Operands, dout: Array) -> Outcome:
+        return Outcome(beta_alone(operands) + np.float32(1e-3), correct_backward(operands, dout))
+
+    [forward, _] = judge(*constant_rows(EPS), {"shifted": shifted})
+    assert forward.passes is False
+
+
+def test_row_that_can_decide_beside_one_that_cannot_has_a_verdict() -> None:
+    operands, dout = random_operands("normal", "float32")
+    operands.x[0], operands = 1.0, operands._replace(residual=None, eps=0.0)
+    implementations: dict[str, Implementation] = {
+        "right": lambda operands, _: Outcome(correct_forward(operands), "no backward pass"),
+        "wrong": lambda operands, _: Outcome(beta_alone(operands), "no backward pass"),
+    }
+    verdicts = judge(operands, dout, implementations)
+    assert verdict(verdicts, "right", "forward").passes
+    assert verdict(verdicts, "wrong", "forward").passes is False
 
 
 def test_onnxruntime_verdict_covers_the_forward_pass_only(
@@ -326,9 +401,9 @@ def test_onnxruntime_verdict_covers_the_forward_pass_only(
         assert gradients == "a served graph has no backward pass"
     verdicts = judge(operands, dout, {"served": served})
     assert [v.passes for v in verdicts] == [True, None]
-    assert verdicts[1].not_run == gradients
+    assert verdicts[1].no_verdict == gradients
     in_float64 = judge(*random_operands(dtype="float64"), {"served": served})
-    assert [v.not_run for v in in_float64] == ["a served graph computes in float32", gradients]
+    assert [v.no_verdict for v in in_float64] == ["a served graph computes in float32", gradients]
     assert [v.passes for v in in_float64] == [None, None]
 
     class NanSession:
@@ -349,7 +424,7 @@ def test_triton_is_not_run_without_a_cuda_device(monkeypatch: pytest.MonkeyPatch
     for phase in ("forward", "backward"):
         triton_verdict = verdict(verdicts, "triton", phase)
         assert triton_verdict.passes is None
-        assert triton_verdict.not_run == "no CUDA device is available"
+        assert triton_verdict.no_verdict == "no CUDA device is available"
         assert not triton_verdict.comparisons
 
 
@@ -361,7 +436,7 @@ def test_triton_passes_on_a_cuda_device(distribution: Distribution) -> None:
     for triton_verdict in judge(*random_operands(distribution, "float32", (4, 384)), triton):
         assert triton_verdict.passes, triton_verdict
     in_float64 = judge(*random_operands(distribution, "float64", (4, 384)), triton)
-    assert {v.not_run for v in in_float64} == {
+    assert {v.no_verdict for v in in_float64} == {
         "rows of this dtype and width run in ATen, not in Triton"
     }
 

@@ -249,7 +249,7 @@ def test_layernorm_lists_the_steps_of_the_op_on_the_rows_of_a_text(client: TestC
     assert verdicts["aten", "backward"]["passes"]
     assert verdicts["onnxruntime", "forward"]["passes"]
     assert verdicts["onnxruntime", "backward"]["passes"] is None
-    assert "no backward pass" in verdicts["onnxruntime", "backward"]["not_run"]
+    assert "no backward pass" in verdicts["onnxruntime", "backward"]["no_verdict"]
     assert result["parity"]["cosine"] > 0.999999
 
 
@@ -257,12 +257,18 @@ def test_layernorm_lists_the_steps_of_the_op_on_the_rows_of_a_text(client: TestC
     "distribution", ["normal", "constant_row", "large_mean", "tiny_var", "huge"]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_layernorm_passes_on_rows_of_every_distribution(
+def test_layernorm_judges_rows_of_every_distribution(
     client: TestClient, distribution: str, dtype: str
 ) -> None:
     source = {"type": "random", "shape": [4, 16], "distribution": distribution}
     result = ask(client, "layernorm", source=source, dtype=dtype)
-    assert result["passes"]
+    failed = {v["implementation"] for v in result["verdicts"] if v["passes"] is False}
+    # onnxruntime subtracts a row's mean once.
+    assert failed == (
+        {"onnxruntime"} if (distribution, dtype) == ("large_mean", "float32") else set()
+    )
+    # Every norm of a constant row is beta.
+    assert result["passes"] == (None if distribution == "constant_row" else not failed)
     (aten,) = [
         v for v in result["verdicts"] if (v["implementation"], v["phase"]) == ("aten", "backward")
     ]
