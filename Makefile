@@ -1,5 +1,5 @@
 # make serve   install, export the default model if need be, serve on 127.0.0.1:8000 with gradients
-# make check   lint, types, import contracts and the fast tests, in about four minutes
+# make check   lint, types, import contracts and the fast tests, in about two minutes
 # make test    the whole test suite, in about ten minutes
 # make lint    ruff, mypy and the import contracts
 # make coverage   the whole test suite, with the lines that it does not cover

@@ -87,7 +87,7 @@ def vitrine(arguments: Arguments) -> Application:
     """
     settings = from_command_line([])
     if settings.debug.enabled and not settings.auth.all_keys():
-        raise ValueError("gradients reveal the model: set API keys, or disable debug.enabled")
+        raise ValueError("gradients reveal the model: set API keys, or set debug.enabled to false")
     if settings.engine.name == "cuda" and not arguments.gpus:
         raise ValueError("the engine cuda needs a GPU per replica: pass gpus=1 or a fraction")
     # Ray shows a replica only its own GPUs, so the index is 0.

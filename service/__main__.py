@@ -41,7 +41,7 @@ def main() -> int:
     if is_exposed and settings.debug.enabled:
         print(
             f"vitrine-serve: {settings.server.host} is reachable from other machines, and "
-            "gradients reveal the model: set API keys, or disable debug.enabled",
+            "gradients reveal the model: set API keys, or set debug.enabled to false",
             file=sys.stderr,
         )
         return 2

@@ -311,4 +311,4 @@ def _check_variable(name: str, known: Collection[str]) -> None:
     similar = get_close_matches(name, known, n=1, cutoff=0.9)
     if "__" in name or similar:
         hint = f"; did you mean {similar[0]}?" if similar else ""
-        raise ValueError(f"{name} is no setting{hint}; vitrine-serve --help lists all settings")
+        raise ValueError(f"{name} is not a setting{hint}; vitrine-serve --help lists all settings")

@@ -49,8 +49,8 @@ function pathChart(path) {
     hovertemplate: "%{x:.3f} of the way: %{y:.5f}<extra></extra>",
   };
   return element("figure", { className: "small" },
-    element("figcaption", {}, "The number on the way from the baseline to the text; points are where parts meet."),
-    chart("The number on the way from the baseline to the text", 150, [trace], {
+    element("figcaption", {}, "Target value along the path from the baseline to the text; the points separate the panels of the integration."),
+    chart("Target value along the path from the baseline to the text", 150, [trace], {
       xaxis: { range: [-0.02, 1.02], tickvals: [0, 0.25, 0.5, 0.75, 1], ticktext: ["baseline", "¼", "½", "¾", "text"] },
       yaxis: { nticks: 4 },
     }));

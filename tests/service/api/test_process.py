@@ -74,7 +74,7 @@ def test_debug_routes_on_a_public_address_require_keys(small_artifact: Artifact)
     ) as started:
         status, errors = outcome(started)
         assert status == 2
-        assert "set API keys, or disable debug.enabled" in errors
+        assert "set API keys, or set debug.enabled to false" in errors
 
 
 def long_texts(count: int) -> dict[str, list[str]]:
@@ -188,9 +188,9 @@ def test_failed_startup_exits_with_the_reason(
     ("environment", "message"),
     [
         ({"VITRINE_SERVER__PORT": "http"}, "server.port: Input should be a valid integer"),
-        ({"VITRINE_SERVER__PROT": "1"}, "VITRINE_SERVER__PROT is no setting"),
-        ({"VITRINE_MODEL_PATH": "x"}, "no setting; did you mean VITRINE_MODEL__PATH?"),
-        ({"VITRINE_ENGIN__NAME": "x"}, "VITRINE_ENGIN__NAME is no setting"),
+        ({"VITRINE_SERVER__PROT": "1"}, "VITRINE_SERVER__PROT is not a setting"),
+        ({"VITRINE_MODEL_PATH": "x"}, "not a setting; did you mean VITRINE_MODEL__PATH?"),
+        ({"VITRINE_ENGIN__NAME": "x"}, "VITRINE_ENGIN__NAME is not a setting"),
         ({"VITRINE_ENGINE__PRECISION": "int8"}, "engine.precision: Input should be 'float32'"),
         ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "No such file or directory: '/nowhere'"),
         ({"VITRINE_AUTH__KEYS": "[{"}, "auth"),
