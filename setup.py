@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 
 try:
     from torch.utils.cpp_extension import include_paths, library_paths
-except ImportError:
+except (ImportError, OSError):  # no torch, or one whose libraries are missing
     extensions = []
 else:
     extensions = [

@@ -80,9 +80,9 @@ namespace {
 
 // Elements below which a second thread costs more than it saves.
 constexpr int64_t MIN_ELEMENTS_PER_THREAD = 16384;
-// The gradients of weight and bias are summed over chunks of at least this many rows, into at most
-// this many partial sums.
-constexpr int64_t MIN_CHUNK_ROWS = 32;
+// The gradients of weight and bias are summed over blocks of this many rows, and those sums in
+// double precision over at most this many chunks.
+constexpr int64_t BLOCK_ROWS = 32;
 constexpr int64_t MAX_CHUNKS = 64;
 
 template <class T, class Real>
@@ -93,10 +93,12 @@ struct Rows {
   Rows() {
 #ifdef HAS_INSTRUCTION_SETS
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c")) {
       forward = avx512::forward_row<T, Real>;
       backward = avx512::backward_row<T, Real>;
-    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __builtin_cpu_supports("f16c")) {
       forward = avx2::forward_row<T, Real>;
       backward = avx2::backward_row<T, Real>;
     }
@@ -158,11 +160,11 @@ bool same_shape(const Tensor& a, const Tensor& b) {
 void check(const Tensor& x, const std::optional<Tensor>& other,
            const std::optional<Tensor>& weight, const std::optional<Tensor>& bias) {
   const auto fits = [&](const std::optional<Tensor>& parameter) {
-    return !parameter || (parameter->dim() == 1 && parameter->size(0) == x.size(-1));
+    return !parameter || (parameter->is_cpu() && parameter->dim() == 1 && parameter->size(0) == x.size(-1));
   };
   STD_TORCH_CHECK(
       x.dim() >= 1 && fits(weight) && fits(bias) &&
-          (!other || (same_shape(x, *other) && x.scalar_type() == other->scalar_type())) &&
+          (!other || (other->is_cpu() && same_shape(x, *other) && x.scalar_type() == other->scalar_type())) &&
           (!weight || !bias || weight->scalar_type() == bias->scalar_type()),
       "the shapes or dtypes of the arguments do not match");
 }
@@ -263,28 +265,34 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& given_dy,
     const T *dy_data = data<T>(dy), *total_data = data<T>(total);
     const T* dsum_data = given_dsum ? data<T>(dsum) : nullptr;
     T* dx_data = mutable_data<T>(dx);
-    const int64_t chunk_rows = std::max(MIN_CHUNK_ROWS, (rows + MAX_CHUNKS - 1) / MAX_CHUNKS);
+    const int64_t chunk_rows = std::max(BLOCK_ROWS, (rows + MAX_CHUNKS - 1) / MAX_CHUNKS);
     const int64_t chunks = (rows + chunk_rows - 1) / chunk_rows;
-    Buffer<Real> partial(chunks * 2 * width);  // (chunks, 2, width): dweight and dbias
+    Buffer<double> partial(chunks * 2 * width);  // (chunks, 2, width): dweight and dbias
     const int64_t grain = MIN_ELEMENTS_PER_THREAD / std::max<int64_t>(chunk_rows * width, 1) + 1;
     torch::stable::parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) {
+      Buffer<Real> block(2 * width);
       for (int64_t chunk = begin; chunk < end; ++chunk) {
-        Real* sums = partial.begin() + chunk * 2 * width;
-        const int64_t last = std::min(rows, (chunk + 1) * chunk_rows) * width;
-        for (int64_t i = chunk * chunk_rows * width; i < last; i += width)
-          kernels.backward(dy_data + i, dsum_data ? dsum_data + i : nullptr, total_data + i,
-                           scale.begin(), dx_data + i, sums, sums + width, width, eps);
+        const int64_t last = std::min(rows, (chunk + 1) * chunk_rows);
+        for (int64_t first = chunk * chunk_rows; first < last; first += BLOCK_ROWS) {
+          std::fill(block.begin(), block.end(), Real(0));
+          const int64_t stop = std::min(last, first + BLOCK_ROWS) * width;
+          for (int64_t i = first * width; i < stop; i += width)
+            kernels.backward(dy_data + i, dsum_data ? dsum_data + i : nullptr, total_data + i,
+                             scale.begin(), dx_data + i, block.begin(), block.begin() + width,
+                             width, eps);
+          double* sums = partial.begin() + chunk * 2 * width;
+          for (int64_t i = 0; i < 2 * width; ++i) sums[i] += block.begin()[i];
+        }
       }
     });
     Real *dweight_data = mutable_data<Real>(dweight), *dbias_data = mutable_data<Real>(dbias);
-    std::fill_n(dweight_data, width, Real(0));
-    std::fill_n(dbias_data, width, Real(0));
-    for (const Real* sums = partial.begin(); sums < partial.end();
-         sums += 2 * width)
-      for (int64_t i = 0; i < width; ++i) {
-        dweight_data[i] += sums[i];
-        dbias_data[i] += sums[width + i];
-      }
+    for (int64_t chunk = 1; chunk < chunks; ++chunk)
+      for (int64_t i = 0; i < 2 * width; ++i)
+        partial.begin()[i] += partial.begin()[chunk * 2 * width + i];
+    for (int64_t i = 0; i < width; ++i) {
+      dweight_data[i] = chunks ? partial.begin()[i] : 0;
+      dbias_data[i] = chunks ? partial.begin()[width + i] : 0;
+    }
   });
   return {dx, dweight, dbias};
 }

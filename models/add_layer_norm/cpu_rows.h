@@ -4,17 +4,18 @@
 // T is the type of the tensors, Real that of the computation: double for float64 and float for all
 // others. A row is read from memory once; the passes after the first find it in the cache.
 
-// Number of partial sums: two of the widest vectors. The compiler makes vectors of the loops.
-constexpr int64_t LANES = 32;
+// Number of partial sums: four of the widest vectors. The compiler makes vectors of the loops.
+constexpr int64_t LANES = 64;
+// Elements after which the partial sums are added in double precision. No partial sum is rounded
+// more than eight times: one that begins with an outlier would lose each of its small terms.
+constexpr int64_t BLOCK = 8 * LANES;
 
-// Adds up both values of terms(i) over a row, in an order that depends on its width alone. Every
-// 1,024 elements the partial sums are added in double precision, so that the rounding error of a
-// long row is that of a short one.
+// Adds up both values of terms(i) over a row, in an order that depends on its width alone.
 template <class Real, class Terms>
 inline Pair<double> sum(int64_t width, Terms terms) {
   Pair<double> total = {0, 0};
-  for (int64_t begin = 0; begin < width; begin += 1024) {
-    const int64_t end = std::min(begin + 1024, width);
+  for (int64_t begin = 0; begin < width; begin += BLOCK) {
+    const int64_t end = std::min(begin + BLOCK, width);
     Real first[LANES] = {}, second[LANES] = {};
     int64_t i = begin;
     for (; i + LANES <= end; i += LANES)
@@ -48,16 +49,16 @@ struct Statistics {
   Real xhat(Real element) const { return ((element - pivot) - shift) * rstd; }
 };
 
-// Returns the statistics of a row. element(i, pivot) returns element i less the pivot.
+// Returns the statistics of a row, whose elements load(i) returns at first and reload(i) later.
 //
 // One pass over the row gives mean and variance if the pivot is close to the mean, which that of
-// the first elements usually is. If not, the variance has lost digits, and a second pass starts
-// from the mean of the first.
-template <class Real, class First, class Element>
-inline Statistics<Real> statistics_of(int64_t width, Real eps, First first, Element element) {
+// the first elements usually is. If not, the variance has lost digits or its sum has overflowed,
+// and a second pass starts from the mean of the first.
+template <class Real, class Load, class Reload>
+inline Statistics<Real> statistics_of(int64_t width, Real eps, Load load, Reload reload) {
   const int64_t count = std::min<int64_t>(16, width);
   Real pivot = 0;
-  for (int64_t i = 0; i < count; ++i) pivot += first(i) / count;
+  for (int64_t i = 0; i < count; ++i) pivot += load(i) / count;
   double mean, variance;
   const auto measure = [&](auto deviation) {
     const Pair<double> sums = sum<Real>(width, [=](int64_t i) -> Pair<Real> {
@@ -67,10 +68,10 @@ inline Statistics<Real> statistics_of(int64_t width, Real eps, First first, Elem
     mean = sums.first / width;
     variance = sums.second / width - mean * mean;
   };
-  measure([=](int64_t i) { return first(i) - pivot; });
-  if (!(mean * mean <= variance)) {
+  measure([=](int64_t i) { return load(i) - pivot; });
+  if (!(mean * mean <= variance && std::isfinite(variance))) {
     pivot += Real(mean);
-    measure([=](int64_t i) { return element(i) - pivot; });
+    measure([=](int64_t i) { return reload(i) - pivot; });
   }
   return {pivot, Real(mean), 1 / std::sqrt(Real(variance) + eps)};
 }
@@ -87,12 +88,12 @@ void forward_row(const T* __restrict x, const T* __restrict residual,
     for (int64_t i = 0; i < width; ++i)
       y[i] = narrow<T>(row.xhat(widen(x[i])) * weight[i] + bias[i]);
   } else {
-    const auto add = [=](int64_t i) {
+    const auto add_and_store = [=](int64_t i) {
       stored[i] = narrow<T>(widen(x[i]) + widen(residual[i]));
       return widen(stored[i]);
     };
     const auto element = [=](int64_t i) { return widen(stored[i]); };
-    const Statistics<Real> row = statistics_of<Real>(width, eps, add, element);
+    const Statistics<Real> row = statistics_of<Real>(width, eps, add_and_store, element);
     for (int64_t i = 0; i < width; ++i)
       y[i] = narrow<T>(row.xhat(widen(stored[i])) * weight[i] + bias[i]);
   }

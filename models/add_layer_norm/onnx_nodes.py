@@ -17,8 +17,13 @@ def onnx_translations(target: str = "cpu") -> dict[Callable[..., Any], Translati
     Args:
         target: "cpu": `Add` and `LayerNormalization`, which every runtime has and onnxruntime runs
             fastest on CPU. "cuda": one `com.microsoft::SkipLayerNormalization`, which onnxruntime
-            has.
+            has for x `(N, D)` or `(B, L, D)`.
+
+    Raises:
+        ValueError: The target is unknown.
     """
+    if target not in _ADD_LAYER_NORM:
+        raise ValueError(f"unknown target {target!r}; allowed: {', '.join(_ADD_LAYER_NORM)}")
     return {
         torch.ops.vitrine.layer_norm.default: _layer_norm,
         torch.ops.vitrine.add_layer_norm.default: _ADD_LAYER_NORM[target],

@@ -162,6 +162,14 @@ def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
                     f"residual and x differ in shape: {tuple(residual.shape)}, {tuple(x.shape)}"
                 ),
             )
+    for name, other in (("residual", residual), ("weight", weight), ("bias", bias)):
+        if other is not None:
+            torch._check(
+                other.device == x.device,
+                lambda name=name, other=other: (
+                    f"{name} and x are on different devices: {other.device}, {x.device}"
+                ),
+            )
     if weight is not None and bias is not None:
         torch._check(
             weight.dtype == bias.dtype,
@@ -169,6 +177,12 @@ def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
         )
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None:
+            torch._check(
+                parameter.is_floating_point(),
+                lambda name=name, parameter=parameter: (
+                    f"{name} must be floating point, not {parameter.dtype}"
+                ),
+            )
             torch._check(
                 parameter.dim() == 1 and parameter.size(0) == x.size(-1),
                 lambda name=name, parameter=parameter: (
@@ -210,7 +224,6 @@ def composite_backward(
     dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dx, dweight and dbias by `reference.closed_form`, in differentiable functions."""
-    D = total.shape[-1]
     wide = torch.promote_types(total.dtype, torch.float32)
     g = dy.to(wide)  # (..., D)
     centred = _centre(total.to(wide))
@@ -221,8 +234,9 @@ def composite_backward(
     dx = rstd * (dxhat - dxhat.mean(-1, keepdim=True) - xhat * along)
     if dsum is not None:
         dx = dx + dsum.to(wide)
-    dweight = (g * xhat).reshape(-1, D).sum(0)
-    return dx.to(total.dtype).contiguous(), dweight, g.reshape(-1, D).sum(0)
+    rows = g.unsqueeze(0).flatten(0, -2)  # (N, D)
+    dweight = (rows * xhat.unsqueeze(0).flatten(0, -2)).sum(0)
+    return dx.to(total.dtype).contiguous(), dweight, rows.sum(0)
 
 
 def _aten(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -399,6 +413,10 @@ class _LayerNormBackwardFunction(torch.autograd.Function):
         )
 
 
+def _has_tangent(argument: object) -> bool:
+    return isinstance(argument, Tensor) and torch._VF._unpack_dual(argument, level=0)[1] is not None
+
+
 def _with_autograd(
     op: torch._ops.OpOverload, function: type[torch.autograd.Function]
 ) -> Callable[..., Any]:
@@ -407,6 +425,11 @@ def _with_autograd(
     def call(*arguments: Any) -> Any:  # noqa: ANN401
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return function.apply(*arguments)
+        if any(map(_has_tangent, arguments)):
+            raise RuntimeError(
+                f"{op} has no forward-mode derivative; outside of torch.compile, the functions of "
+                "models.add_layer_norm have one"
+            )
         with _below_autograd():
             return op(*arguments)
 

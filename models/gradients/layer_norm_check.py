@@ -85,7 +85,7 @@ def _exact(operands: Operands, dout: Array) -> _Exact:
     is_finite = np.isfinite(total).all(-1, keepdims=True)
     overflows = is_finite & (_sum(forward.sq) >= float(limits.max))
     t = np.where(is_finite, _roundings(total.shape[-1]) * limits.eps / 2, np.nan)
-    t = np.where(overflows | (is_constant & (eps == 0)), np.inf, t)
+    t = np.where(overflows | (is_constant & (operands.x.dtype.type(eps) == 0)), np.inf, t)
     return _Exact(forward, backward, t, reach, is_constant)
 
 

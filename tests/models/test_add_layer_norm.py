@@ -433,6 +433,24 @@ def test_forward_mode_derivatives_equal_torch() -> None:
             torch.testing.assert_close(tangent, forward_ad.unpack_dual(exact).tangent)
 
 
+def test_forward_mode_derivative_of_a_compiled_op_raises() -> None:
+    x = tensors(3, 8)[0].detach()
+    compiled = torch.compile(lambda x: layer_norm(x, None, None, EPS), backend="eager")
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        for function in (compiled, lambda x: torch.ops.vitrine.layer_norm(x, None, None, EPS)):
+            with pytest.raises(RuntimeError, match="has no forward-mode derivative; outside of"):
+                function(dual)
+
+
+def test_rows_of_width_zero_have_gradients() -> None:
+    x, residual, weight, bias = tensors(3, 0)
+    for create_graph in (False, True):
+        y = add_layer_norm(x, residual, weight, bias, EPS)
+        gradients = torch.autograd.grad(y.sum(), (x, residual), create_graph=create_graph)
+        assert [g.shape for g in gradients] == [(3, 0), (3, 0)]
+
+
 @pytest.mark.parametrize("x_dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("weight_dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_weight_may_have_another_dtype_than_x(
@@ -514,9 +532,18 @@ def test_op_is_one_node_in_an_exported_program() -> None:
         ),
         ({"bias": torch.ones(1, 8)}, r"bias is \(1, 8\); it must be \(8,\)"),
         ({"x": torch.zeros(3, 8).long()}, "x must be floating point"),
+        ({"weight": torch.ones(8).long(), "bias": None}, "weight must be floating point"),
+        (
+            {"weight": torch.ones(8, device="meta")},
+            "weight and x are on different devices: meta, cpu",
+        ),
+        (
+            {"residual": torch.ones(3, 8, device="meta")},
+            "residual and x are on different devices: meta, cpu",
+        ),
     ],
 )
-def test_mismatched_argument_raises_with_its_name(broken: dict[str, Tensor], message: str) -> None:
+def test_mismatched_argument_raises_with_its_name(broken: dict[str, Any], message: str) -> None:
     fitting = dict(zip(("x", "residual", "weight", "bias"), tensors(3, 8), strict=True))
     with pytest.raises(RuntimeError, match=message):
         add_layer_norm(**{**fitting, **broken}, eps=EPS)

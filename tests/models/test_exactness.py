@@ -26,6 +26,7 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "ramp from 40,000": lambda noise: 40_000.0 + torch.arange(noise.shape[-1]) + 0 * noise,
     "outlier first": lambda noise: torch.cat([1e4 + noise[:, :1], noise[:, 1:]], -1),
     "outlier last": lambda noise: torch.cat([noise[:, :-1], 1e6 + noise[:, -1:]], -1),
+    "one outlier": lambda noise: 8.01 * torch.eye(1, noise.shape[-1]).expand_as(noise),
     "two levels": lambda noise: 1e4 * noise.sign() + noise,
     "constant": lambda noise: 1e3 * noise[:, :1].expand_as(noise),
 }
@@ -110,10 +111,12 @@ def test_error_is_within_four_ulps_and_one_rounding(
         + dsum.abs()
     )
     rounding = 0 if dtype == torch.float32 else torch.finfo(dtype).eps
+    smallest = torch.finfo(dtype).smallest_normal
     names = [name for name in ROWS for _ in range(3)]
     for value, exact, terms in ((actual.y, y, y_terms), (actual.dx, leaves[0].grad, dx_terms)):
         assert exact is not None
-        error = (value - exact).abs() - rounding * exact.abs()
+        # Below the smallest normal number, float16 rounds to multiples of a fixed size.
+        error = (value - exact).abs() - rounding * exact.abs().clamp(min=smallest)
         worst = (error / terms).amax(-1) / FLOAT32_EPS
         assert (worst <= 4).all(), dict(zip(names, worst.tolist(), strict=True))
     for value, leaf, terms in (
@@ -122,6 +125,26 @@ def test_error_is_within_four_ulps_and_one_rounding(
     ):
         assert leaf.grad is not None
         assert ((value - leaf.grad).abs() <= 4 * FLOAT32_EPS * terms.sum(0)).all()
+
+
+@pytest.mark.parametrize("run", [cpp, aten, numpy])
+@pytest.mark.parametrize(("width", "size"), [(4096, 1e18), (384, 3e18)])
+def test_squares_of_deviations_from_a_far_pivot_may_overflow(
+    run: Callable[..., Results], width: int, size: float
+) -> None:
+    x = torch.zeros(1, width)
+    x[0, :16] = size
+    ones, zeros = torch.ones(width), torch.zeros(width)
+    y = run(x, torch.zeros_like(x), ones, zeros, x, x).y
+    expected = F.layer_norm(x.double(), [width], eps=EPS)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("run", [cpp, aten])
+def test_error_of_dbias_does_not_grow_with_the_number_of_rows(run: Callable[..., Results]) -> None:
+    x, dy, w = torch.randn(100_000, 4), torch.full((100_000, 4), 0.1), torch.ones(4)
+    dbias = run(x, x, w, w, dy, torch.zeros_like(x)).dbias
+    torch.testing.assert_close(dbias.double(), dy.double().sum(0), rtol=8 * FLOAT32_EPS, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
