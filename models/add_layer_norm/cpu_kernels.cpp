@@ -106,7 +106,7 @@ struct Rows {
   }
 };
 
-// Calls body.operator()<T, Real>() for the tensor's type.
+// Calls body(T{}, Real{}) for the types of the tensor and of its computation.
 template <class Body>
 void for_type_of(const Tensor& tensor, Body body) {
   switch (tensor.scalar_type()) {
@@ -114,7 +114,7 @@ void for_type_of(const Tensor& tensor, Body body) {
     case ScalarType::BFloat16: return body(BFloat16{}, float{});
     case ScalarType::Half: return body(_Float16{}, float{});
     case ScalarType::Double: return body(double{}, double{});
-    default: STD_TORCH_CHECK(false, "x must be float32, bfloat16, float16 or float64");
+    default: STD_TORCH_CHECK(false, "tensors must be float32, bfloat16, float16 or float64");
   }
 }
 
@@ -156,20 +156,22 @@ bool same_shape(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// The Python function around the operator replaces this error with one that names the argument.
+// The Python functions replace this error of a forward pass with one that names the argument.
 void check(const Tensor& x, const std::optional<Tensor>& other,
            const std::optional<Tensor>& weight, const std::optional<Tensor>& bias) {
   const auto fits = [&](const std::optional<Tensor>& parameter) {
-    return !parameter || (parameter->is_cpu() && parameter->dim() == 1 && parameter->size(0) == x.size(-1));
+    return !parameter || (parameter->is_cpu() && parameter->dim() == 1 &&
+                          parameter->size(0) == x.size(-1));
   };
   STD_TORCH_CHECK(
       x.dim() >= 1 && fits(weight) && fits(bias) &&
-          (!other || (other->is_cpu() && same_shape(x, *other) && x.scalar_type() == other->scalar_type())) &&
+          (!other || (other->is_cpu() && same_shape(x, *other) &&
+                      x.scalar_type() == other->scalar_type())) &&
           (!weight || !bias || weight->scalar_type() == bias->scalar_type()),
-      "the shapes or dtypes of the arguments do not match");
+      "the shapes, dtypes or devices of the arguments do not match");
 }
 
-// These two avoid the dispatcher, whose calls take as long as the rows of a small batch.
+// These avoid the dispatcher, whose calls take as long as the rows of a small batch.
 Tensor dense(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
@@ -255,7 +257,8 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& given_dy,
   const int64_t width = total.size(-1), rows = width ? total.numel() / width : 0;
   const int32_t wide = total.scalar_type() == ScalarType::Double ? aoti_torch_dtype_float64()
                                                                  : aoti_torch_dtype_float32();
-  Tensor dx = allocate_like(total), dweight = allocate(1, &width, wide), dbias = allocate(1, &width, wide);
+  Tensor dx = allocate_like(total);
+  Tensor dweight = allocate(1, &width, wide), dbias = allocate(1, &width, wide);
   for_type_of(total, [&](auto type, auto real) {
     using T = decltype(type);
     using Real = decltype(real);

@@ -51,8 +51,8 @@ class _Exact(NamedTuple):
     The steps start from the sum of x and residual as rounded to the dtype. Let u be the dtype's
     unit roundoff, and r the number of rounding errors of a sum of D numbers, plus a few for other
     operations. With t = r u, the error of xhat_i is at most t (1 + |xhat_i|), and, because
-    mean(xhat^2) <= 1, the error of ivar is at most t ivar. t is infinite for
-    rows without a norm, and NaN for rows with NaN or infinity, whose results must be NaN.
+    mean(xhat^2) <= 1, the error of ivar is at most t ivar. t is infinite for rows without a norm,
+    and NaN for rows with NaN or infinity, whose results must be NaN.
     """
 
     forward: reference.ForwardSteps
