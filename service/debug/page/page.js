@@ -81,16 +81,16 @@ async function showCost() {
   if (!hasCost) return;
   costs.abort();
   costs = new AbortController();
-  const say = (problem, cost) => {
-    part(name, "cost").textContent = cost;
-    if (!part(name, "go").disabled) part(name, "problem").textContent = problem;
+  const say = (sentence, isProblem) => {
+    part(name, "cost").textContent = sentence;
+    part(name, "cost").classList.toggle("problem", isProblem);
   };
   try {
     const results = await Promise.all(
       bodies(inputs()).map((body) => ask(path, { ...body, dry_run: true }, byId("key").value, costs.signal)));
-    say("", results.length ? costSentence(results.map(({ cost }) => cost)) : "");
+    say(results.length ? costSentence(results.map(({ cost }) => cost)) : "", false);
   } catch (error) {
-    if (error.name !== "AbortError") say(problemSentence(error), "");
+    if (error.name !== "AbortError") say(problemSentence(error), true);
   }
 }
 

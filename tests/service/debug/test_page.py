@@ -251,6 +251,18 @@ def test_cancel_button_aborts_the_running_job(page: Browser, hold: Path) -> None
         messages = ["Cancelled: the service has stopped the job."]
         until(lambda: texts(page, "#attribute [role=alert]") == messages)
         until(lambda: find(page, "#attribute .go").is_enabled())
+    # The cost of an edited text appears beside the message of the last run, not in its place.
+    type_text(page, "a", "A cat on a mat")
+    until(lambda: find(page, "#attribute .cost").text == "1,792 of 131,072 token steps")
+    assert texts(page, "#attribute [role=alert]") == messages
+
+
+def test_invalid_input_is_named_before_the_run(page: Browser) -> None:
+    type_text(page, "a", " ")
+    until(lambda: "(at /text)" in find(page, "#attribute .cost.problem").text)
+    type_text(page, "a", "A cat on a mat")
+    until(lambda: find(page, "#attribute .cost").text == "1,792 of 131,072 token steps")
+    assert not page.find_elements(By.CSS_SELECTOR, "#attribute .cost.problem")
 
 
 def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
