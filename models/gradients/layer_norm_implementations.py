@@ -3,123 +3,144 @@
 They compute in the dtype of their operands, float32 or float64, or return why they cannot.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from onnx import TensorProto, helper
+from torch import Tensor
 
-from models.add_layer_norm import add_layer_norm, implementation, layer_norm, reference
+from models.add_layer_norm import add_layer_norm_with_sum, implementation, layer_norm, reference
 from models.add_layer_norm.op import composite_backward, composite_forward
 from models.add_layer_norm.reference import Array
 from models.engines.with_onnxruntime import onnxruntime_session
-
-
-class Operands(NamedTuple):
-    """Operands of add + LayerNorm; `eps` is added to the variance."""
-
-    x: Array  #                (N, D)
-    residual: Array | None  #  (N, D)
-    gamma: Array  #            (D,)
-    beta: Array  #             (D,)
-    eps: float
+from models.gradients.layer_norm_operands import Operands
 
 
 class Outcome(NamedTuple):
-    """Output and gradients of an implementation. A string is the reason why one is not computed.
+    """Outputs and gradients of an implementation. A string is the reason why one is not computed.
 
-    The keys of the gradients are "dx", "dresidual" (only with a residual), "dgamma" and "dbeta".
+    The keys of the outputs are "out" and "sum", those of the gradients "dx", "dresidual", "dgamma"
+    and "dbeta"; "sum" and "dresidual" exist only with a residual. None is a gradient that the
+    implementation should return but does not.
     """
 
-    out: Array | str  #  (N, D)
-    gradients: dict[str, Array] | str
+    outputs: Mapping[str, Array] | str
+    gradients: Mapping[str, Array | None] | str
 
 
-Implementation = Callable[[Operands, Array], Outcome]
+Implementation = Callable[[Operands], Outcome]
 
 
-def _reference(operands: Operands, dout: Array) -> Outcome:
-    x, residual, gamma, beta, eps = operands
+def _reference(operands: Operands) -> Outcome:
+    x, residual, gamma, beta, eps, dout, dsum = operands
     out, cache = reference.forward(x, gamma, beta, eps, residual)
     dx, dgamma, dbeta = reference.backward(dout, cache)
+    dx = dx if dsum is None else dx + dsum
     gradients = {"dx": dx, "dgamma": dgamma, "dbeta": dbeta}
-    return Outcome(out, gradients if residual is None else {**gradients, "dresidual": dx})
+    if residual is None:
+        return Outcome({"out": out}, gradients)
+    return Outcome({"out": out, "sum": cache.x}, {**gradients, "dresidual": dx})
 
 
-def on_cpu(operands: Operands, dout: Array) -> Outcome:
+def on_cpu(operands: Operands) -> Outcome:
     """Run the PyTorch op on CPU."""
-    return _op(operands, dout, "cpu")
+    return _op(operands, "cpu")
 
 
-def _cpp(operands: Operands, dout: Array) -> Outcome:
+def _cpp(operands: Operands) -> Outcome:
     if implementation(torch.from_numpy(operands.x)) == "cpp":
-        return on_cpu(operands, dout)
+        return on_cpu(operands)
     reason = "the C++ kernels are not built"
     return Outcome(reason, reason)
 
 
-def _aten(operands: Operands, dout: Array) -> Outcome:
+def _aten(operands: Operands) -> Outcome:
     """Run the torch functions that are the op where it has no kernels."""
-    x, gamma, beta = (torch.from_numpy(a) for a in (operands.x, operands.gamma, operands.beta))
-    residual = None if operands.residual is None else torch.from_numpy(operands.residual)
+    x, residual, gamma, beta, dout, dsum = _tensors(operands, "cpu")
     out, total = composite_forward(x, residual, gamma, beta, operands.eps)
-    dx, dgamma, dbeta = composite_backward(torch.from_numpy(dout), None, total, gamma, operands.eps)
-    gradients = {"dx": dx, "dgamma": dgamma, "dbeta": dbeta}
+    dx, dgamma, dbeta = composite_backward(dout, dsum, total, gamma, operands.eps)
+    outputs, gradients = {"out": out}, {"dx": dx, "dgamma": dgamma, "dbeta": dbeta}
     if residual is not None:
-        gradients["dresidual"] = dx
-    return Outcome(out.numpy(), {name: gradient.numpy() for name, gradient in gradients.items()})
+        outputs, gradients = {**outputs, "sum": total}, {**gradients, "dresidual": dx}
+    return Outcome(
+        {name: output.numpy() for name, output in outputs.items()},
+        {name: gradient.numpy() for name, gradient in gradients.items()},
+    )
 
 
-def _triton(operands: Operands, dout: Array) -> Outcome:
+def _triton(operands: Operands) -> Outcome:
     reason = "no CUDA device is available"
     if torch.cuda.is_available():
         on_device = torch.from_numpy(operands.x).to("cuda")
         if all(implementation(on_device, backward=half) == "triton" for half in (False, True)):
-            return _op(operands, dout, "cuda")
+            return _op(operands, "cuda")
         reason = "rows of this dtype and width run in ATen, not in Triton"
     return Outcome(reason, reason)
 
 
-def _op(operands: Operands, dout: Array, device: str) -> Outcome:
+def _op(operands: Operands, device: str) -> Outcome:
     """Run the PyTorch op and autograd on a device."""
-    arrays = {"dx": operands.x, "dgamma": operands.gamma, "dbeta": operands.beta}
-    if operands.residual is not None:
-        arrays["dresidual"] = operands.residual
-    leaves = {name: torch.tensor(a, device=device).requires_grad_() for name, a in arrays.items()}
-    x, gamma, beta = (leaves[name] for name in ("dx", "dgamma", "dbeta"))
-    if operands.residual is None:
-        out = layer_norm(x, gamma, beta, operands.eps)
+    x, residual, gamma, beta, dout, dsum = _tensors(operands, device)
+    leaves = {"dx": x.requires_grad_(), "dgamma": gamma.requires_grad_()}
+    leaves["dbeta"] = beta.requires_grad_()
+    if residual is None:
+        outputs = {"out": layer_norm(x, gamma, beta, operands.eps)}
+        upstream = [dout]
     else:
-        out = add_layer_norm(x, leaves["dresidual"], gamma, beta, operands.eps)
-    gradients = torch.autograd.grad(out, list(leaves.values()), torch.tensor(dout, device=device))
+        leaves["dresidual"] = residual.requires_grad_()
+        out, total = add_layer_norm_with_sum(x, residual, gamma, beta, operands.eps)
+        outputs = {"out": out, "sum": total}
+        upstream = [dout, torch.zeros_like(dout) if dsum is None else dsum]
+    gradients = torch.autograd.grad(
+        list(outputs.values()), list(leaves.values()), upstream, allow_unused=True
+    )
     return Outcome(
-        out.detach().cpu().numpy(),
-        {name: g.cpu().numpy() for name, g in zip(leaves, gradients, strict=True)},
+        {name: output.detach().cpu().numpy() for name, output in outputs.items()},
+        {
+            name: None if gradient is None else gradient.cpu().numpy()
+            for name, gradient in zip(leaves, gradients, strict=True)
+        },
     )
 
 
-def _onnxruntime(operands: Operands, _dout: Array) -> Outcome:
+def _tensors(
+    operands: Operands, device: str
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None]:
+    """Return copies of x, residual, gamma, beta, dout and dsum on a device."""
+    x, residual, gamma, beta, _, dout, dsum = operands
+    return (
+        torch.tensor(x, device=device),
+        None if residual is None else torch.tensor(residual, device=device),
+        torch.tensor(gamma, device=device),
+        torch.tensor(beta, device=device),
+        torch.tensor(dout, device=device),
+        None if dsum is None else torch.tensor(dsum, device=device),
+    )
+
+
+def _onnxruntime(operands: Operands) -> Outcome:
     """Run the ONNX nodes of the op in onnxruntime on CPU; there is no backward pass."""
     no_backward = "a served graph has no backward pass"
     if operands.x.dtype != np.float32:
         return Outcome("a served graph computes in float32", no_backward)
-    arrays = {"x": operands.x}
+    inputs, outputs = {"x": operands.x}, ["out"]
     nodes, normed = [], "x"
     if operands.residual is not None:
-        arrays["residual"] = operands.residual
+        inputs["residual"], outputs = operands.residual, ["out", "sum"]
         nodes, normed = [helper.make_node("Add", ["x", "residual"], ["sum"])], "sum"
     nodes.append(
         helper.make_node(
             "LayerNormalization", [normed, "gamma", "beta"], ["out"], axis=-1, epsilon=operands.eps
         )
     )
-    D = operands.x.shape[-1]
+    N, D = operands.x.shape
     graph = helper.make_graph(
         nodes,
         "add_layer_norm",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in arrays.items()],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, operands.x.shape)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, (N, D)) for name in inputs],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, (N, D)) for name in outputs],
         [
             helper.make_tensor("gamma", TensorProto.FLOAT, [D], operands.gamma),
             helper.make_tensor("beta", TensorProto.FLOAT, [D], operands.beta),
@@ -128,7 +149,7 @@ def _onnxruntime(operands: Operands, _dout: Array) -> Outcome:
     # IR version 9 belongs to opset 20.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     session = onnxruntime_session(model.SerializeToString(), threads=1)
-    return Outcome(session.run(["out"], arrays)[0], no_backward)
+    return Outcome(dict(zip(outputs, session.run(outputs, inputs), strict=True)), no_backward)
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {

@@ -14,14 +14,10 @@ from torch import Tensor, nn
 from models.add_layer_norm import reference
 from models.add_layer_norm.reference import Array
 from models.gradients.inputs import Row
-from models.gradients.layer_norm_check import (
-    DIRECTIONS,
-    checked,
-    invariants_of,
-    rounded_to,
-    slopes_along,
-)
-from models.gradients.layer_norm_implementations import Operands, on_cpu
+from models.gradients.layer_norm_bounds import DIRECTIONS, slopes_along
+from models.gradients.layer_norm_check import invariants_of
+from models.gradients.layer_norm_implementations import on_cpu
+from models.gradients.layer_norm_operands import Operands, checked, rounded_to
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Invariant, NormStep
 from models.network.taps import NormTap
@@ -34,25 +30,26 @@ class Trace(NamedTuple):
     invariants: tuple[Invariant, ...]
 
 
-def trace(operands: Operands, dout: Array, *, row: int | None = None) -> Trace:
+def trace(operands: Operands, *, row: int | None = None) -> Trace:
     """Compute every step of the op in float32, forward and backward, and check it.
 
     Args:
-        operands: Operands in any float dtype; they are rounded to float32.
-        dout: Gradient with respect to the output, `(N, D)`.
+        operands: Operands in any float dtype; they are rounded to float32. The steps are those of
+            `out`; dsum takes no part.
         row: Index of the row whose values are returned; None: no values.
 
     Raises:
-        ValueError: The shapes do not match, there is no row with the index `row`, or eps is
-            negative or not finite.
+        ValueError: The shapes do not match, there is no row with the index `row`, eps is negative
+            or not finite, or there is a dsum without a residual.
     """
-    operands, dout = checked(operands, dout, np.float32)
-    if row is not None and not 0 <= row < len(dout):
-        raise ValueError(f"row is {row}; it must be 0 to {len(dout) - 1}")
+    operands = checked(operands, np.float32)._replace(dsum=None)
+    N = len(operands.x)
+    if row is not None and not 0 <= row < N:
+        raise ValueError(f"row is {row}; it must be 0 to {N - 1}")
     with np.errstate(all="ignore"):  # NaN and infinity are part of the result
-        steps32 = _steps(operands, dout)
-        wide = rounded_to(operands, dout, np.float64)
-        exact, autograd, slopes = _steps(*wide), _autograd(*wide), list(slopes_along(*wide))
+        steps32 = _steps(operands)
+        wide = rounded_to(operands, np.float64)
+        exact, autograd, slopes = _steps(wide), _autograd(wide), list(slopes_along(wide))
         steps = []
         for name, value in steps32.items():
             # The terms of dx can cancel, such as with gamma and dout of ones. dxmu1 cannot.
@@ -70,17 +67,17 @@ def trace(operands: Operands, dout: Array, *, row: int | None = None) -> Trace:
             kept = None if row is None else value[row] if value.ndim == 2 else value
             error = _relative(value, exact[name], scale)
             steps.append(_step(name, value, kept, error, error_autograd, error_slopes))
-        return Trace(tuple(steps), invariants_of(on_cpu, operands, dout))
+        return Trace(tuple(steps), invariants_of(on_cpu, operands))
 
 
-def _steps(operands: Operands, dout: Array) -> dict[str, Array]:
-    x, residual, gamma, beta, eps = operands
+def _steps(operands: Operands) -> dict[str, Array]:
+    x, residual, gamma, beta, eps, dout, _ = operands
     forward = reference.forward_steps(x, gamma, beta, eps, residual)
     _, cache = reference.forward(x, gamma, beta, eps, residual)
     return {**forward._asdict(), **reference.backward_steps(dout, cache)._asdict()}
 
 
-def _autograd(operands: Operands, dout: Array) -> dict[str, Array]:
+def _autograd(operands: Operands) -> dict[str, Array]:
     """Return the gradients with respect to each step, from autograd on the steps in PyTorch."""
     rows = operands.x if operands.residual is None else operands.x + operands.residual
     x, gamma, beta = (
@@ -100,7 +97,7 @@ def _autograd(operands: Operands, dout: Array) -> dict[str, Array]:
     by = {"dbeta": beta, "dgamma": gamma, "dxhat": xhat, "divar": ivar, "dxmu1": xmu1}
     by |= {"dsqrtvar": sqrtvar, "dvar": var, "dsq": sq, "dxmu2": xmu2, "dxmu": xmu}
     by |= {"dmu": mean, "dx2": x2, "dx": x}
-    gradients = torch.autograd.grad(out, list(by.values()), torch.tensor(dout))
+    gradients = torch.autograd.grad(out, list(by.values()), torch.tensor(operands.dout))
     return {name: gradient.numpy() for name, gradient in zip(by, gradients, strict=True)}
 
 
@@ -155,7 +152,7 @@ def norm_names(model: ReferenceModel) -> tuple[str, ...]:
 
 
 def norm_operands(model: ReferenceModel, row: Row, norm_name: str) -> Operands:
-    """Return the inputs of one of the model's norms for a row, in float32.
+    """Return the inputs of one of the model's norms for a row, in float32, and a dout of ones.
 
     Args:
         model: Reference model.
@@ -163,8 +160,8 @@ def norm_operands(model: ReferenceModel, row: Row, norm_name: str) -> Operands:
         norm_name: Name of the norm, one of `norm_names`.
 
     Returns:
-        Operands with x of shape `(L, D)`. The residual is None for a norm without addition, such as
-        the first norm of a pre-norm layer.
+        Operands with x of shape `(L, D)`, without dsum. The residual is None for a norm without
+        addition, such as the first norm of a pre-norm layer.
 
     Raises:
         ValueError: The model has no norm of this name.
@@ -179,6 +176,8 @@ def norm_operands(model: ReferenceModel, row: Row, norm_name: str) -> Operands:
         _copy(norm.weight),
         _copy(norm.bias),
         norm.eps,
+        dout=np.ones(x[0].shape, np.float32),
+        dsum=None,
     )
 
 

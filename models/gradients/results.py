@@ -353,7 +353,7 @@ class Comparison:
     """Comparison of an output or gradient of an implementation with its reference.
 
     Attributes:
-        value: Compared array: "out", "dx", "dresidual", "dgamma" or "dbeta".
+        value: Compared array: "out", "sum", "dx", "dresidual", "dgamma" or "dbeta".
         against: Reference. "float64": the same array in float64. "finite differences": directional
             derivatives by central differences.
         max_abs: Largest absolute error.
@@ -380,8 +380,10 @@ class ImplementationVerdict:
     Attributes:
         implementation: Name of the implementation.
         phase: "forward" or "backward".
-        passes: Whether all comparisons and invariants pass; null if there is no verdict.
+        passes: Whether no gradient is missing and all comparisons and invariants pass; null if
+            there is no verdict.
         no_verdict: Reason why there is none: the pass was not run, or the rows cannot decide.
+        missing: Gradients that the implementation should return but does not.
         comparisons: Comparisons with the reference.
         invariants: Invariants of the pass.
     """
@@ -390,6 +392,7 @@ class ImplementationVerdict:
     phase: Phase
     passes: bool | None
     no_verdict: str | None
+    missing: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
     invariants: tuple[Invariant, ...]
 
@@ -401,7 +404,8 @@ class LayerNormCheck:
     Attributes:
         steps: Steps of the reference implementation, forward and backward.
         invariants: Invariants of the operator, run with PyTorch on CPU.
-        verdicts: Two verdicts per implementation: on its forward pass and on its backward pass.
+        verdicts: Two verdicts per implementation: on its forward pass and on its backward pass. If
+            the request has candidate results, the verdicts on those alone.
     """
 
     steps: tuple[NormStep, ...]
@@ -414,7 +418,7 @@ class LayerNormCheck:
         if any(verdict.passes is False for verdict in self.verdicts):
             return False
         right = {verdict.phase for verdict in self.verdicts if verdict.passes}
-        return True if right == {"forward", "backward"} else None
+        return True if right == {verdict.phase for verdict in self.verdicts} else None
 
 
 # Parity.

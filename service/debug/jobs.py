@@ -16,8 +16,13 @@ from models.gradients import attribution, results
 from models.gradients.attribution import attribute, vjp
 from models.gradients.flow import flow
 from models.gradients.inputs import Objective
-from models.gradients.layer_norm_check import draw, judge, rounded_to
-from models.gradients.layer_norm_implementations import Operands
+from models.gradients.layer_norm_check import judge, judge_candidate
+from models.gradients.layer_norm_operands import (
+    Operands,
+    draw,
+    rounded_to,
+    with_random_gradients,
+)
 from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
 from models.gradients.pair import explain_pair
 from models.gradients.parity import parity
@@ -38,7 +43,7 @@ from service.debug.messages import (
     Target,
     VjpJob,
 )
-from service.debug.request_models import GivenRows, RandomRows
+from service.debug.request_models import Candidate, GivenRows, RandomRows
 
 Result = (
     results.Attribution
@@ -182,9 +187,7 @@ def _vjp(model: ReferenceModel, job: VjpJob) -> TokenGradient:
 
 
 def _layer_norm(model: ReferenceModel, job: LayerNormJob) -> LayerNormCheck:
-    operands, dout = _operands(model, job)
-    if job.dout == "ones":
-        dout = np.ones_like(dout)
+    operands = _operands(model, job)
     N = len(operands.x)
     if job.row is not None and job.row >= N:
         raise JobRefused(
@@ -192,19 +195,23 @@ def _layer_norm(model: ReferenceModel, job: LayerNormJob) -> LayerNormCheck:
             code="no_such_row",
             pointer="/row",
         )
-    traced = trace(operands, dout, row=job.row)
-    verdicts = judge(*rounded_to(operands, dout, np.dtype(job.dtype).type))
+    traced = trace(operands, row=job.row)
+    dtype = np.dtype(job.dtype).type
+    rounded = rounded_to(operands, dtype)
+    candidate = job.source.candidate if isinstance(job.source, GivenRows) else None
+    if candidate is None:
+        verdicts = judge(rounded)
+    else:
+        results = {n: np.array(r, dtype) for n, r in candidate if r is not None}
+        verdicts = judge_candidate(rounded, results)
     return LayerNormCheck(traced.steps, traced.invariants, verdicts)
 
 
-def _operands(
-    model: ReferenceModel, job: LayerNormJob
-) -> tuple[Operands, np.ndarray[Any, np.dtype[np.floating[Any]]]]:
-    """Return the operands of add + LayerNorm and a random gradient with respect to the output."""
+def _operands(model: ReferenceModel, job: LayerNormJob) -> Operands:
     match job.source:
         case RandomRows(shape=(N, D), distribution=distribution):
             try:
-                return draw((N, D), distribution, job.seed)
+                operands = draw((N, D), distribution, job.seed)
             except ValueError as error:
                 raise JobRefused(str(error), code="source", pointer="/source/shape") from None
         case NormOfRow(row=row, norm=norm):
@@ -217,32 +224,71 @@ def _operands(
                 )
             operands = norm_operands(model, row, norm)
         case GivenRows():
-            operands = _given(job.source)
-    return operands, np.random.default_rng(job.seed).normal(size=operands.x.shape)
+            source = job.source
+            _check_given(source)
+            if source.candidate is not None:
+                _check_candidate(source, source.candidate, random_dout=job.dout == "random")
+            operands = _given(source)
+            if source.dout is not None:
+                return operands
+    if job.dout == "ones":
+        return operands._replace(dout=np.ones_like(operands.x), dsum=None)
+    return with_random_gradients(operands, np.random.default_rng(job.seed))
+
+
+def _check_given(source: GivenRows) -> None:
+    N, D = len(source.x), len(source.x[0])
+    fields = [(f"/source/{name}", value) for name, value in source]
+    fields += [(f"/source/candidate/{name}", value) for name, value in source.candidate or ()]
+    for pointer, value in fields:
+        name = pointer.rpartition("/")[2]
+        match value:
+            case [list(), *_]:
+                if len(value) != N or {len(row) for row in value} != {D}:
+                    raise _source_refused(
+                        f"{name} must have {N} rows of {D} numbers each, as many as the first row "
+                        "of x",
+                        pointer,
+                    )
+            case list():
+                if len(value) != D:
+                    raise _source_refused(
+                        f"{name} has {len(value)} numbers; it must have {D}, the width of x",
+                        pointer,
+                    )
+    if source.dsum is not None and (source.dout is None or source.residual is None):
+        raise _source_refused("dsum needs a residual and a dout", "/source/dsum")
+
+
+def _check_candidate(source: GivenRows, candidate: Candidate, *, random_dout: bool) -> None:
+    given = {name for name, value in candidate if value is not None}
+    if not given:
+        raise _source_refused("candidate has no result", "/source/candidate")
+    for name in ("sum", "dresidual"):
+        if name in given and source.residual is None:
+            raise _source_refused(f"{name} needs a residual", f"/source/candidate/{name}")
+    if random_dout and source.dout is None and given - {"out", "sum"}:
+        raise _source_refused(
+            "the gradients of a candidate need the dout from which they were computed",
+            "/source/dout",
+        )
+
+
+def _source_refused(detail: str, pointer: str) -> JobRefused:
+    return JobRefused(detail, code="source", pointer=pointer)
 
 
 def _given(source: GivenRows) -> Operands:
-    N, D = len(source.x), len(source.x[0])
-    for name, rows in (("x", source.x), ("residual", source.residual)):
-        if rows is not None and (len(rows) != N or {len(row) for row in rows} != {D}):
-            raise JobRefused(
-                f"{name} must have {N} rows of {D} numbers each, as many as the first row of x",
-                code="source",
-                pointer=f"/source/{name}",
-            )
-    for name, vector in (("gamma", source.gamma), ("beta", source.beta)):
-        if vector is not None and len(vector) != D:
-            raise JobRefused(
-                f"{name} has {len(vector)} numbers; it must have {D}, the width of x",
-                code="source",
-                pointer=f"/source/{name}",
-            )
+    x = np.array(source.x, np.float64)
+    D = x.shape[1]
     return Operands(
-        np.array(source.x, np.float64),
+        x,
         None if source.residual is None else np.array(source.residual, np.float64),
         np.ones(D) if source.gamma is None else np.array(source.gamma, np.float64),
         np.zeros(D) if source.beta is None else np.array(source.beta, np.float64),
         source.eps,
+        np.ones_like(x) if source.dout is None else np.array(source.dout, np.float64),
+        None if source.dsum is None else np.array(source.dsum, np.float64),
     )
 
 

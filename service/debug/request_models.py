@@ -220,6 +220,22 @@ class NormOfText(StrictModel):
 
 
 Rows = Annotated[list[Vector], Field(min_length=1, max_length=256)]
+# Results may be NaN or infinite, for which JSON has null.
+ResultVector = Annotated[
+    list[FiniteFloat | None], Field(min_length=1, max_length=16_384, fail_fast=True)
+]
+ResultRows = Annotated[list[ResultVector], Field(min_length=1, max_length=256)]
+
+
+class Candidate(StrictModel):
+    """Results of an implementation of the caller, any subset; null in a list is NaN or infinite."""
+
+    out: ResultRows | None = None
+    sum: ResultRows | None = Field(None, description="`x + residual`, the second output")
+    dx: ResultRows | None = None
+    dresidual: ResultRows | None = None
+    dgamma: ResultVector | None = None
+    dbeta: ResultVector | None = None
 
 
 class GivenRows(StrictModel):
@@ -231,6 +247,18 @@ class GivenRows(StrictModel):
     gamma: Vector | None = Field(None, description="Scale; null: ones")
     beta: Vector | None = Field(None, description="Shift; null: zeros")
     eps: float = Field(1e-12, ge=0, le=1, description="Constant added to the variance")
+    dout: Rows | None = Field(
+        None, description="Gradient with respect to `out`; null: the `dout` of the request"
+    )
+    dsum: Rows | None = Field(
+        None,
+        description="Gradient with respect to `x + residual`, only with `dout`; null: zeros",
+    )
+    candidate: Candidate | None = Field(
+        None,
+        description="Results to judge in place of the implementations of the service, computed in "
+        "`dtype` from these rows",
+    )
 
 
 class RandomRows(StrictModel):
@@ -253,7 +281,9 @@ class LayerNormRequest(StrictModel):
         description="Precision of the judged implementations; `steps` are always in float32",
     )
     dout: Literal["random", "ones"] = Field(
-        "random", description="Gradient with respect to the output"
+        "random",
+        description="Gradient with respect to `out`. With `random`, that with respect to "
+        "`x + residual` is random too; with `ones`, it is zero",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Random seed of random rows and `dout`")
     row: int | None = Field(

@@ -144,8 +144,9 @@ function scale() {
     `error 1e${BEST}`.replace("-", "−"), element("span", { className: "ramp warm" }), `1e${WORST}`.replace("-", "−"));
 }
 
-function worst({ passes, comparisons }) {
+function worst({ passes, comparisons, missing }) {
   if (passes === null) return "–";
+  if (missing.length) return `no ${missing.join(", ")}`;
   const shares = comparisons.map(({ share_of_bound: share }) => share ?? NaN);
   return element("span", { title: shares.map(raw).join(", ") }, percent(Math.max(...shares)));
 }

@@ -1,31 +1,41 @@
 """The add + LayerNorm check fails wrong implementations and passes correct ones."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from models.add_layer_norm import add_layer_norm_with_sum
 from models.add_layer_norm.reference import Array
 from models.gradients import layer_norm_implementations
 from models.gradients.inputs import Distribution
-from models.gradients.layer_norm_check import (
+from models.gradients.layer_norm_check import judge, judge_candidate
+from models.gradients.layer_norm_implementations import IMPLEMENTATIONS
+from models.gradients.layer_norm_operands import (
     DISTRIBUTIONS,
     EPS,
     MAX_ELEMENTS,
-    draw,
-    judge,
-    rounded_to,
-)
-from models.gradients.layer_norm_implementations import (
-    IMPLEMENTATIONS,
-    Implementation,
     Operands,
-    Outcome,
+    draw,
+    rounded_to,
 )
 from models.gradients.layer_norm_trace import trace
 from models.gradients.results import ImplementationVerdict
+from tests.models.gradients.layer_norm_faults import (
+    WRONG_BACKWARD,
+    WRONG_FORWARD,
+    Backward,
+    Forward,
+    Gradients,
+    Outputs,
+    correct_backward,
+    correct_forward,
+    correct_gradients,
+    implementation_of,
+    outputs,
+)
 from tests.models.gradients.toys import D, N, by_torch, random_case
 
 
@@ -34,8 +44,8 @@ def random_operands(
     dtype: str = "float64",
     shape: tuple[int, int] = (N, D),
     seed: int = 0,
-) -> tuple[Operands, Array]:
-    return rounded_to(*draw(shape, distribution, seed), np.dtype(dtype).type)
+) -> Operands:
+    return rounded_to(draw(shape, distribution, seed), np.dtype(dtype).type)
 
 
 def verdict(
@@ -52,7 +62,7 @@ def test_correct_implementations_pass_on_every_distribution(
     distribution: Distribution, dtype: str, shape: tuple[int, int]
 ) -> None:
     operands = random_operands(distribution, dtype, shape, seed=3)
-    ran = [v for v in judge(*operands) if v.passes is not None]
+    ran = [v for v in judge(operands) if v.passes is not None]
     assert {v.implementation for v in ran} >= {"reference", "aten"}
     for v in ran:
         # onnxruntime subtracts the mean once.
@@ -61,131 +71,24 @@ def test_correct_implementations_pass_on_every_distribution(
         assert len(v.invariants) == (2 if v.phase == "forward" else 3)
         values = [c.value for c in v.comparisons if c.against == "float64"]
         backward = ["dbeta", "dgamma", "dresidual", "dx"]
-        assert sorted(values) == (["out"] if v.phase == "forward" else backward)
+        assert sorted(values) == (["out", "sum"] if v.phase == "forward" else backward)
 
 
 def test_finite_differences_are_compared_in_float64_only() -> None:
     for dtype, expected in (("float32", []), ("float64", ["dx", "dgamma", "dbeta"])):
-        backward = verdict(judge(*random_operands(dtype=dtype)), "aten", "backward")
+        backward = verdict(judge(random_operands(dtype=dtype)), "aten", "backward")
         differences = [c.value for c in backward.comparisons if c.against == "finite differences"]
         assert differences == expected
 
 
-# Mutations: correct implementations and variants with one error each.
-
-
-def norm(operands: Operands) -> tuple[Array, Array, Array]:
-    """Return the sum, its centred rows and their biased variance."""
-    total = operands.x if operands.residual is None else operands.x + operands.residual
-    centred = total - total.mean(-1, keepdims=True)
-    centred -= centred.mean(-1, keepdims=True)
-    return total, centred, (centred**2).mean(-1, keepdims=True)
-
-
-def forward_of(operands: Operands, ivar: Array) -> Array:
-    out: Array = operands.gamma * norm(operands)[1] * ivar + operands.beta
-    return out
-
-
-def correct_forward(operands: Operands) -> Array:
-    return forward_of(operands, 1 / np.sqrt(norm(operands)[2] + operands.eps))
-
-
-def unbiased(operands: Operands) -> Array:
-    var = norm(operands)[2] * D / (D - 1)
-    return forward_of(operands, 1 / np.sqrt(var + operands.eps))
-
-
-def eps_outside(operands: Operands) -> Array:
-    return forward_of(operands, 1 / (np.sqrt(norm(operands)[2]) + operands.eps))
-
-
-def swapped_gamma_and_beta(operands: Operands) -> Array:
-    return correct_forward(operands._replace(gamma=operands.beta, beta=operands.gamma))
-
-
-def single_pass_variance(operands: Operands) -> Array:
-    total, _, _ = norm(operands)
-    var = (total**2).mean(-1, keepdims=True) - total.mean(-1, keepdims=True) ** 2
-    return forward_of(operands, 1 / np.sqrt(var + operands.eps))
-
-
-def centred_once(operands: Operands) -> Array:
-    total, _, var = norm(operands)
-    centred = total - total.mean(-1, keepdims=True)
-    out: Array = operands.gamma * centred / np.sqrt(var + operands.eps) + operands.beta
-    return out
-
-
-def a_tenth_too_large(operands: Operands) -> Array:
-    return correct_forward(operands._replace(gamma=operands.gamma * operands.gamma.dtype.type(1.1)))
-
-
-def beta_alone(operands: Operands) -> Array:
-    return np.broadcast_to(operands.beta, operands.x.shape)
-
-
-def backward_of(
-    operands: Operands, dout: Array, ivar: Array, mean: float = 1.0, along: float = 1.0
-) -> dict[str, Array]:
-    xhat = norm(operands)[1] * ivar
-    dxhat = dout * operands.gamma
-    terms = mean * dxhat.mean(-1, keepdims=True)
-    terms = terms + along * xhat * (dxhat * xhat).mean(-1, keepdims=True)
-    dx = ivar * (dxhat - terms)
-    return {"dx": dx, "dresidual": dx, "dgamma": (dout * xhat).sum(0), "dbeta": dout.sum(0)}
-
-
-def ivar_of(operands: Operands) -> Array:
-    ivar: Array = 1 / np.sqrt(norm(operands)[2] + operands.eps)
-    return ivar
-
-
-def beta_as_gamma_backward(operands: Operands, dout: Array) -> dict[str, Array]:
-    return backward_of(operands._replace(gamma=operands.beta), dout, ivar_of(operands))
-
-
-def swapped_gradients(operands: Operands, dout: Array) -> dict[str, Array]:
-    correct = backward_of(operands, dout, ivar_of(operands))
-    return {**correct, "dgamma": correct["dbeta"], "dbeta": correct["dgamma"]}
-
-
-def unbiased_backward(operands: Operands, dout: Array) -> dict[str, Array]:
-    var = norm(operands)[2] * D / (D - 1)
-    return backward_of(operands, dout, 1 / np.sqrt(var + operands.eps))
-
-
-def eps_outside_backward(operands: Operands, dout: Array) -> dict[str, Array]:
-    return backward_of(operands, dout, 1 / (np.sqrt(norm(operands)[2]) + operands.eps))
-
-
-def correct_backward(operands: Operands, dout: Array) -> dict[str, Array]:
-    return backward_of(operands, dout, ivar_of(operands))
-
-
-def without_dmean(operands: Operands, dout: Array) -> dict[str, Array]:
-    return backward_of(operands, dout, ivar_of(operands), mean=0.0)
-
-
-def detached_ivar(operands: Operands, dout: Array) -> dict[str, Array]:
-    return backward_of(operands, dout, ivar_of(operands), along=0.0)
-
-
-def halved_dresidual(operands: Operands, dout: Array) -> dict[str, Array]:
-    correct = correct_backward(operands, dout)
-    return {**correct, "dresidual": correct["dx"] / 2}
-
-
 def verdicts_by_phase(
-    forward: Callable[[Operands], Array],
-    backward: Callable[[Operands, Array], dict[str, Array]],
-    distribution: Distribution,
-    dtype: str,
+    forward: Forward,
+    backward: Backward,
+    distribution: Distribution = "normal",
+    dtype: str = "float32",
 ) -> dict[str, ImplementationVerdict]:
-    def mutant(operands: Operands, dout: Array) -> Outcome:
-        return Outcome(forward(operands), backward(operands, dout))
-
-    return {v.phase: v for v in judge(*random_operands(distribution, dtype), {"mutant": mutant})}
+    run = implementation_of(forward, backward)
+    return {v.phase: v for v in judge(random_operands(distribution, dtype), {"numpy": run})}
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -197,66 +100,19 @@ def test_two_pass_implementation_passes(distribution: Distribution, dtype: str) 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "distribution", "dtype"),
+    ("fault", "wrong_values"),
     [
-        (unbiased, "normal", "float32"),
-        (unbiased, "normal", "float64"),
-        (unbiased, "large_mean", "float64"),
-        (unbiased, "huge", "float32"),
-        (eps_outside, "normal", "float64"),
-        (eps_outside, "tiny_var", "float32"),
-        (swapped_gamma_and_beta, "normal", "float32"),
-        (swapped_gamma_and_beta, "constant_row", "float32"),
-        (swapped_gamma_and_beta, "large_mean", "float64"),
-        (single_pass_variance, "large_mean", "float32"),
-        (single_pass_variance, "large_mean", "float64"),
-        (centred_once, "large_mean", "float32"),
-        (a_tenth_too_large, "large_mean", "float32"),
-        (a_tenth_too_large, "tiny_var", "float32"),
-        (beta_alone, "large_mean", "float32"),
-        (beta_alone, "huge", "float32"),
+        ("no term for the mean", {"dx", "dresidual"}),
+        ("dsum in dx only", {"dresidual"}),
+        ("variance divided by D - 1", {"dx", "dresidual", "dgamma"}),
+        ("dgamma and dbeta swapped", {"dgamma", "dbeta"}),
     ],
 )
-def test_wrong_forward_pass_fails_the_forward_verdict_only(
-    wrong: Callable[[Operands], Array],
-    distribution: Distribution,
-    dtype: str,
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_failed_comparisons_name_the_wrong_gradients(
+    fault: str, wrong_values: set[str], dtype: str
 ) -> None:
-    verdicts = verdicts_by_phase(wrong, correct_backward, distribution, dtype)
-    assert verdicts["forward"].passes is False
-    [out] = verdicts["forward"].comparisons
-    assert out.share_of_bound > 1
-    assert verdicts["backward"].passes
-
-
-@pytest.mark.parametrize(
-    ("wrong", "distribution", "dtype", "wrong_values"),
-    [
-        (without_dmean, "normal", "float32", {"dx", "dresidual"}),
-        (without_dmean, "normal", "float64", {"dx", "dresidual"}),
-        (without_dmean, "constant_row", "float32", {"dx", "dresidual"}),
-        (without_dmean, "large_mean", "float32", {"dx", "dresidual"}),
-        (detached_ivar, "normal", "float32", {"dx", "dresidual"}),
-        (detached_ivar, "normal", "float64", {"dx", "dresidual"}),
-        (detached_ivar, "large_mean", "float32", {"dx", "dresidual"}),
-        (detached_ivar, "huge", "float32", {"dx", "dresidual"}),
-        (unbiased_backward, "normal", "float32", {"dx", "dresidual", "dgamma"}),
-        (eps_outside_backward, "constant_row", "float32", {"dx", "dresidual"}),
-        (eps_outside_backward, "normal", "float64", {"dx", "dresidual", "dgamma"}),
-        (beta_as_gamma_backward, "normal", "float32", {"dx", "dresidual"}),
-        (swapped_gradients, "normal", "float32", {"dgamma", "dbeta"}),
-        (halved_dresidual, "normal", "float32", {"dresidual"}),
-    ],
-)
-def test_wrong_backward_pass_fails_the_backward_verdict_only(
-    wrong: Callable[[Operands, Array], dict[str, Array]],
-    distribution: Distribution,
-    dtype: str,
-    wrong_values: set[str],
-) -> None:
-    verdicts = verdicts_by_phase(correct_forward, wrong, distribution, dtype)
-    assert verdicts["forward"].passes is not False
-    assert verdicts["backward"].passes is False
+    verdicts = verdicts_by_phase(correct_forward, WRONG_BACKWARD[fault], dtype=dtype)
     failed = [c for c in verdicts["backward"].comparisons if not c.passes]
     assert {c.value for c in failed if c.against == "float64"} == wrong_values
     if dtype == "float64":
@@ -264,44 +120,71 @@ def test_wrong_backward_pass_fails_the_backward_verdict_only(
         assert differences == wrong_values - {"dresidual"}
 
 
+def test_missing_gradient_is_named_and_fails() -> None:
+    backward = verdicts_by_phase(correct_forward, WRONG_BACKWARD["dx missing"])["backward"]
+    assert (backward.passes, backward.no_verdict, backward.missing) == (False, None, ("dx",))
+    assert {c.value for c in backward.comparisons} == {"dresidual", "dgamma", "dbeta"}
+    assert all(c.passes for c in backward.comparisons)
+
+
+def test_op_without_a_gradient_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def detached(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> object:
+        return add_layer_norm_with_sum(x, residual, weight.detach(), bias, eps)
+
+    monkeypatch.setattr(layer_norm_implementations, "add_layer_norm_with_sum", detached)
+    verdicts = judge(random_operands(dtype="float32"), {"op": layer_norm_implementations.on_cpu})
+    backward = verdict(verdicts, "op", "backward")
+    assert (backward.passes, backward.missing) == (False, ("dgamma",))
+
+
+def shifted(operands: Operands) -> Outputs:
+    return outputs(operands, correct_forward(operands)["out"] + np.float32(1e-3))
+
+
 @pytest.mark.parametrize(
     ("forward", "backward", "broken"),
     [
         (correct_forward, correct_backward, set()),
-        (lambda o: correct_forward(o) + 1e-3, correct_backward, {"mean(xhat) = 0"}),
-        (unbiased, correct_backward, {"mean(xhat^2) = var / (var + eps)"}),
-        (correct_forward, without_dmean, {"sum(dx) = 0"}),
-        (correct_forward, detached_ivar, {"sum(dx xhat) = ivar sum(dxhat xhat) eps / (var + eps)"}),
-        (correct_forward, halved_dresidual, {"dx = dresidual"}),
+        (shifted, correct_backward, {"mean(xhat) = 0"}),
+        (
+            WRONG_FORWARD["variance divided by D - 1"],
+            correct_backward,
+            {"mean(xhat^2) = var / (var + eps)"},
+        ),
+        (correct_forward, WRONG_BACKWARD["no term for the mean"], {"sum(dx) = 0"}),
+        (
+            correct_forward,
+            WRONG_BACKWARD["no term for the variance"],
+            {"sum(dx xhat) = ivar sum(dxhat xhat) eps / (var + eps)"},
+        ),
+        (correct_forward, WRONG_BACKWARD["dresidual halved"], {"dx = dresidual"}),
     ],
 )
 def test_each_fault_breaks_its_invariant(
-    forward: Callable[[Operands], Array],
-    backward: Callable[[Operands, Array], dict[str, Array]],
-    broken: set[str],
+    forward: Forward, backward: Backward, broken: set[str]
 ) -> None:
-    verdicts = verdicts_by_phase(forward, backward, "normal", "float32")
+    verdicts = verdicts_by_phase(forward, backward)
     failed = {i.name for v in verdicts.values() for i in v.invariants if not i.passes}
     assert broken <= failed
     assert bool(broken) == bool(failed)
 
 
 def test_broken_invariant_fails_the_verdict_despite_correct_values() -> None:
-    def wrong_with_unit_gamma(operands: Operands, dout: Array) -> dict[str, Array]:
+    def wrong_with_unit_gamma(operands: Operands) -> Gradients:
         plain = bool((operands.gamma == 1).all())
-        return (halved_dresidual if plain else correct_backward)(operands, dout)
+        return (WRONG_BACKWARD["dresidual halved"] if plain else correct_backward)(operands)
 
-    verdicts = verdicts_by_phase(correct_forward, wrong_with_unit_gamma, "normal", "float32")
+    verdicts = verdicts_by_phase(correct_forward, wrong_with_unit_gamma)
     assert verdicts["forward"].passes
     assert all(c.passes for c in verdicts["backward"].comparisons)
     assert verdicts["backward"].passes is False
 
 
 def test_finite_differences_detect_a_relative_error_of_1e_6() -> None:
-    def scaled(operands: Operands, dout: Array) -> dict[str, Array]:
-        return {n: g * (1 + 1e-6) for n, g in correct_backward(operands, dout).items()}
+    def larger(operands: Operands) -> Gradients:
+        return {n: g * (1 + 1e-6) for n, g in correct_gradients(operands).items()}
 
-    backward = verdicts_by_phase(correct_forward, scaled, "normal", "float64")["backward"]
+    backward = verdicts_by_phase(correct_forward, larger, dtype="float64")["backward"]
     differences = [c for c in backward.comparisons if c.against == "finite differences"]
     assert [c.value for c in differences if not c.passes] == ["dx", "dgamma", "dbeta"]
 
@@ -320,36 +203,32 @@ def test_distributions_match_their_names() -> None:
 # Specific rows and implementations.
 
 
-def large_mean_row() -> tuple[Operands, Array]:
+def large_mean_row() -> Operands:
     row = np.array([[40000, 40001, 40002, 40003]], np.float32)
     gamma, beta = np.ones(4, np.float32), np.zeros(4, np.float32)
-    return Operands(row, np.zeros_like(row), gamma, beta, EPS), np.eye(1, 4, dtype=np.float32)
+    dout = np.eye(1, 4, dtype=np.float32)
+    return Operands(row, np.zeros_like(row), gamma, beta, EPS, dout, None)
 
 
 def test_row_with_large_mean_passes_and_fails_the_squares_formula() -> None:
     for implementation in ("reference", "cpp", "aten"):
-        forward = verdict(judge(*large_mean_row()), implementation, "forward")
-        [out] = forward.comparisons
+        forward = verdict(judge(large_mean_row()), implementation, "forward")
+        [out, _] = forward.comparisons
         assert forward.passes, implementation
         assert out.max_abs < 1e-6
-
-    def squares(operands: Operands, dout: Array) -> Outcome:
-        return Outcome(single_pass_variance(operands), correct_backward(operands, dout))
-
-    assert (
-        verdict(judge(*large_mean_row(), {"squares": squares}), "squares", "forward").passes
-        is False
-    )
+    squares = implementation_of(WRONG_FORWARD["single-pass variance"], correct_backward)
+    [forward, _] = judge(large_mean_row(), {"squares": squares})
+    assert forward.passes is False
 
 
-def constant_rows(eps: float) -> tuple[Operands, Array]:
-    operands, dout = random_operands("constant_row", "float32")
-    return operands._replace(residual=None, eps=eps), dout
+def constant_rows(eps: float) -> Operands:
+    operands = random_operands("constant_row", "float32")
+    return operands._replace(residual=None, dsum=None, eps=eps)
 
 
-def overflowing_rows() -> tuple[Operands, Array]:
-    operands, dout = random_operands("normal", "float32")
-    return operands._replace(x=operands.x * np.float32(1e30)), dout
+def overflowing_rows() -> Operands:
+    operands = random_operands("normal", "float32")
+    return operands._replace(x=operands.x * np.float32(1e30))
 
 
 @pytest.mark.parametrize(
@@ -361,30 +240,29 @@ def overflowing_rows() -> tuple[Operands, Array]:
     ],
 )
 def test_rows_that_cannot_decide_have_no_verdict(
-    rows: tuple[Operands, Array], phases: set[str], reason: str
+    rows: Operands, phases: set[str], reason: str
 ) -> None:
-    verdicts = [v for v in judge(*rows) if v.implementation in ("reference", "cpp", "aten")]
+    verdicts = [v for v in judge(rows) if v.implementation in ("reference", "cpp", "aten")]
     for v in verdicts:
         assert v.passes == (None if v.phase in phases else True), v
         assert (reason in (v.no_verdict or "")) == (v.phase in phases)
 
 
 def test_wrong_norm_of_constant_rows_fails() -> None:
-    def shifted(operands: Operands, dout: Array) -> Outcome:
-        return Outcome(beta_alone(operands) + np.float32(1e-3), correct_backward(operands, dout))
-
-    [forward, _] = judge(*constant_rows(EPS), {"shifted": shifted})
+    [forward, _] = judge(
+        constant_rows(EPS), {"shifted": implementation_of(shifted, correct_backward)}
+    )
     assert forward.passes is False
 
 
 def test_row_that_can_decide_beside_one_that_cannot_has_a_verdict() -> None:
-    operands, dout = random_operands("normal", "float32")
-    operands.x[0], operands = 1.0, operands._replace(residual=None, eps=0.0)
-    implementations: dict[str, Implementation] = {
-        "right": lambda operands, _: Outcome(correct_forward(operands), "no backward pass"),
-        "wrong": lambda operands, _: Outcome(beta_alone(operands), "no backward pass"),
+    operands = random_operands("normal", "float32")
+    operands.x[0], operands = 1.0, operands._replace(residual=None, dsum=None, eps=0.0)
+    implementations = {
+        "right": implementation_of(correct_forward, correct_backward),
+        "wrong": implementation_of(WRONG_FORWARD["beta alone"], correct_backward),
     }
-    verdicts = judge(operands, dout, implementations)
+    verdicts = judge(operands, implementations)
     assert verdict(verdicts, "right", "forward").passes
     assert verdict(verdicts, "wrong", "forward").passes is False
 
@@ -394,33 +272,33 @@ def test_onnxruntime_verdict_covers_the_forward_pass_only(
 ) -> None:
     served = IMPLEMENTATIONS["onnxruntime"]
     for residual in (True, False):
-        operands, dout = random_case(residual, np.float32)
-        out, gradients = served(operands, dout)
-        assert not isinstance(out, str)
-        np.testing.assert_allclose(out, by_torch(operands, dout)["out"], rtol=1e-4, atol=1e-5)
+        operands = random_case(residual, np.float32)
+        made, gradients = served(operands)
+        assert not isinstance(made, str)
+        np.testing.assert_allclose(made["out"], by_torch(operands)["out"], rtol=1e-4, atol=1e-5)
         assert gradients == "a served graph has no backward pass"
-    verdicts = judge(operands, dout, {"served": served})
+    verdicts = judge(operands, {"served": served})
     assert [v.passes for v in verdicts] == [True, None]
     assert verdicts[1].no_verdict == gradients
-    in_float64 = judge(*random_operands(dtype="float64"), {"served": served})
+    in_float64 = judge(random_operands(dtype="float64"), {"served": served})
     assert [v.no_verdict for v in in_float64] == ["a served graph computes in float32", gradients]
     assert [v.passes for v in in_float64] == [None, None]
 
     class NanSession:
         def run(self, _names: list[str], feeds: dict[str, Array]) -> list[Array]:
-            return [np.full_like(feeds["x"], np.nan)]
+            return [np.full_like(feeds["x"], np.nan)] * 2
 
     monkeypatch.setattr(
         layer_norm_implementations, "onnxruntime_session", lambda *_, **__: NanSession()
     )
-    [forward, _] = judge(*large_mean_row(), {"served": served})
+    [forward, _] = judge(large_mean_row(), {"served": served})
     assert forward.passes is False
     assert forward.comparisons[0].share_of_bound == np.inf
 
 
 def test_triton_is_not_run_without_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    verdicts = judge(*random_operands(dtype="float32"))
+    verdicts = judge(random_operands(dtype="float32"))
     for phase in ("forward", "backward"):
         triton_verdict = verdict(verdicts, "triton", phase)
         assert triton_verdict.passes is None
@@ -433,52 +311,124 @@ def test_triton_is_not_run_without_a_cuda_device(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_triton_passes_on_a_cuda_device(distribution: Distribution) -> None:
     triton = {"triton": IMPLEMENTATIONS["triton"]}
-    for triton_verdict in judge(*random_operands(distribution, "float32", (4, 384)), triton):
+    for triton_verdict in judge(random_operands(distribution, "float32", (4, 384)), triton):
         assert triton_verdict.passes, triton_verdict
-    in_float64 = judge(*random_operands(distribution, "float64", (4, 384)), triton)
+    in_float64 = judge(random_operands(distribution, "float64", (4, 384)), triton)
     assert {v.no_verdict for v in in_float64} == {
         "rows of this dtype and width run in ATen, not in Triton"
     }
 
 
 def test_nan_passes_only_where_the_input_row_has_nan() -> None:
-    operands, dout = random_case(dtype=np.float32)
+    operands = random_case(dtype=np.float32)
     operands.x[1, 3] = np.nan
     correct = {name: IMPLEMENTATIONS[name] for name in ("reference", "aten")}
-    assert all(v.passes for v in judge(operands, dout, correct))
+    assert all(v.passes for v in judge(operands, correct))
 
-    def nans(operands: Operands, dout: Array) -> Outcome:
-        out, gradients = IMPLEMENTATIONS["reference"](operands, dout)
-        assert not isinstance(out, str)
-        out[2, 0] = np.nan
-        return Outcome(out, gradients)
+    def nans(operands: Operands) -> Outputs:
+        made = correct_forward(operands)
+        made["out"][2, 0] = np.nan
+        return made
 
-    def zeros(operands: Operands, dout: Array) -> Outcome:
-        out, gradients = IMPLEMENTATIONS["reference"](operands, dout)
-        assert not isinstance(out, str)
-        return Outcome(np.nan_to_num(out), gradients)
+    def zeros(operands: Operands) -> Outputs:
+        made = correct_forward(operands)
+        return {**made, "out": np.nan_to_num(made["out"])}
 
     for wrong, index in ((nans, (2, 0)), (zeros, (1, 0))):
-        [forward, backward] = judge(operands, dout, {"wrong": wrong})
+        wrong_forward = {"wrong": implementation_of(wrong, correct_backward)}
+        [forward, backward] = judge(operands, wrong_forward)
         assert (forward.passes, backward.passes) == (False, True)
         assert forward.comparisons[0].worst_index == index
         assert forward.comparisons[0].max_abs == np.inf
-    [mean, _] = judge(operands, dout, {"wrong": nans})[0].invariants
+    [forward, _] = judge(operands, {"wrong": implementation_of(nans, correct_backward)})
+    [mean, _] = forward.invariants
     assert (mean.passes, mean.row) == (False, 2)
 
 
 def test_comparison_reports_location_and_size_of_the_error() -> None:
-    def shifted(operands: Operands, dout: Array) -> Outcome:
-        out = by_torch(operands, dout)["out"].astype(np.float32)
+    def one_off(operands: Operands) -> Outputs:
+        out = by_torch(operands)["out"].astype(np.float32)
         out[2, 9] += 0.5
-        return Outcome(out, "no backward pass")
+        return {"out": out}
 
-    operands, dout = random_case(dtype=np.float32)
-    [out] = verdict(judge(operands, dout, {"shifted": shifted}), "shifted", "forward").comparisons
+    operands = random_case(dtype=np.float32)
+    [forward, _] = judge(operands, {"one off": implementation_of(one_off, correct_backward)})
+    [out] = forward.comparisons
     assert out.worst_index == (2, 9)
     assert out.max_abs == pytest.approx(0.5, rel=1e-5)
-    largest = np.float32(np.abs(by_torch(operands, dout)["out"]).max())
+    largest = np.float32(np.abs(by_torch(operands)["out"]).max())
     assert out.ulp == pytest.approx(0.5 / np.spacing(largest), rel=1e-5)
+
+
+# Results of other implementations.
+
+
+def candidate_results(operands: Operands) -> dict[str, Array]:
+    return {**correct_forward(operands), **correct_gradients(operands)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_candidate_has_a_verdict_on_each_pass_with_results(dtype: str) -> None:
+    operands = random_operands(dtype=dtype)
+    results = candidate_results(operands)
+    for names, phases in (
+        (list(results), ["forward", "backward"]),
+        (["sum"], ["forward"]),
+        (["dgamma", "dbeta"], ["backward"]),
+    ):
+        verdicts = judge_candidate(operands, {name: results[name] for name in names})
+        assert [v.phase for v in verdicts] == phases
+        assert {c.value for v in verdicts for c in v.comparisons} == set(names)
+        for v in verdicts:
+            assert (v.implementation, v.passes, v.invariants) == ("candidate", True, ())
+
+
+@pytest.mark.parametrize("name", ["out", "sum", "dx", "dresidual", "dgamma", "dbeta"])
+def test_wrong_result_of_a_candidate_fails(name: str) -> None:
+    operands = random_operands(dtype="float32")
+    results = candidate_results(operands)
+    verdicts = judge_candidate(operands, {**results, name: results[name] * np.float32(1.001)})
+    assert [c.value for v in verdicts for c in v.comparisons if not c.passes] == [name]
+    assert sorted(str(v.passes) for v in verdicts) == ["False", "True"]
+
+
+def test_results_of_a_candidate_that_no_norm_changes_are_decidable_on_constant_rows() -> None:
+    operands = random_operands("constant_row", "float32")._replace(eps=0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        results = candidate_results(operands)
+    for names, passes in ((("sum",), True), (("dbeta",), True), (("out", "sum"), None)):
+        [only] = judge_candidate(operands, {name: results[name] for name in names})
+        assert only.passes is passes
+
+
+@pytest.mark.parametrize(
+    "results", [{"y": np.zeros((N, D))}, {"out": np.zeros((D, N))}, {"dbeta": np.zeros((N, D))}]
+)
+def test_candidate_result_of_another_name_or_shape_raises_value_error(
+    results: dict[str, Array],
+) -> None:
+    with pytest.raises(ValueError, match=r"there is no result \w+ of shape"):
+        judge_candidate(random_operands(dtype="float32"), results)
+
+
+# Numbers beyond the range of float32.
+
+
+def test_row_whose_variance_underflows_without_eps_has_no_verdict() -> None:
+    operands = random_operands("normal", "float32")
+    rows = operands.x * np.float32(1e-24)
+    tiny = operands._replace(x=rows, residual=None, dsum=None, eps=0.0)
+    for v in judge(tiny, {"reference": IMPLEMENTATIONS["reference"]}):
+        assert v.passes is None
+        assert "underflows" in (v.no_verdict or "")
+
+
+def test_result_beyond_float32_is_not_compared() -> None:
+    operands = random_operands("normal", "float32")
+    operands.gamma[3] = 3e38
+    operands = operands._replace(dout=operands.dout / np.float32(3e38))
+    for v in judge(operands, {"reference": IMPLEMENTATIONS["reference"]}):
+        assert all(c.passes for c in v.comparisons), v
 
 
 # Invalid input.
@@ -498,7 +448,7 @@ def test_invalid_shape_distribution_or_dtype_raises_value_error(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        judge(*random_operands(**arguments))
+        judge(random_operands(**arguments))
 
 
 @pytest.mark.parametrize(
@@ -515,10 +465,12 @@ def test_invalid_shape_distribution_or_dtype_raises_value_error(
         ({"eps": -1e-5}, r"eps is -1e-05; it must be finite and at least 0"),
         ({"eps": float("nan")}, r"eps is nan"),
         ({"eps": float("inf")}, r"eps is inf"),
+        ({"dsum": np.zeros(D)}, r"the shape of dsum is \(16,\)"),
+        ({"residual": None, "dsum": np.zeros((N, D))}, r"there is a dsum but no residual"),
     ],
 )
 def test_mismatched_operands_raise_value_error(changes: dict[str, object], message: str) -> None:
-    operands, dout = random_case()
+    operands = random_case()
     for call in (trace, judge):
         with pytest.raises(ValueError, match=message):
-            call(operands._replace(**changes), dout)  # type: ignore[arg-type]
+            call(operands._replace(**changes))  # type: ignore[arg-type]

@@ -9,8 +9,7 @@ from torch import Tensor
 from models.add_layer_norm import reference
 from models.add_layer_norm.reference import Array, BackwardSteps, Cache, ForwardSteps
 from models.gradients.inputs import Distribution, Row
-from models.gradients.layer_norm_check import DISTRIBUTIONS
-from models.gradients.layer_norm_implementations import Operands
+from models.gradients.layer_norm_operands import DISTRIBUTIONS, Operands
 from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import NormStep
@@ -20,16 +19,16 @@ from tests.models.gradients.toys import D, N, by_torch, random_case, toy_model
 BACKWARD = BackwardSteps._fields
 
 
-def steps_of(operands: Operands, dout: Array, row: int | None = None) -> dict[str, NormStep]:
-    return {step.name: step for step in trace(operands, dout, row=row).steps}
+def steps_of(operands: Operands, row: int | None = None) -> dict[str, NormStep]:
+    return {step.name: step for step in trace(operands, row=row).steps}
 
 
 @pytest.mark.parametrize("residual", [True, False])
 def test_trace_statistics_of_every_step_equal_torch(residual: bool) -> None:
-    operands, dout = random_case(residual)
-    steps = steps_of(operands, dout, row=2)
+    operands = random_case(residual)
+    steps = steps_of(operands, row=2)
     assert tuple(steps) == (*ForwardSteps._fields, *BACKWARD)
-    for name, expected in by_torch(operands, dout).items():
+    for name, expected in by_torch(operands).items():
         step = steps[name]
         assert step.phase == ("forward" if name == "out" else "backward")
         assert step.shape == expected.shape
@@ -43,17 +42,17 @@ def test_trace_statistics_of_every_step_equal_torch(residual: bool) -> None:
         row = expected[2] if expected.ndim == 2 else expected
         np.testing.assert_allclose(step.values, row, rtol=1e-4, atol=1e-5)
     assert steps["var"].shape == (N, 1)
-    assert all(step.values is None for step in trace(operands, dout).steps)
+    assert all(step.values is None for step in trace(operands).steps)
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_trace_gradients_agree_with_autograd_and_finite_differences(
     distribution: Distribution,
 ) -> None:
-    operands, dout = random_case()
+    operands = random_case()
     rng = np.random.default_rng(1)
     x, residual = (DISTRIBUTIONS[distribution](rng, (N, D)) for _ in range(2))
-    for step in trace(operands._replace(x=x, residual=residual), dout).steps:
+    for step in trace(operands._replace(x=x, residual=residual)).steps:
         if step.phase == "forward":
             assert step.error_autograd is None
         else:
@@ -77,7 +76,7 @@ def test_wrong_backward_step_is_detected_by_autograd(
         return steps._replace(**{name: getattr(steps, name) * 1.001})
 
     monkeypatch.setattr(reference, "backward_steps", wrong)
-    steps = steps_of(*random_case())
+    steps = steps_of(random_case())
     for step in steps.values():
         if step.phase == "backward":
             assert step.error_autograd is not None
@@ -87,14 +86,14 @@ def test_wrong_backward_step_is_detected_by_autograd(
 
 
 def test_step_error_is_the_float32_deviation_from_float64() -> None:
-    operands, dout = random_case()
-    expected = by_torch(*random_case(dtype=np.float32))
-    steps = [steps_of(operands, dout, row=i) for i in range(N)]
-    operands, dout = random_case(dtype=np.float32)
+    operands = random_case()
+    expected = by_torch(random_case(dtype=np.float32))
+    steps = [steps_of(operands, row=i) for i in range(N)]
+    operands = random_case(dtype=np.float32)
     assert operands.residual is not None
     total = operands.x + operands.residual
     ivar = 1 / np.sqrt(total.var(-1, keepdims=True) + operands.eps)
-    scales = {"out": expected["out"], "dx": dout * operands.gamma * ivar}
+    scales = {"out": expected["out"], "dx": operands.dout * operands.gamma * ivar}
     for name, scale in scales.items():
         actual = np.array([step[name].values for step in steps], np.float64)
         error = np.abs(actual - expected[name]).max() / np.abs(scale).max()
@@ -103,10 +102,10 @@ def test_step_error_is_the_float32_deviation_from_float64() -> None:
 
 
 def test_nan_and_infinity_are_counted_and_located() -> None:
-    operands, dout = random_case()
+    operands = random_case()
     operands.x[2, 5] = np.nan
-    dout[3, 7] = np.inf
-    steps = steps_of(operands, dout)
+    operands.dout[3, 7] = np.inf
+    steps = steps_of(operands)
     assert (steps["x"].nan, steps["x"].first_nonfinite) == (1, (2, 5))
     assert (steps["mean"].nan, steps["mean"].first_nonfinite) == (1, (2, 0))
     assert (steps["out"].nan, steps["out"].first_nonfinite) == (D, (2, 0))
@@ -115,23 +114,23 @@ def test_nan_and_infinity_are_counted_and_located() -> None:
     assert steps["dx"].nan == 2 * D
     assert np.isfinite([steps["out"].rms, steps["out"].error_float64]).all()
     # The finite rows still pass.
-    assert all(i.passes and i.row not in (2, 3) for i in trace(operands, dout).invariants[2:])
+    assert all(i.passes and i.row not in (2, 3) for i in trace(operands).invariants[2:])
 
 
 def test_float32_overflow_is_reported_as_infinite_error() -> None:
-    operands, dout = random_case()
-    steps = steps_of(operands._replace(x=operands.x * 1e25), dout)
+    operands = random_case()
+    steps = steps_of(operands._replace(x=operands.x * 1e25))
     assert (steps["sq"].inf, steps["sq"].error_float64) == (N * D, np.inf)
     assert steps["x"].error_float64 < 1e-6
-    overflowed = steps_of(operands._replace(x=operands.x * 1e60), dout)["x"]
+    overflowed = steps_of(operands._replace(x=operands.x * 1e60))["x"]
     assert overflowed.inf == N * D
     assert np.isnan(overflowed.rms)
 
 
 def test_zero_gradient_has_a_small_error() -> None:
-    operands, dout = random_case()
-    unit_gamma = operands._replace(gamma=np.ones(D))
-    dx = steps_of(unit_gamma, np.ones_like(dout))["dx"]
+    operands = random_case()
+    unit_gamma = operands._replace(gamma=np.ones(D), dout=np.ones((N, D)))
+    dx = steps_of(unit_gamma)["dx"]
     assert dx.maximum < 1e-6
     assert dx.error_float64 < 1e-6
     assert dx.error_autograd is not None
@@ -141,12 +140,12 @@ def test_zero_gradient_has_a_small_error() -> None:
 
 
 def test_mismatched_gradient_or_row_raises_value_error() -> None:
-    operands, dout = random_case()
+    operands = random_case()
     with pytest.raises(ValueError, match=r"dout is \(3, 16\); for x of shape \(4, 16\)"):
-        trace(operands, dout[1:])
+        trace(operands._replace(dout=operands.dout[1:]))
     for row in (-1, N):
         with pytest.raises(ValueError, match=rf"row is {row}; it must be 0 to 3"):
-            trace(operands, dout, row=row)
+            trace(operands, row=row)
 
 
 # The norms of a model.
@@ -209,7 +208,7 @@ def test_norm_operands_can_be_traced_without_changing_the_model() -> None:
     assert operands.eps == 1e-3
     operands.gamma[:] = 1.0  # a copy: the model keeps its own
     assert norm_operands(model, ROW, "layers.1.norm2").gamma[0] != 1.0
-    result = trace(operands, np.ones((5, 16)), row=4)
+    result = trace(operands, row=4)
     assert all(invariant.passes for invariant in result.invariants)
     assert all(step.nan == step.inf == 0 for step in result.steps)
 

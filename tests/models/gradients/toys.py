@@ -8,8 +8,7 @@ import torch.nn.functional as F
 
 from models.add_layer_norm.reference import Array
 from models.gradients.inputs import Row
-from models.gradients.layer_norm_check import EPS
-from models.gradients.layer_norm_implementations import Operands
+from models.gradients.layer_norm_operands import EPS, Operands
 from models.gradients.reference_model import ReferenceModel
 from models.network.encoder import Encoder, EncoderConfig
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
@@ -48,16 +47,16 @@ def toy_model(
     return ReferenceModel(model.eval().requires_grad_(False), normalize)
 
 
-def random_case(residual: bool = True, dtype: type = np.float64) -> tuple[Operands, Array]:
+def random_case(residual: bool = True, dtype: type = np.float64) -> Operands:
     rng = np.random.default_rng(0)
     x, other, dout = rng.normal(size=(3, N, D)).astype(dtype)
     gamma, beta = rng.normal(size=(2, D)).astype(dtype)
-    return Operands(x, other if residual else None, gamma, beta, EPS), dout
+    return Operands(x, other if residual else None, gamma, beta, EPS, dout, None)
 
 
-def by_torch(operands: Operands, dout: Array) -> dict[str, Array]:
+def by_torch(operands: Operands) -> dict[str, Array]:
     """Return the output and its gradients by torch, in float64."""
-    x, residual, gamma, beta, eps = operands
+    x, residual, gamma, beta, eps, dout, _ = operands
     rows = x.astype(np.float64) + (0 if residual is None else residual.astype(np.float64))
     leaves = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in (rows, gamma, beta)]
     out = F.layer_norm(leaves[0], (x.shape[-1],), leaves[1], leaves[2], eps)

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 from models.add_layer_norm.reference import BackwardSteps, ForwardSteps
@@ -276,6 +277,45 @@ def test_layernorm_judges_rows_of_every_distribution(
     assert ("finite differences" in against) == (dtype == "float64")
 
 
+ROWS = {"type": "rows", "x": [[1.0, 2.0]]}
+
+
+def candidate_of(x: list[float], residual: list[float], dout: list[float]) -> Json:
+    """Return the results of torch's norm of one row, with gradients through both outputs."""
+    leaves = [torch.tensor([row], dtype=torch.float64).requires_grad_() for row in (x, residual)]
+    parameters = [torch.ones(len(x), dtype=torch.float64), torch.zeros(len(x), dtype=torch.float64)]
+    leaves += [parameter.requires_grad_() for parameter in parameters]
+    total = leaves[0] + leaves[1]
+    out = torch.nn.functional.layer_norm(total, (len(x),), leaves[2], leaves[3], 1e-5)
+    upstream = [torch.tensor([dout], dtype=torch.float64)] * 2
+    gradients = torch.autograd.grad([out, total], leaves, upstream)
+    names = ("dx", "dresidual", "dgamma", "dbeta")
+    results = {"out": out, "sum": total, **dict(zip(names, gradients, strict=True))}
+    return {name: result.detach().float().tolist() for name, result in results.items()}
+
+
+def test_layernorm_judges_the_results_of_a_candidate(client: TestClient) -> None:
+    x, residual, dout = [40000.0, 40001.0, 40002.0, 40003.0], [0.5, 0.0, 0.0, 0.0], [1.0, 0, 0, 2]
+    right = candidate_of(x, residual, dout)
+    source = {"type": "rows", "x": [x], "residual": [residual], "eps": 1e-5}
+    source |= {"dout": [dout], "dsum": [dout]}
+    result = ask(client, "layernorm", source={**source, "candidate": right})
+    assert result["passes"] is True
+    assert [(v["implementation"], v["phase"]) for v in result["verdicts"]] == [
+        ("candidate", "forward"),
+        ("candidate", "backward"),
+    ]
+    # A kernel that ignores the gradient with respect to the sum, and one that returns NaN.
+    ignored = {"dx": candidate_of(x, residual, [1.0, 0, 0, 2])["dx"]}
+    ignored["dx"] = [[d - g for d, g in zip(ignored["dx"][0], dout, strict=True)]]
+    nan = {"out": [[None, *right["out"][0][1:]]]}
+    for wrong, phase, index in ((ignored, "backward", [0, 3]), (nan, "forward", [0, 0])):
+        result = ask(client, "layernorm", source={**source, "candidate": wrong})
+        (verdict,) = result["verdicts"]
+        assert (result["passes"], verdict["passes"], verdict["phase"]) == (False, False, phase)
+        assert verdict["comparisons"][0]["worst_index"] == index
+
+
 def test_layernorm_row_out_of_range_is_refused(client: TestClient) -> None:
     body = {"source": {"type": "random", "shape": [4, 16]}, "row": 4}
     problem = client.post("/debug/layernorm", json=body).json()
@@ -325,6 +365,15 @@ def test_more_non_finite_numbers_than_the_limit_add_a_warning(
         ({"type": "text", "text": {"text": 5}, "norm": "n"}, "invalid", "/source/text/text"),
         ({"type": "text", "text": "", "norm": "layers.0.norm1"}, "empty", "/source/text"),
         ({"type": "other"}, "invalid", "/source"),
+        ({**ROWS, "dout": [[1.0]]}, "source", "/source/dout"),
+        ({**ROWS, "dsum": [[1.0, 2.0]]}, "source", "/source/dsum"),
+        ({**ROWS, "dout": [[1.0, 2.0]], "dsum": [[1.0, 2.0]]}, "source", "/source/dsum"),
+        ({**ROWS, "candidate": {}}, "source", "/source/candidate"),
+        ({**ROWS, "candidate": {"y": [[1.0, 2.0]]}}, "invalid", "/source/candidate"),
+        ({**ROWS, "candidate": {"out": [[1.0]]}}, "source", "/source/candidate/out"),
+        ({**ROWS, "candidate": {"dbeta": [1.0]}}, "source", "/source/candidate/dbeta"),
+        ({**ROWS, "candidate": {"sum": [[1.0, 2.0]]}}, "source", "/source/candidate/sum"),
+        ({**ROWS, "candidate": {"dbeta": [1.0, 2.0]}}, "source", "/source/dout"),
     ],
 )
 def test_invalid_layernorm_source_has_code_and_pointer(

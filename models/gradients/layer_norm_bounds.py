@@ -1,0 +1,167 @@
+"""Error bounds of add + LayerNorm: what an exact implementation may deviate from float64.
+
+Bounds are a few rounding errors of the result, whatever the row's mean: the deviations of a row
+from its mean are exact in float32 if the mean's own rounding error is subtracted too. An
+implementation that does not do so exceeds them on rows with a large mean, as does one that computes
+the variance as mean(x^2) - mean(x)^2.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from models.add_layer_norm import reference
+from models.add_layer_norm.reference import Array
+from models.gradients.layer_norm_operands import Operands, rounded_to
+
+# Number of random sign vectors along which directional derivatives are taken. Derivatives along
+# every coordinate would cost N D forward passes.
+DIRECTIONS = 8
+
+
+class Exact(NamedTuple):
+    """The steps in float64, and quantities for error bounds in the dtype of the operands.
+
+    The steps start from the sum of x and residual as rounded to the dtype. Let u be the dtype's
+    unit roundoff, and r the number of rounding errors of a sum of D numbers, plus a few for other
+    operations. With t = r u, the error of xhat_i is at most t (1 + |xhat_i|), and, because
+    mean(xhat^2) <= 1, the error of ivar is at most t ivar. t is infinite for rows without a norm,
+    and NaN for rows with NaN or infinity, whose results must be NaN.
+    """
+
+    forward: reference.ForwardSteps
+    backward: reference.BackwardSteps
+    t: Array  #            (N, 1)
+    reach: Array  #        (N, 1) ivar mean(|dxhat| (1 + |xhat|)), a bound of the means in dx
+    is_constant: Array  #  (N, 1)
+
+    def values(self, operands: Operands) -> dict[str, Array]:
+        """Return the outputs and gradients by name."""
+        dx = self.backward.dx if operands.dsum is None else self.backward.dx + operands.dsum
+        return {
+            "out": self.forward.out,
+            "sum": self.forward.x,
+            "dx": dx,
+            "dresidual": dx,
+            "dgamma": self.backward.dgamma,
+            "dbeta": self.backward.dbeta,
+        }
+
+
+def _roundings(terms: int) -> float:
+    """Return the effective number of rounding errors of a sum, plus 4 for other operations.
+
+    Independent rounding errors of n terms add up to about sqrt(n) of them.
+
+    Source: Higham and Mary 2019, doi:10.1137/18M1226312.
+    """
+    return float(4 + np.sqrt(terms))
+
+
+def exact_steps(operands: Operands) -> Exact:
+    """Compute the steps in float64 from the operands in their own dtype."""
+    limits = np.finfo(operands.x.dtype)
+    rounded = operands.x if operands.residual is None else operands.x + operands.residual
+    (_, _, gamma, beta, eps, dout, _) = rounded_to(operands, np.float64)
+    total = rounded.astype(np.float64)
+    forward = reference.forward_steps(total, gamma, beta, eps)
+    backward = reference.backward_steps(dout, reference.forward(total, gamma, beta, eps)[1])
+    spread_terms = np.abs(backward.dxhat) * (1 + np.abs(forward.xhat))  # (N, D)
+    reach = forward.ivar * spread_terms.mean(-1, keepdims=True)
+    is_constant = np.ptp(rounded, axis=-1, keepdims=True) == 0
+    is_finite = np.isfinite(total).all(-1, keepdims=True)
+    overflows = forward.sq.sum(-1, keepdims=True) >= float(limits.max)
+    underflows = np.where(is_constant, eps, forward.var_eps) < float(limits.tiny)
+    t = np.where(is_finite, _roundings(total.shape[-1]) * limits.eps / 2, np.nan)
+    t = np.where(is_finite & (overflows | underflows), np.inf, t)
+    return Exact(forward, backward, t, reach, is_constant)
+
+
+def error_bounds(exact: Exact, operands: Operands) -> dict[str, Array]:
+    """Return the error bounds of outputs and gradients by name, each in the shape of its array.
+
+    A bound is infinite where a row without a norm takes part, or where the exact value is beyond
+    the range of the dtype.
+    """
+    limits = np.finfo(operands.x.dtype)
+    over_rows = _roundings(len(operands.dout)) * limits.eps / 2
+    size = np.abs(operands.dout.astype(np.float64))  # (N, D)
+    xhat = np.abs(exact.forward.xhat)  # (N, D)
+    of_xhat = exact.t * (1 + xhat)
+    # dx = ivar (dxhat - m1 - xhat m2) + dsum, where m1 = mean(dxhat), m2 = mean(dxhat xhat) and
+    # |m1|, |m2| <= reach / ivar. Errors in units of t reach: 1 + |xhat| from ivar, 1 + |xhat| from
+    # rounding, 1 from m1, 1 + |xhat| from xhat, 2 |xhat| from m2. The term ivar dxhat adds
+    # 2 t ivar |dxhat|, the addition of dsum one rounding of the result.
+    own = 2 * exact.t * exact.forward.ivar * np.abs(exact.backward.dxhat)
+    dx = own + 5 * exact.t * exact.reach * (1 + xhat)
+    values = exact.values(operands)
+    if operands.dsum is not None:
+        dx = dx + limits.eps * np.abs(values["dx"])
+    shifted = np.abs(exact.forward.gammax) + np.abs(operands.beta)
+    bounds = {
+        "out": np.abs(operands.gamma) * of_xhat + limits.eps * shifted,
+        "dx": dx,
+        "dresidual": dx,
+        "dgamma": (size * of_xhat).sum(0) + over_rows * (size * xhat).sum(0),
+    }
+    has_no_norm = np.isinf(exact.t)
+    for name, bound in bounds.items():
+        where = has_no_norm if bound.ndim == 2 else has_no_norm.any()
+        bounds[name] = np.where(where, np.inf, bound)
+    # The sum is correctly rounded, and the steps start from it.
+    bounds |= {"sum": np.zeros_like(exact.forward.x), "dbeta": over_rows * size.sum(0)}
+    return {
+        name: np.where(np.abs(values[name]) > float(limits.max), np.inf, bound)
+        for name, bound in bounds.items()
+    }
+
+
+class Slope(NamedTuple):
+    """Directional derivative of sum(out dout) + sum(sum dsum), by a central difference."""
+
+    gradient: str  #  "dx", "dgamma" or "dbeta"
+    along: Array  #   direction, in the shape of the gradient
+    slope: float  #   the directional derivative
+    bound: float  #   error bound of `slope`
+
+
+def slopes_along(operands: Operands) -> Iterator[Slope]:
+    """Yield directional derivatives, `DIRECTIONS` each with respect to x, gamma and beta.
+
+    Args:
+        operands: Operands in float64.
+    """
+    dout, exact = operands.dout, exact_steps(operands)
+    # Elements are rounded again when they are moved, relative to their own size.
+    kappa = np.abs(exact.forward.x).max(-1, keepdims=True) * exact.forward.ivar
+    exact = exact._replace(t=exact.t * (1 + kappa))
+    bounds = error_bounds(exact, operands)
+    # The rounding error scales with 1 / step, the truncation error with step^2.
+    step = np.cbrt(exact.t[np.isfinite(exact.t)].max(initial=np.finfo(np.float64).eps))
+    rounding = (np.abs(dout) * bounds["out"]).sum() / step
+    # Along a sign vector times sqrtvar, the third derivative of xhat_i is at most 6 (|xhat_i| + 2).
+    truncation = step**2 * (np.abs(exact.backward.dxhat) * (np.abs(exact.forward.xhat) + 2)).sum()
+    rng = np.random.default_rng(0)
+    for name, unit, truncated in (
+        ("x", exact.forward.sqrtvar, truncation),
+        ("gamma", np.ones(1), 0.0),
+        ("beta", np.ones(1), 0.0),
+    ):
+        at: Array = getattr(operands, name)
+        for _ in range(DIRECTIONS):
+            along = unit * rng.choice([-1.0, 1.0], at.shape)
+            ahead, behind = (
+                _forward(operands._replace(**{name: at + way * along})) for way in (step, -step)
+            )
+            # Subtract before summing: a difference of two sums would lose digits by cancellation.
+            slope = ((ahead - behind) * dout).sum() / (2 * step)
+            if name == "x" and operands.dsum is not None:
+                slope += (along * operands.dsum).sum()
+            own = (np.abs(along) * bounds[f"d{name}"]).sum()
+            yield Slope(f"d{name}", along, float(slope), float(rounding + truncated + own))
+
+
+def _forward(operands: Operands) -> Array:
+    x, residual, gamma, beta, eps, *_ = operands
+    return reference.forward(x, gamma, beta, eps, residual)[0]
