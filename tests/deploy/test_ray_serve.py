@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx2
 import numpy as np
@@ -30,9 +31,34 @@ from tests.sentences import SENTENCES
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+# `serve run` gives up if its proxy is not ready after 60 s; there is no setting for that.
+_SERVE = """
+from ray.serve._private import api
+from ray.serve.scripts import cli
+api.HTTP_PROXY_TIMEOUT = 900
+cli()
+"""
+
+
+class Cluster(NamedTuple):
+    """A running `serve run`."""
+
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the condition; fail with the end of the log, at once if the process ends."""
+        try:
+            eventually(lambda: condition() or self.process.poll() is not None)
+            assert self.process.poll() is None, "the process has ended"
+        except AssertionError as error:
+            raise AssertionError(self.log.read_text()[-3000:]) from error
+
+
 @contextmanager
-def serve_run(model: Path, folder: Path, **arguments: float) -> Iterator[tuple[str, Path]]:
-    """Run a cluster until the block ends; yield its URL and its log file."""
+def serve_run(model: Path, folder: Path, **arguments: float) -> Iterator[Cluster]:
+    """Run a cluster until the block ends."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = {
@@ -43,7 +69,6 @@ def serve_run(model: Path, folder: Path, **arguments: float) -> Iterator[tuple[s
     }
     (folder / "serve.yaml").write_text(json.dumps(config))  # JSON is YAML
     log = folder / "serve.log"
-    serve = Path(sys.executable).with_name("serve")
     # Ray creates sockets there; their paths are limited to about 100 characters.
     with log.open("w") as stream, tempfile.TemporaryDirectory() as short:
         environment = {
@@ -53,30 +78,25 @@ def serve_run(model: Path, folder: Path, **arguments: float) -> Iterator[tuple[s
             "RAY_AUTH_MODE": "disabled",
             "RAY_OVERRIDE_RESOURCES": '{"GPU": 1}',  # the machine needs none
             "RAY_TMPDIR": short,
+            # Ray replaces a proxy that does not respond within 5 s, however busy the machine is.
+            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "900",
+            "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "900",
         }
         process = subprocess.Popen(
-            [serve, "run", folder / "serve.yaml"],
+            [sys.executable, "-c", _SERVE, "run", folder / "serve.yaml"],
             cwd=ROOT,
             env=environment,
             stdout=stream,
             stderr=subprocess.STDOUT,
         )
         try:
-            yield f"http://127.0.0.1:{port}", log
+            yield Cluster(f"http://127.0.0.1:{port}", log, process)
         finally:
             process.terminate()  # SIGINT may be ignored
             try:
                 process.wait(60)
             finally:
                 process.kill()
-
-
-def wait_until(condition: Callable[[], bool], log: Path) -> None:
-    """Wait for the condition; fail with the end of the log."""
-    try:
-        eventually(condition)
-    except AssertionError as error:
-        raise AssertionError(log.read_text()[-3000:]) from error
 
 
 def is_ready(url: str) -> bool:
@@ -134,34 +154,35 @@ def clients(url: str, count: int = 8) -> Iterator[Counter[str]]:
             thread.join()
 
 
-def wait_for_more(outcomes: Counter[str], log: Path) -> None:
+def wait_for_more(outcomes: Counter[str], cluster: Cluster) -> None:
     """Wait until 50 further requests have succeeded at once."""
     total = outcomes["at once"] + 50
-    wait_until(lambda: outcomes["at once"] >= total, log)
+    cluster.wait_until(lambda: outcomes["at once"] >= total)
 
 
 def test_replicas_return_the_vectors_of_the_service_scale_with_load_and_survive_a_crash(
     artifact: Artifact, minilm_client: TestClient, tmp_path: Path
 ) -> None:
     arguments = {"cpus": 1, "gpus": 0.5, "min_replicas": 1, "max_replicas": 2, "requests": 2}
-    with serve_run(artifact.path, tmp_path, **arguments) as (url, log):
-        wait_until(lambda: is_ready(url) and len(replicas()) == 1, log)
+    with serve_run(artifact.path, tmp_path, **arguments) as cluster:
+        url = cluster.url
+        cluster.wait_until(lambda: is_ready(url) and len(replicas()) == 1)
         body = {"inputs": list(SENTENCES)}
         actual = httpx2.post(f"{url}/encode", json=body, timeout=120).json()["embeddings"]
         expected = minilm_client.post("/encode", json=body).json()["embeddings"]
         np.testing.assert_allclose(actual, expected, atol=2e-6)
         assert httpx2.get(f"{url}/info", timeout=120).json()["threads"] == 1
         with clients(url) as outcomes:
-            wait_until(lambda: len(replicas()) == 2, log)
-            wait_for_more(outcomes, log)
+            cluster.wait_until(lambda: len(replicas()) == 2)
+            wait_for_more(outcomes, cluster)
             before = replicas()
             os.kill(min(before), signal.SIGKILL)
-            wait_until(lambda: len(replicas()) == 2 and replicas() != before, log)
-            wait_for_more(outcomes, log)
+            cluster.wait_until(lambda: len(replicas()) == 2 and replicas() != before)
+            wait_for_more(outcomes, cluster)
     assert outcomes["lost"] == 0, outcomes
     # Only requests on the killed replica need a second attempt.
     assert outcomes["after retries"] < outcomes["at once"], outcomes
-    wait_until(lambda: not replicas(), log)
+    eventually(lambda: not replicas())
 
 
 async def test_replica_is_unhealthy_once_its_engine_returns_other_vectors(
