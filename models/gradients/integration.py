@@ -2,16 +2,18 @@
 
 F(input) - F(baseline) is the integral of the gradient of F along the line from baseline to input.
 The same holds for every panel, an interval of the line. So the values of F at the endpoints of a
-panel give the error of its quadrature. The panel with the largest error is halved until the total
-error is small. A fixed number of steps has no such check: LayerNorm is invariant to the scale of
-its input, so with a baseline of zeros the whole change of F may lie within the first 1e-6 of the
-line, between two steps.
+panel give the error of the panel's sum over all tokens. This is not enough: errors of tokens can
+cancel in their sum. A second, coarser quadrature on half of the nodes gives an error for each
+token. The panel with the largest error is halved until both errors are small. A fixed number of
+steps has no such checks: LayerNorm is invariant to the scale of its input, so with a baseline of
+zeros the whole change of F may lie within the first 1e-6 of the line, between two steps.
 
 Sources: integrated gradients, Sundararajan et al. 2017, arXiv:1703.01365. Quadrature:
-Gauss-Legendre with 8 points, exact for polynomials of degree 15.
+Clenshaw-Curtis with 17 points, exact for polynomials of degree 17; its nested 9 points give the
+error of a token. The half panels share the endpoints and the middle of the panel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +27,22 @@ Array = NDArray[np.float64]
 # the gradient with respect to a token and the token's difference from its baseline.
 Evaluate = Callable[[Array], tuple[Array, Array]]
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+
+def _clenshaw_curtis(intervals: int) -> tuple[Array, Array]:
+    """Return nodes, the extrema of a Chebyshev polynomial on [-1, 1], and weights."""
+    degrees = np.arange(intervals + 1)
+    nodes = -np.cos(np.pi * degrees.astype(np.float64) / intervals)
+    polynomials = np.polynomial.chebyshev.chebvander(nodes, intervals).T  # T_j at node k
+    with np.errstate(divide="ignore"):
+        integrals = np.where(degrees % 2, 0.0, 2 / (1 - degrees.astype(float) ** 2))
+    return nodes, np.linalg.solve(polynomials, integrals).astype(np.float64)
+
+
+_NODES, _WEIGHTS = _clenshaw_curtis(16)
+_COARSE_WEIGHTS = _clenshaw_curtis(8)[1]
+_POINTS = len(_NODES)
+# Halving a panel evaluates its halves, except at the endpoints and the middle of the panel.
+_POINTS_PER_HALVING = 2 * (_POINTS - 2)
 
 
 @dataclass(frozen=True)
@@ -36,11 +53,14 @@ class Integral:
         scores: Contribution of each of N tokens to each of K functions, `(N, K)`.
         value_input: Function values at the input, `(K,)`.
         value_baseline: Function values at the baseline, `(K,)`.
-        error: Sum of the quadrature errors of all panels. With several functions, the error of a
-            panel is the Euclidean norm of the errors of all functions.
+        error: Sum over all panels of the error of the sum of the scores. With several functions,
+            the error of a panel is the Euclidean norm of the errors of all functions.
         allowed: Largest `error` that counts as converged.
+        score_error: Largest estimated error of a token's score: the sum over all panels of the
+            difference between two quadratures. With several functions, the Euclidean norm counts.
+        score_allowed: Largest `score_error` that counts as converged.
         evaluations: Number of positions on the line at which the functions were evaluated.
-        path: Positions of the panel endpoints, `(P,)`, and function values at them, `(P, K)`.
+        path: Positions of the final quadrature, `(P,)`, and function values at them, `(P, K)`.
     """
 
     scores: Array
@@ -48,6 +68,8 @@ class Integral:
     value_baseline: Array
     error: float
     allowed: float
+    score_error: float
+    score_allowed: float
     evaluations: int
     path: tuple[Array, Array]
 
@@ -65,62 +87,74 @@ class Integral:
             delta.item() if len(delta) == 1 else float(np.linalg.norm(delta)),
             self.error,
             self.allowed,
+            self.score_error,
+            self.score_allowed,
             self.evaluations,
         )
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Interval of the line, with function values at its endpoints and its part of the scores."""
+    """Interval of the line: function values and slopes at its nodes, and its part of the scores."""
 
-    start: float
-    end: float
-    value_start: Array  # (K,)
-    value_end: Array  #   (K,)
-    scores: Array  #      (N, K)
+    points: Array  #        (17,)
+    values: Array  #        (17, K)
+    slopes: Array  #        (17, N, K)
+    scores: Array  #        (N, K)
+    score_errors: Array  #  (N,)
 
     @property
     def error(self) -> float:
-        errors = self.scores.sum(0) - (self.value_end - self.value_start)  # (K,)
-        return float(np.linalg.norm(errors))
+        return float(np.linalg.norm(self.scores.sum(0) - (self.values[-1] - self.values[0])))
 
 
 def integrate(
     evaluate: Evaluate, tolerance: float, max_evaluations: int, rounding: float
 ) -> Integral:
-    """Integrate along the line until the error is tolerated or the evaluation limit is reached.
+    """Integrate along the line until the errors are tolerated or the evaluation limit is reached.
 
     Args:
         evaluate: Computes function values and slopes; see `Evaluate`.
-        tolerance: Maximum total error, relative to the change of the function from baseline to
-            input. With several functions, the Euclidean norm of their changes counts.
-        max_evaluations: Maximum number of evaluated positions; at least 10 are always evaluated.
-        rounding: Relative rounding error of a function value. A total error of up to 8 times
-            `rounding`, relative to the larger value at baseline and input, is always accepted:
-            refinement cannot remove it.
+        tolerance: Maximum error of the sum of the scores, relative to the change of the function
+            from baseline to input, and maximum error of each score, relative to the largest score.
+            With several functions, Euclidean norms count.
+        max_evaluations: Maximum number of evaluated positions; at least 17 are always evaluated.
+        rounding: Relative rounding error of a function value. Errors of up to 8 times `rounding`
+            per panel, relative to the larger value at baseline and input, are always accepted:
+            refinement cannot remove them.
     """
-    end_values, panels = _first(evaluate)
-    change = float(np.linalg.norm(end_values[1] - end_values[0]))
-    size = max(float(np.linalg.norm(value)) for value in end_values)
-    allowed = max(tolerance * change, 8 * rounding * size)
-    evaluations = 2 + len(_NODES)
-    while (
-        sum(panel.error for panel in panels) > allowed
-        and evaluations + 1 + 2 * len(_NODES) <= max_evaluations
-    ):
-        worst = max(range(len(panels)), key=lambda index: panels[index].error)
+    points = _points(0.0, 1.0)
+    panels = [_panel(points, *evaluate(points))]
+    evaluations = _POINTS
+    baseline, value = panels[0].values[0], panels[0].values[-1]  # (K,)
+    rounding_error = 8 * rounding * max(np.linalg.norm(baseline), np.linalg.norm(value))
+    while True:
+        floor = len(panels) * rounding_error
+        allowed = max(tolerance * np.linalg.norm(value - baseline), floor)
+        scores: Array = np.sum([panel.scores for panel in panels], axis=0)
+        score_allowed = max(tolerance * np.linalg.norm(scores, axis=-1).max(), floor)
+        error = sum(panel.error for panel in panels)
+        score_error = np.sum([panel.score_errors for panel in panels], axis=0).max()
+        is_refinable = evaluations + _POINTS_PER_HALVING <= max_evaluations
+        if not ((error > allowed or score_error > score_allowed) and is_refinable):
+            break
+        # Both errors, each in units of the other's tolerance.
+        sizes = [max(p.error * score_allowed, p.score_errors.max() * allowed) for p in panels]
+        worst = int(np.argmax(sizes))
         panels[worst : worst + 1] = _halves(evaluate, panels[worst])
-        evaluations += 1 + 2 * len(_NODES)
+        evaluations += _POINTS_PER_HALVING
     return Integral(
-        scores=np.sum([panel.scores for panel in panels], axis=0),
-        value_input=end_values[1],
-        value_baseline=end_values[0],
-        error=sum(panel.error for panel in panels),
-        allowed=allowed,
+        scores=scores,
+        value_input=value,
+        value_baseline=baseline,
+        error=error,
+        allowed=float(allowed),
+        score_error=float(score_error),
+        score_allowed=float(score_allowed),
         evaluations=evaluations,
         path=(
-            np.array([panel.start for panel in panels] + [1.0]),
-            np.stack([panel.value_start for panel in panels] + [end_values[1]]),
+            np.concatenate([[0.0], *(panel.points[1:] for panel in panels)]),
+            np.concatenate([[baseline], *(panel.values[1:] for panel in panels)]),
         ),
     )
 
@@ -130,24 +164,27 @@ def _points(start: float, end: float) -> Array:
     return points
 
 
-def _scores(start: float, end: float, slopes: Array) -> Array:
-    """Return the integral `(N, K)` over a panel, given the slopes `(8, N, K)` at its nodes."""
-    scores: Array = np.tensordot(_WEIGHTS * (end - start) / 2, slopes, axes=1)
-    return scores
-
-
-def _first(evaluate: Evaluate) -> tuple[Sequence[Array], list[_Panel]]:
-    values, slopes = evaluate(np.concatenate([[0.0, 1.0], _points(0.0, 1.0)]))
-    end_values = values[0], values[1]
-    return end_values, [_Panel(0.0, 1.0, *end_values, _scores(0.0, 1.0, slopes[2:]))]
+def _panel(points: Array, values: Array, slopes: Array) -> _Panel:
+    half_width = (points[-1] - points[0]) / 2
+    scores: Array = np.tensordot(half_width * _WEIGHTS, slopes, axes=1)
+    coarse: Array = np.tensordot(half_width * _COARSE_WEIGHTS, slopes[::2], axes=1)
+    return _Panel(points, values, slopes, scores, np.linalg.norm(scores - coarse, axis=-1))
 
 
 def _halves(evaluate: Evaluate, panel: _Panel) -> list[_Panel]:
-    middle = (panel.start + panel.end) / 2
-    left, right = (panel.start, middle), (middle, panel.end)
-    values, slopes = evaluate(np.concatenate([[middle], _points(*left), _points(*right)]))
-    count = len(_NODES)
-    return [
-        _Panel(*left, panel.value_start, values[0], _scores(*left, slopes[1 : 1 + count])),
-        _Panel(*right, values[0], panel.value_end, _scores(*right, slopes[1 + count :])),
-    ]
+    middle = _POINTS // 2
+    ends = [(0, middle), (middle, _POINTS - 1)]  # indices of the nodes that a half panel shares
+    grids = [_points(panel.points[start], panel.points[end]) for start, end in ends]
+    values, slopes = evaluate(np.concatenate([grid[1:-1] for grid in grids]))
+    halves = []
+    for grid, (start, end), inner_values, inner_slopes in zip(
+        grids, ends, np.split(values, 2), np.split(slopes, 2), strict=True
+    ):
+        halves.append(
+            _panel(
+                grid,
+                np.stack([panel.values[start], *inner_values, panel.values[end]]),
+                np.stack([panel.slopes[start], *inner_slopes, panel.slopes[end]]),
+            )
+        )
+    return halves

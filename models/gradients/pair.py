@@ -34,7 +34,7 @@ def explain_pair(
     *,
     layer_name: str = "output",
     tolerance: float = 0.01,
-    max_evaluations: int = 64,
+    max_evaluations: int = 128,
 ) -> PairAttribution:
     """Attribute the cosine similarity of two texts to pairs of their tokens.
 

@@ -45,20 +45,25 @@ class Completeness:
     Attributes:
         delta: Sum of the scores minus the change of the value from baseline to text. For pairs of
             tokens, the Euclidean norm of this difference over all elements of the text's vector.
-        error: Sum of the quadrature errors of all intervals of the path.
+        error: Sum of the quadrature errors of all intervals of the path, for the sum of the scores.
         allowed: Largest `error` that counts as converged.
+        score_error: Largest estimated error of a token's score. For pairs of tokens, of the
+            Euclidean norm of a token's contributions to all elements of the text's vector.
+        score_allowed: Largest `score_error` that counts as converged.
         evaluations: Number of positions on the path at which the value was computed.
     """
 
     delta: float
     error: float
     allowed: float
+    score_error: float
+    score_allowed: float
     evaluations: int
 
     @property
     def converged(self) -> bool:
-        """Whether `error` is at most `allowed`."""
-        return self.error <= self.allowed
+        """Whether `error` and `score_error` are allowed."""
+        return self.error <= self.allowed and self.score_error <= self.score_allowed
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,8 @@ class Attribution:
         baseline_value: Attributed scalar, computed for the baseline; null for methods without a
             baseline.
         completeness: Accuracy of integrated gradients; null for other methods.
-        path: Pairs of a position on the line from baseline (0) to text (1) and the scalar at this
-            position; null except for integrated gradients.
+        path: Pairs of an evaluated position on the line from baseline (0) to text (1) and the
+            scalar at this position; null except for integrated gradients.
     """
 
     scores: Vector

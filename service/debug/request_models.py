@@ -97,12 +97,13 @@ class AttributeRequest(StrictModel):
         0.01,
         gt=0,
         le=1,
-        description="Maximum error of integrated gradients, relative to the scalar's change from "
-        "baseline to text",
+        description="Maximum error of the sum of the scores, relative to the scalar's change from "
+        "baseline to text, and of each score, relative to the largest score, for integrated "
+        "gradients",
     )
     max_evaluations: int = Field(
         256,
-        ge=10,
+        ge=17,
         le=4096,
         description="Maximum number of evaluations of the model for integrated gradients",
     )
@@ -137,10 +138,10 @@ class PairRequest(StrictModel):
         gt=0,
         le=1,
         description="Maximum error of each text's path integral, relative to the change of the "
-        "vector from baseline to text",
+        "vector from baseline to text, and of each token's part, relative to the largest part",
     )
     max_evaluations: int = Field(
-        64, ge=10, le=4096, description="Maximum number of evaluations of the model per text"
+        128, ge=17, le=4096, description="Maximum number of evaluations of the model per text"
     )
     dry_run: bool = Field(False, description="Return only the cost, without running the method")
 

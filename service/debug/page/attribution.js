@@ -33,7 +33,8 @@ function totals(result) {
 
 function completeness(complete) {
   return {
-    "error / allowed": `${shown(complete.error)} / ${shown(complete.allowed)}`,
+    "error of the sum / allowed": `${shown(complete.error)} / ${shown(complete.allowed)}`,
+    "of a token / allowed": `${shown(complete.score_error)} / ${shown(complete.score_allowed)}`,
     completeness: mark(complete.converged, ["converged", "not converged"]),
     evaluations: complete.evaluations,
   };
@@ -43,14 +44,13 @@ function pathChart(path) {
   const trace = {
     x: path.map(([part]) => part),
     y: path.map(([, value]) => value),
-    mode: "lines+markers",
-    line: { color: colour("accent"), width: 2 },
-    marker: { size: 6 },
+    mode: "markers",
+    marker: { color: colour("accent"), size: 6 },
     hovertemplate: "%{x:.3f} of the way: %{y:.5f}<extra></extra>",
   };
   return element("figure", { className: "small" },
-    element("figcaption", {}, "Target value along the path from the baseline to the text; the points separate the panels of the integration."),
-    chart("Target value along the path from the baseline to the text", 150, [trace], {
+    element("figcaption", {}, "Target value at the evaluated points of the path from the baseline to the text."),
+    chart("Target value at the evaluated points of the path from the baseline to the text", 150, [trace], {
       xaxis: { range: [-0.02, 1.02], tickvals: [0, 0.25, 0.5, 0.75, 1], ticktext: ["baseline", "¼", "½", "¾", "text"] },
       yaxis: { nticks: 4 },
     }));

@@ -31,7 +31,7 @@ def integral(function: object, *, dimensions: int = 6, tolerance: float = 1e-6) 
 
 def test_cubic_polynomial_is_exact_on_the_first_panel() -> None:
     result = integral(lambda x: (x**3).sum(-1))
-    assert result.evaluations == 10
+    assert result.evaluations == 17
     x = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     np.testing.assert_allclose(result.scores[:, 0], (x**3).numpy(), rtol=1e-12)
 
@@ -57,7 +57,7 @@ def test_layer_norm_from_zero_baseline_converges_unlike_fixed_quadrature() -> No
 
     result = integrate(evaluate, tolerance=1e-4, max_evaluations=1000, rounding=EPS)
     assert result.completeness.converged
-    assert result.evaluations < 400
+    assert result.evaluations < 600
     assert abs(result.scores.sum() - truth) <= 1e-4 * abs(truth)
     assert abs(result.delta.item()) <= result.error
 
@@ -66,7 +66,7 @@ def test_exhausted_budget_returns_an_unconverged_result() -> None:
     evaluate, _, _ = layer_norm_case(384)
     result = integrate(evaluate, tolerance=1e-4, max_evaluations=50, rounding=EPS)
     assert not result.completeness.converged
-    assert result.evaluations == 44  # 10, and 17 for each bisected panel
+    assert result.evaluations == 47  # 17, and 30 for each halved panel
 
 
 def test_evaluation_count_equals_the_points_evaluated() -> None:
@@ -89,15 +89,35 @@ def test_panel_errors_do_not_cancel_in_the_total_error() -> None:
     assert abs(result.delta.item()) <= result.error + 1e-15
 
 
-def test_path_runs_from_baseline_to_input_over_the_panel_ends() -> None:
+def test_path_runs_from_baseline_to_input_over_the_evaluated_points() -> None:
     evaluate, _, _ = layer_norm_case(16)
     result = integrate(evaluate, tolerance=1e-6, max_evaluations=400, rounding=EPS)
     alphas, values = result.path
     assert (alphas[0], alphas[-1]) == (0.0, 1.0)
     assert np.all(np.diff(alphas) > 0)
-    np.testing.assert_array_equal(values, evaluate(alphas)[0])
+    np.testing.assert_allclose(values, evaluate(alphas)[0], rtol=1e-12)
+    # The points of refined panels are no longer part of the quadrature.
+    assert result.evaluations / 2 < len(alphas) <= result.evaluations
     assert result.value_baseline == values[0]
     assert result.value_input == values[-1]
+
+
+def test_errors_of_tokens_that_cancel_in_their_sum_are_refined() -> None:
+    """The slopes of two tokens have opposite peaks, and the function is constant."""
+
+    def evaluate(alphas: Array) -> tuple[Array, Array]:
+        peak = 1 / (1e-3 + (alphas - 0.3) ** 2)
+        return np.ones((len(alphas), 1)), np.stack([peak, -peak], axis=-1)[:, :, None]
+
+    result = integrate(evaluate, tolerance=0.01, max_evaluations=1000, rounding=EPS)
+    scale = np.sqrt(1e-3)
+    truth = (np.arctan(0.7 / scale) + np.arctan(0.3 / scale)) / scale
+    np.testing.assert_allclose(result.scores[:, 0], [truth, -truth], rtol=0.01)
+    assert result.completeness.converged
+    assert result.score_allowed == pytest.approx(0.01 * truth, rel=0.01)
+    limited = integrate(evaluate, tolerance=0.01, max_evaluations=17, rounding=EPS)
+    assert (limited.error, limited.completeness.converged) == (0.0, False)
+    assert abs(limited.scores[0, 0] - truth) <= limited.score_error
 
 
 def test_several_functions_share_panels_and_each_is_complete() -> None:
@@ -117,7 +137,7 @@ def test_several_functions_share_panels_and_each_is_complete() -> None:
 def test_constant_function_converges_on_the_first_panel(sign: float) -> None:
     result = integral(lambda x: sign + 0 * x.sum(-1))
     assert result.completeness.converged
-    assert result.evaluations == 10
+    assert result.evaluations == 17
 
 
 def test_tolerance_is_relative_to_the_change_in_value() -> None:
@@ -134,4 +154,4 @@ def test_tolerance_is_relative_to_the_change_in_value() -> None:
 def test_changes_below_rounding_error_are_not_refined(function: Callable[[Tensor], Tensor]) -> None:
     result = integral(function, tolerance=1e-18)
     assert result.completeness.converged
-    assert result.evaluations < 100
+    assert result.evaluations < 1000 - 30

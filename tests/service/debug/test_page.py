@@ -120,7 +120,7 @@ def run(page: Browser, section: str) -> str:
     """Run a section, and return the text of its result."""
     find(page, f"#tab-{section}").click()
     # The page sets aria-busy to true and then to false: the end of an earlier run does not count.
-    page.execute_script(f"document.getElementById('{section}').ariaBusy = null")  # type: ignore[no-untyped-call]
+    page.execute_script(f"document.getElementById('{section}').ariaBusy = null")
     find(page, f"#{section} .go").click()
     until(lambda: find(page, f"#{section}").get_attribute("aria-busy") == "false")
     return find(page, f"#{section} .result").text
