@@ -3,7 +3,7 @@
     manifest.json     description of the artifact, with the SHA-256 of every other file
     model.onnx        graph for CPUs; with `--target cuda`, model.cuda.onnx beside it
     tokenizer.json    tokenizer, without truncation and padding
-    check.json        inputs of the self-check as token ids, and PyTorch's vectors for them
+    check.json        inputs of the self-check, their token ids, and PyTorch's vectors for them
     source/           weights and config of the reference model, for gradients (optional)
 
 An artifact is written to a temporary directory, which is renamed when complete. Each file is read
@@ -18,7 +18,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +103,12 @@ class Check:
         rows: Token ids of each input.
         outputs: Reference vectors, by output name. "pooled" has one vector per input; "tokens" has
             one vector per token of the first few inputs, concatenated.
+        texts: Text of each input; empty in artifacts of earlier versions.
     """
 
     rows: list[list[int]]
     outputs: dict[str, list[list[float]]]
+    texts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ def _parse(content: bytes) -> Manifest:
         values["files"] = dict(values["files"])
         return Manifest(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        names = ", ".join(field.name for field in fields(Manifest))
+        names = ", ".join(entry.name for entry in fields(Manifest))
         raise ArtifactError(
             f"{MANIFEST} is invalid ({error}); required fields: format, {names}"
         ) from error

@@ -42,10 +42,8 @@ def load(
             names it.
     """
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder(folder)
-    transformer = transformer_folder(folder)
-    family_name, config = _read_config(folder, join(transformer, "config.json"))
-    family = FAMILIES[family_name]
-    sentence_config = read_sentence_config(folder, family_name, config, overrides)
+    family, config, sentence_config = read_configs(folder, overrides)
+    transformer = sentence_config.transformer
     try:
         encoder = Encoder(config)
         heads = [
@@ -65,6 +63,20 @@ def load(
     for head, module in zip(sentence_config.heads, heads, strict=True):
         _fill(module, folder.tensors(head.folder), head.folder)
     return model.eval().requires_grad_(False), sentence_config
+
+
+def read_configs(
+    folder: ModelFolder, overrides: Overrides
+) -> tuple[Family, EncoderConfig, SentenceConfig]:
+    """Return the family of a folder's model, and its configs.
+
+    Raises:
+        CheckpointError: A file or setting is missing, invalid or unsupported.
+    """
+    name = join(transformer_folder(folder), "config.json")
+    family_name, config = _read_config(folder, name)
+    sentence_config = read_sentence_config(folder, family_name, config, overrides)
+    return FAMILIES[family_name], config, sentence_config
 
 
 def _read_config(folder: ModelFolder, name: str) -> tuple[str, EncoderConfig]:

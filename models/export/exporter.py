@@ -40,7 +40,7 @@ from models.network.sentence_encoder import SentenceEncoder
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
 _FILES = {"cpu": "model.onnx", "cuda": "model.cuda.onnx"}
 
-# Inputs of the self-check, stored as token ids. Each covers a different source of errors: a single
+# Inputs of the self-check. Each covers a different source of errors: a single
 # token, a sentence, punctuation, emoji, non-Latin scripts, code, a long text, and a text that is
 # truncated to the maximum length.
 _CHECK_TEXTS = (
@@ -160,7 +160,8 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, max_tokens: int) -> Che
     tokenizer.no_truncation()
     tokens = np.concatenate([reference_tokens(model, row) for row in rows[:_TOKEN_ROWS]])
     pooled = reference_vectors(model, rows)
-    return Check(rows, {"pooled": pooled.tolist(), "tokens": tokens.tolist()})
+    outputs = {"pooled": pooled.tolist(), "tokens": tokens.tolist()}
+    return Check(rows, outputs, list(_CHECK_TEXTS))
 
 
 def _copy(files: ModelFolder, target: Path) -> None:

@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from models.artifact import SOURCE, Artifact
+
 Json = TypeVar("Json", dict[str, object], list[object])
 
 WEIGHTS = "model.safetensors"
@@ -127,6 +129,14 @@ class ModelFolder:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointError(f"{name!r} points outside the model folder")
         return self.path / name
+
+
+def source_folder(artifact: Artifact) -> ModelFolder:
+    """Return the copy of the model folder in an artifact; `artifact.read` verifies its files."""
+    return ModelFolder(
+        artifact.path / SOURCE,
+        read=lambda file: artifact.read(str(file.relative_to(artifact.path))),
+    )
 
 
 def join(subfolder: str, name: str) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
-from models.export.model_folder import CheckpointError, ModelFolder, join
-from models.export.sentence_config import SentenceConfig
+from models.artifact import Artifact
+from models.export.checkpoint import read_configs
+from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
+from models.export.sentence_config import Overrides, SentenceConfig
 
 # For these tokenizer classes, transformers replaces the normaliser in tokenizer.json by one that is
 # built from tokenizer_config.json.
@@ -65,6 +67,20 @@ def read_tokenizer(
     if sentence_config.lowercase:
         own = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+    return tokenizer
+
+
+def tokenizer_of_source(artifact: Artifact) -> Tokenizer:
+    """Return the tokenizer of an artifact's source, prepared again and truncating like the service.
+
+    Raises:
+        ArtifactError: A file of the source was changed.
+        CheckpointError: See `read_tokenizer`.
+    """
+    folder, manifest = source_folder(artifact), artifact.manifest
+    _, config, sentence_config = read_configs(folder, Overrides(pooling=manifest.pooling))
+    tokenizer = read_tokenizer(folder, sentence_config, config.vocab_size)
+    tokenizer.enable_truncation(manifest.max_tokens)
     return tokenizer
 
 

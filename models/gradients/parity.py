@@ -1,20 +1,19 @@
-"""Parity: comparison of the CPU graph with the reference model.
+"""Parity: comparison of what is served with the reference model.
 
-A GPU graph is exported from the same weights. The self-check at every startup compares it.
-
-Four comparisons complement each other: vectors, weights, tokens after each layer, and
-LayerNormalization on numerically difficult rows.
+The comparisons complement each other: the files on disk, token ids, vectors of the serving engine,
+weights of the CPU graph, its tokens after each layer, and LayerNormalization on numerically
+difficult rows. A GPU graph is exported from the same weights as the CPU graph.
 
 A weight in the graph is identified by the node that uses it, not by its name. The exporter splits
 in_proj_weight in three, keeps only the first row of the token type table, and stores equal weights
 under one name.
 """
 
-import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -23,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.add_layer_norm.reference import forward_steps
-from models.artifact import SOURCE, Artifact, sha256
-from models.engines import available_cpus, cosines
+from models.artifact import Artifact, sha256
+from models.engines import OUTPUTS, Precision, available_cpus, cosines
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.gradients.inputs import Row
 from models.gradients.layer_norm_trace import norm_names
@@ -34,6 +33,7 @@ from models.gradients.results import (
     LayerDifference,
     Parity,
     StressRow,
+    TokenIds,
     VectorDifference,
     WeightDifference,
 )
@@ -47,6 +47,14 @@ _EPSILON = float(np.finfo(np.float32).eps)
 # Largest relative difference of the tokens after a layer. Correct graphs reach up to 18 float32
 # epsilons after six layers, and rounding errors add up over more layers.
 MAX_RELATIVE = 256 * _EPSILON
+
+# Largest relative difference of two vectors, by precision of the engine. Correct engines reach 1e-5
+# in float32 and 0.03 in the half precisions.
+_MAX_RELATIVE_OF_VECTORS: dict[Precision, float] = {
+    "float32": 1e-4,
+    "float16": 0.1,
+    "bfloat16": 0.1,
+}
 
 # Rows for LayerNormalization; the values are repeated up to the width of the norm. Much larger
 # values overflow float32 when squared.
@@ -84,62 +92,104 @@ _INPUTS = {
 _LEFT_OUT_IF_ZERO = ("row", "bias")
 
 
+class Served(NamedTuple):
+    """Vectors of some rows from the serving engine, before normalisation, `(B, W)`."""
+
+    engine: str
+    precision: Precision
+    vectors: Array
+
+
+class Tokenized(NamedTuple):
+    """A text, its token ids from the served tokenizer, and those at export."""
+
+    text: str
+    served: Sequence[int]
+    expected: Sequence[int]
+
+
 def parity(
     artifact: Artifact,
     model: ReferenceModel,
-    rows: Sequence[Row] | None = None,
-    graph: bytes | None = None,
+    rows: Sequence[Row],
+    served: Served,
+    tokenized: Sequence[Tokenized] = (),
 ) -> Parity:
-    """Compare the CPU graph of an artifact with the reference model.
+    """Compare what is served with the reference model of an artifact.
 
     Args:
-        artifact: The exported artifact.
+        artifact: The exported artifact, as loaded before its files could change.
         model: Reference model of the artifact.
-        rows: Inputs of graph and reference model; None: the artifact's check inputs.
-        graph: Serialised graph to compare instead of the artifact's; None: the artifact's.
+        rows: Inputs of the engine, the CPU graph and the reference model; at least one.
+        served: Vectors of the rows.
+        tokenized: Token ids of texts.
 
     Raises:
-        ArtifactError: The artifact has no CPU graph, or its graph or check inputs cannot be read.
+        ArtifactError: The artifact has no CPU graph.
         ValueError: `rows` is empty, or the widths of the vectors differ.
     """
-    file = artifact.graph("cpu").file
-    graph = artifact.read(file) if graph is None else graph
-    rows = [Row(ids) for ids in artifact.check().rows] if rows is None else rows
-    session = onnxruntime_session(graph, available_cpus())
     config = model.network.encoder.config
-    hashed = FileHash(file, artifact.manifest.files[file], hashlib.sha256(graph).hexdigest())
-    curve, first = first_divergence(graph, model, rows)
+    files = tuple(_file_hashes(artifact))
+    file = artifact.graph("cpu").file
+    weights: tuple[WeightDifference, ...] = ()
+    curve: tuple[LayerDifference, ...] = ()
+    unreadable = first = None
+    try:
+        graph = (artifact.path / file).read_bytes()
+        weights, (curve, first) = (
+            compare_weights(graph, model),
+            first_divergence(graph, model, rows),
+        )
+    except Exception as error:
+        # A file that was changed can have any content, and onnxruntime has many kinds of errors.
+        if all(f.actual == f.expected for f in files if f.name == file):
+            raise
+        # The message of an OSError has the path of the artifact.
+        reason = error.strerror if isinstance(error, OSError) else error
+        unreadable = f"{file} cannot be compared: {reason}"
     return Parity(
-        files=(hashed, *_weight_files(artifact)),
-        vectors=compare_vectors(lambda b: session.run(["pooled"], b.inputs())[0], model, rows),
-        weights=compare_weights(graph, model),
+        files=files,
+        unreadable=unreadable,
+        tokenizer=tuple(compare_ids(*text) for text in tokenized),
+        engine=served.engine,
+        precision=served.precision,
+        min_cosine=OUTPUTS["pooled"].bounds[served.precision].cosine,
+        max_relative=_MAX_RELATIVE_OF_VECTORS[served.precision],
+        vectors=compare_vectors(served.vectors, model, rows),
+        weights=weights,
         curve=curve,
         first_divergence=first,
         layer_norm=layer_norm_stress(config.d_model, config.layer_norm_eps),
     )
 
 
-def _weight_files(artifact: Artifact) -> Iterator[FileHash]:
-    for name, expected in artifact.manifest.weights_sha256.items():
-        path = artifact.path / SOURCE / name
-        actual = sha256(path) if path.is_file() else None
-        yield FileHash(f"{SOURCE}/{name}", expected, actual)
+def _file_hashes(artifact: Artifact) -> Iterator[FileHash]:
+    for name, expected in artifact.manifest.files.items():
+        path = artifact.path / name
+        yield FileHash(name, expected, sha256(path) if path.is_file() else None)
+
+
+def compare_ids(text: str, served: Sequence[int], expected: Sequence[int]) -> TokenIds:
+    """Return the first difference between the token ids of a text from two tokenizers."""
+    for position, ids in enumerate(zip_longest(served, expected)):
+        if ids[0] != ids[1]:
+            return TokenIds(text, position, *ids)
+    return TokenIds(text, None, None, None)
 
 
 def compare_vectors(
-    run: Callable[[PackedBatch], Array], model: ReferenceModel, rows: Sequence[Row]
+    served: Array, model: ReferenceModel, rows: Sequence[Row]
 ) -> tuple[VectorDifference, ...]:
     """Compare served vectors with the reference model's vectors, both before normalisation.
 
     Args:
-        run: Function that returns the served vectors `(B, W)` of a batch, like an engine's `run`.
+        served: Served vectors of the rows, `(B, W)`.
         model: Reference model of the served graph.
-        rows: Inputs of `run` and the reference model; at least one.
+        rows: Inputs of the reference model; at least one.
 
     Raises:
         ValueError: `rows` is empty, or the widths of the vectors differ.
     """
-    served = run(_pack(rows))  # (B, W)
     expected = np.stack([model.vector(row).cpu().numpy() for row in rows])  # (B, W)
     if served.shape != expected.shape:
         raise ValueError(

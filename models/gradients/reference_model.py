@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.artifact import SOURCE, Artifact, ArtifactError
 from models.export.checkpoint import load
-from models.export.model_folder import ModelFolder
+from models.export.model_folder import source_folder
 from models.export.sentence_config import Overrides
 from models.gradients.inputs import Row
 from models.network.sentence_encoder import SentenceEncoder
@@ -68,12 +68,7 @@ class ReferenceModel:
                 )
             if manifest.files[name] != sha256:
                 raise ArtifactError(f"{name} differs from the weights of the graph")
-        # `artifact.read` verifies the hash of exactly the bytes that are loaded.
-        folder = ModelFolder(
-            artifact.path / SOURCE,
-            read=lambda file: artifact.read(str(file.relative_to(artifact.path))),
-        )
-        network, _ = load(folder, Overrides(pooling=manifest.pooling))
+        network, _ = load(source_folder(artifact), Overrides(pooling=manifest.pooling))
         return cls(network.to(device), manifest.normalize)
 
     def vector(self, row: Row) -> Tensor:

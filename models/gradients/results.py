@@ -428,11 +428,6 @@ class LayerNormCheck:
 
 # Parity.
 
-# Tolerances for float32 vectors of the graph and of the reference model. Correct graphs reach
-# 1 - 1e-12 and 1.4e-6.
-MIN_COSINE = 0.99999
-MAX_ABS = 1e-4
-
 
 @dataclass(frozen=True)
 class FileHash:
@@ -447,6 +442,26 @@ class FileHash:
     name: str
     expected: str
     actual: str | None
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """Comparison of a text's token ids from the served tokenizer with those at export.
+
+    The ids of the check texts were recorded. Those of other texts are computed by the tokenizer of
+    the source model.
+
+    Attributes:
+        text: The text, with its prompt.
+        position: Index of the first token that differs; null if all are equal.
+        served: Id of this token from the served tokenizer; null if there are fewer tokens.
+        expected: Id of this token at export; null if there were fewer tokens.
+    """
+
+    text: str
+    position: int | None
+    served: int | None
+    expected: int | None
 
 
 @dataclass(frozen=True)
@@ -520,10 +535,16 @@ class StressRow:
 
 @dataclass(frozen=True)
 class Parity:
-    """Comparison of the served graph with the reference model.
+    """Comparison of the served model with the reference model.
 
     Attributes:
-        files: Hashes of the graph and of the reference model's weights.
+        files: Hashes of all files of the artifact, as they are on disk now.
+        unreadable: Why the CPU graph cannot be compared, if its file has changed; else null.
+        tokenizer: Comparison of the token ids of the check texts and of the texts in the request.
+        engine: Engine that computed the vectors.
+        precision: Precision of the engine.
+        min_cosine: Smallest cosine similarity of two vectors that passes, for this precision.
+        max_relative: Largest relative difference of two vectors that passes, for this precision.
         vectors: Differences of the vectors, by row.
         weights: Differences of the weights, for every weight of the reference model.
         curve: Differences of the tokens after each layer, from "embeddings" on.
@@ -533,6 +554,12 @@ class Parity:
     """
 
     files: tuple[FileHash, ...]
+    unreadable: str | None
+    tokenizer: tuple[TokenIds, ...]
+    engine: str
+    precision: str
+    min_cosine: float
+    max_relative: float
     vectors: tuple[VectorDifference, ...]
     weights: tuple[WeightDifference, ...]
     curve: tuple[LayerDifference, ...]
@@ -548,7 +575,20 @@ class Parity:
     def failures(self) -> tuple[str, ...]:
         """One sentence for each difference or error beyond its bound."""
         return (
-            *(f"{f.name} is not the exported file" for f in self.files if f.actual != f.expected),
+            *(
+                f"{f.name} is not the exported file: it was changed or replaced"
+                if f.actual
+                else f"{f.name} does not exist any more"
+                for f in self.files
+                if f.actual != f.expected
+            ),
+            *([self.unreadable] if self.unreadable else []),
+            *(
+                f"the tokenizer gives token {t.position} of {t.text[:40]!r} the id {t.served}, "
+                f"but {t.expected} at export"
+                for t in self.tokenizer
+                if t.position is not None
+            ),
             *(
                 f"{w.name} is absent from the graph"
                 if w.max_abs is None
@@ -557,9 +597,10 @@ class Parity:
                 if w.status != "equal"
             ),
             *(
-                f"the vector of row {row} differs by {v.max_abs:.1e}, with cosine {v.cosine:.7f}"
+                f"the vector of row {row} differs by {v.max_abs:.1e}, with cosine {v.cosine:.7f}, "
+                f"from {self.engine} in {self.precision}"
                 for row, v in enumerate(self.vectors)
-                if not (v.cosine >= MIN_COSINE and v.max_abs <= MAX_ABS)
+                if not (v.cosine >= self.min_cosine and v.relative <= self.max_relative)
             ),
             *(
                 f"tokens diverge from {d.layer} on, with a difference of {d.max_abs:.1e} there"

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from models.add_layer_norm import implementation
-from models.artifact import Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines import available_cpus
+from models.export.tokenizer_file import tokenizer_of_source
 from models.gradients import attribution, results
 from models.gradients.attribution import attribute, vjp
 from models.gradients.flow import flow
@@ -25,7 +26,7 @@ from models.gradients.layer_norm_operands import (
 )
 from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
 from models.gradients.pair import explain_pair
-from models.gradients.parity import parity
+from models.gradients.parity import Served, Tokenized, parity
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import LayerNormCheck, TokenGradient, as_dict
 from service.debug.messages import (
@@ -69,10 +70,6 @@ class JobRefused(Exception):
         self.pointer = pointer
 
 
-class ArtifactUnavailable(Exception):
-    """The artifact's files have been moved or changed since the process started."""
-
-
 class Jobs:
     """Runner of gradient jobs on the reference model of an artifact.
 
@@ -94,6 +91,7 @@ class Jobs:
         self._device = device
         self._artifact = Artifact.load(path)
         self._model = ReferenceModel.open(self._artifact, device)
+        self._tokenizer = tokenizer_of_source(self._artifact)
 
     def describe(self) -> Opened:
         """Return the layers, norms, device and kernels of the reference model."""
@@ -114,8 +112,6 @@ class Jobs:
 
         Raises:
             JobRefused: A field of the job is invalid for the reference model.
-            ArtifactUnavailable: The job needs files of the artifact that have been moved or
-                changed.
         """
         started = time.perf_counter()
         result = self._result(job)
@@ -160,12 +156,15 @@ class Jobs:
                 return _vjp(model, job)
 
     def _parity(self, job: ParityJob) -> results.Parity:
-        try:
-            return parity(self._artifact, self._model, job.rows or None)
-        except (OSError, ArtifactError) as error:
-            raise ArtifactUnavailable(
-                "the files of the artifact have been moved or changed"
-            ) from error
+        served = Served(job.engine, job.precision, np.array(job.vectors, np.float32))
+        tokenized = [
+            Tokenized(text, ids, recorded)
+            for (text, ids), recorded in zip(job.check_texts, job.check_rows, strict=True)
+        ]
+        tokenized += [
+            Tokenized(text, ids, self._tokenizer.encode(text).ids) for text, ids in job.texts
+        ]
+        return parity(self._artifact, self._model, job.rows, served, tokenized)
 
 
 def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:

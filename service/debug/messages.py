@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 import orjson
 from pydantic import Discriminator, Field, TypeAdapter
 
+from models.engines import Precision
 from models.gradients.inputs import (
     EmulatedPrecision,
     Method,
@@ -108,9 +109,25 @@ class LayerNormJob:
 
 @dataclass(frozen=True)
 class ParityJob:
-    """Comparison of the served graph with the reference model."""
+    """Comparison of what is served with the reference model.
+
+    Attributes:
+        rows: Inputs of the comparison.
+        vectors: Served vectors of the rows, before normalisation.
+        engine: Engine that computed them.
+        precision: Precision of the engine.
+        texts: Texts with their prompts, and their token ids from the served tokenizer.
+        check_texts: Texts of the self-check, and their token ids from the served tokenizer.
+        check_rows: Token ids of these texts at export.
+    """
 
     rows: Sequence[Row]
+    vectors: Sequence[Sequence[float]]
+    engine: str
+    precision: Precision
+    texts: Sequence[tuple[str, Sequence[int]]]
+    check_texts: Sequence[tuple[str, Sequence[int]]]
+    check_rows: Sequence[Sequence[int]]
     compare: Sequence[Row]
     kind: Literal["parity"] = "parity"
 
@@ -200,21 +217,13 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Unavailable:
-    """The job needs files of the artifact that have been moved or changed."""
-
-    detail: str
-    outcome: Literal["unavailable"] = "unavailable"
-
-
-@dataclass(frozen=True)
 class Failed:
     """The job failed, or the reference model could not be loaded. The log has the traceback."""
 
     outcome: Literal["failed"] = "failed"
 
 
-Reply = Opened | Done | Refused | Unavailable | Failed
+Reply = Opened | Done | Refused | Failed
 REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Discriminator("outcome")])
 
 

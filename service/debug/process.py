@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from service.debug import frames
-from service.debug.messages import JOB, REPLY, Done, Job, Opened, Refused, Reply, Unavailable
+from service.debug.messages import JOB, REPLY, Done, Job, Opened, Refused, Reply
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -82,8 +82,6 @@ class GradientProcess:
                 return reply
             case Refused():
                 raise InvalidInput(reply.detail, code=reply.code, pointer=reply.pointer)
-            case Unavailable():
-                raise NotReady(reply.detail, code="artifact_unavailable")
         raise VitrineError("the gradient job failed; see the log", code="gradients_failed")
 
     async def start(self) -> Opened:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from models.engines.outputs import compare
@@ -177,13 +178,26 @@ async def layer_norm(request: Request, state: State) -> Response:
 
 @router.post("/parity", **_route(ParityRequest, ParityResponse, "Parity"))
 async def parity(request: Request, state: State) -> Response:
-    """Compare the CPU graph with the reference model, and list the differences."""
+    """Compare what is served with the reference model, and list the differences."""
     body = await read_body(request, state, ParityRequest, _MAX_BODY_BYTES)
-    texts = await _tokenize_all(state, body.texts)
-    lengths = [len(text.row.ids) for text in texts] or state.ready_model().check_lengths
-    cost = _cost(state, parity_token_steps(lengths))
-    rows = list(map(_row, texts))
-    return await _run(request, state, ParityJob(rows, compare=rows), cost, ParityResponse)
+    model = state.ready_model()
+    tokenized = await _tokenize_all(state, body.texts)
+    rows = [_row(text) for text in tokenized] or [Row(ids) for ids in model.check.rows]
+    cost = _cost(state, parity_token_steps(len(row.ids) for row in rows))
+    check_ids = await asyncio.to_thread(model.tokenizer.ids, model.check.texts)
+    job = ParityJob(
+        rows,
+        vectors=[vector.tolist() for vector in await _served(model, rows)],
+        engine=model.engine.name,
+        precision=model.engine.precision,
+        texts=[
+            (_prompted(model, text), row.ids) for text, row in zip(body.texts, rows, strict=False)
+        ],
+        check_texts=list(zip(model.check.texts, check_ids, strict=True)),
+        check_rows=model.check.rows[: len(check_ids)],
+        compare=rows,
+    )
+    return await _run(request, state, job, cost, ParityResponse)
 
 
 @router.post("/vjp", **_route(VjpRequest, VjpResponse, "Vector-Jacobian product"))
@@ -301,6 +315,11 @@ async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedTex
     return tokenized
 
 
+def _prompted(model: Model, text: Text) -> str:
+    content, prompt = (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
+    return model.tokenizer.prompted(content, prompt)
+
+
 async def _tokenize_all(state: DebugState, texts: Sequence[Text]) -> list[TokenizedText]:
     return [await _tokenize(state, text, f"/texts/{index}") for index, text in enumerate(texts)]
 
@@ -389,10 +408,7 @@ async def _compare(
     model: Model, rows: Sequence[Row], vectors: Sequence[Sequence[float]]
 ) -> VectorParity:
     """Encode rows with the served model, and compare with the reference model's vectors."""
-    outcome = await model.encode_rows(
-        [tokenizer.Row(row.ids, truncated=False, prompt_tokens=row.prompt_tokens) for row in rows]
-    )
-    served, reference = np.stack(outcome.results), np.array(vectors, np.float32)  # (B, W)
+    served, reference = await _served(model, rows), np.array(vectors, np.float32)  # (B, W)
     agreement = compare(served, reference)
     return VectorParity(
         cosine=agreement.cosine,
@@ -400,6 +416,14 @@ async def _compare(
         max_abs=float(np.abs(served - reference).max()),
         engine=f"{model.engine.name}; precision={model.engine.precision}",
     )
+
+
+async def _served(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
+    """Encode rows with the served model, without normalisation; return `(B, W)`."""
+    outcome = await model.encode_rows(
+        [tokenizer.Row(row.ids, truncated=False, prompt_tokens=row.prompt_tokens) for row in rows]
+    )
+    return np.stack(outcome.results)
 
 
 def _tokens(text: TokenizedText) -> list[Token]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from service.debug import frames
-from service.debug.messages import JOB, Failed, Refused, Unavailable, encode_reply
+from service.debug.messages import JOB, Failed, Refused, encode_reply
 from service.logs import LogFormat, configure
 
 if TYPE_CHECKING:
@@ -79,15 +79,12 @@ def _open(path: Path, device: str) -> "Jobs":
 
 def _run(jobs: "Jobs", body: bytes) -> bytes:
     """Run a job and return its reply, both as JSON."""
-    from service.debug.jobs import ArtifactUnavailable, JobRefused
+    from service.debug.jobs import JobRefused
 
     try:
         return encode_reply(jobs.run(JOB.validate_json(body)))
     except JobRefused as refusal:
         return encode_reply(Refused(str(refusal), refusal.code, refusal.pointer))
-    except ArtifactUnavailable as error:
-        log.exception("a gradient job could not read the artifact")
-        return encode_reply(Unavailable(str(error)))
     except Exception:
         log.exception("a gradient job failed")
         return encode_reply(Failed())

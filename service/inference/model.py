@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from models.artifact import Artifact
+from models.artifact import Artifact, Check
 from models.engines import Agreement, Engine, Output, Precision, open_engine, self_check
 from models.packing import pack
 from service.inference.batch_former import BatchFormer
@@ -116,7 +116,7 @@ class Model:
         graph_sha256: SHA-256 of the graph file, in hexadecimal.
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
             output.
-        check_lengths: Number of tokens of each of the artifact's check inputs.
+        check: Inputs of the self-check and their reference vectors.
         metrics: Metrics of this model.
     """
 
@@ -130,7 +130,7 @@ class Model:
     max_token_vectors: int
     graph_sha256: str
     self_check: Mapping[Output, Agreement]
-    check_lengths: Sequence[int]
+    check: Check
     metrics: InferenceMetrics
     _executor: BoundedExecutor
 
@@ -389,8 +389,8 @@ async def open_model(
         await asyncio.to_thread(_warm_up, engine, artifact, max_cost, pair_cost)
 
     run = partial(_run, engine, metrics)
-    check_rows = artifact.check().rows
-    probe = [BatchItem(Row(check_rows[0], truncated=False, prompt_tokens=0), "pooled")]
+    check = artifact.check()
+    probe = [BatchItem(Row(check.rows[0], truncated=False, prompt_tokens=0), "pooled")]
     batcher: Batcher[BatchItem, Vectors] = Batcher(
         run,
         lambda item: len(item.row.ids),
@@ -418,7 +418,7 @@ async def open_model(
         max_token_vectors=options.max_token_vectors,
         graph_sha256=artifact.manifest.files[artifact.graph(engine.target).file],
         self_check=agreement,
-        check_lengths=[len(row) for row in check_rows],
+        check=check,
         metrics=metrics,
         _executor=BoundedExecutor(_MAX_CHARS_IN_THREADS),
     )

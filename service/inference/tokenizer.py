@@ -131,6 +131,18 @@ class TextTokenizer:
         """
         return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]
 
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts as they are: without a prompt, but truncated."""
+        return [encoding.ids for encoding in self._encode(texts, "truncate", with_offsets=False)]
+
+    def prompted(self, text: str, prompt_name: str | None) -> str:
+        """Return a text with the named or default prompt prepended.
+
+        Raises:
+            InvalidInput: The prompt is unknown.
+        """
+        return self._prompt(prompt_name)[0] + text
+
     def rows_of_ids(self, inputs: Sequence[Sequence[int]], on_overflow: OnOverflow) -> list[Row]:
         """Return the row of each list of token ids; the ids are used unchanged.
 

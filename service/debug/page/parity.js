@@ -6,9 +6,10 @@ import { element, facts, lamp, mark, shown, table } from "./dom.js";
 // Name, check and size of each part.
 const LAMPS = [
   ["Files", ({ files }) => files.every(({ actual, expected }) => actual === expected), ({ files }) => `${files.length} hashes`],
+  ["Tokenizer", ({ tokenizer }) => tokenizer.every(({ position }) => position === null), ({ tokenizer }) => `${tokenizer.length} texts`],
   ["Vectors", ({ failures }) => !failures.some((failure) => failure.startsWith("the vector")), ({ vectors }) => `${vectors.length} texts`],
-  ["Weights", ({ weights }) => weights.every(({ max_abs: difference }) => difference === 0), ({ weights }) => `${weights.length} tensors`],
-  ["Tokens", (result) => result.first_divergence === null, ({ curve }) => `${curve.length} layers`],
+  ["Weights", ({ unreadable, weights }) => !unreadable && weights.every(({ max_abs: difference }) => difference === 0), ({ weights }) => `${weights.length} tensors`],
+  ["Tokens", ({ unreadable, first_divergence }) => !unreadable && first_divergence === null, ({ curve }) => `${curve.length} layers`],
   ["LayerNorm", (result) => result.layer_norm.every(({ error, bound }) => error <= bound), (result) => `${result.layer_norm.length} hard rows`],
 ];
 
@@ -18,7 +19,7 @@ export function drawParity([{ result }]) {
     return lamp(name, good, `${count(result)} ${good ? "agree" : "differ"}`);
   });
   const failures = result.passes
-    ? ["The served graph agrees with the reference model."]
+    ? ["What is served agrees with the reference model."]
     : result.failures.map((failure) => `${failure[0].toUpperCase()}${failure.slice(1)}.`);
   return [
     element("ul", { className: "lamps wide" }, ...lamps),
@@ -30,8 +31,9 @@ export function drawParity([{ result }]) {
   ];
 }
 
-function worst({ vectors }) {
+function worst({ engine, precision, vectors }) {
   return {
+    "served by": `${engine} in ${precision}`,
     "worst cosine": shown(Math.min(...vectors.map(({ cosine }) => cosine)), 9),
     "largest difference of vectors": shown(Math.max(...vectors.map((vector) => vector.max_abs))),
   };

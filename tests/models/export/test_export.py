@@ -121,7 +121,7 @@ def test_cuda_artifact_is_the_cpu_artifact_plus_one_graph(
     for output, vectors in ours.outputs.items():
         np.testing.assert_allclose(vectors, theirs.outputs[output], rtol=0, atol=1e-5)
     graphs = {graph.target: graph for graph in half_artifact.manifest.graphs}
-    assert graphs["cpu"] == artifact.graph("cpu")
+    assert replace(graphs["cpu"], parity=None) == replace(artifact.graph("cpu"), parity=None)
     assert graphs["cuda"].dtype == "float16"
 
 

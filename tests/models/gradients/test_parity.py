@@ -1,6 +1,6 @@
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from models.artifact import Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.export.exporter import export
 from models.export.onnx_graph import build_graph
@@ -20,6 +20,8 @@ from models.gradients.inputs import Row
 from models.gradients.parity import (
     MAX_RELATIVE,
     STRESS_ROWS,
+    Served,
+    Tokenized,
     compare_vectors,
     compare_weights,
     first_divergence,
@@ -27,8 +29,9 @@ from models.gradients.parity import (
     parity,
 )
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import VectorDifference
+from models.gradients.results import Parity, VectorDifference
 from models.network.sentence_encoder import DenseHead
+from models.packing import pack
 from tests.models.checkpoints import save_checkpoint, save_tokenizer
 from tests.models.gradients.toys import toy_model
 
@@ -85,6 +88,31 @@ def perturbed(graph: bytes, name: str, by: float = 1e-3) -> bytes:
     return edited_tensor(graph, name, perturb)
 
 
+def served_by(graph: bytes, rows: Sequence[Row]) -> Served:
+    batch = pack([row.ids for row in rows], [row.prompt_tokens for row in rows])
+    (vectors,) = onnxruntime_session(graph, 1).run(["pooled"], batch.inputs())
+    return Served("onnxruntime", "float32", vectors)
+
+
+def parity_of(
+    artifact: Artifact,
+    model: ReferenceModel,
+    rows: Sequence[Row] = ROWS,
+    served: Served | None = None,
+    tokenized: Sequence[Tokenized] = (),
+) -> Parity:
+    served = served or served_by((artifact.path / "model.onnx").read_bytes(), rows)
+    return parity(artifact, model, rows, served, tokenized)
+
+
+def with_graph(artifact: Artifact, graph: bytes, folder: Path) -> Artifact:
+    """Return a copy of the artifact whose graph was replaced after the artifact was loaded."""
+    shutil.copytree(artifact.path, folder / "copy")
+    copied = Artifact.load(folder / "copy")
+    (copied.path / "model.onnx").write_bytes(graph)
+    return copied
+
+
 def projection(graph: bytes, layer: int, index: int, operand: int) -> str:
     """Return the name of a layer's query, key or value weight (operand 1) or bias (operand 2)."""
     gemms = [n for n in onnx.load_from_string(graph).graph.node if n.op_type == "Gemm"]
@@ -106,13 +134,14 @@ def differences(graph: bytes, model: ReferenceModel) -> dict[str, float | None]:
 
 def test_exported_artifact_passes_with_all_weights_equal(artifact: Artifact) -> None:
     model = ReferenceModel.open(artifact)
-    result = parity(artifact, model)
+    rows = [Row(ids) for ids in artifact.check().rows]
+    result = parity_of(artifact, model, rows)
     assert result.failures == ()
     assert result.passes
     assert {weight.status for weight in result.weights} == {"equal"}
-    assert len(result.vectors) == len(artifact.check().rows)
+    assert len(result.vectors) == len(rows)
     assert [difference.layer for difference in result.curve] == list(model.layer_names[1:])
-    assert [file.name for file in result.files] == ["model.onnx", "source/model.safetensors"]
+    assert {file.name for file in result.files} == set(artifact.manifest.files)
 
 
 def test_every_weight_of_the_reference_model_is_compared(
@@ -152,13 +181,14 @@ def test_one_changed_element_is_reported_with_its_weight_name(
 
 
 def test_failures_name_the_weight_and_its_difference(
-    tiny: Artifact, graph: bytes, model: ReferenceModel
+    tiny: Artifact, graph: bytes, model: ReferenceModel, tmp_path: Path
 ) -> None:
     name = f"{LAYER}.linear1.weight"
-    result = parity(tiny, model, ROWS, perturbed(graph, f"model.{name}"))
+    changed = with_graph(tiny, perturbed(graph, f"model.{name}"), tmp_path)
+    result = parity_of(changed, model)
     assert not result.passes
     assert result.failures[:2] == (
-        "model.onnx is not the exported file",
+        "model.onnx is not the exported file: it was changed or replaced",
         f"{name} differs by 1.0e-03",
     )
     assert all(line.startswith("tokens diverge from layers.3 on") for line in result.failures[2:])
@@ -238,13 +268,13 @@ def test_equal_weights_may_share_one_tensor(graph: bytes, model: ReferenceModel)
 
 
 def test_weight_missing_from_the_graph_is_reported_absent(
-    tiny: Artifact, graph: bytes, model: ReferenceModel
+    tiny: Artifact, graph: bytes, model: ReferenceModel, tmp_path: Path
 ) -> None:
     def drop(model: onnx.ModelProto) -> None:
         (norm,) = (n for n in model.graph.node if "model.encoder.layers.4.norm2.bias" in n.input)
         del norm.input[2]
 
-    result = parity(tiny, model, ROWS, edited(graph, drop))
+    result = parity_of(with_graph(tiny, edited(graph, drop), tmp_path), model)
     assert "encoder.layers.4.norm2.bias is absent from the graph" in result.failures
     assert [w.name for w in result.weights if w.status == "absent"] == [
         "encoder.layers.4.norm2.bias"
@@ -281,14 +311,14 @@ def test_exported_graph_stays_below_a_quarter_of_the_divergence_bound(artifact: 
 
 
 def test_changed_epsilon_is_detected_with_equal_weights(
-    tiny: Artifact, graph: bytes, model: ReferenceModel
+    tiny: Artifact, graph: bytes, model: ReferenceModel, tmp_path: Path
 ) -> None:
     def change(model: onnx.ModelProto) -> None:
         norms = [node for node in model.graph.node if node.op_type == "LayerNormalization"]
         (epsilon,) = (a for a in norms[6].attribute if a.name == "epsilon")
         epsilon.f = 1e-2
 
-    result = parity(tiny, model, ROWS, edited(graph, change))
+    result = parity_of(with_graph(tiny, edited(graph, change), tmp_path), model)
     assert {weight.status for weight in result.weights} == {"equal"}
     assert result.first_divergence == "layers.2"
     assert any(line.startswith("tokens diverge from layers.2 on") for line in result.failures)
@@ -296,7 +326,7 @@ def test_changed_epsilon_is_detected_with_equal_weights(
 
 
 def test_changed_pooling_is_detected_in_the_vectors_only(
-    tiny: Artifact, graph: bytes, model: ReferenceModel
+    tiny: Artifact, graph: bytes, model: ReferenceModel, tmp_path: Path
 ) -> None:
     def pool_first_token(model: onnx.ModelProto) -> None:
         nodes = model.graph.node
@@ -306,7 +336,7 @@ def test_changed_pooling_is_detected_in_the_vectors_only(
         model.graph.initializer.append(numpy_helper.from_array(np.array(0), "first"))
         nodes.append(onnx.helper.make_node("Gather", [mean.input[1], "first"], ["pooled"], axis=1))
 
-    result = parity(tiny, model, ROWS, edited(graph, pool_first_token))
+    result = parity_of(with_graph(tiny, edited(graph, pool_first_token), tmp_path), model)
     assert {weight.status for weight in result.weights} == {"equal"}
     assert result.first_divergence is None
     assert all(vector.cosine < 0.99 for vector in result.vectors)
@@ -317,14 +347,14 @@ def test_prompt_tokens_are_excluded_from_pooling_in_graph_and_model(
     tiny: Artifact, model: ReferenceModel
 ) -> None:
     rows = [Row(ROWS[0].ids, prompt_tokens=2), ROWS[1]]
-    assert parity(tiny, model, rows).passes
+    assert parity_of(tiny, model, rows).passes
 
 
-def test_compare_vectors_accepts_any_engine_and_checks_the_shape(model: ReferenceModel) -> None:
+def test_compare_vectors_measures_differences_and_checks_the_shape(model: ReferenceModel) -> None:
     exact = np.stack([model.vector(row).numpy() for row in ROWS])
     served = exact.copy()
     served[1, 7] += 0.5
-    good, bad = compare_vectors(lambda _: served, model, ROWS)
+    good, bad = compare_vectors(served, model, ROWS)
     assert (good.max_abs, good.relative) == (0, 0)
     assert good.cosine == pytest.approx(1)
     assert bad.max_abs == pytest.approx(0.5)
@@ -334,19 +364,19 @@ def test_compare_vectors_accepts_any_engine_and_checks_the_shape(model: Referenc
         ValueError,
         match=r"served vectors have shape \(2, 3\), the reference model's have shape \(2, 32\)",
     ):
-        compare_vectors(lambda _: served[:, :3], model, ROWS)
+        compare_vectors(served[:, :3], model, ROWS)
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("cosine", 0.9999), ("max_abs", 2e-4), ("cosine", np.nan)]
+    ("field", "value"), [("cosine", 0.9999), ("relative", 2e-4), ("cosine", np.nan)]
 )
-def test_vector_fails_on_cosine_or_on_absolute_difference(
+def test_vector_fails_on_cosine_or_on_relative_difference(
     field: str, value: float, tiny: Artifact, model: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = {"cosine": 1.0, "max_abs": 0.0, "relative": 0.0, field: value}
     vectors = (VectorDifference(**numbers),)
     monkeypatch.setattr("models.gradients.parity.compare_vectors", lambda *_: vectors)
-    (failure,) = parity(tiny, model, ROWS[:1]).failures
+    (failure,) = parity_of(tiny, model, ROWS[:1]).failures
     assert failure.startswith("the vector of row 0 differs by")
 
 
@@ -369,13 +399,70 @@ def test_changed_or_missing_source_weights_are_reported(
     moved = Artifact.load(copied)
     weights = copied / "source" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
-    result = parity(moved, model, ROWS)
-    assert result.failures == ("source/model.safetensors is not the exported file",)
+    served = served_by(tiny.read("model.onnx"), ROWS)
+    result = parity(moved, model, ROWS, served)
+    assert result.failures == (
+        "source/model.safetensors is not the exported file: it was changed or replaced",
+    )
     weights.unlink()
-    assert parity(moved, model, ROWS).files[1].actual is None
-    (copied / "model.onnx").write_bytes(b"")
-    with pytest.raises(ArtifactError, match=r"model.onnx .* is not the exported file"):
-        parity(moved, model, ROWS)
+    result = parity(moved, model, ROWS, served)
+    assert result.failures == ("source/model.safetensors does not exist any more",)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a graph", None])
+def test_graph_file_that_became_unreadable_is_reported(
+    content: bytes | None, tiny: Artifact, model: ReferenceModel, tmp_path: Path
+) -> None:
+    changed = with_graph(tiny, content or b"", tmp_path)
+    if content is None:
+        (changed.path / "model.onnx").unlink()
+    result = parity(changed, model, ROWS, served_by(tiny.read("model.onnx"), ROWS))
+    gone, unreadable = result.failures
+    assert gone.startswith("model.onnx ")
+    assert unreadable.startswith("model.onnx cannot be compared: ")
+    assert (result.weights, result.curve) == ((), ())
+    assert all(vector.relative < 1e-5 for vector in result.vectors)
+
+
+def test_defect_of_the_comparison_itself_is_not_reported_as_a_changed_file(
+    tiny: Artifact, model: ReferenceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("models.gradients.parity.compare_weights", broken)
+    with pytest.raises(ZeroDivisionError):
+        parity_of(tiny, model)
+
+
+def test_served_vectors_are_judged_by_the_precision_of_their_engine(
+    tiny: Artifact, model: ReferenceModel
+) -> None:
+    exact = served_by(tiny.read("model.onnx"), ROWS)
+    noise = np.random.default_rng(0).normal(size=exact.vectors.shape).astype(np.float32)
+    vectors = exact.vectors * (1 + np.float32(0.005) * noise)
+    half = exact._replace(engine="openvino", precision="bfloat16", vectors=vectors)
+    assert parity_of(tiny, model, served=half).passes
+    full = half._replace(precision="float32")
+    failures = parity_of(tiny, model, served=full).failures
+    assert len(failures) == len(ROWS)
+    assert all(failure.endswith("from openvino in float32") for failure in failures)
+
+
+@pytest.mark.parametrize(
+    ("served", "failure"),
+    [
+        ([2, 7, 9, 3], None),
+        ([2, 7, 8, 3], "the tokenizer gives token 2 of 'a cat' the id 8, but 9 at export"),
+        ([2, 7, 9], "the tokenizer gives token 3 of 'a cat' the id None, but 3 at export"),
+        ([2, 7, 9, 3, 3], "the tokenizer gives token 4 of 'a cat' the id 3, but None at export"),
+    ],
+)
+def test_first_different_token_id_is_reported(
+    served: list[int], failure: str | None, tiny: Artifact, model: ReferenceModel
+) -> None:
+    result = parity_of(tiny, model, tokenized=[Tokenized("a cat", served, [2, 7, 9, 3])])
+    assert result.failures == (() if failure is None else (failure,))
 
 
 def test_layer_norm_stress_rows_pass_on_the_installed_onnxruntime() -> None:
@@ -418,8 +505,9 @@ def test_single_pass_variance_fails_on_a_row_with_a_large_mean(
         is_norm_alone = len(onnx.load_from_string(graph).graph.node) == 2
         return Session() if is_norm_alone else onnxruntime_session(graph, threads)
 
+    served = served_by(tiny.read("model.onnx"), ROWS)
     monkeypatch.setattr("models.gradients.parity.onnxruntime_session", session)
-    result = parity(tiny, model, ROWS)
+    result = parity_of(tiny, model, served=served)
     stress = {stress.row: stress for stress in result.layer_norm}
     assert stress["zero"].error <= stress["zero"].bound
     assert stress["large mean"].finite is finite

@@ -193,8 +193,8 @@ def test_layernorm_shows_its_steps_and_the_statistics_of_the_selected_one(page: 
 def test_parity_shows_a_lamp_for_each_comparison(page: Browser) -> None:
     shown = run(page, "parity")
     lamps = [lamp.split()[0] for lamp in texts(page, "#parity .lamp.good")]
-    assert lamps == ["Files", "Vectors", "Weights", "Tokens", "LayerNorm"]
-    assert "The served graph agrees with the reference model." in shown
+    assert lamps == ["Files", "Tokenizer", "Vectors", "Weights", "Tokens", "LayerNorm"]
+    assert "What is served agrees with the reference model." in shown
     until(lambda: "layers.3" in texts(page, "#parity .chart text"))
 
 

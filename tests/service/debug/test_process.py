@@ -203,9 +203,6 @@ async def test_refused_jobs_are_invalid_inputs_and_failed_jobs_are_errors() -> N
         with pytest.raises(InvalidInput) as invalid:
             await process.run(job(reply={"outcome": "refused", **refused}))
         assert (invalid.value.code, invalid.value.pointer) == ("unknown_layer", "/layer")
-        with pytest.raises(NotReady) as unavailable:
-            await process.run(job(reply={"outcome": "unavailable", "detail": "no file"}))
-        assert unavailable.value.code == "artifact_unavailable"
         with pytest.raises(VitrineError) as failed:
             await process.run(job(reply={"outcome": "failed"}))
         assert (status_of(failed.value), failed.value.code) == (500, "gradients_failed")

@@ -1,7 +1,7 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,7 +11,7 @@ import torch
 from starlette.testclient import TestClient
 
 from models.add_layer_norm.reference import BackwardSteps, ForwardSteps
-from models.artifact import Artifact
+from models.artifact import Artifact, sha256
 from models.gradients import attribution, inputs
 from models.gradients.attribution import attribute
 from models.gradients.budget import COSTS
@@ -646,7 +646,7 @@ def test_flow_and_parity_cost_counts_every_traced_step(
 
 
 @pytest.mark.slow
-def test_missing_artifact_folder_fails_only_the_jobs_that_read_it(
+def test_parity_names_files_that_are_changed_under_the_service(
     debugging: Settings, artifact: Artifact, tmp_path: Path
 ) -> None:
     copy, moved = tmp_path / "artifact", tmp_path / "moved"
@@ -658,11 +658,61 @@ def test_missing_artifact_folder_fails_only_the_jobs_that_read_it(
         copy.rename(moved)
         assert client.get("/v1/models").json() == created
         for body in ({}, {"texts": [CAT]}):
-            response = client.post("/debug/parity", json=body)
-            assert response.status_code == 503
-            assert response.json()["code"] == "artifact_unavailable"
-            assert "moved" in response.json()["detail"]
-            assert str(tmp_path) not in response.text
+            gone = ask(client, "parity", **body)
+            assert "tokenizer.json does not exist any more" in gone["failures"]
+            assert all(vector["relative"] < 1e-4 for vector in gone["vectors"])
+            assert str(tmp_path) not in str(gone)
         ask(client, "attribute", text=CAT, target=COSINE)
         moved.rename(copy)
         assert ask(client, "parity", texts=[CAT])["passes"]
+        (copy / "tokenizer.json").write_text("{}")
+        changed = "tokenizer.json is not the exported file: it was changed or replaced"
+        assert ask(client, "parity")["failures"] == [changed]
+
+
+def tampered(artifact: Artifact, folder: Path, edit: Callable[[Json], None]) -> Path:
+    """Return a copy of the artifact with another tokenizer, and a manifest that has its hash."""
+    shutil.copytree(artifact.path, folder)
+    tokenizer, manifest = folder / "tokenizer.json", folder / "manifest.json"
+    content = json.loads(tokenizer.read_text())
+    edit(content)
+    tokenizer.write_text(json.dumps(content))
+    described = json.loads(manifest.read_text())
+    described["files"]["tokenizer.json"] = sha256(tokenizer)
+    manifest.write_text(json.dumps(described))
+    return folder
+
+
+def swap_words(tokenizer: Json) -> None:
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["cat"], vocabulary["dog"] = vocabulary["dog"], vocabulary["cat"]
+
+
+def lose_lowercase(tokenizer: Json) -> None:
+    tokenizer["normalizer"]["lowercase"] = False
+
+
+@pytest.mark.parametrize(
+    ("edit", "text", "failure"),
+    [
+        (swap_words, CAT, "the tokenizer gives token 2 of 'The cat sat on the mat.' the id "),
+        (lose_lowercase, CAT, "the tokenizer gives token 1 of 'The cat sat on the mat.' the id "),
+        (swap_words, "my dog", "the tokenizer gives token 2 of 'my dog' the id "),
+        (lose_lowercase, "A DOG", "the tokenizer gives token 1 of 'A DOG' the id "),
+    ],
+)
+def test_parity_names_texts_that_another_tokenizer_would_tokenize_differently(
+    small_artifact: Artifact,
+    debugging: Settings,
+    tmp_path: Path,
+    edit: Callable[[Json], None],
+    text: str,
+    failure: str,
+) -> None:
+    path = tampered(small_artifact, tmp_path / "artifact", edit)
+    model = debugging.model.model_copy(update={"path": path})
+    with serving(create_app(debugging.model_copy(update={"model": model}))) as client:
+        result = ask(client, "parity", texts=[text])
+    assert not result["passes"]
+    assert all(line.startswith("the tokenizer gives") for line in result["failures"])
+    assert any(line.startswith(failure) for line in result["failures"])
