@@ -87,7 +87,10 @@ _INPUTS = {
     "LayerNormalization": {1: "scale", 2: "shift"},
     "Gemm": {1: "matrix", 2: "bias"},
     "MatMul": {1: "matrix", 2: "bias"},
+    "MatMulInteger": {1: "matrix"},
 }
+# Suffixes of the three tensors that onnxruntime's quantizer makes of a weight.
+_QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
 # The exporter omits weights of these kinds if they are zero.
 _LEFT_OUT_IF_ZERO = ("row", "bias")
 
@@ -263,16 +266,17 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
 def _weights_of_nodes(model: onnx.ModelProto) -> dict[str, list[Array | None]]:
     """Return the graph's weights by kind, in the order of the nodes that use them.
 
-    A weight that a node of this type can have, but this node does not have, is None.
+    A weight that a node of this type can have, but this node does not have, is None. Weights that
+    onnxruntime's quantizer has rounded to integers are returned as the floats they stand for.
     """
-    weights = {
-        tensor.name: onnx.numpy_helper.to_array(tensor)
-        for tensor in model.graph.initializer
-        if tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims
-    }
+    weights = _floats(model)
     used = defaultdict(list)
+    is_quantized = False
     for node in model.graph.node:
         kinds = _INPUTS.get(node.op_type, {})
+        is_quantized |= node.op_type == "MatMulInteger"
+        if is_quantized and node.op_type == "Add":
+            kinds = {0: "bias", 1: "bias"}  # the quantizer splits Gemm in a product and an addition
         by_kind = {
             kinds[index]: weights[name]
             for index, name in enumerate(node.input)
@@ -285,6 +289,19 @@ def _weights_of_nodes(model: onnx.ModelProto) -> dict[str, list[Array | None]]:
             for kind in dict.fromkeys(kinds.values()):
                 used[kind].append(by_kind.get(kind))
     return used
+
+
+def _floats(model: onnx.ModelProto) -> dict[str, Array]:
+    """Return the graph's constant arrays of float32, and its quantized arrays as float32."""
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    floats = {n: v for n, v in constants.items() if v.dtype == np.float32 and v.ndim}
+    for name, integers in constants.items():
+        base = name.removesuffix(_QUANTIZED)
+        if name != base and f"{base}{_SCALE}" in constants:
+            zero = constants.get(f"{base}{_ZERO_POINT}", np.int8(0))
+            shifted = integers.astype(np.float32) - np.asarray(zero, np.float32)
+            floats[name] = shifted * constants[f"{base}{_SCALE}"]
+    return floats
 
 
 def first_divergence(

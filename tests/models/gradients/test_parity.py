@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from onnxruntime.quantization import quantize_dynamic
 
 from models.artifact import Artifact
 from models.engines.with_onnxruntime import onnxruntime_session
@@ -216,6 +217,29 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
     assert differences(graph, model) == {zero: None} | dict.fromkeys(
         names, pytest.approx(1, rel=1e-5)
     )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:onnxruntime")
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_drift_of_a_quantized_graph_is_told_for_each_weight_and_layer(
+    per_channel: bool, tiny: Artifact, model: ReferenceModel, tmp_path: Path
+) -> None:
+    quantize_dynamic(tiny.path / "model.onnx", tmp_path / "int8.onnx", per_channel=per_channel)
+    quantized = (tmp_path / "int8.onnx").read_bytes()
+    weights = dict(model.network.named_parameters())
+    for name, max_abs in {w.name: w.max_abs for w in compare_weights(quantized, model)}.items():
+        weight = weights[name.partition("[")[0]]
+        if weight.ndim == 1 or "token_type" in name:
+            assert max_abs == 0, name
+        else:  # at most one of 127 steps
+            assert max_abs is not None
+            assert 0 < max_abs <= weight.abs().max().item() / 127, name
+    curve, first = first_divergence(quantized, model, ROWS)
+    assert first == "embeddings"
+    assert all(difference.relative > MAX_RELATIVE for difference in curve)
+    result = parity_of(with_graph(tiny, quantized, tmp_path), model)
+    matrices = [line for line in result.failures if "weight" in line and " differs by " in line]
+    assert len(matrices) == 2 + 6 * LAYERS
 
 
 def test_swapped_query_and_key_are_both_reported(graph: bytes, model: ReferenceModel) -> None:
