@@ -59,8 +59,9 @@ def flow(
         objective: Objective of the rows' vectors. The vectors are normalised if `model.normalize`
             is set or the objective compares pairs.
         emulate: Precision to which each step's output, and the gradient with respect to it, is
-            rounded. Computations inside a step, weights, their gradients and the value of the
-            objective keep the model's precision.
+            rounded; attention is then split in steps, so that its scores are rounded too.
+            Computations inside a step, weights, their gradients and the value of the objective keep
+            the model's precision.
         loss_scale: Factor on the objective in the backward pass. Returned norms and magnitudes are
             divided by it. NaN, infinity and underflow are counted before the division.
 

@@ -1,5 +1,6 @@
 """Recording of the forward and backward pass that `flow` measures."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,6 +14,7 @@ from models.add_layer_norm import AddLayerNorm
 from models.gradients.inputs import Objective, Row
 from models.gradients.objectives import OBJECTIVES
 from models.gradients.reference_model import ReferenceModel
+from models.network.attention import Rows, SelfAttention
 from models.network.taps import Tap
 
 
@@ -49,7 +51,9 @@ class RecordingTap(Tap):
     """Tap that records every step, and the gradients with respect to all recorded tensors.
 
     The fused add + norm is recorded as two steps, such as "layers.0.sum1" and "layers.0.norm1",
-    because each of them can overflow by itself.
+    because each of them can overflow by itself. If values are rounded, attention is recorded as
+    "layers.0.attention.projections" (queries, keys and values), "scores", "scaled_scores",
+    "softmax", "context" and the output itself, "layers.0.attention".
 
     Args:
         dtype: Dtype to which each step's output and its gradient are rounded; None: no rounding.
@@ -78,6 +82,41 @@ class RecordingTap(Tap):
         step.inputs.append(inputs)
         step.outputs.append(y)
         return y
+
+    def attention(
+        self, name: str, attention: SelfAttention, x: Tensor, bias: Tensor | None, rows: Rows
+    ) -> Tensor:
+        """Return `attention(x, bias, rows)`; with rounding, record its parts as separate steps.
+
+        They are those of transformers' eager attention: the products of queries and keys are
+        rounded before they are scaled. The parameters belong to the last step.
+        """
+        if self.dtype is None:
+            return super().attention(name, attention, x, bias, rows)
+        heads = self.step(
+            f"{name}.projections",
+            None,
+            lambda x: torch.stack([attention.heads(part) for part in attention.project(x)], 1),
+            x,
+        )  # (B, 3, H, L, K)
+        scores = self.step(
+            f"{name}.scores", None, lambda h: h[:, 0] @ h[:, 1].transpose(-1, -2), heads
+        )  # (B, H, L, L)
+        scaled = self.step(
+            f"{name}.scaled_scores", None, lambda s: s / math.sqrt(heads.shape[-1]), scores
+        )
+        biases = () if bias is None else (bias,)
+        weights = self.step(
+            f"{name}.softmax", None, lambda s, *b: sum(b, start=s).softmax(-1), scaled, *biases
+        )
+        context = self.step(
+            f"{name}.context",
+            None,
+            lambda w, h: (w @ h[:, 2]).transpose(1, 2).flatten(2),
+            weights,
+            heads,
+        )  # (B, L, D)
+        return self.step(name, attention, attention.out_proj, context)
 
     def add_norm(
         self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor

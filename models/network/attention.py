@@ -76,13 +76,14 @@ class SelfAttention(nn.Module):
             bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias.
             rows: Index maps of a packed batch; `DENSE` for a dense batch.
         """
-        q, k, v = (
-            rows.pad(part).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, L, K)
-            for part in self.project(x)
-        )
+        q, k, v = (self.heads(rows.pad(part)) for part in self.project(x))  # (B, H, L, K)
         dropout = self.dropout if self.training else 0.0
         context = F.scaled_dot_product_attention(q, k, v, bias, dropout)  # (B, H, L, K)
         return self.out_proj(rows.pack(context.transpose(1, 2).flatten(2)))
+
+    def heads(self, x: Tensor) -> Tensor:
+        """Return `x` `(B, L, D)` split into heads, `(B, H, L, K)`."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values, each shaped as `x`."""

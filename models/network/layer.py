@@ -131,11 +131,10 @@ class EncoderLayer(nn.Module):
         return "sum2" if self.norm_first else "norm2"
 
     def _attend(self, x: Tensor, bias: Tensor | None, rows: Rows, tap: Tap, name: str) -> Tensor:
-        def attend(x: Tensor, bias: Tensor | None = None) -> Tensor:
-            return self.dropout(self.self_attn(x, bias, rows))
-
-        inputs = (x,) if bias is None else (x, bias)
-        return tap.step(f"{name}.attention", self.self_attn, attend, *inputs)
+        attended: Tensor = self.dropout(
+            tap.attention(f"{name}.attention", self.self_attn, x, bias, rows)
+        )
+        return attended
 
     def _expand(self, x: Tensor, tap: Tap, name: str) -> Tensor:
         def first(x: Tensor) -> Tensor:

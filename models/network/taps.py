@@ -9,6 +9,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from models.add_layer_norm import AddLayerNorm
+from models.network.attention import Rows, SelfAttention
 
 
 class Tap:
@@ -32,6 +33,21 @@ class Tap:
             inputs: Outputs of earlier steps, the arguments of `function`.
         """
         return function(*inputs)
+
+    def attention(
+        self, name: str, attention: SelfAttention, x: Tensor, bias: Tensor | None, rows: Rows
+    ) -> Tensor:
+        """Return `attention(x, bias, rows)`, for subclasses that split attention in steps.
+
+        Args:
+            name: Step name of the attention.
+            attention: Module that computes it.
+            x: Token vectors, the output of an earlier step.
+            bias: Added to the attention scores; None: no bias.
+            rows: Index maps of the batch.
+        """
+        inputs = (x,) if bias is None else (x, bias)
+        return self.step(name, attention, lambda x, bias=None: attention(x, bias, rows), *inputs)
 
     def add_norm(
         self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor

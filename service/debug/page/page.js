@@ -68,8 +68,8 @@ function show(name) {
 function changed() {
   const values = inputs();
   for (const label of document.querySelectorAll("[data-when]")) {
-    const [name, value] = label.dataset.when.split("=");
-    label.hidden = values[name] !== value;
+    const [name, choices] = label.dataset.when.split("=");
+    label.hidden = !choices.split("|").includes(values[name]);
   }
   clearTimeout(costTimer);
   costTimer = setTimeout(showCost, DRY_RUN_AFTER_MS);

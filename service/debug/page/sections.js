@@ -18,6 +18,18 @@ const ROWS = {
   }),
 };
 
+const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+// Numbers with any separators and brackets between them.
+const vectors = (text) => lines(text).map((line) => line.split(/[\s,;[\]]+/).filter(Boolean).map(Number));
+
+const OBJECTIVES = {
+  cosine: () => ({}),
+  mnrl: () => ({}),
+  dot: (inputs) => ({ vector: vectors(inputs.vectors)[0] ?? [] }),
+  mse: (inputs) => ({ vectors: vectors(inputs.vectors) }),
+  cotangent: (inputs) => ({ vectors: vectors(inputs.vectors) }),
+};
+
 export const SECTIONS = {
   attribute: {
     path: "attribute",
@@ -53,8 +65,8 @@ export const SECTIONS = {
     path: "flow",
     button: "Follow the gradient",
     bodies: (inputs) => [{
-      texts: [inputs.a, inputs.b],
-      objective: { type: "cosine" },
+      texts: [inputs.a, inputs.b, ...lines(inputs["more-texts"])],
+      objective: { type: inputs.objective, ...OBJECTIVES[inputs.objective](inputs) },
       emulate: inputs.emulate || null,
       loss_scale: Number(inputs.scale),
     }],

@@ -1,21 +1,27 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor
 
 from models.artifact import Artifact
+from models.export.checkpoint import load
+from models.export.sentence_config import Overrides
 from models.gradients.flow import EXPLODING, VANISHING, flow
+from models.gradients.flow_tap import RecordingTap, objective_value
 from models.gradients.inputs import EmulatedPrecision, Objective, ObjectiveName, Row
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Flow, FlowStep
 from models.network.attention import DENSE, Rows
 from models.network.layer import Activation, EncoderLayer
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
+from tests.models.checkpoints import save_checkpoint
 from tests.models.gradients.toys import A, B, toy_model
 
 C = Row([0, 5, 2])
@@ -445,7 +451,12 @@ def test_emulation_rounds_activations_and_gradients_of_every_step(
     exact = flow(model, [A, B], COSINE)
     result = flow(model, [A, B], COSINE, emulate=emulate)
     dtype: torch.dtype = getattr(torch, emulate)
-    for step, reference in zip(result.steps[:-1], exact.steps[:-1], strict=True):
+    # The parts of attention are steps of their own only if they are rounded.
+    references = {step.name: step for step in exact.steps[:-1]}
+    shared = [step for step in result.steps if step.name in references]
+    assert [step.name for step in shared] == list(references)
+    for step in shared:
+        reference = references[step.name]
         pairs = ((step.forward, reference.forward), (step.gradient, reference.gradient))
         for half, whole in pairs:
             assert half is not None
@@ -454,6 +465,43 @@ def test_emulation_rounds_activations_and_gradients_of_every_step(
             assert half.absmax == rounded
             assert half.absmax == pytest.approx(whole.absmax, rel=0.1)
             assert half.absmax != whole.absmax
+
+
+@pytest.mark.parametrize(
+    ("scale", "broken_step"), [(20.0, None), (1000.0, "layers.1.attention.scores")]
+)
+def test_scores_overflow_in_float16_where_those_of_transformers_do(
+    scale: float, broken_step: str | None, tmp_path: Path
+) -> None:
+    reference = save_checkpoint(tmp_path, "bert", num_hidden_layers=2)
+    attention = reference.encoder.layer[1].attention.self
+    with torch.no_grad():
+        for projection in (attention.query, attention.key):
+            projection.weight.mul_(scale)
+    reference.save_pretrained(tmp_path)
+    ids = [0, 7, 21, 4, 9, 2]
+    half = transformers.AutoModel.from_pretrained(
+        tmp_path, attn_implementation="eager", dtype=torch.float16
+    )
+    with torch.no_grad():
+        tokens = half(input_ids=torch.tensor([ids])).last_hidden_state
+    assert bool(tokens.isfinite().all()) == (broken_step is None)
+
+    network, _ = load(tmp_path, Overrides(pooling=["mean"]))
+    model = ReferenceModel(network, normalize=True)
+    assert flow(model, [Row(ids)] * 2, COSINE).first_nonfinite is None
+    result = flow(model, [Row(ids)] * 2, COSINE, emulate="float16")
+    first = result.first_nonfinite
+    assert (first and (first.phase, first.step)) == (broken_step and ("forward", broken_step))
+
+
+def test_rounded_attention_equals_attention_but_for_the_rounding() -> None:
+    model = toy_model(relative_buckets=8)
+    exact = flow(model, [A, B], COSINE)
+    tap = RecordingTap(torch.float64)  # rounds nothing, but splits attention
+    value = objective_value(tap, model, [A, B], COSINE)
+    assert value.item() == pytest.approx(exact.objective, rel=1e-12)
+    assert "layers.1.attention.softmax" in tap.steps
 
 
 def test_loss_scale_recovers_gradients_that_underflow_in_float16() -> None:

@@ -1,6 +1,8 @@
 """The debug page in a browser, with the service as a process of its own."""
 
 import json
+import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,6 +180,33 @@ def test_flow_shows_gradient_sizes_and_the_first_non_finite_number(page: Browser
     assert "some are NaN" in find(page, "#lamps").text
     find(page, "#flow summary").click()
     assert "NaN" in texts(page, "#flow td")
+
+
+@pytest.mark.parametrize("objective", ["mnrl", "dot", "mse", "cotangent"])
+def test_flow_has_every_objective_of_the_api(page: Browser, url: str, objective: str) -> None:
+    labels = {
+        "mnrl": "ranking loss (at least two pairs)",
+        "dot": "dot product with one vector",
+        "mse": "squared error to a vector per text",
+        "cotangent": "dot product with a vector per text",
+    }
+    find(page, "#tab-flow").click()
+    select(page, "objective", labels[objective])
+    more = ["A dog barks.", "A hound howls."]
+    type_text(page, "more-texts", "\n".join(more))
+    vector = [round(math.sin(index), 2) for index in range(384)]
+    vectors = {"mnrl": [], "dot": [vector]}.get(objective, [vector] * 4)
+    assert find(page, "[name=vectors]").is_displayed() == bool(vectors)
+    field = "document.querySelector('[name=vectors]')"
+    page.execute_script(f"{field}.value = arguments[0]", "\n".join(map(json.dumps, vectors)))
+    shown = run(page, "flow")
+    given: Json = {"dot": {"vector": vector}, "mnrl": {}}.get(objective, {"vectors": vectors})
+    texts = [CAT, FELINE, *more]
+    expected = post(url, "flow", texts=texts, objective={"type": objective, **given})
+    figures = dict(re.findall(r"^(objective|steps)\n(\S+)$", shown, re.MULTILINE))
+    assert int(figures["steps"]) == len(expected["steps"])
+    value = float(figures["objective"].replace("\N{MINUS SIGN}", "-"))
+    assert value == pytest.approx(expected["objective"], rel=1e-2)
 
 
 def test_layernorm_shows_its_steps_and_the_statistics_of_the_selected_one(page: Browser) -> None:
