@@ -5,6 +5,7 @@ derives its response models from them, so a field or property added here appears
 its documentation. In JSON, non-finite numbers are null.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
@@ -589,13 +590,7 @@ class Parity:
                 for t in self.tokenizer
                 if t.position is not None
             ),
-            *(
-                f"{w.name} is absent from the graph"
-                if w.max_abs is None
-                else f"{w.name} differs by {w.max_abs:.1e}"
-                for w in self.weights
-                if w.status != "equal"
-            ),
+            *self._weight_failures(),
             *(
                 f"the vector of row {row} differs by {v.max_abs:.1e}, with cosine {v.cosine:.7f}, "
                 f"from {self.engine} in {self.precision}"
@@ -613,3 +608,17 @@ class Parity:
                 if not s.error <= s.bound
             ),
         )
+
+    def _weight_failures(self) -> Iterator[str]:
+        wrong = [weight for weight in self.weights if weight.status != "equal"]
+        if len(wrong) > len(self.weights) / 2:
+            yield (
+                f"{len(wrong)} of {len(self.weights)} weights differ: the graph belongs to another "
+                "model or to other weights"
+            )
+            return
+        for weight in wrong:
+            if weight.max_abs is None:
+                yield f"{weight.name} is absent from the graph"
+            else:
+                yield f"{weight.name} differs by {weight.max_abs:.1e}"

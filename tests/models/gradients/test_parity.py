@@ -448,6 +448,29 @@ def test_graph_file_that_became_unreadable_is_reported(
     assert all(vector.relative < 1e-5 for vector in result.vectors)
 
 
+def test_weight_off_by_a_millionth_is_named(
+    tiny: Artifact, graph: bytes, model: ReferenceModel, tmp_path: Path
+) -> None:
+    name = f"{LAYER}.linear1.weight"
+    changed = with_graph(tiny, perturbed(graph, f"model.{name}", by=1e-6), tmp_path)
+    assert parity_of(changed, model).failures[1:] == (f"{name} differs by 1.0e-06",)
+
+
+def test_graph_of_another_seed_is_told_in_one_sentence(
+    tiny: Artifact, model: ReferenceModel, tmp_path: Path
+) -> None:
+    network = copy.deepcopy(model.network)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(std=0.1)
+    changed = with_graph(tiny, build_graph(network, "cpu"), tmp_path)
+    failures = parity_of(changed, model).failures
+    assert failures[0].startswith("model.onnx is not the exported file")
+    assert failures[1].endswith("the graph belongs to another model or to other weights")
+    assert not any("weight differs" in failure for failure in failures)
+
+
 def test_defect_of_the_comparison_itself_is_not_reported_as_a_changed_file(
     tiny: Artifact, model: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
