@@ -67,7 +67,8 @@ STRESS_ROWS: dict[str, tuple[float, ...]] = {
     "tiny values": (1e-20, -1e-20, 2e-20, 0),
     "huge": (1e15, -1e15, 2e15, 3e15),
 }
-# Error bound in the units of `layer_norm_stress`. Correct kernels reach up to 3.
+# Error bound in the units of `layer_norm_stress`. Correct kernels reach up to 3. The means of the
+# rows are exact in float32 at widths that are multiples of 4, even if a kernel rounds them.
 _STRESS_UNITS = 64
 
 # Maps patterns of parameter names to the kind of the weight. The first matching pattern counts.
@@ -369,7 +370,7 @@ def layer_norm_stress(width: int, eps: float) -> tuple[StressRow, ...]:
     """Return the errors of onnxruntime's LayerNormalization on the rows in `STRESS_ROWS`.
 
     Errors are against float64. The bound of a row is a multiple of its rounding error, which is
-    the float32 epsilon times (max|x| / sqrt(var + eps) + max|output|).
+    the float32 epsilon times (1 + max|output|), whatever the row's mean.
 
     Args:
         width: Width of the norm, D.
@@ -384,8 +385,7 @@ def layer_norm_stress(width: int, eps: float) -> tuple[StressRow, ...]:
     exact = half.astype(np.float64)  # (N, D)
     steps = forward_steps(exact, scale, shift, float(np.float32(eps)), exact)
     error = np.abs(served - steps.out).max(1)  # (N,)
-    condition = np.abs(steps.x).max(1) / steps.sqrtvar[:, 0]  # (N,)
-    bound = _STRESS_UNITS * _EPSILON * (condition + np.abs(steps.out).max(1))  # (N,)
+    bound = _STRESS_UNITS * _EPSILON * (1 + np.abs(steps.out).max(1))  # (N,)
     finite = np.isfinite(served).all(1)  # (N,)
     columns = (finite.tolist(), error.tolist(), bound.tolist())
     return tuple(map(StressRow, STRESS_ROWS, *columns))

@@ -185,10 +185,10 @@ def test_flow_shows_gradient_sizes_and_the_first_non_finite_number(page: Browser
 @pytest.mark.parametrize("objective", ["mnrl", "dot", "mse", "cotangent"])
 def test_flow_has_every_objective_of_the_api(page: Browser, url: str, objective: str) -> None:
     labels = {
-        "mnrl": "ranking loss (at least two pairs)",
-        "dot": "dot product with one vector",
-        "mse": "squared error to a vector per text",
-        "cotangent": "dot product with a vector per text",
+        "mnrl": "ranking of pairs",
+        "dot": "dot product",
+        "mse": "squared error",
+        "cotangent": "cotangents",
     }
     find(page, "#tab-flow").click()
     select(page, "objective", labels[objective])
