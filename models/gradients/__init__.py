@@ -11,5 +11,6 @@
 - `layer_norm_trace`: add + LayerNorm step by step. `layer_norm_check`: verdicts on the
   implementations in `layer_norm_implementations` and on results of other implementations, for
   `layer_norm_operands` and within `layer_norm_bounds`.
-- `parity`: comparison of the served graph with the reference model.
+- `parity`: comparison of the served model with the reference model, for its weights in
+  `graph_weights`.
 """

@@ -1,7 +1,7 @@
-"""Error bounds of add + LayerNorm: what an exact implementation may deviate from float64.
+"""Error bounds of add + LayerNorm: the largest errors of a correct implementation against float64.
 
-Bounds are a few rounding errors of the result, whatever the row's mean: the deviations of a row
-from its mean are exact in float32 if the mean's own rounding error is subtracted too. An
+Bounds are a few rounding errors of the largest terms, whatever the row's mean: the deviations of a
+row from its mean are exact in float32 if the mean's own rounding error is subtracted too. An
 implementation that does not do so exceeds them on rows with a large mean, as does one that computes
 the variance as mean(x^2) - mean(x)^2.
 """
@@ -34,7 +34,7 @@ class Exact(NamedTuple):
     backward: reference.BackwardSteps
     t: Array  #            (N, 1)
     reach: Array  #        (N, 1) ivar mean(|dxhat| (1 + |xhat|)), a bound of the means in dx
-    is_constant: Array  #  (N, 1)
+    underflow: Array  #    (N, D) error of dx if factors of its terms underflow
 
     def values(self, operands: Operands) -> dict[str, Array]:
         """Return the outputs and gradients by name."""
@@ -52,11 +52,12 @@ class Exact(NamedTuple):
 def _roundings(terms: int) -> float:
     """Return the effective number of rounding errors of a sum, plus 4 for other operations.
 
-    Independent rounding errors of n terms add up to about sqrt(n) of them.
+    Independent rounding errors of n terms add up to about sqrt(n) of them. Those of equal terms can
+    add up to more, hence the factor 2.
 
     Source: Higham and Mary 2019, doi:10.1137/18M1226312.
     """
-    return float(4 + np.sqrt(terms))
+    return float(4 + 2 * np.sqrt(terms))
 
 
 def exact_steps(operands: Operands) -> Exact:
@@ -75,17 +76,17 @@ def exact_steps(operands: Operands) -> Exact:
     underflows = np.where(is_constant, eps, forward.var_eps) < float(limits.tiny)
     t = np.where(is_finite, _roundings(total.shape[-1]) * limits.eps / 2, np.nan)
     t = np.where(is_finite & (overflows | underflows), np.inf, t)
-    return Exact(forward, backward, t, reach, is_constant)
+    underflow = limits.tiny * (1 + forward.ivar + np.abs(forward.xmu))
+    return Exact(forward, backward, t, reach, underflow)
 
 
 def error_bounds(exact: Exact, operands: Operands) -> dict[str, Array]:
     """Return the error bounds of outputs and gradients by name, each in the shape of its array.
 
-    A bound is infinite where a row without a norm takes part, or where the exact value is beyond
-    the range of the dtype.
+    A bound is infinite where a row without a norm takes part.
     """
     limits = np.finfo(operands.x.dtype)
-    over_rows = _roundings(len(operands.dout)) * limits.eps / 2
+    over_rows = (4 + len(operands.dout)) * limits.eps / 2  # in any order, of any rows
     size = np.abs(operands.dout.astype(np.float64))  # (N, D)
     xhat = np.abs(exact.forward.xhat)  # (N, D)
     of_xhat = exact.t * (1 + xhat)
@@ -100,21 +101,17 @@ def error_bounds(exact: Exact, operands: Operands) -> dict[str, Array]:
         dx = dx + limits.eps * np.abs(values["dx"])
     shifted = np.abs(exact.forward.gammax) + np.abs(operands.beta)
     bounds = {
-        "out": np.abs(operands.gamma) * of_xhat + limits.eps * shifted,
-        "dx": dx,
-        "dresidual": dx,
-        "dgamma": (size * of_xhat).sum(0) + over_rows * (size * xhat).sum(0),
+        "out": np.abs(operands.gamma) * of_xhat + limits.eps * shifted + limits.tiny,
+        "dx": dx + exact.underflow,
+        "dresidual": dx + exact.underflow,
+        "dgamma": (size * of_xhat).sum(0) + over_rows * (size * xhat).sum(0) + limits.tiny,
     }
     has_no_norm = np.isinf(exact.t)
     for name, bound in bounds.items():
         where = has_no_norm if bound.ndim == 2 else has_no_norm.any()
         bounds[name] = np.where(where, np.inf, bound)
     # The sum is correctly rounded, and the steps start from it.
-    bounds |= {"sum": np.zeros_like(exact.forward.x), "dbeta": over_rows * size.sum(0)}
-    return {
-        name: np.where(np.abs(values[name]) > float(limits.max), np.inf, bound)
-        for name, bound in bounds.items()
-    }
+    return {**bounds, "sum": np.zeros_like(exact.forward.x), "dbeta": over_rows * size.sum(0)}
 
 
 class Slope(NamedTuple):

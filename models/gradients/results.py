@@ -436,8 +436,8 @@ class FileHash:
 
     Attributes:
         name: Name of the file.
-        expected: SHA-256 in the manifest.
-        actual: SHA-256 of the file's content; null if the file does not exist.
+        expected: SHA-256 at the start of the service.
+        actual: SHA-256 of the file's content now; null if the file does not exist.
     """
 
     name: str
@@ -534,12 +534,16 @@ class StressRow:
     bound: float
 
 
+def _id(token: int | None) -> str:
+    return "missing" if token is None else f"id {token}"
+
+
 @dataclass(frozen=True)
 class Parity:
     """Comparison of the served model with the reference model.
 
     Attributes:
-        files: Hashes of all files of the artifact, as they are on disk now.
+        files: Hashes of all files of the artifact: at the start of the service, and on disk now.
         unreadable: Why the CPU graph cannot be compared, if its file has changed; else null.
         tokenizer: Comparison of the token ids of the check texts and of the texts in the request.
         engine: Engine that computed the vectors.
@@ -577,7 +581,7 @@ class Parity:
         """One sentence for each difference or error beyond its bound."""
         return (
             *(
-                f"{f.name} is not the exported file: it was changed or replaced"
+                f"{f.name} is not the file of the start: it was changed or replaced"
                 if f.actual
                 else f"{f.name} does not exist any more"
                 for f in self.files
@@ -585,8 +589,8 @@ class Parity:
             ),
             *([self.unreadable] if self.unreadable else []),
             *(
-                f"the tokenizer gives token {t.position} of {t.text[:40]!r} the id {t.served}, "
-                f"but {t.expected} at export"
+                f"token {t.position} of {t.text[:40]!r} is {_id(t.served)}; "
+                f"it was {_id(t.expected)} at export"
                 for t in self.tokenizer
                 if t.position is not None
             ),

@@ -3,11 +3,13 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from models.add_layer_norm import implementation
 from models.artifact import Artifact
@@ -28,7 +30,7 @@ from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
 from models.gradients.pair import explain_pair
 from models.gradients.parity import Served, Tokenized, parity
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import LayerNormCheck, TokenGradient, as_dict
+from models.gradients.results import FileHash, LayerNormCheck, TokenGradient, as_dict
 from service.debug.messages import (
     MAX_NONFINITE,
     AttributeJob,
@@ -91,7 +93,6 @@ class Jobs:
         self._device = device
         self._artifact = Artifact.load(path)
         self._model = ReferenceModel.open(self._artifact, device)
-        self._tokenizer = tokenizer_of_source(self._artifact)
 
     def describe(self) -> Opened:
         """Return the layers, norms, device and kernels of the reference model."""
@@ -164,7 +165,12 @@ class Jobs:
         tokenized += [
             Tokenized(text, ids, self._tokenizer.encode(text).ids) for text, ids in job.texts
         ]
-        return parity(self._artifact, self._model, job.rows, served, tokenized)
+        files = [FileHash(*file) for file in job.files]
+        return parity(self._artifact, self._model, job.rows, served, files, tokenized)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return tokenizer_of_source(self._artifact)
 
 
 def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:
@@ -260,13 +266,13 @@ def _check_given(source: GivenRows) -> None:
 
 
 def _check_candidate(source: GivenRows, candidate: Candidate, *, random_dout: bool) -> None:
-    given = {name for name, value in candidate if value is not None}
-    if not given:
+    names = {name for name, value in candidate if value is not None}
+    if not names:
         raise _source_refused("candidate has no result", "/source/candidate")
     for name in ("sum", "dresidual"):
-        if name in given and source.residual is None:
+        if name in names and source.residual is None:
             raise _source_refused(f"{name} needs a residual", f"/source/candidate/{name}")
-    if random_dout and source.dout is None and given - {"out", "sum"}:
+    if random_dout and source.dout is None and names - {"out", "sum"}:
         raise _source_refused(
             "the gradients of a candidate need the dout from which they were computed",
             "/source/dout",

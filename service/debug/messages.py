@@ -109,13 +109,15 @@ class LayerNormJob:
 
 @dataclass(frozen=True)
 class ParityJob:
-    """Comparison of what is served with the reference model.
+    """Comparison of the served model with the reference model.
 
     Attributes:
         rows: Inputs of the comparison.
         vectors: Served vectors of the rows, before normalisation.
         engine: Engine that computed them.
         precision: Precision of the engine.
+        files: SHA-256 of each file of the artifact: its name, that at the start, and that on disk
+            now, which is None if there is no file.
         texts: Texts with their prompts, and their token ids from the served tokenizer.
         check_texts: Texts of the self-check, and their token ids from the served tokenizer.
         check_rows: Token ids of these texts at export.
@@ -125,6 +127,7 @@ class ParityJob:
     vectors: Sequence[Sequence[float]]
     engine: str
     precision: Precision
+    files: Sequence[tuple[str, str, str | None]]
     texts: Sequence[tuple[str, Sequence[int]]]
     check_texts: Sequence[tuple[str, Sequence[int]]]
     check_rows: Sequence[Sequence[int]]

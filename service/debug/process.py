@@ -63,8 +63,7 @@ class GradientProcess:
 
         Raises:
             Overloaded: `settings.max_waiting` jobs are already queued.
-            NotReady: The process could not be started, died during the job, or could not read the
-                artifact.
+            NotReady: The process could not be started, or died during the job.
             DeadlineExceeded: The job exceeded `settings.deadline_s`.
             InvalidInput: A field of the job is invalid for the reference model.
             VitrineError: The job raised an unexpected exception.

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from models.artifact import sha256
 from models.engines.outputs import compare
 from models.gradients import inputs
 from models.gradients.budget import (
@@ -178,18 +179,21 @@ async def layer_norm(request: Request, state: State) -> Response:
 
 @router.post("/parity", **_route(ParityRequest, ParityResponse, "Parity"))
 async def parity(request: Request, state: State) -> Response:
-    """Compare what is served with the reference model, and list the differences."""
+    """Compare the served model with the reference model, and list the differences."""
     body = await read_body(request, state, ParityRequest, _MAX_BODY_BYTES)
     model = state.ready_model()
     tokenized = await _tokenize_all(state, body.texts)
     rows = [_row(text) for text in tokenized] or [Row(ids) for ids in model.check.rows]
     cost = _cost(state, parity_token_steps(len(row.ids) for row in rows))
     check_ids = await asyncio.to_thread(model.tokenizer.ids, model.check.texts)
+    files = await asyncio.to_thread(_files, model)
+    encoded = cancel_on_disconnect(request, _served(model, rows))
     job = ParityJob(
         rows,
-        vectors=[vector.tolist() for vector in await _served(model, rows)],
+        vectors=(await within(_timeout_s(request, state), encoded)).tolist(),
         engine=model.engine.name,
         precision=model.engine.precision,
+        files=files,
         texts=[
             (_prompted(model, text), row.ids) for text, row in zip(body.texts, rows, strict=False)
         ],
@@ -313,6 +317,15 @@ async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedTex
             pointer=pointer,
         )
     return tokenized
+
+
+def _files(model: Model) -> list[tuple[str, str, str | None]]:
+    """Return the name of each file of the artifact, and its hashes at the start and now."""
+    paths = {name: model.artifact.path / name for name in model.files}
+    return [
+        (name, at_start, sha256(paths[name]) if paths[name].is_file() else None)
+        for name, at_start in model.files.items()
+    ]
 
 
 def _prompted(model: Model, text: Text) -> str:

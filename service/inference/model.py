@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from models.artifact import Artifact, Check
+from models.artifact import MANIFEST, Artifact, Check, sha256
 from models.engines import Agreement, Engine, Output, Precision, open_engine, self_check
 from models.packing import pack
 from service.inference.batch_former import BatchFormer
@@ -117,6 +117,7 @@ class Model:
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
             output.
         check: Inputs of the self-check and their reference vectors.
+        files: SHA-256 of every file of the artifact at the start, by path.
         metrics: Metrics of this model.
     """
 
@@ -131,6 +132,7 @@ class Model:
     graph_sha256: str
     self_check: Mapping[Output, Agreement]
     check: Check
+    files: Mapping[str, str]
     metrics: InferenceMetrics
     _executor: BoundedExecutor
 
@@ -419,6 +421,7 @@ async def open_model(
         graph_sha256=artifact.manifest.files[artifact.graph(engine.target).file],
         self_check=agreement,
         check=check,
+        files={**artifact.manifest.files, MANIFEST: sha256(artifact.path / MANIFEST)},
         metrics=metrics,
         _executor=BoundedExecutor(_MAX_CHARS_IN_THREADS),
     )

@@ -19,7 +19,7 @@ export function drawParity([{ result }]) {
     return lamp(name, good, `${count(result)} ${good ? "agree" : "differ"}`);
   });
   const failures = result.passes
-    ? ["What is served agrees with the reference model."]
+    ? ["The served model agrees with the reference model."]
     : result.failures.map((failure) => `${failure[0].toUpperCase()}${failure.slice(1)}.`);
   return [
     element("ul", { className: "lamps wide" }, ...lamps),

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
-from models.artifact import Artifact
+from models.artifact import Artifact, sha256
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.export.exporter import export
 from models.export.onnx_graph import build_graph
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
+from models.gradients.graph_weights import compare_weights
 from models.gradients.inputs import Row
 from models.gradients.parity import (
     MAX_RELATIVE,
@@ -24,13 +25,12 @@ from models.gradients.parity import (
     Served,
     Tokenized,
     compare_vectors,
-    compare_weights,
     first_divergence,
     layer_norm_stress,
     parity,
 )
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import Parity, VectorDifference
+from models.gradients.results import FileHash, Parity, VectorDifference
 from models.network.sentence_encoder import DenseHead
 from models.packing import pack
 from tests.models.checkpoints import save_checkpoint, save_tokenizer
@@ -95,6 +95,14 @@ def served_by(graph: bytes, rows: Sequence[Row]) -> Served:
     return Served("onnxruntime", "float32", vectors)
 
 
+def files_of(artifact: Artifact) -> list[FileHash]:
+    paths = {name: artifact.path / name for name in artifact.manifest.files}
+    return [
+        FileHash(name, expected, sha256(paths[name]) if paths[name].is_file() else None)
+        for name, expected in artifact.manifest.files.items()
+    ]
+
+
 def parity_of(
     artifact: Artifact,
     model: ReferenceModel,
@@ -103,7 +111,7 @@ def parity_of(
     tokenized: Sequence[Tokenized] = (),
 ) -> Parity:
     served = served or served_by((artifact.path / "model.onnx").read_bytes(), rows)
-    return parity(artifact, model, rows, served, tokenized)
+    return parity(artifact, model, rows, served, files_of(artifact), tokenized)
 
 
 def with_graph(artifact: Artifact, graph: bytes, folder: Path) -> Artifact:
@@ -189,7 +197,7 @@ def test_failures_name_the_weight_and_its_difference(
     result = parity_of(changed, model)
     assert not result.passes
     assert result.failures[:2] == (
-        "model.onnx is not the exported file: it was changed or replaced",
+        "model.onnx is not the file of the start: it was changed or replaced",
         f"{name} differs by 1.0e-03",
     )
     assert all(line.startswith("tokens diverge from layers.3 on") for line in result.failures[2:])
@@ -424,12 +432,12 @@ def test_changed_or_missing_source_weights_are_reported(
     weights = copied / "source" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
     served = served_by(tiny.read("model.onnx"), ROWS)
-    result = parity(moved, model, ROWS, served)
+    result = parity_of(moved, model, served=served)
     assert result.failures == (
-        "source/model.safetensors is not the exported file: it was changed or replaced",
+        "source/model.safetensors is not the file of the start: it was changed or replaced",
     )
     weights.unlink()
-    result = parity(moved, model, ROWS, served)
+    result = parity_of(moved, model, served=served)
     assert result.failures == ("source/model.safetensors does not exist any more",)
 
 
@@ -440,7 +448,7 @@ def test_graph_file_that_became_unreadable_is_reported(
     changed = with_graph(tiny, content or b"", tmp_path)
     if content is None:
         (changed.path / "model.onnx").unlink()
-    result = parity(changed, model, ROWS, served_by(tiny.read("model.onnx"), ROWS))
+    result = parity_of(changed, model, served=served_by(tiny.read("model.onnx"), ROWS))
     gone, unreadable = result.failures
     assert gone.startswith("model.onnx ")
     assert unreadable.startswith("model.onnx cannot be compared: ")
@@ -466,7 +474,7 @@ def test_graph_of_another_seed_is_told_in_one_sentence(
             parameter.normal_(std=0.1)
     changed = with_graph(tiny, build_graph(network, "cpu"), tmp_path)
     failures = parity_of(changed, model).failures
-    assert failures[0].startswith("model.onnx is not the exported file")
+    assert failures[0].startswith("model.onnx is not the file of the start")
     assert failures[1].endswith("the graph belongs to another model or to other weights")
     assert not any("weight differs" in failure for failure in failures)
 
@@ -500,9 +508,9 @@ def test_served_vectors_are_judged_by_the_precision_of_their_engine(
     ("served", "failure"),
     [
         ([2, 7, 9, 3], None),
-        ([2, 7, 8, 3], "the tokenizer gives token 2 of 'a cat' the id 8, but 9 at export"),
-        ([2, 7, 9], "the tokenizer gives token 3 of 'a cat' the id None, but 3 at export"),
-        ([2, 7, 9, 3, 3], "the tokenizer gives token 4 of 'a cat' the id 3, but None at export"),
+        ([2, 7, 8, 3], "token 2 of 'a cat' is id 8; it was id 9 at export"),
+        ([2, 7, 9], "token 3 of 'a cat' is missing; it was id 3 at export"),
+        ([2, 7, 9, 3, 3], "token 4 of 'a cat' is id 3; it was missing at export"),
     ],
 )
 def test_first_different_token_id_is_reported(
@@ -518,6 +526,13 @@ def test_layer_norm_stress_rows_pass_on_the_installed_onnxruntime() -> None:
             rows = layer_norm_stress(width, eps)
             assert [stress.row for stress in rows] == list(STRESS_ROWS)
             assert all(stress.finite and stress.error <= stress.bound for stress in rows)
+
+
+@pytest.mark.parametrize("width", [6, 30, 450])
+def test_rows_with_large_means_are_left_out_at_widths_where_they_are_not_exact(width: int) -> None:
+    rows = layer_norm_stress(width, 1e-12)
+    assert {row.row for row in rows} == {"constant", "zero", "tiny values", "huge"}
+    assert all(row.finite and row.error <= row.bound for row in rows)
 
 
 def single_pass(x: NDArray[np.float32], eps: float) -> NDArray[np.float32]:

@@ -223,7 +223,7 @@ def test_parity_shows_a_lamp_for_each_comparison(page: Browser) -> None:
     shown = run(page, "parity")
     lamps = [lamp.split()[0] for lamp in texts(page, "#parity .lamp.good")]
     assert lamps == ["Files", "Tokenizer", "Vectors", "Weights", "Tokens", "LayerNorm"]
-    assert "What is served agrees with the reference model." in shown
+    assert "The served model agrees with the reference model." in shown
     until(lambda: "layers.3" in texts(page, "#parity .chart text"))
 
 

@@ -1,0 +1,131 @@
+"""Comparison of the weights of a served graph with those of the reference model.
+
+A weight in the graph is identified by the node that uses it, not by its name. The exporter splits
+in_proj_weight in three, keeps only the first row of the token type table, and stores equal weights
+under one name.
+"""
+
+import re
+from collections import defaultdict
+from itertools import zip_longest
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from models.gradients.reference_model import ReferenceModel
+from models.gradients.results import WeightDifference
+
+Array = NDArray[np.float32]
+
+# Maps patterns of parameter names to the kind of the weight. The first matching pattern counts.
+_KINDS = {
+    r"embeddings\.(word|position)|relative_bias": "table",
+    r"token_type": "row",
+    r"norm\d?\.weight": "scale",
+    r"norm\d?\.bias": "shift",
+    r"weight": "matrix",
+    r"bias": "bias",
+    r"": "unknown",
+}
+# Maps node types to the kind of weight that each input, by index, can be.
+_INPUTS = {
+    "Gather": {0: "table"},
+    "Add": {0: "row", 1: "row"},
+    "LayerNormalization": {1: "scale", 2: "shift"},
+    "Gemm": {1: "matrix", 2: "bias"},
+    "MatMul": {1: "matrix", 2: "bias"},
+    "MatMulInteger": {1: "matrix"},
+}
+# Suffixes of the three tensors that onnxruntime's quantizer makes of a weight.
+_QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
+# The exporter omits weights of these kinds if they are zero.
+_LEFT_OUT_IF_ZERO = ("row", "bias")
+
+
+def compare_weights(graph: bytes, model: ReferenceModel) -> tuple[WeightDifference, ...]:
+    """Compare every weight of the reference model with the same weight in the graph.
+
+    Args:
+        graph: Serialised CPU graph, in float32.
+        model: Reference model of the graph.
+    """
+    used = _weights_of_nodes(onnx.load_from_string(graph))
+    return tuple(
+        WeightDifference(name, _weight_difference(kind, expected, actual))
+        for kind, weights in _model_weights(model).items()
+        for (name, expected), actual in zip_longest(weights.items(), used[kind][: len(weights)])
+        if expected is not None
+    )
+
+
+def _weight_difference(kind: str, expected: Array, actual: Array | None) -> float | None:
+    if actual is None and kind in _LEFT_OUT_IF_ZERO and not expected.any():
+        return 0.0
+    if actual is None or actual.shape != expected.shape:
+        return None
+    return float(np.abs(actual - expected).max())
+
+
+def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
+    """Return the reference model's weights by kind and name.
+
+    Weights of a kind are in the order of the forward pass. The bias of a matrix without bias is
+    None.
+    """
+    weights: dict[str, dict[str, Array | None]] = defaultdict(dict)
+    for name, parameter in model.network.named_parameters():
+        kind = next(kind for pattern, kind in _KINDS.items() if re.search(pattern, name))
+        value = parameter.detach().cpu().numpy()
+        parts = {name: value}
+        if kind == "row":
+            # Packed inputs have no token types, so all tokens have the first token type.
+            parts = {f"{name}[0]": value[0]}
+        elif "in_proj" in name:
+            thirds = zip(("query", "key", "value"), np.split(value, 3), strict=True)
+            parts = {f"{name}[{part}]": third for part, third in thirds}
+        weights[kind] |= parts
+    biases = (name.replace("weight", "bias") for name in weights["matrix"])
+    weights["bias"] = {name: weights["bias"].get(name) for name in biases}
+    return weights
+
+
+def _weights_of_nodes(model: onnx.ModelProto) -> dict[str, list[Array | None]]:
+    """Return the graph's weights by kind, in the order of the nodes that use them.
+
+    A weight that a node of this type can have, but this node does not have, is None. Weights that
+    onnxruntime's quantizer has rounded to integers are returned as the floats they stand for.
+    """
+    weights = _floats(model)
+    used = defaultdict(list)
+    is_quantized = False
+    for node in model.graph.node:
+        kinds = _INPUTS.get(node.op_type, {})
+        is_quantized |= node.op_type == "MatMulInteger"
+        if is_quantized and node.op_type == "Add":
+            kinds = {0: "bias", 1: "bias"}  # the quantizer splits Gemm in a product and an addition
+        by_kind = {
+            kinds[index]: weights[name]
+            for index, name in enumerate(node.input)
+            if index in kinds and name in weights
+        }
+        # Weights of torch's linear layers have the shape (out, in), like those of Gemm with transB.
+        if "matrix" in by_kind and not any(a.name == "transB" and a.i for a in node.attribute):
+            by_kind["matrix"] = by_kind["matrix"].T
+        if by_kind:
+            for kind in dict.fromkeys(kinds.values()):
+                used[kind].append(by_kind.get(kind))
+    return used
+
+
+def _floats(model: onnx.ModelProto) -> dict[str, Array]:
+    """Return the graph's constant arrays of float32, and its quantized arrays as float32."""
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    floats = {n: v for n, v in constants.items() if v.dtype == np.float32 and v.ndim}
+    for name, integers in constants.items():
+        base = name.removesuffix(_QUANTIZED)
+        if name != base and f"{base}{_SCALE}" in constants:
+            zero = constants.get(f"{base}{_ZERO_POINT}", np.int8(0))
+            shifted = integers.astype(np.float32) - np.asarray(zero, np.float32)
+            floats[name] = shifted * constants[f"{base}{_SCALE}"]
+    return floats
