@@ -83,7 +83,9 @@ def test_request_that_needs_a_descriptor_returns_503_if_none_is_free(url: httpx2
         eventually(lambda: client.get("/debug").status_code != 200)
         response = client.get("/debug")
         assert (response.status_code, response.json()["code"]) == (503, "no_descriptor")
-        job = client.post("/debug/parity", json={})
+        files = client.post("/debug/parity", json={})  # reads the files of the artifact
+        assert (files.status_code, files.json()["code"]) == (503, "no_descriptor")
+        job = client.post("/debug/attribute", json={"text": "a", "target": {"type": "norm"}})
         assert (job.status_code, job.json()["code"]) == (503, "gradients_unavailable")
         assert client.post("/encode", json={"inputs": "a"}).status_code == 200
 
