@@ -30,11 +30,11 @@ Evaluate = Callable[[Array], tuple[Array, Array]]
 
 def _clenshaw_curtis(intervals: int) -> tuple[Array, Array]:
     """Return nodes, the extrema of a Chebyshev polynomial on [-1, 1], and weights."""
-    degrees = np.arange(intervals + 1)
-    nodes = -np.cos(np.pi * degrees.astype(np.float64) / intervals)
+    degrees = np.arange(intervals + 1, dtype=np.float64)
+    nodes = -np.cos(np.pi * degrees / intervals)
     polynomials = np.polynomial.chebyshev.chebvander(nodes, intervals).T  # T_j at node k
     with np.errstate(divide="ignore"):
-        integrals = np.where(degrees % 2, 0.0, 2 / (1 - degrees.astype(float) ** 2))
+        integrals = np.where(degrees % 2, 0.0, 2 / (1 - degrees**2))
     return nodes, np.linalg.solve(polynomials, integrals).astype(np.float64)
 
 

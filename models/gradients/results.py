@@ -581,9 +581,9 @@ class Parity:
         """One sentence for each difference or error beyond its bound."""
         return (
             *(
-                f"{f.name} is not the file of the start: it was changed or replaced"
+                f"{f.name} was changed or replaced since the service started"
                 if f.actual
-                else f"{f.name} does not exist any more"
+                else f"{f.name} was removed since the service started"
                 for f in self.files
                 if f.actual != f.expected
             ),

@@ -138,8 +138,9 @@ async def pair(request: Request, state: State) -> Response:
         body.max_evaluations,
         compare=[_row(a), _row(b)],
     )
-    tokens = {"tokens_a": _tokens(a), "tokens_b": _tokens(b)}
-    return await _run(request, state, job, cost, PairResponse, **tokens)
+    return await _run(
+        request, state, job, cost, PairResponse, tokens_a=_tokens(a), tokens_b=_tokens(b)
+    )
 
 
 @router.post("/flow", **_route(FlowRequest, FlowResponse, "Gradient flow"))
@@ -187,10 +188,11 @@ async def parity(request: Request, state: State) -> Response:
     cost = _cost(state, parity_token_steps(len(row.ids) for row in rows))
     check_ids = await asyncio.to_thread(model.tokenizer.ids, model.check.texts)
     files = await asyncio.to_thread(_files, model)
-    encoded = cancel_on_disconnect(request, _served(model, rows))
+    encoding = cancel_on_disconnect(request, _encode(model, rows))
+    served = await within(_timeout_s(request, state), encoding)
     job = ParityJob(
         rows,
-        vectors=(await within(_timeout_s(request, state), encoded)).tolist(),
+        vectors=served.tolist(),
         engine=model.engine.name,
         precision=model.engine.precision,
         files=files,
@@ -201,7 +203,7 @@ async def parity(request: Request, state: State) -> Response:
         check_rows=model.check.rows[: len(check_ids)],
         compare=rows,
     )
-    return await _run(request, state, job, cost, ParityResponse)
+    return await _run(request, state, job, cost, ParityResponse, served)
 
 
 @router.post("/vjp", **_route(VjpRequest, VjpResponse, "Vector-Jacobian product"))
@@ -265,14 +267,21 @@ async def _run(
     job: Job,
     cost: Cost,
     response: type[GradientResponse],
+    served: NDArray[np.float32] | None = None,
     **tokens: list[Token],
 ) -> Response:
-    """Run a job in the gradient process and return the HTTP response."""
+    """Run a job in the gradient process and return the HTTP response.
+
+    `served` has the served vectors of the rows in `job.compare`; None: they are encoded here.
+    """
     with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
         work = cancel_on_disconnect(request, state.gradients.run(job))
         done = await within(_timeout_s(request, state), work)
     model = state.ready_model()
-    parity = await _compare(model, job.compare, done.vectors) if job.compare else None
+    parity = None
+    if job.compare:
+        served = await _encode(model, job.compare) if served is None else served
+        parity = _compare(model, served, np.array(done.vectors, np.float32))
     warnings = []
     if parity is not None and not parity.cosine >= _MIN_PARITY:
         warnings.append("the served vectors differ from the reference model's vectors; see parity")
@@ -417,11 +426,10 @@ def _baseline(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence
     return text.baseline[name]
 
 
-async def _compare(
-    model: Model, rows: Sequence[Row], vectors: Sequence[Sequence[float]]
+def _compare(
+    model: Model, served: NDArray[np.float32], reference: NDArray[np.float32]
 ) -> VectorParity:
-    """Encode rows with the served model, and compare with the reference model's vectors."""
-    served, reference = await _served(model, rows), np.array(vectors, np.float32)  # (B, W)
+    """Compare served vectors with the reference model's vectors, both `(B, W)`."""
     agreement = compare(served, reference)
     return VectorParity(
         cosine=agreement.cosine,
@@ -431,7 +439,7 @@ async def _compare(
     )
 
 
-async def _served(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
+async def _encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
     """Encode rows with the served model, without normalisation; return `(B, W)`."""
     outcome = await model.encode_rows(
         [tokenizer.Row(row.ids, truncated=False, prompt_tokens=row.prompt_tokens) for row in rows]

@@ -197,7 +197,7 @@ def test_failures_name_the_weight_and_its_difference(
     result = parity_of(changed, model)
     assert not result.passes
     assert result.failures[:2] == (
-        "model.onnx is not the file of the start: it was changed or replaced",
+        "model.onnx was changed or replaced since the service started",
         f"{name} differs by 1.0e-03",
     )
     assert all(line.startswith("tokens diverge from layers.3 on") for line in result.failures[2:])
@@ -434,11 +434,11 @@ def test_changed_or_missing_source_weights_are_reported(
     served = served_by(tiny.read("model.onnx"), ROWS)
     result = parity_of(moved, model, served=served)
     assert result.failures == (
-        "source/model.safetensors is not the file of the start: it was changed or replaced",
+        "source/model.safetensors was changed or replaced since the service started",
     )
     weights.unlink()
     result = parity_of(moved, model, served=served)
-    assert result.failures == ("source/model.safetensors does not exist any more",)
+    assert result.failures == ("source/model.safetensors was removed since the service started",)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph", None])
@@ -474,7 +474,7 @@ def test_graph_of_another_seed_is_told_in_one_sentence(
             parameter.normal_(std=0.1)
     changed = with_graph(tiny, build_graph(network, "cpu"), tmp_path)
     failures = parity_of(changed, model).failures
-    assert failures[0].startswith("model.onnx is not the file of the start")
+    assert failures[0].startswith("model.onnx was changed or replaced")
     assert failures[1].endswith("the graph belongs to another model or to other weights")
     assert not any("weight differs" in failure for failure in failures)
 
