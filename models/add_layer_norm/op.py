@@ -392,11 +392,15 @@ def _backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Any:  # noqa:
             dx, dweight, dbias = torch.ops.vitrine.layer_norm_backward.default(
                 dy, dsum, total, weight, ctx.eps
             )
-    return (
-        dx,
-        None if weight is None else dweight.to(weight.dtype),
-        None if bias is None else dbias.to(bias.dtype),
-    )
+    return dx, _cast(dweight, weight), _cast(dbias, bias)
+
+
+def _cast(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
+    """Return the gradient in the dtype of its parameter; None without a parameter."""
+    if parameter is None:
+        return None
+    same = parameter.dtype == gradient.dtype  # `to` takes 3 us to find out
+    return gradient if same else gradient.to(parameter.dtype)
 
 
 class _LayerNormBackwardFunction(torch.autograd.Function):
