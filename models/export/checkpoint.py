@@ -21,7 +21,8 @@ from models.export.sentence_config import (
     read_sentence_config,
     transformer_folder,
 )
-from models.network.encoder import Encoder, EncoderConfig
+from models.network.config import EncoderConfig
+from models.network.encoder import Encoder
 from models.network.layer import ACTIVATIONS
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.export.model_folder import CheckpointError, ModelFolder, join
-from models.network.encoder import EncoderConfig
+from models.network.config import EncoderConfig
 from models.network.pooling import POOLINGS
 from models.network.sentence_encoder import HEAD_ACTIVATIONS
 

@@ -14,7 +14,7 @@ from models.add_layer_norm import AddLayerNorm
 from models.gradients.inputs import Objective, Row
 from models.gradients.objectives import OBJECTIVES
 from models.gradients.reference_model import ReferenceModel
-from models.network.attention import Rows, SelfAttention
+from models.network.attention import AttentionInputs, SelfAttention
 from models.network.taps import Tap
 
 
@@ -52,8 +52,8 @@ class RecordingTap(Tap):
 
     The fused add + norm is recorded as two steps, such as "layers.0.sum1" and "layers.0.norm1",
     because each of them can overflow by itself. If values are rounded, attention is recorded as
-    "layers.0.attention.projections" (queries, keys and values), "scores", "scaled_scores",
-    "softmax", "context" and the output itself, "layers.0.attention".
+    "layers.0.attention.projections" (queries, keys and values), "rotated" (with rotary positions),
+    "scores", "scaled_scores", "softmax", "context" and the output itself, "layers.0.attention".
 
     Args:
         dtype: Dtype to which each step's output and its gradient are rounded; None: no rounding.
@@ -84,37 +84,43 @@ class RecordingTap(Tap):
         return y
 
     def attention(
-        self, name: str, attention: SelfAttention, x: Tensor, bias: Tensor | None, rows: Rows
+        self, name: str, attention: SelfAttention, x: Tensor, inputs: AttentionInputs
     ) -> Tensor:
-        """Return `attention(x, bias, rows)`; with rounding, record its parts as separate steps.
+        """Return `attention(x, inputs)`; with rounding, record its parts as separate steps.
 
         They are those of transformers' eager attention: the products of queries and keys are
         rounded before they are scaled. The parameters belong to the last step.
         """
         if self.dtype is None:
-            return super().attention(name, attention, x, bias, rows)
-        heads = self.step(
-            f"{name}.projections",
-            None,
-            lambda x: torch.stack([attention.heads(part) for part in attention.project(x)], 1),
-            x,
-        )  # (B, 3, H, L, K)
+            return super().attention(name, attention, x, inputs)
+        projections = self.step(
+            f"{name}.projections", None, lambda x: torch.stack(attention.project(x), 1), x
+        )  # (B, 3, L, D)
+        if inputs.rotation is not None:
+            projections = self.step(
+                f"{name}.rotated",
+                None,
+                lambda p: torch.stack(attention.rotated(p.unbind(1), inputs), 1),
+                projections,
+            )
         scores = self.step(
-            f"{name}.scores", None, lambda h: h[:, 0] @ h[:, 1].transpose(-1, -2), heads
+            f"{name}.scores",
+            None,
+            lambda p: attention.heads(p[:, 0]) @ attention.heads(p[:, 1]).transpose(-1, -2),
+            projections,
         )  # (B, H, L, L)
-        scaled = self.step(
-            f"{name}.scaled_scores", None, lambda s: s / math.sqrt(heads.shape[-1]), scores
-        )
-        biases = () if bias is None else (bias,)
+        width = projections.shape[-1] // attention.num_heads
+        scaled = self.step(f"{name}.scaled_scores", None, lambda s: s / math.sqrt(width), scores)
+        biases = () if inputs.bias is None else (inputs.bias,)
         weights = self.step(
             f"{name}.softmax", None, lambda s, *b: sum(b, start=s).softmax(-1), scaled, *biases
         )
         context = self.step(
             f"{name}.context",
             None,
-            lambda w, h: (w @ h[:, 2]).transpose(1, 2).flatten(2),
+            lambda w, p: (w @ attention.heads(p[:, 2])).transpose(1, 2).flatten(2),
             weights,
-            heads,
+            projections,
         )  # (B, L, D)
         return self.step(name, attention, attention.out_proj, context)
 

@@ -39,7 +39,7 @@ class ReferenceModel:
         encoder = network.encoder
         self.steps = {
             "words": "embeddings.words",
-            "embeddings": "embeddings.norm",
+            "embeddings": encoder.embeddings.last_step,
             **{f"layers.{i}": step for i, step in enumerate(encoder.layer_steps[:-1])},
             "output": encoder.last_step,
         }
@@ -107,10 +107,11 @@ class ReferenceModel:
         """
         encoder, x = self.network.encoder, tokens
         index = self.layer_names.index(layer_name)
+        positions = encoder.positions(self._ids(row.ids))  # (1, L)
         if index == 0:
-            x = encoder.embeddings(x, encoder.positions(self._ids(row.ids)).expand(len(x), -1))
-        bias = encoder.attention_bias(x, len(row.ids))
-        x = encoder.encode(x, bias, first_layer=max(0, index - 1))
+            x = encoder.embeddings(x, positions.expand(len(x), -1))
+        inputs = encoder.attention_inputs(x, positions, len(row.ids))
+        x = encoder.encode(x, inputs, first_layer=max(0, index - 1))
         return self.network.head(x, self._pooling_mask(row).expand(len(x), -1))
 
     def _pooling_mask(self, row: Row) -> Tensor:

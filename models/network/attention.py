@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.network.positions import Rotation, rotate
+
 # Added to the attention scores of padding keys. It is finite in float16, and low enough that the
 # softmax gives padding keys a weight of exactly zero.
 PADDING_SCORE = -30000.0
@@ -50,6 +52,24 @@ class Rows:
 DENSE = Rows()
 
 
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Inputs of a layer's attention besides the token vectors.
+
+    Attributes:
+        bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias.
+        rotation: Rotation of queries and keys by their positions; None: no rotation.
+        rows: Index maps of a packed batch; `DENSE` for a dense batch.
+    """
+
+    bias: Tensor | None = None
+    rotation: Rotation | None = None
+    rows: Rows = DENSE
+
+
+NO_INPUTS = AttentionInputs()
+
+
 class SelfAttention(nn.Module):
     """Multi-head attention within each row; parameters named as in `nn.MultiheadAttention`."""
 
@@ -66,24 +86,33 @@ class SelfAttention(nn.Module):
         if bias:
             nn.init.zeros_(self.out_proj.bias)
 
-    def forward(self, x: Tensor, bias: Tensor | None = None, rows: Rows = DENSE) -> Tensor:
+    def forward(self, x: Tensor, inputs: AttentionInputs = NO_INPUTS) -> Tensor:
         """Return the attention output in the layout of `x`, `(B, L, D)` or `(T, D)`.
 
         If all scores of a query are minus infinity, its context is zero instead of NaN.
-
-        Args:
-            x: Token vectors, `(B, L, D)` or `(T, D)`.
-            bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias.
-            rows: Index maps of a packed batch; `DENSE` for a dense batch.
         """
-        q, k, v = (self.heads(rows.pad(part)) for part in self.project(x))  # (B, H, L, K)
+        q, k, v = self.rotated(self.project(x), inputs)
+        q, k, v = (self.heads(inputs.rows.pad(part)) for part in (q, k, v))  # (B, H, L, K)
         dropout = self.dropout if self.training else 0.0
-        context = F.scaled_dot_product_attention(q, k, v, bias, dropout)  # (B, H, L, K)
-        return self.out_proj(rows.pack(context.transpose(1, 2).flatten(2)))
+        context = F.scaled_dot_product_attention(q, k, v, inputs.bias, dropout)  # (B, H, L, K)
+        return self.out_proj(inputs.rows.pack(context.transpose(1, 2).flatten(2)))
 
     def heads(self, x: Tensor) -> Tensor:
         """Return `x` `(B, L, D)` split into heads, `(B, H, L, K)`."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def rotated(
+        self, projections: tuple[Tensor, ...], inputs: AttentionInputs
+    ) -> tuple[Tensor, ...]:
+        """Return queries, keys and values `(..., D)`, with queries and keys rotated."""
+        if (rotation := inputs.rotation) is None:
+            return projections
+        q, k, v = projections
+        q, k = (
+            rotate(part.unflatten(-1, (self.num_heads, -1)), rotation).flatten(-2)
+            for part in (q, k)
+        )
+        return q, k, v
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values, each shaped as `x`."""

@@ -3,103 +3,35 @@
 Source: Devlin et al. 2018, arXiv:1810.04805.
 """
 
-from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
-from models.add_layer_norm import AddLayerNorm, LayerNorm
-from models.network.attention import DENSE, PADDING_SCORE, Rows
+from models.add_layer_norm import LayerNorm
+from models.network.attention import DENSE, PADDING_SCORE, AttentionInputs, Rows
+from models.network.config import AttentionConfig, EncoderConfig
+from models.network.embeddings import Embeddings
 from models.network.layer import EncoderLayer
-from models.network.positions import RelativePositionBias, position_ids
+from models.network.positions import (
+    RelativePositionBias,
+    is_outside_window,
+    position_ids,
+    rotation,
+)
 from models.network.taps import NO_TAP, Tap
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """Hyperparameters of an encoder, named as in `torch.nn.TransformerEncoderLayer`.
-
-    Attributes:
-        max_positions: Number of position embeddings.
-        type_vocab_size: Number of token type embeddings; 0: none.
-        position_padding_id: Position id of padding in RoBERTa's numbering; None: positions are
-            numbered from 0. See `positions.position_ids`.
-        relative_buckets: Number of buckets of the relative position bias; 0: no bias.
-    """
-
-    vocab_size: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    dim_feedforward: int
-    max_positions: int
-    type_vocab_size: int = 0
-    dropout: float = 0.1
-    activation: str = "gelu"
-    layer_norm_eps: float = 1e-12
-    norm_first: bool = False
-    position_padding_id: int | None = None
-    relative_buckets: int = 0
-
-    @property
-    def max_tokens(self) -> int:
-        """Maximum number of tokens in a row, limited by the number of position embeddings."""
-        reserved = 0 if self.position_padding_id is None else self.position_padding_id + 1
-        return self.max_positions - reserved
-
-
-class Embeddings(nn.Module):
-    """Sum of word, position and token type embeddings, followed by a norm."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        D = config.d_model
-        self.word = nn.Embedding(config.vocab_size, D)
-        self.position = nn.Embedding(config.max_positions, D)
-        self.token_type = (
-            nn.Embedding(config.type_vocab_size, D) if config.type_vocab_size else None
-        )
-        self.norm = AddLayerNorm(D, config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(
-        self,
-        words: Tensor,
-        positions: Tensor,
-        token_types: Tensor | None = None,
-        tap: Tap = NO_TAP,
-    ) -> Tensor:
-        """Return the input of the first layer, `(..., D)`.
-
-        Args:
-            words: Word embeddings, `(..., D)`.
-            positions: Position of each token, `(...)`.
-            token_types: Type of each token, `(...)`; None: type 0.
-            tap: Tap that runs each step.
-
-        Raises:
-            ValueError: `token_types` is given, but the encoder has no token type embeddings.
-        """
-        if self.token_type is None and token_types is not None:
-            raise ValueError("token_types must be None: this encoder has no token type embeddings")
-        if self.token_type is not None:
-            table = self.token_type
-
-            def add_type(words: Tensor) -> Tensor:
-                return words + (table.weight[0] if token_types is None else table(token_types))
-
-            words = tap.step("embeddings.types", table, add_type, words)
-        offsets = tap.step("embeddings.positions", self.position, lambda: self.position(positions))
-        x, _ = tap.add_norm("embeddings.sum", "embeddings.norm", self.norm, words, offsets)
-        return self.dropout(x)
 
 
 class Encoder(nn.Module):
     """Embeddings and layers, followed by a final norm if the layers are pre-norm.
 
     Attributes:
+        layers: The distinct layers, in the order of their first use.
         layer_steps: Name of each layer's last step, whose output is the layer's output.
         last_step: Name of the encoder's last step, whose output is the encoder's output.
+
+    Raises:
+        ValueError: The config is inconsistent.
     """
 
     relative_bias: RelativePositionBias | None
@@ -114,6 +46,11 @@ class Encoder(nn.Module):
             if config.relative_buckets
             else None
         )
+        count = config.num_layers
+        self._attention = config.attention or (AttentionConfig(),) * count
+        if len(self._attention) != count:
+            raise ValueError(f"attention has {len(self._attention)} entries for {count} layers")
+        distinct = config.distinct_layers or count
         layers = [
             EncoderLayer(
                 config.d_model,
@@ -123,14 +60,22 @@ class Encoder(nn.Module):
                 config.activation,
                 config.layer_norm_eps,
                 config.norm_first,
+                config.biases,
+                config.gated,
+                config.first_norm or i > 0,
             )
-            for _ in range(config.num_layers)
+            for i in range(distinct)
         ]
         self.layers = nn.ModuleList(layers)
-        self.layer_steps = tuple(f"layers.{i}.{layer.last_step}" for i, layer in enumerate(layers))
-        self.final_norm = (
-            LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else None
+        # Index in `layers` of each layer that runs; the quotient is ALBERT's.
+        self._order = tuple(int(i / (count / distinct)) for i in range(count))
+        self.layer_steps = tuple(
+            f"layers.{i}.{layers[index].last_step}" for i, index in enumerate(self._order)
         )
+        self.final_norm = None
+        if config.norm_first:
+            eps, bias = config.layer_norm_eps, "norms" in config.biases
+            self.final_norm = LayerNorm(config.d_model, eps, bias=bias)
         self.last_step = self.layer_steps[-1] if self.final_norm is None else "final_norm"
 
     def forward(
@@ -154,8 +99,9 @@ class Encoder(nn.Module):
         x = self.embed(input_ids, positions, token_type_ids, tap)  # (B, L, D)
         if attention_mask is not None:
             attention_mask = attention_mask != 0
-        bias = self.attention_bias(x, input_ids.shape[1], attention_mask, tap)
-        return self.encode(x, bias, tap=tap)
+        length = input_ids.shape[1]
+        inputs = self.attention_inputs(x, positions, length, attention_mask, tap=tap)
+        return self.encode(x, inputs, tap)
 
     def forward_packed(
         self,
@@ -176,8 +122,8 @@ class Encoder(nn.Module):
         rows = Rows(padded_index, packed_index)
         positions = rows.pack(self.positions(rows.pad(input_ids)))  # (T,)
         x = self.embed(input_ids, positions)  # (T, D)
-        bias = self.attention_bias(x, padded_index.shape[1], attention_mask)
-        return self.encode(x, bias, rows)
+        length = padded_index.shape[1]
+        return self.encode(x, self.attention_inputs(x, positions, length, attention_mask, rows))
 
     def embed(
         self,
@@ -191,14 +137,13 @@ class Encoder(nn.Module):
         Token ids, positions and token types all have the shape `(...)`.
         """
         word = self.embeddings.word
-        words = tap.step("embeddings.words", word, lambda: word(input_ids))  # (..., D)
+        words = tap.step("embeddings.words", word, lambda: word(input_ids))  # (..., E)
         return self.embeddings(words, positions, token_types, tap)
 
     def encode(
         self,
         x: Tensor,
-        bias: Tensor | None = None,
-        rows: Rows = DENSE,
+        inputs: tuple[AttentionInputs, ...],
         tap: Tap = NO_TAP,
         first_layer: int = 0,
     ) -> Tensor:
@@ -206,17 +151,16 @@ class Encoder(nn.Module):
 
         Args:
             x: Input of the layer `first_layer`, `(B, L, D)` or `(T, D)`.
-            bias: Bias of the attention scores; see `attention_bias`.
-            rows: Index maps of a packed batch; `DENSE` for a dense batch.
+            inputs: Other inputs of each layer's attention; see `attention_inputs`.
             tap: Tap that runs each step.
             first_layer: Index of the first layer to run. If it equals the number of layers, `x` is
                 returned unchanged, without the final norm.
         """
-        if first_layer == len(self.layers):
+        if first_layer == len(self._order):
             return x
-        for index in range(first_layer, len(self.layers)):
-            layer = cast(EncoderLayer, self.layers[index])
-            x = layer.encode(x, bias, rows, tap, f"layers.{index}")
+        for i in range(first_layer, len(self._order)):
+            layer = cast(EncoderLayer, self.layers[self._order[i]])
+            x = layer.encode(x, inputs[i], tap, f"layers.{i}")
         if self.final_norm is None:
             return x
         return tap.step("final_norm", self.final_norm, self.final_norm, x)
@@ -225,19 +169,48 @@ class Encoder(nn.Module):
         """Return the position of each token, `(B, L)`, numbered as the config requires."""
         return position_ids(input_ids, self.config.position_padding_id)
 
-    def attention_bias(
-        self, x: Tensor, length: int, attention_mask: Tensor | None = None, tap: Tap = NO_TAP
-    ) -> Tensor | None:
-        """Return the bias of the attention scores, broadcastable to `(B, H, L, L)`.
+    def attention_inputs(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        length: int,
+        attention_mask: Tensor | None = None,
+        rows: Rows = DENSE,
+        tap: Tap = NO_TAP,
+    ) -> tuple[AttentionInputs, ...]:
+        """Return the inputs of each layer's attention besides the token vectors.
 
-        It is the sum of the relative position bias and the mask of padding keys; None without
-        either.
+        Layers with the same window or the same rotary positions share a bias or a rotation.
 
         Args:
-            x: Input of the first layer, for its dtype.
+            x: Input of the first layer, for its dtype and device.
+            positions: Position of each token, `(B, L)` or `(T,)`.
             length: Length of the longest row, L.
             attention_mask: `(B, L)`, 1 or True at tokens, 0 or False at padding; None: no padding.
+            rows: Index maps of a packed batch; `DENSE` for a dense batch.
             tap: Tap that runs each step.
+        """
+        head_width = self.config.d_model // self.config.num_heads
+        full = self._full_bias(x, length, attention_mask, tap)
+        biases = {
+            window: full if window is None else _windowed(x, full, length, window)
+            for window in {attention.window for attention in self._attention}
+        }
+        rotations = {
+            rotary: None if rotary is None else rotation(positions, rotary, head_width, x.dtype)
+            for rotary in {attention.rotary for attention in self._attention}
+        }
+        return tuple(
+            AttentionInputs(biases[attention.window], rotations[attention.rotary], rows)
+            for attention in self._attention
+        )
+
+    def _full_bias(
+        self, x: Tensor, length: int, attention_mask: Tensor | None, tap: Tap
+    ) -> Tensor | None:
+        """Return the sum of the relative position bias and the mask of padding keys.
+
+        It is broadcastable to `(B, H, L, L)`; None without either.
         """
         bias = None
         if (relative := self.relative_bias) is not None:
@@ -246,3 +219,10 @@ class Encoder(nn.Module):
             return bias
         padding = ((1.0 - attention_mask.to(x.dtype)) * PADDING_SCORE)[:, None, None, :]
         return padding if bias is None else bias + padding
+
+
+def _windowed(x: Tensor, bias: Tensor | None, length: int, window: int) -> Tensor:
+    """Return the bias with `PADDING_SCORE` at queries and keys more than `window` apart."""
+    outside = is_outside_window(length, window, x.device)[None, None]  # (1, 1, L, L)
+    bias = x.new_zeros(()) if bias is None else bias
+    return torch.where(outside, x.new_tensor(PADDING_SCORE), bias)

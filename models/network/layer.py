@@ -1,6 +1,6 @@
 """One Transformer layer: attention and feed-forward, each with a residual and a norm."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import cast
 
 import torch
@@ -8,7 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.add_layer_norm import AddLayerNorm, LayerNorm
-from models.network.attention import DENSE, Rows, SelfAttention, attention_bias
+from models.network.attention import (
+    NO_INPUTS,
+    AttentionInputs,
+    SelfAttention,
+    attention_bias,
+)
 from models.network.taps import NO_TAP, Tap
 
 Activation = Callable[[Tensor], Tensor]
@@ -23,11 +28,15 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+# Parts of a layer that can have a bias; that of "linear1" is also that of "gate".
+BIASES = frozenset({"attention", "linear1", "linear2", "norms"})
+
+
 class EncoderLayer(nn.Module):
     """Attention and feed-forward, each with a residual and a norm.
 
-    Equivalent to `torch.nn.TransformerEncoderLayer` with `batch_first=True`, with the same state
-    dict.
+    Without the last two arguments, it is equivalent to `torch.nn.TransformerEncoderLayer` with
+    `batch_first=True`, with the same state dict.
 
     Args:
         d_model: Width of a token vector.
@@ -38,7 +47,13 @@ class EncoderLayer(nn.Module):
         activation: Name in `ACTIVATIONS`, or a callable.
         layer_norm_eps: Constant added to the variance in both norms.
         norm_first: Whether norms precede the sublayers (pre-norm) or follow them (post-norm).
-        bias: Whether linear layers and norms have a bias.
+        bias: Whether linear layers and norms have a bias, or names in `BIASES` of those that do.
+        gated: Whether the feed-forward layer is `linear2(activation(gate(x)) * linear1(x))` instead
+            of `linear2(activation(linear1(x)))`.
+        first_norm: Whether a norm precedes the attention; False in the first layer of an encoder
+            that has normalised its input already. Only for pre-norm layers.
+
+    Sources: Vaswani et al. 2017, arXiv:1706.03762; Shazeer 2020, arXiv:2002.05202 (gates).
 
     Raises:
         ValueError: `d_model` is not divisible by `num_heads`, or the activation is unknown.
@@ -53,19 +68,28 @@ class EncoderLayer(nn.Module):
         activation: str | Activation = "relu",
         layer_norm_eps: float = 1e-5,
         norm_first: bool = False,
-        bias: bool = True,
+        bias: bool | Collection[str] = True,
+        gated: bool = False,
+        first_norm: bool = True,
     ) -> None:
         super().__init__()
         if isinstance(activation, str):
             if activation not in ACTIVATIONS:
                 raise ValueError(f"activation {activation!r} is not one of {sorted(ACTIVATIONS)}")
             activation = ACTIVATIONS[activation]
-        self.self_attn = SelfAttention(d_model, num_heads, dropout, bias)
-        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias)
-        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias)
-        first_norm = LayerNorm if norm_first else AddLayerNorm
-        self.norm1 = first_norm(d_model, eps=layer_norm_eps, bias=bias)
-        self.norm2 = AddLayerNorm(d_model, eps=layer_norm_eps, bias=bias)
+        biases = (BIASES if bias else ()) if isinstance(bias, bool) else bias
+        eps, norm_bias = layer_norm_eps, "norms" in biases
+        linear1_bias, linear2_bias = "linear1" in biases, "linear2" in biases
+        self.self_attn = SelfAttention(d_model, num_heads, dropout, "attention" in biases)
+        self.gate = nn.Linear(d_model, dim_feedforward, bias=linear1_bias) if gated else None
+        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=linear1_bias)
+        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=linear2_bias)
+        self.norm1: LayerNorm | AddLayerNorm | None = None
+        if not norm_first:
+            self.norm1 = AddLayerNorm(d_model, eps, bias=norm_bias)
+        elif first_norm:
+            self.norm1 = LayerNorm(d_model, eps, bias=norm_bias)
+        self.norm2 = AddLayerNorm(d_model, eps, bias=norm_bias)
         self.dropout = nn.Dropout(dropout)
         self.activation = activation
         self.norm_first = norm_first
@@ -94,13 +118,12 @@ class EncoderLayer(nn.Module):
         bias = attention_bias(
             src, self.self_attn.num_heads, src_mask, src_key_padding_mask, is_causal
         )
-        return self.encode(src, bias)
+        return self.encode(src, AttentionInputs(bias))
 
     def encode(
         self,
         x: Tensor,
-        bias: Tensor | None = None,
-        rows: Rows = DENSE,
+        inputs: AttentionInputs = NO_INPUTS,
         tap: Tap = NO_TAP,
         name: str = "layer",
     ) -> Tensor:
@@ -108,20 +131,18 @@ class EncoderLayer(nn.Module):
 
         Args:
             x: Token vectors, `(B, L, D)` or `(T, D)`.
-            bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias.
-            rows: Index maps of a packed batch; `DENSE` for a dense batch.
+            inputs: Other inputs of the attention.
             tap: Tap that runs each step.
             name: Prefix of the step names, without the dot: "layers.0".
         """
+        norm1 = self.norm1
         if self.norm_first:
-            normed = tap.step(f"{name}.norm1", self.norm1, self.norm1, x)
-            attended = self._attend(normed, bias, rows, tap, name)
+            normed = x if norm1 is None else tap.step(f"{name}.norm1", norm1, norm1, x)
+            attended = self._attend(normed, inputs, tap, name)
             normed, x = tap.add_norm(f"{name}.sum1", f"{name}.norm2", self.norm2, attended, x)
             return tap.step(f"{name}.sum2", None, torch.add, self._expand(normed, tap, name), x)
-        attended = self._attend(x, bias, rows, tap, name)
-        x, _ = tap.add_norm(
-            f"{name}.sum1", f"{name}.norm1", cast(AddLayerNorm, self.norm1), attended, x
-        )
+        attended = self._attend(x, inputs, tap, name)
+        x, _ = tap.add_norm(f"{name}.sum1", f"{name}.norm1", cast(AddLayerNorm, norm1), attended, x)
         expanded = self._expand(x, tap, name)
         return tap.add_norm(f"{name}.sum2", f"{name}.norm2", self.norm2, expanded, x)[0]
 
@@ -130,18 +151,25 @@ class EncoderLayer(nn.Module):
         """Name of this layer's last step, without the prefix "layers.0."."""
         return "sum2" if self.norm_first else "norm2"
 
-    def _attend(self, x: Tensor, bias: Tensor | None, rows: Rows, tap: Tap, name: str) -> Tensor:
+    def _attend(self, x: Tensor, inputs: AttentionInputs, tap: Tap, name: str) -> Tensor:
         attended: Tensor = self.dropout(
-            tap.attention(f"{name}.attention", self.self_attn, x, bias, rows)
+            tap.attention(f"{name}.attention", self.self_attn, x, inputs)
         )
         return attended
 
     def _expand(self, x: Tensor, tap: Tap, name: str) -> Tensor:
-        def first(x: Tensor) -> Tensor:
-            return self.dropout(self.activation(self.linear1(x)))
+        def activated(linear: nn.Linear) -> Activation:
+            return lambda x: self.activation(linear(x))
 
-        def second(x: Tensor) -> Tensor:
-            return self.dropout(self.linear2(x))
-
-        x = tap.step(f"{name}.linear1", self.linear1, first, x)  # (..., F)
-        return tap.step(f"{name}.linear2", self.linear2, second, x)  # (..., D)
+        if (gate := self.gate) is None:
+            x = tap.step(f"{name}.linear1", self.linear1, activated(self.linear1), x)  # (..., F)
+        else:
+            gates = tap.step(f"{name}.gate", gate, activated(gate), x)  # (..., F)
+            x = tap.step(f"{name}.linear1", self.linear1, self.linear1, x)
+            x = tap.step(f"{name}.product", None, torch.mul, gates, x)
+        return tap.step(
+            f"{name}.linear2",
+            self.linear2,
+            lambda x: self.dropout(self.linear2(self.dropout(x))),
+            x,
+        )  # (..., D)

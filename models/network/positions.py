@@ -1,12 +1,67 @@
-"""Position ids of tokens, and MPNet's relative position bias.
+"""Positions of tokens: their ids, rotary positions, windows, and MPNet's relative position bias.
 
-Source of the distance buckets: Raffel et al. 2019, arXiv:1910.10683.
+Sources: Su et al. 2021, arXiv:2104.09864 (rotary positions); Raffel et al. 2019, arXiv:1910.10683
+(distance buckets).
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions: pairs of elements of queries and keys are rotated by their position.
+
+    Attributes:
+        base: Pair `i` of `K / 2` turns by `base ** (-2 * i / K)` radians per position.
+        scale: Divisor of all angles.
+    """
+
+    base: float
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Cosines and sines of the angles of each token, `(..., 1, K / 2)` each."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotation(positions: Tensor, rotary: Rotary, width: int, dtype: torch.dtype) -> Rotation:
+    """Return the rotation of tokens at the given positions.
+
+    Args:
+        positions: Position of each token, `(...)`.
+        rotary: Base and scale of the angles.
+        width: Width of a head, K.
+        dtype: Dtype of the token vectors. Angles are float32, or float64 for float64.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    exponents = torch.arange(0, width, 2, device=positions.device).to(wide) / width  # (K / 2,)
+    frequencies = 1.0 / (rotary.base**exponents)
+    if rotary.scale != 1:
+        frequencies = frequencies / rotary.scale
+    angles = positions[..., None, None].to(wide) * frequencies  # (..., 1, K / 2)
+    return Rotation(angles.cos(), angles.sin())
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Return queries or keys `(..., H, K)`, rotated; element `i` is paired with `i + K / 2`."""
+    first, second = x.chunk(2, -1)  # (..., H, K / 2)
+    cos, sin = rotation.cos, rotation.sin
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return rotated.to(x.dtype)
+
+
+def is_outside_window(length: int, window: int, device: torch.device) -> Tensor:
+    """Return whether each query and key are more than `window` positions apart, `(L, L)` bool."""
+    positions = torch.arange(length, device=device)
+    return (positions[None, :] - positions[:, None]).abs() > window
 
 
 class RelativePositionBias(nn.Module):

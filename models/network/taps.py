@@ -5,20 +5,22 @@ flow, layer parity and norm traces use taps of their own on the same forward pas
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from models.add_layer_norm import AddLayerNorm
-from models.network.attention import Rows, SelfAttention
+from models.network.attention import AttentionInputs, SelfAttention
 
 
 class Tap:
     """Default tap: it runs each step of a forward pass. Subclasses record or change the steps.
 
     Step names are "embeddings.words", "embeddings.types", "embeddings.positions",
-    "embeddings.norm", "relative_bias", "layers.0.attention", "layers.0.norm1", "layers.0.linear1",
-    "layers.0.linear2", "layers.0.norm2" and so on, "final_norm", "pooling", "heads.0". The last
-    step of a pre-norm layer is "layers.0.sum2".
+    "embeddings.norm", "embeddings.projection", "relative_bias", "layers.0.attention",
+    "layers.0.norm1", "layers.0.gate", "layers.0.linear1", "layers.0.product", "layers.0.linear2",
+    "layers.0.norm2" and so on, "final_norm", "pooling", "heads.0". A model has those of its own
+    parts. The last step of a pre-norm layer is "layers.0.sum2".
     """
 
     def step(
@@ -35,19 +37,22 @@ class Tap:
         return function(*inputs)
 
     def attention(
-        self, name: str, attention: SelfAttention, x: Tensor, bias: Tensor | None, rows: Rows
+        self, name: str, attention: SelfAttention, x: Tensor, inputs: AttentionInputs
     ) -> Tensor:
-        """Return `attention(x, bias, rows)`, for subclasses that split attention in steps.
+        """Return `attention(x, inputs)`, for subclasses that split attention in steps.
 
         Args:
             name: Step name of the attention.
             attention: Module that computes it.
             x: Token vectors, the output of an earlier step.
-            bias: Added to the attention scores; None: no bias.
-            rows: Index maps of the batch.
+            inputs: Other inputs; its bias, if it has one, is the output of an earlier step too.
         """
-        inputs = (x,) if bias is None else (x, bias)
-        return self.step(name, attention, lambda x, bias=None: attention(x, bias, rows), *inputs)
+
+        def run(x: Tensor, bias: Tensor | None = None) -> Tensor:
+            attended: Tensor = attention(x, replace(inputs, bias=bias))
+            return attended
+
+        return self.step(name, attention, run, x, *(() if inputs.bias is None else (inputs.bias,)))
 
     def add_norm(
         self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor

@@ -10,7 +10,8 @@ from models.add_layer_norm.reference import Array
 from models.gradients.inputs import Row
 from models.gradients.layer_norm_operands import EPS, Operands
 from models.gradients.reference_model import ReferenceModel
-from models.network.encoder import Encoder, EncoderConfig
+from models.network.config import EncoderConfig
+from models.network.encoder import Encoder
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
 
 # Rows and width of the operands of a norm.

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.network.encoder import Encoder, EncoderConfig
+from models.network.config import EncoderConfig
+from models.network.encoder import Encoder
 from models.network.layer import ACTIVATIONS, EncoderLayer
 from models.network.positions import distance_bucket
 from models.packing import pack

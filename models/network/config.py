@@ -1,0 +1,70 @@
+"""Hyperparameters of an encoder: the choices in which model families differ."""
+
+from dataclasses import dataclass
+
+from models.network.layer import BIASES
+from models.network.positions import Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Hyperparameters of the attention of one layer.
+
+    Attributes:
+        rotary: Rotary positions; None: queries and keys are not rotated.
+        window: Largest distance of two tokens that attend to each other; None: no limit.
+    """
+
+    rotary: Rotary | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Hyperparameters of an encoder, named as in `torch.nn.TransformerEncoderLayer`.
+
+    Attributes:
+        max_positions: Number of position embeddings; without them, the longest row that the model
+            is declared for.
+        type_vocab_size: Number of token type embeddings; 0: none.
+        embedding_width: Width of the embeddings, which a linear layer then maps to `d_model`; 0:
+            the embeddings have the width `d_model`.
+        distinct_layers: Number of distinct layers, each of which runs several times in a row; 0:
+            every layer is distinct.
+        biases: Parts of a layer that have a bias, names in `models.network.layer.BIASES`.
+        gated: Whether the feed-forward layer has a gate; see `EncoderLayer`.
+        first_norm: Whether a norm precedes the first layer's attention, in a pre-norm encoder.
+        position_embeddings: Whether a position embedding is added to each token.
+        position_padding_id: Position id of padding in RoBERTa's numbering; None: positions are
+            numbered from 0. See `positions.position_ids`.
+        relative_buckets: Number of buckets of the relative position bias; 0: no bias.
+        attention: Hyperparameters of each layer's attention; empty: full attention without rotary
+            positions in all layers.
+    """
+
+    vocab_size: int
+    d_model: int
+    num_layers: int
+    num_heads: int
+    dim_feedforward: int
+    max_positions: int
+    type_vocab_size: int = 0
+    embedding_width: int = 0
+    distinct_layers: int = 0
+    dropout: float = 0.1
+    activation: str = "gelu"
+    layer_norm_eps: float = 1e-12
+    biases: frozenset[str] = BIASES
+    gated: bool = False
+    norm_first: bool = False
+    first_norm: bool = True
+    position_embeddings: bool = True
+    position_padding_id: int | None = None
+    relative_buckets: int = 0
+    attention: tuple[AttentionConfig, ...] = ()
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens in a row."""
+        reserved = 0 if self.position_padding_id is None else self.position_padding_id + 1
+        return self.max_positions - reserved

@@ -1,0 +1,76 @@
+"""The embeddings of an encoder: from token ids to the input of the first layer."""
+
+from torch import Tensor, nn
+
+from models.add_layer_norm import AddLayerNorm, LayerNorm
+from models.network.config import EncoderConfig
+from models.network.taps import NO_TAP, Tap
+
+
+class Embeddings(nn.Module):
+    """Sum of word, position and token type embeddings, followed by a norm.
+
+    Position and token type embeddings are optional, and so is a linear layer after the norm.
+
+    Attributes:
+        last_step: Name of the last step.
+    """
+
+    norm: LayerNorm | AddLayerNorm
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        E = config.embedding_width or config.d_model
+        eps, norm_bias = config.layer_norm_eps, "norms" in config.biases
+        self.word = nn.Embedding(config.vocab_size, E)
+        self.position = (
+            nn.Embedding(config.max_positions, E) if config.position_embeddings else None
+        )
+        self.token_type = (
+            nn.Embedding(config.type_vocab_size, E) if config.type_vocab_size else None
+        )
+        if self.position is None:
+            self.norm = LayerNorm(E, eps, bias=norm_bias)
+        else:
+            self.norm = AddLayerNorm(E, eps, bias=norm_bias)
+        self.dropout = nn.Dropout(config.dropout)
+        self.projection = nn.Linear(E, config.d_model) if config.embedding_width else None
+        self.last_step = f"embeddings.{'projection' if self.projection else 'norm'}"
+
+    def forward(
+        self,
+        words: Tensor,
+        positions: Tensor,
+        token_types: Tensor | None = None,
+        tap: Tap = NO_TAP,
+    ) -> Tensor:
+        """Return the input of the first layer, `(..., D)`.
+
+        Args:
+            words: Word embeddings, `(..., E)`.
+            positions: Position of each token, `(...)`.
+            token_types: Type of each token, `(...)`; None: type 0.
+            tap: Tap that runs each step.
+
+        Raises:
+            ValueError: `token_types` is given, but the encoder has no token type embeddings.
+        """
+        if self.token_type is None and token_types is not None:
+            raise ValueError("token_types must be None: this encoder has no token type embeddings")
+        if self.token_type is not None:
+            types = self.token_type
+
+            def add_type(words: Tensor) -> Tensor:
+                return words + (types.weight[0] if token_types is None else types(token_types))
+
+            words = tap.step("embeddings.types", types, add_type, words)
+        norm, table = self.norm, self.position
+        if isinstance(norm, AddLayerNorm) and table is not None:
+            offsets = tap.step("embeddings.positions", table, lambda: table(positions))
+            x, _ = tap.add_norm("embeddings.sum", "embeddings.norm", norm, words, offsets)
+        else:
+            x = tap.step("embeddings.norm", norm, norm, words)
+        x = self.dropout(x)
+        if (projection := self.projection) is not None:
+            x = tap.step("embeddings.projection", projection, projection, x)
+        return x
