@@ -5,15 +5,15 @@ A missing, misshaped or unexpected tensor is an error that names it.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
-from models.export.families import FAMILIES, Family
+from models.export.families import FAMILIES, Family, Names, Part, Tensors
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.export.sentence_config import (
     Overrides,
@@ -27,6 +27,7 @@ from models.network.layer import ACTIVATIONS
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
 
 NO_OVERRIDES = Overrides()
+_TYPES = get_type_hints(EncoderConfig)
 
 
 def load(
@@ -54,11 +55,12 @@ def load(
         model = SentenceEncoder(encoder, sentence_config.pooling, heads)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
+    tensors = _plain_names(family, folder.tensors(transformer))
     _fill(
         encoder,
-        _plain_names(family, folder.tensors(transformer)),
+        tensors,
         "the checkpoint",
-        names=partial(_family_names, family),
+        names=partial(_family_names, _layout(family, encoder, tensors)),
         ignored=family.ignored,
     )
     for head, module in zip(sentence_config.heads, heads, strict=True):
@@ -74,13 +76,18 @@ def read_configs(
     Raises:
         CheckpointError: A file or setting is missing, invalid or unsupported.
     """
-    name = join(transformer_folder(folder), "config.json")
-    family_name, config = _read_config(folder, name)
-    sentence_config = read_sentence_config(folder, family_name, config, overrides)
-    return FAMILIES[family_name], config, sentence_config
+    transformer = transformer_folder(folder)
+    if folder.has(join(transformer, "adapter_config.json")):
+        raise CheckpointError(
+            f"{join(transformer, 'adapter_config.json')}: adapters are not supported; merge them "
+            "into the weights with peft's merge_and_unload, and save the model again"
+        )
+    family, model_type, config = _read_config(folder, join(transformer, "config.json"))
+    return family, config, read_sentence_config(folder, model_type, config, overrides)
 
 
-def _read_config(folder: ModelFolder, name: str) -> tuple[str, EncoderConfig]:
+def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderConfig]:
+    """Return the family, the `model_type` and the encoder's config of a file config.json."""
     config = folder.json(name, dict)
     model_type = str(config.get("model_type"))
     if model_type not in FAMILIES:
@@ -88,51 +95,81 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[str, EncoderConfig]:
             f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
         )
     family = FAMILIES[model_type]
-    for key, expected in family.required.items():
-        # In these fields, an empty object, false and null are equivalent.
-        actual = config.get(key, expected)
-        if actual != expected and (actual or expected):
-            raise CheckpointError(f"{name}: {key} is {actual!r}; only {expected!r} is supported")
-    settings = {**family.defaults, **config}
-    missing = sorted(key for key in family.config.values() if settings.get(key) is None)
-    if missing:
-        raise CheckpointError(f"{name} lacks {', '.join(missing)}")
-    values: dict[str, Any] = {field: settings[key] for field, key in family.config.items()}
-    types = {field.name: field.type for field in fields(EncoderConfig)}
-    for field, value in values.items():
-        expected_type: Any = int | float if types[field] is float else types[field]
-        if not isinstance(value, expected_type) or isinstance(value, bool):
-            raise CheckpointError(f"{name}: {family.config[field]} has the invalid value {value!r}")
+    _check_supported(config, family, name)
+    architectures = config.get("architectures")
+    heads = architectures if isinstance(architectures, list) else []
+    for head in heads:
+        family = replace(family, ignored=(*family.ignored, *family.ignored_heads.get(head, ())))
+
+    values: dict[str, Any] = {}
+    for field, names in family.config.items():
+        names = (names,) if isinstance(names, str) else names
+        key = next((n for n in names if n in config), names[0])
+        values[field] = config.get(key, family.defaults.get(names[0]))
+        if values[field] is None:
+            raise CheckpointError(f"{name} lacks {key}")
+        kind = _TYPES[field]
+        expected = (int, float) if kind is float else kind
+        if not isinstance(values[field], expected) or isinstance(values[field], bool):
+            raise CheckpointError(f"{name}: {key} has the invalid value {values[field]!r}")
     if values["activation"] not in ACTIVATIONS:
         raise CheckpointError(
             f"{name}: the activation {values['activation']!r} is not one of "
             f"{', '.join(sorted(ACTIVATIONS))}"
         )
-    return model_type, EncoderConfig(**{**values, **family.constants})
+    try:
+        derived = family.derived(config)
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{name} has an invalid value: {error}") from error
+    return family, model_type, EncoderConfig(**{**values, **family.constants, **derived})
+
+
+def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
+    """Raise CheckpointError if a field means that the model is not what its family computes."""
+    for key, expected in family.required.items():
+        # In these fields, an empty object, zero, false and null are equivalent.
+        actual = config.get(key, expected)
+        if actual != expected and (actual or expected):
+            raise CheckpointError(f"{name}: {key} is {actual!r}; only {expected!r} is supported")
+    if config.get("quantization_config"):
+        raise CheckpointError(
+            f"{name} has a quantization_config; export the model from its unquantized weights"
+        )
+    code = config.get("auto_map") or {}
+    for path in code.values() if isinstance(code, dict) else ():
+        kind = str(path).rpartition(".")[2]
+        if not kind.startswith(family.code or ("\0",)):
+            raise CheckpointError(
+                f"{name}: auto_map names {path}, whose code is not run; without it, the model "
+                f"would be another {config['model_type']!r} model"
+            )
 
 
 def _fill(
     module: nn.Module,
-    tensors: dict[str, Tensor],
+    tensors: Mapping[str, Tensor],
     source: str,
-    names: Callable[[str], tuple[str, ...]] = lambda key: (key,),
+    names: Callable[[str], Names] = lambda key: (key,),
     ignored: Sequence[str] = (),
 ) -> None:
     """Load checkpoint tensors into a module; a missing, misshaped or unused tensor is an error.
 
     Args:
         module: Module to load the tensors into.
-        tensors: Tensors of the checkpoint, by name; emptied of those that are loaded.
+        tensors: Tensors of the checkpoint, by name.
         source: Origin of the tensors, for error messages.
-        names: Returns, for a key of the module's state dict, the names of the checkpoint tensors
-            that form its value, concatenated along the first axis.
+        names: Returns, for a key of the module's state dict, the checkpoint tensors, or parts of
+            them, that form its value when concatenated along the first axis.
         ignored: Regular expressions for the names of tensors that may remain unused.
     """
     state: dict[str, Tensor] = {}
+    used: set[str] = set()
     for key, parameter in module.state_dict().items():
-        parts = names(key)
-        shape = (parameter.shape[0] // len(parts), *parameter.shape[1:])
-        for name in parts:
+        parts = [n if isinstance(n, Part) else Part(n, 0, 1) for n in names(key)]
+        size = parameter.shape[0] // len(parts)
+        values: list[Tensor] = []
+        for part in parts:
+            name, shape = part.name, (size * part.count, *parameter.shape[1:])
             if name not in tensors:
                 raise CheckpointError(f"{source} lacks the tensor {name} of shape {shape}")
             tensor = tensors[name]
@@ -141,8 +178,14 @@ def _fill(
                     f"{source}: {name} is {tuple(tensor.shape)} {tensor.dtype}; "
                     f"its config requires {shape}, floating point"
                 )
-        state[key] = torch.cat([tensors.pop(name).float() for name in parts])
-    extra = sorted(name for name in tensors if not any(re.fullmatch(p, name) for p in ignored))
+            values.append(tensor.chunk(part.count)[part.index].float())
+            used.add(name)
+        state[key] = torch.cat(values)
+    extra = sorted(
+        name
+        for name in tensors.keys() - used
+        if not any(re.fullmatch(pattern, name) for pattern in ignored)
+    )
     if extra:
         raise CheckpointError(
             f"{source} has unexpected tensors ({len(extra)}): {', '.join(extra[:5])}"
@@ -150,15 +193,27 @@ def _fill(
     module.load_state_dict(state)
 
 
-def _family_names(family: Family, key: str) -> tuple[str, ...]:
-    """Return the names of the checkpoint tensors for a key of the encoder's state dict.
+def _family_names(layout: Tensors, key: str) -> Names:
+    """Return the checkpoint tensors for a key of the encoder's state dict.
 
     For example, `layers.3.linear1.bias` is `encoder.layer.3.intermediate.dense.bias` in BERT.
     """
     match = re.fullmatch(r"layers\.(\d+)\.(.*)", key)
     template, layer = (f"layers.{{i}}.{match[2]}", match[1]) if match else (key, "")
-    names = family.tensors[template]
-    return tuple(n.format(i=layer) for n in ([names] if isinstance(names, str) else names))
+    return tuple(
+        replace(n, name=n.name.format(i=layer)) if isinstance(n, Part) else n.format(i=layer)
+        for n in layout[template]
+    )
+
+
+def _layout(family: Family, encoder: Encoder, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the layout of the family of which the checkpoint has the most tensors."""
+
+    def found(layout: Tensors) -> int:
+        names = (n for key in encoder.state_dict() for n in _family_names(layout, key))
+        return sum((n.name if isinstance(n, Part) else n) in tensors for n in names)
+
+    return max(family.layouts, key=found)
 
 
 def _plain_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

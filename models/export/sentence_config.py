@@ -257,7 +257,7 @@ def _prompts(folder: ModelFolder, overrides: Overrides) -> tuple[dict[str, str],
     """
     name = "config_sentence_transformers.json"
     config = folder.json(name, dict, {})
-    _check_defaults(config, {"model_type": "SentenceTransformer"}, name)
+    _check_defaults(config, {"model_type": "SentenceTransformer", "truncate_dim": None}, name)
     own = config.get("prompts") or {}
     if not isinstance(own, dict):
         raise CheckpointError(f"{name}: prompts is not an object")

@@ -1,0 +1,28 @@
+"""ELECTRA: BERT whose embeddings can be narrower than its layers.
+
+Source: Clark et al. 2020, arXiv:2003.10555.
+"""
+
+from models.export.families import bert
+from models.export.families.family import Family, Settings, tensors
+
+
+def _embedding_width(config: Settings) -> dict[str, int]:
+    width = config.get("embedding_size", 128)
+    return {"embedding_width": 0 if width == config["hidden_size"] else width}
+
+
+ELECTRA = Family(
+    config=bert.CONFIG,
+    defaults=bert.DEFAULTS,
+    derived=_embedding_width,
+    required=bert.REQUIRED,
+    layouts=(
+        tensors(
+            weights=bert.EMBEDDINGS,
+            modules={**bert.MODULES, "embeddings.projection": "embeddings_project"},
+        ),
+    ),
+    prefixes=("electra.",),
+    ignored=(r"embeddings\.position_ids", r"(generator|discriminator)_.*"),
+)

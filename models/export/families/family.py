@@ -1,0 +1,76 @@
+"""What a model family declares: its config fields, its tensor names and what it leaves out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part `index` of `count` equal parts of a checkpoint tensor, along the first axis."""
+
+    name: str
+    index: int
+    count: int
+
+
+# Checkpoint tensors to concatenate along the first axis.
+Names = tuple[str | Part, ...]
+Tensors = Mapping[str, Names]
+# Checkpoint modules, as in `Names`; a single one needs no tuple.
+Modules = Mapping[str, Names | str]
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Mapping from checkpoints of one `model_type` to `Encoder`.
+
+    Attributes:
+        config: Name in config.json of each field of `EncoderConfig`, or the names that the field
+            has had, of which the first one present counts.
+        defaults: Default values of optional fields of config.json, by their first name.
+        constants: Values of `EncoderConfig` fields that transformers hard-codes.
+        derived: Returns the `EncoderConfig` fields that depend on several fields of config.json.
+        required: Fields of config.json for which only this one value is supported.
+        layouts: Names of the checkpoint tensors for each key of the encoder's state dict; `{i}`
+            stands for the index of a layer. Several: a checkpoint has those of one layout.
+        prefixes: Prefixes that all tensor names may have, in checkpoints with a task head.
+        ignored: Regular expressions for the names of tensors that a sentence encoder does not use.
+        ignored_heads: More of them for each entry of `architectures` in config.json.
+        code: Names with which classes in `auto_map` of config.json begin, if the family is what
+            they compute. Code in a model folder is never run.
+    """
+
+    config: Mapping[str, str | tuple[str, ...]]
+    defaults: Settings = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    derived: Callable[[Settings], dict[str, Any]] = lambda _: {}
+    required: Settings = field(default_factory=dict)
+    layouts: tuple[Tensors, ...]
+    prefixes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    ignored_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    code: tuple[str, ...] = ()
+
+
+def tensors(*, weights: Mapping[str, str], modules: Modules) -> Tensors:
+    """Return a layout.
+
+    Args:
+        weights: Checkpoint tensors of single keys.
+        modules: Checkpoint modules of modules that have a weight and can have a bias. Query, key
+            and value, or one module with all three, stand for "layers.{i}.self_attn.in_proj".
+    """
+    layout: dict[str, Names] = {key: (name,) for key, name in weights.items()}
+    for module, sources in modules.items():
+        names = (sources,) if isinstance(sources, str) else sources
+        separator = "_" if module.endswith("in_proj") else "."  # torch's in_proj is no module
+        for kind in ("weight", "bias"):
+            layout[f"{module}{separator}{kind}"] = tuple(
+                Part(f"{name.name}.{kind}", name.index, name.count)
+                if isinstance(name, Part)
+                else f"{name}.{kind}"
+                for name in names
+            )
+    return layout

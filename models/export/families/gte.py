@@ -1,0 +1,59 @@
+"""GTE: BERT with rotary positions and a gate.
+
+Its `model_type` is "new" in Alibaba's files and "gte" in those of Snowflake and transformers.
+Source: Zhang et al. 2024, arXiv:2407.19669.
+"""
+
+from typing import Any
+
+from models.export.families import bert, rotary
+from models.export.families.family import Family, Part, Settings, tensors
+from models.network.config import AttentionConfig
+
+
+def _derived(config: Settings) -> dict[str, Any]:
+    width = config["hidden_size"] // config["num_attention_heads"]
+    base = 10000.0 if config["model_type"] == "new" else 160000.0
+    attention = AttentionConfig(rotary=rotary.read_rotary(config, width, base))
+    return {"attention": (attention,) * config["num_hidden_layers"]}
+
+
+GTE = Family(
+    config=bert.CONFIG,
+    defaults=bert.DEFAULTS,
+    constants={
+        "gated": True,
+        "biases": frozenset({"attention", "linear2", "norms"}),
+        "position_embeddings": False,
+    },
+    derived=_derived,
+    required={
+        "position_embedding_type": "rope",
+        "layer_norm_type": "layer_norm",
+        "logn_attention_scale": False,
+    },
+    layouts=(
+        tensors(
+            weights=rotary.EMBEDDINGS,
+            modules={
+                "embeddings.norm": "embeddings.LayerNorm",
+                "layers.{i}.self_attn.in_proj": "encoder.layer.{i}.attention.qkv_proj",
+                "layers.{i}.self_attn.out_proj": "encoder.layer.{i}.attention.o_proj",
+                "layers.{i}.norm1": "encoder.layer.{i}.attn_ln",
+                "layers.{i}.gate": (Part("encoder.layer.{i}.mlp.up_gate_proj", 1, 2),),
+                "layers.{i}.linear1": (Part("encoder.layer.{i}.mlp.up_gate_proj", 0, 2),),
+                "layers.{i}.linear2": "encoder.layer.{i}.mlp.down_proj",
+                "layers.{i}.norm2": "encoder.layer.{i}.mlp_ln",
+            },
+        ),
+        rotary.TENSORS,
+    ),
+    prefixes=("new.", "gte."),
+    ignored=(r"pooler\..*", r"lm_head\..*"),
+    # gte-multilingual-base has a head for sparse vectors beside its embeddings.
+    ignored_heads={
+        "NewForTokenClassification": (r"classifier\..*",),
+        "GteForTokenClassification": (r"classifier\..*",),
+    },
+    code=("New",),
+)

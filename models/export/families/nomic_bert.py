@@ -1,0 +1,86 @@
+"""NomicBERT: BERT with rotary positions and a gate, without biases but those of the norms.
+
+The files of Nomic's hub have GPT-2's field names, those of transformers have BERT's.
+Source: Nussbaum et al. 2024, arXiv:2402.01613.
+"""
+
+from typing import Any
+
+from models.export.families import bert, rotary
+from models.export.families.family import Family, Settings, tensors
+from models.export.model_folder import CheckpointError
+from models.network.config import AttentionConfig
+
+
+def _derived(config: Settings) -> dict[str, Any]:
+    hidden = config.get("n_embd", config.get("hidden_size"))
+    heads = config.get("n_head", config.get("num_attention_heads"))
+    layers = config.get("n_layer", config.get("num_hidden_layers"))
+    width = config.get("head_dim") or hidden // heads
+    if width * heads != hidden:
+        raise CheckpointError(
+            f"config.json: head_dim is {width}; only {hidden // heads}, the width of the model "
+            "divided by the number of heads, is supported"
+        )
+    # In Nomic's files an absent base is 10000, in those of transformers it is 1000.
+    default = 10000.0 if "n_embd" in config else 1000.0
+    positions = rotary.read_rotary(config, width, default, ("rope_theta", "rotary_emb_base"))
+    return {"attention": (AttentionConfig(rotary=positions),) * layers}
+
+
+NOMIC_BERT = Family(
+    config={
+        "vocab_size": "vocab_size",
+        "d_model": ("hidden_size", "n_embd"),
+        "num_layers": ("num_hidden_layers", "n_layer"),
+        "num_heads": ("num_attention_heads", "n_head"),
+        "dim_feedforward": ("intermediate_size", "n_inner"),
+        "max_positions": ("n_positions", "max_position_embeddings"),
+        "type_vocab_size": "type_vocab_size",
+        "dropout": "hidden_dropout_prob",
+        "activation": "hidden_act",
+        "layer_norm_eps": ("layer_norm_eps", "layer_norm_epsilon"),
+    },
+    defaults={**bert.DEFAULTS, "hidden_act": "silu"},
+    constants={
+        "gated": True,
+        "biases": frozenset({"norms"}),
+        "position_embeddings": False,
+    },
+    derived=_derived,
+    required={
+        "activation_function": "swiglu",
+        "prenorm": False,
+        "parallel_block": False,
+        "causal": False,
+        "use_rms_norm": False,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "num_experts": 0,
+        "moe_every_n_layers": 0,
+    },
+    layouts=(
+        tensors(
+            weights=rotary.EMBEDDINGS,
+            modules={
+                "embeddings.norm": "emb_ln",
+                "layers.{i}.self_attn.in_proj": "encoder.layers.{i}.attn.Wqkv",
+                "layers.{i}.self_attn.out_proj": "encoder.layers.{i}.attn.out_proj",
+                "layers.{i}.norm1": "encoder.layers.{i}.norm1",
+                "layers.{i}.gate": "encoder.layers.{i}.mlp.fc12",
+                "layers.{i}.linear1": "encoder.layers.{i}.mlp.fc11",
+                "layers.{i}.linear2": "encoder.layers.{i}.mlp.fc2",
+                "layers.{i}.norm2": "encoder.layers.{i}.norm2",
+            },
+        ),
+        rotary.TENSORS,
+    ),
+    prefixes=("nomic_bert.", "bert."),
+    ignored=(r"pooler\..*", r"cls\..*"),
+    code=("NomicBert",),
+)

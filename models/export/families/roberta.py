@@ -1,0 +1,16 @@
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT, with positions numbered from the padding id.
+
+Source: Liu et al. 2019, arXiv:1907.11692.
+"""
+
+from models.export.families.bert import CONFIG, DEFAULTS, EMBEDDINGS, MODULES, REQUIRED
+from models.export.families.family import Family, tensors
+
+ROBERTA = Family(
+    config={**CONFIG, "position_padding_id": "pad_token_id"},
+    defaults={**DEFAULTS, "pad_token_id": 1},
+    required=REQUIRED,
+    layouts=(tensors(weights=EMBEDDINGS, modules=MODULES),),
+    prefixes=("roberta.",),
+    ignored=(r"embeddings\.position_ids", r"pooler\..*", r"lm_head\..*"),
+)
