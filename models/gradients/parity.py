@@ -222,7 +222,7 @@ def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[s
     """Return the name of the ONNX value that holds each layer's output, by layer name.
 
     Norms have the same order in the graph and in the model. The last step of a layer is a norm, or
-    a sum that is the input of the next norm.
+    a sum that is the input of the next norm; that of the embeddings can be a linear layer.
     """
     nodes = (node for node in onnx_model.graph.node if node.op_type == "LayerNormalization")
     norms = dict(zip(norm_names(model), nodes, strict=False))
@@ -232,6 +232,10 @@ def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[s
         step = model.steps[layer_name]
         if step in norms:
             values[layer_name] = norms[step].output[0]
+        elif step == "embeddings.projection":
+            normed = norms["embeddings.norm"].output[0]
+            users = (node for node in onnx_model.graph.node if normed in node.input)
+            values[layer_name] = next(users).output[0]
         else:
             next_norm = next(name for name in steps[steps.index(step) :] if name in norms)
             values[layer_name] = norms[next_norm].input[0]
