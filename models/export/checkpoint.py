@@ -101,17 +101,19 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
     for head in heads:
         family = replace(family, ignored=(*family.ignored, *family.ignored_heads.get(head, ())))
 
+    keys: dict[str, str] = {}
     values: dict[str, Any] = {}
     for field, names in family.config.items():
-        names = (names,) if isinstance(names, str) else names
-        key = next((n for n in names if n in config), names[0])
-        values[field] = config.get(key, family.defaults.get(names[0]))
-        if values[field] is None:
-            raise CheckpointError(f"{name} lacks {key}")
-        kind = _TYPES[field]
-        expected = (int, float) if kind is float else kind
-        if not isinstance(values[field], expected) or isinstance(values[field], bool):
-            raise CheckpointError(f"{name}: {key} has the invalid value {values[field]!r}")
+        first, *others = (names,) if isinstance(names, str) else names
+        keys[field] = next((n for n in (first, *others) if n in config), first)
+        values[field] = config.get(keys[field], family.defaults.get(first))
+    missing = sorted(keys[field] for field, value in values.items() if value is None)
+    if missing:
+        raise CheckpointError(f"{name} lacks {', '.join(missing)}")
+    for field, value in values.items():
+        kind = int | float if _TYPES[field] is float else _TYPES[field]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise CheckpointError(f"{name}: {keys[field]} has the invalid value {value!r}")
     if values["activation"] not in ACTIVATIONS:
         raise CheckpointError(
             f"{name}: the activation {values['activation']!r} is not one of "

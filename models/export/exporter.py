@@ -40,9 +40,8 @@ from models.network.sentence_encoder import SentenceEncoder
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
 _FILES = {"cpu": "model.onnx", "cuda": "model.cuda.onnx"}
 
-# Inputs of the self-check. Each covers a different source of errors: a single
-# token, a sentence, punctuation, emoji, non-Latin scripts, code, a long text, and a text that is
-# truncated to the maximum length.
+# Inputs of the self-check. Each covers a different source of errors: a single token, a sentence,
+# punctuation, emoji, non-Latin scripts, code, a long text, and a text that is truncated.
 _CHECK_TEXTS = (
     "a",
     "The cat sat on the mat.",
@@ -53,6 +52,8 @@ _CHECK_TEXTS = (
     "one two three four five six seven eight nine ten " * 4,
     "the quick brown fox jumps over the lazy dog and runs away " * 200,
 )
+# Every start of the service runs the check inputs in one batch, so longer ones are truncated.
+_MAX_CHECK_TOKENS = 512
 # Number of leading check inputs whose token vectors are stored as well (0.2 MB).
 _TOKEN_ROWS = 3
 
@@ -155,7 +156,7 @@ def _with_parity(graph: Graph, parity: Sequence[Parity]) -> Graph:
 
 
 def _check(model: SentenceEncoder, tokenizer: Tokenizer, max_tokens: int) -> Check:
-    tokenizer.enable_truncation(max_tokens)
+    tokenizer.enable_truncation(min(max_tokens, _MAX_CHECK_TOKENS))
     rows = [encoding.ids for encoding in tokenizer.encode_batch(list(_CHECK_TEXTS))]
     tokenizer.no_truncation()
     tokens = np.concatenate([reference_tokens(model, row) for row in rows[:_TOKEN_ROWS]])

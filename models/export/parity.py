@@ -12,6 +12,10 @@ from models.engines.outputs import OUTPUTS, compare
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import pack
 
+# The attention scores of a batch take memory in proportion to rows x heads x squared length.
+_MAX_BATCH_TOKENS = 512
+_MAX_TOKENS = 2048
+
 
 @dataclass(frozen=True)
 class Parity:
@@ -40,7 +44,8 @@ def measure_parity(
 ) -> list[Parity]:
     """Compare an engine's vectors with PyTorch's; return the parity of each test case.
 
-    PyTorch computes one row at a time; the engine also computes batches.
+    PyTorch computes one row at a time; the engine also computes batches. Rows have up to
+    `_MAX_TOKENS` tokens, and up to `_MAX_BATCH_TOKENS` in a batch.
 
     Args:
         model: Exported model, in float32.
@@ -55,12 +60,14 @@ def measure_parity(
     engine = open_engine(artifact, name, precision)
     self_check(engine, artifact)
     rng = np.random.default_rng(0)
-    longest = artifact.manifest.max_tokens
+    longest = min(artifact.manifest.max_tokens, _MAX_BATCH_TOKENS)
     lengths = [2, 3, 5, 8, 13, 21, 34, 64, longest // 2, longest - 1, longest]
     rows = [
         rng.integers(0, artifact.manifest.vocab_size, min(length, longest)).tolist()
         for length in lengths
     ]
+    length = min(artifact.manifest.max_tokens, _MAX_TOKENS)
+    long = rng.integers(0, artifact.manifest.vocab_size, length).tolist()
     check = artifact.check()
     reference = np.asarray(check.outputs["pooled"], np.float32)  # (B, W)
     expected = reference_vectors(model, rows)  # (B, W)
@@ -77,6 +84,9 @@ def measure_parity(
             reference_vectors(model, rows, prompt_tokens),
         ),
     }
+    if len(long) > longest:
+        vectors = engine.run(pack([long]))
+        cases["a long row alone"] = vectors, reference_vectors(model, [long])
     bounds = OUTPUTS["pooled"].bounds[engine.precision]
     parity: list[Parity] = []
     for case, (vectors, references) in cases.items():

@@ -7,14 +7,17 @@ under one name.
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import zip_longest
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from torch import Tensor
 
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import WeightDifference
+from models.network.sentence_encoder import SentenceEncoder
 
 Array = NDArray[np.float32]
 
@@ -74,7 +77,7 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
     None.
     """
     weights: dict[str, dict[str, Array | None]] = defaultdict(dict)
-    for name, parameter in model.network.named_parameters():
+    for name, parameter in _in_order_of_use(model.network):
         kind = next(kind for pattern, kind in _KINDS.items() if re.search(pattern, name))
         value = parameter.detach().cpu().numpy()
         parts = {name: value}
@@ -88,6 +91,21 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
     biases = (name.replace("weight", "bias") for name in weights["matrix"])
     weights["bias"] = {name: weights["bias"].get(name) for name in biases}
     return weights
+
+
+def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and parameters; those of a layer that runs several times for each run."""
+    layers = "encoder.layers."
+    named = dict(network.named_parameters())
+    inner = {name: p for name, p in named.items() if name.startswith(layers)}
+    after = [name for name in named if re.match(r"heads|encoder\.final_norm", name)]
+    yield from ((name, p) for name, p in named.items() if name not in {*inner, *after})
+    for run, index in enumerate(network.encoder.layer_order):
+        own = f"{layers}{index}."
+        for name, parameter in inner.items():
+            if name.startswith(own):
+                yield f"{layers}{run}.{name.removeprefix(own)}", parameter
+    yield from ((name, named[name]) for name in after)
 
 
 def _weights_of_nodes(model: onnx.ModelProto) -> dict[str, list[Array | None]]:

@@ -27,6 +27,7 @@ class Encoder(nn.Module):
 
     Attributes:
         layers: The distinct layers, in the order of their first use.
+        layer_order: Index in `layers` of each layer that runs.
         layer_steps: Name of each layer's last step, whose output is the layer's output.
         last_step: Name of the encoder's last step, whose output is the encoder's output.
 
@@ -67,10 +68,10 @@ class Encoder(nn.Module):
             for i in range(distinct)
         ]
         self.layers = nn.ModuleList(layers)
-        # Index in `layers` of each layer that runs; the quotient is ALBERT's.
-        self._order = tuple(int(i / (count / distinct)) for i in range(count))
+        # The quotient is that of transformers' AlbertTransformer.
+        self.layer_order = tuple(int(i / (count / distinct)) for i in range(count))
         self.layer_steps = tuple(
-            f"layers.{i}.{layers[index].last_step}" for i, index in enumerate(self._order)
+            f"layers.{i}.{layers[index].last_step}" for i, index in enumerate(self.layer_order)
         )
         self.final_norm = None
         if config.norm_first:
@@ -156,10 +157,10 @@ class Encoder(nn.Module):
             first_layer: Index of the first layer to run. If it equals the number of layers, `x` is
                 returned unchanged, without the final norm.
         """
-        if first_layer == len(self._order):
+        if first_layer == len(self.layer_order):
             return x
-        for i in range(first_layer, len(self._order)):
-            layer = cast(EncoderLayer, self.layers[self._order[i]])
+        for i in range(first_layer, len(self.layer_order)):
+            layer = cast(EncoderLayer, self.layers[self.layer_order[i]])
             x = layer.encode(x, inputs[i], tap, f"layers.{i}")
         if self.final_norm is None:
             return x

@@ -36,15 +36,32 @@ CONFIGS = {
         max_position_embeddings=40,
     ),
     "mpnet": lambda: transformers.MPNetConfig(**_BERT_LIKE),
+    "electra": lambda: transformers.ElectraConfig(**_BERT_LIKE, embedding_size=16),
+    "albert": lambda: transformers.AlbertConfig(
+        **{**_BERT_LIKE, "num_hidden_layers": 5},
+        embedding_size=16,
+        num_hidden_groups=2,
+        bos_token_id=0,
+        eos_token_id=2,
+    ),
+    "modernbert": lambda: transformers.ModernBertConfig(
+        **{**_BERT_LIKE, "num_hidden_layers": 4, "layer_norm_eps": None},
+        norm_eps=1e-3,
+        local_attention=8,
+        pad_token_id=1,
+        **{f"{name}_token_id": 0 for name in ("bos", "cls")},
+        **{f"{name}_token_id": 2 for name in ("eos", "sep")},
+    ),
+    "gte": lambda: transformers.GteConfig(**_BERT_LIKE),
+    "nomic_bert": lambda: transformers.NomicBertConfig(**_BERT_LIKE),
+    "jina_embeddings_v3": lambda: transformers.JinaEmbeddingsV3Config(**_BERT_LIKE),
 }
 
 
 def save_checkpoint(folder: Path, family: str, **changes: object) -> transformers.PreTrainedModel:
     """Save a random model of the family, with every tensor away from its initial value."""
     torch.manual_seed(0)
-    config = CONFIGS[family]()
-    for name, value in changes.items():
-        setattr(config, name, value)
+    config = type(CONFIGS[family]()).from_dict({**CONFIGS[family]().to_dict(), **changes})
     model = transformers.AutoModel.from_config(config).eval()
     for name, parameter in model.named_parameters():
         mean = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0

@@ -1,0 +1,276 @@
+"""Every model family against transformers, with random weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from models.export.checkpoint import load
+from models.export.families import FAMILIES
+from models.export.model_folder import CheckpointError
+from models.network.encoder import Encoder
+from models.network.positions import Rotary
+from models.packing import pack
+from tests.models.checkpoints import CONFIGS, VOCABULARY, edit_json, save_checkpoint
+
+# All families have 40 positions here; up to four of them are reserved in RoBERTa's numbering.
+LONGEST = 36
+# Lengths from a single token to the maximum, beyond ModernBERT's window.
+LENGTHS = [1, 2, 3, 9, 10, 20, LONGEST]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+ALL_BIASES: dict[str, object] = {"attention_bias": True, "mlp_bias": True, "norm_bias": True}
+CASES: list[tuple[str, dict[str, object]]] = [
+    *((family, {}) for family in CONFIGS),
+    # RoBERTa counts positions from pad_token_id + 1; BERT and MPNet ignore pad_token_id.
+    ("bert", {"pad_token_id": 3}),
+    ("roberta", {"pad_token_id": 3}),
+    ("mpnet", {"pad_token_id": 3}),
+    ("bert", {"hidden_act": "relu"}),
+    ("bert", {"type_vocab_size": 1}),
+    ("electra", {"embedding_size": 32}),
+    ("albert", {"num_hidden_groups": 1}),
+    ("albert", {"num_hidden_groups": 5, "embedding_size": 32}),
+    ("modernbert", ALL_BIASES),
+    ("modernbert", {"local_attention": 2}),
+    ("modernbert", {"local_attention": 7}),  # an odd window is rounded down
+    ("modernbert", {"layer_types": [SLIDING, SLIDING, FULL, SLIDING]}),
+    ("modernbert", {"rope_parameters": {FULL: {"rope_theta": 50.0}, SLIDING: {"rope_theta": 3.0}}}),
+    (
+        "modernbert",
+        {"rope_parameters": {FULL: {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}}},
+    ),
+    ("gte", {"type_vocab_size": 0}),
+    ("gte", {"rope_parameters": {"rope_type": "default", "rope_theta": 30.0}}),
+    ("gte", {"rope_parameters": {"rope_type": "linear", "rope_theta": 90.0, "factor": 1.7}}),
+    ("nomic_bert", {"type_vocab_size": 1, "hidden_act": "gelu"}),
+    ("nomic_bert", {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}),
+    ("jina_embeddings_v3", {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}),
+]
+NAMES = [f"{family}-{'-'.join(changes) or 'default'}" for family, changes in CASES]
+
+
+def rows(lengths: list[int]) -> list[list[int]]:
+    """Return rows of random ids. Id 1 is RoBERTa's padding token, here in the middle of a row."""
+    torch.manual_seed(1)
+    ids = [torch.randint(4, VOCABULARY, (length,)).tolist() for length in lengths]
+    ids[-1][5] = 1
+    return ids
+
+
+def assert_equals(encoder: Encoder, reference: transformers.PreTrainedModel) -> None:
+    """Compare token vectors: each row alone, in a padded batch, and in packed batches."""
+    ids = rows(LENGTHS)
+    with torch.no_grad():
+        expected = [
+            reference(torch.tensor([r]), attention_mask=torch.ones(1, len(r))).last_hidden_state[0]
+            for r in ids
+        ]
+        alone = [encoder(torch.tensor([row]))[0] for row in ids]
+        padded = torch.tensor([row + [0] * (LONGEST - len(row)) for row in ids])
+        mask = torch.tensor([[1] * len(row) + [0] * (LONGEST - len(row)) for row in ids])
+        dense = encoder(padded, mask)[mask.bool()]
+        packed_alone = [packed(encoder, [row]) for row in ids]
+        together = packed(encoder, ids)
+    for actual in (torch.cat(alone), dense, torch.cat(packed_alone), together):
+        # Of vectors that are about 5 long.
+        torch.testing.assert_close(actual, torch.cat(expected), rtol=1e-5, atol=1e-5)
+
+
+def packed(encoder: Encoder, ids: list[list[int]]) -> Tensor:
+    arrays = [torch.from_numpy(array) for array in pack(ids).inputs().values()]
+    return encoder.forward_packed(*arrays[:4])
+
+
+def test_every_family_has_a_test_config() -> None:
+    assert {*CONFIGS, "new"} == FAMILIES.keys()  # "new" has tests of its own
+
+
+@pytest.mark.parametrize(("family", "changes"), CASES, ids=NAMES)
+def test_token_vectors_equal_transformers(
+    family: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    reference = save_checkpoint(tmp_path, family, **changes)
+    assert_equals(load(tmp_path)[0].encoder, reference)
+
+
+@pytest.mark.parametrize("family", ["gte", "nomic_bert", "jina_embeddings_v3"])
+def test_tensor_names_of_transformers_load_the_same_model(family: str, tmp_path: Path) -> None:
+    original, native = tmp_path / "original", tmp_path / "native"
+    save_checkpoint(original, family)
+    reference = save_checkpoint(native, family)
+    reference.save_pretrained(native, save_original_format=False)
+    names = [set(load_file(folder / "model.safetensors")) for folder in (original, native)]
+    assert names[0] != names[1]
+    assert_equals(load(native)[0].encoder, reference)
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"global_rope_theta": 60.0, "local_rope_theta": 5.0, "global_attn_every_n_layers": 2},
+        {"global_rope_theta": 60.0},
+        {"hidden_act": "relu", "hidden_activation": None},
+    ],
+)
+def test_modernbert_config_of_earlier_transformers_is_read_as_transformers_reads_it(
+    old: dict[str, object], tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "modernbert")
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for name in ("rope_parameters", "layer_types"):
+        del config[name]
+    config |= old
+    if config["hidden_activation"] is None:  # transformers has no other name for it
+        del config["hidden_activation"]
+    path.write_text(json.dumps(config))
+    config_of_reference = {**config, "hidden_activation": config.get("hidden_act", "gelu")}
+    reference = transformers.ModernBertModel(
+        transformers.ModernBertConfig.from_dict(config_of_reference)
+    ).eval()
+    reference.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert_equals(load(tmp_path)[0].encoder, reference)
+
+
+def test_modernbert_window_without_its_own_base_has_that_of_the_other_layers(
+    tmp_path: Path,
+) -> None:
+    save_checkpoint(tmp_path, "modernbert")
+    edit_json(
+        tmp_path / "config.json",
+        rope_parameters=None,
+        global_rope_theta=60.0,
+        local_rope_theta=None,
+    )
+    attention = load(tmp_path)[0].encoder.config.attention
+    assert {layer.rotary for layer in attention} == {Rotary(60.0)}
+
+
+def test_gte_files_of_alibaba_equal_transformers(tmp_path: Path) -> None:
+    """Their "ntk" scaling is transformers' "linear" with another base and factor."""
+    factor, width = 8.0, 8
+    linear = {
+        "rope_type": "linear",
+        "rope_theta": 20.0 * factor,
+        "factor": factor ** (2 / width),
+    }
+    reference = save_checkpoint(tmp_path, "gte", rope_parameters=linear)
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = {"classifier.weight": torch.ones(1, 32), "classifier.bias": torch.ones(1)}
+    save_file(
+        {f"new.{name}": tensor for name, tensor in tensors.items()} | head,
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    edit_json(
+        tmp_path / "config.json",
+        model_type="new",
+        architectures=["NewForTokenClassification"],
+        auto_map={"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"},
+        position_embedding_type="rope",
+        rope_parameters=None,
+        rope_theta=20.0,
+        rope_scaling={"type": "ntk", "factor": factor},
+    )
+    assert_equals(load(tmp_path)[0].encoder, reference)
+
+
+def test_nomic_files_of_its_hub_equal_transformers(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 12.0}
+    reference = save_checkpoint(tmp_path, "nomic_bert", rope_parameters=rope)
+    config = {
+        "model_type": "nomic_bert",
+        "auto_map": {
+            "AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"
+        },
+        "vocab_size": VOCABULARY,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_inner": 48,
+        "n_positions": 40,
+        "type_vocab_size": 2,
+        "activation_function": "swiglu",
+        "layer_norm_epsilon": 1e-3,
+        "prenorm": False,
+        "rotary_emb_base": 12,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_scaling_factor": None,
+        "qkv_proj_bias": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_equals(load(tmp_path)[0].encoder, reference)
+
+
+JINA_BERT = "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("bert", {"auto_map": {"AutoModel": JINA_BERT}}, f"auto_map names {JINA_BERT}, whose code"),
+        ("bert", {"quantization_config": {"bits": 4}}, "has a quantization_config"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num is 2; only 1 is supported"),
+        (
+            "modernbert",
+            {"layer_types": ["full_attention"]},
+            r"layer_types is \['full_attention'\]; it must have 4 of full_attention, sliding",
+        ),
+        (
+            "modernbert",
+            {"local_attention": "8"},
+            "has an invalid value: unsupported operand",
+        ),
+        (
+            "gte",
+            {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rotary positions of the type 'dynamic' with the factor 2.0 are not supported",
+        ),
+        (
+            "gte",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 9.0}},
+            "of the type 'linear' with the factor None are not supported",
+        ),
+        (
+            "gte",
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor is 0.5; only 1.0 is supported",
+        ),
+        ("gte", {"logn_attention_scale": True}, "logn_attention_scale is True; only False"),
+        ("nomic_bert", {"head_dim": 4}, "head_dim is 4; only 8"),
+        ("nomic_bert", {"num_experts": 8}, "num_experts is 8; only 0 is supported"),
+        ("nomic_bert", {"rotary_scaling_factor": 2}, "rotary_scaling_factor is 2; only None"),
+        ("nomic_bert", {"activation_function": "gelu"}, "activation_function is 'gelu'; only"),
+    ],
+)
+def test_model_of_another_kind_is_refused_with_the_field_name(
+    family: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, family)
+    edit_json(tmp_path / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="adapters are not supported; merge them"):
+        load(tmp_path)
+
+
+def test_jina_v3_files_with_task_adapters_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "jina_embeddings_v3")
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    weight = "encoder.layers.0.mixer.Wqkv.weight"
+    tensors["encoder.layers.0.mixer.Wqkv.parametrizations.weight.original"] = tensors.pop(weight)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"lacks the tensor {weight}"):
+        load(tmp_path)
