@@ -38,7 +38,7 @@ class Step:
 
     Attributes:
         parameters: Parameters of the step's module.
-        inputs: Input tensors of each call.
+        inputs: Input tensors of each call, without constants.
         outputs: Output of each call.
     """
 
@@ -79,7 +79,8 @@ class RecordingTap(Tap):
             y.requires_grad_()
         parameters = () if module is None else tuple(module.parameters())
         step = self.steps.setdefault(name, Step(parameters))
-        step.inputs.append(inputs)
+        # The bias of a window is constant.
+        step.inputs.append(tuple(x for x in inputs if x.requires_grad))
         step.outputs.append(y)
         return y
 

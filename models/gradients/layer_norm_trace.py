@@ -174,7 +174,7 @@ def norm_operands(model: ReferenceModel, row: Row, norm_name: str) -> Operands:
         _copy(x[0]),
         None if residual is None else _copy(residual[0]),
         _copy(norm.weight),
-        _copy(norm.bias),
+        np.zeros(x.shape[-1], np.float32) if norm.bias is None else _copy(norm.bias),
         norm.eps,
         dout=np.ones(x[0].shape, np.float32),
         dsum=None,

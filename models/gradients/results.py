@@ -194,6 +194,8 @@ class GradientSizes:
 class ParameterGradient:
     """Size of the gradient with respect to all parameters of a step.
 
+    In a model whose layers run several times, it is the sum over all runs of the layer.
+
     Attributes:
         l2: Euclidean norm, divided by the loss scale; null if any value is not finite.
         ratio_to_weights: `l2` divided by the Euclidean norm of the parameters; null if `l2` is.

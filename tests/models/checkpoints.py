@@ -88,14 +88,14 @@ def save_tokenizer(folder: Path) -> None:
     )
 
 
-def save_small(folder: Path, source: Path) -> None:
-    """Save a random BERT of two layers with the tokenizer and sentence settings of another one."""
+def save_small(folder: Path, source: Path, family: str = "bert") -> None:
+    """Save a small random model with the tokenizer and sentence settings of another one."""
     shutil.copytree(
         source, folder, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
     )
     config = json.loads((source / "config.json").read_text())
     taken = ("vocab_size", "max_position_embeddings", "layer_norm_eps")
-    save_checkpoint(folder, "bert", **{name: config[name] for name in taken})
+    save_checkpoint(folder, family, **{name: config[name] for name in taken})
     edit_json(folder / "1_Pooling" / "config.json", word_embedding_dimension=32)
 
 

@@ -18,11 +18,11 @@ from models.gradients.flow_tap import RecordingTap, objective_value
 from models.gradients.inputs import EmulatedPrecision, Objective, ObjectiveName, Row
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Flow, FlowStep
-from models.network.attention import DENSE, Rows
+from models.network.attention import NO_INPUTS, AttentionInputs
 from models.network.layer import Activation, EncoderLayer
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
 from tests.models.checkpoints import save_checkpoint
-from tests.models.gradients.toys import A, B, toy_model
+from tests.models.gradients.toys import GATED, NARROW, A, B, toy_model
 
 C = Row([0, 5, 2])
 E = Row([0, 17, 30, 30, 12, 11, 2], prompt_tokens=2)
@@ -33,6 +33,8 @@ KINDS: list[dict[str, Any]] = [
     {"norm_first": True},
     {"relative_buckets": 8, "position_padding_id": 1, "type_vocab_size": 0},
     {"norm_first": True, "relative_buckets": 8, "pooling": "cls", "normalize": False},
+    GATED,
+    NARROW,
 ]
 
 
@@ -122,6 +124,14 @@ def test_steps_are_in_forward_pass_order() -> None:
         *(f"layers.{index}.{step}" for index in range(2) for step in of_a_layer),
         *("final_norm", "pooling", "heads.0", "heads.1", "objective"),
     ]
+    of_a_layer = ["attention", "sum1", "norm2", "gate", "linear1", "product", "linear2", "sum2"]
+    assert names(flow(toy_model(**GATED), [A, B], COSINE)) == [
+        *("embeddings.words", "embeddings.norm"),
+        *(f"layers.0.{step}" for step in of_a_layer),
+        *(f"layers.1.{step}" for step in ["norm1", *of_a_layer]),
+        *("final_norm", "pooling", "normalize", "objective"),
+    ]
+    assert names(flow(toy_model(**NARROW), [A, B], COSINE))[5] == "embeddings.projection"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -354,10 +364,9 @@ def test_nan_gradient_of_attention_is_separated_from_the_residual(
     attention = layer(model, 1).self_attn
     ordinary = attention.forward
 
-    def forward(x: Tensor, bias: Tensor | None = None, rows: Rows = DENSE) -> Tensor:
-        return ordinary(
-            with_nan_gradient(x, (0, 3, 1)) if x.shape[1] == len(B.ids) else x, bias, rows
-        )
+    def forward(x: Tensor, inputs: AttentionInputs = NO_INPUTS) -> Tensor:
+        is_b = x.shape[1] == len(B.ids)
+        return ordinary(with_nan_gradient(x, (0, 3, 1)) if is_b else x, inputs)
 
     monkeypatch.setattr(attention, "forward", forward)
     result = flow(model, [A, B], COSINE)

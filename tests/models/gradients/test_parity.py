@@ -227,6 +227,25 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
     )
 
 
+@pytest.mark.parametrize("family", ["modernbert", "gte", "albert"])
+def test_families_with_gates_windows_and_shared_layers_pass(family: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model", family)
+    save_tokenizer(tmp_path / "model")
+    exported, _ = export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
+    model = ReferenceModel.open(exported)
+    result = parity_of(exported, model)
+    assert result.failures == ()
+    layers = model.network.encoder.layer_order
+    per_layer = len(list(model.network.encoder.layers[1].parameters())) - 1
+    assert len(result.weights) > per_layer * len(layers)
+    # One weight of the last layer, which in ALBERT runs more than once.
+    index = layers[-1]
+    model.network.get_parameter(f"encoder.layers.{index}.linear2.weight")[0, 0] += 1e-3
+    differing = [w.name for w in compare_weights(exported.read("model.onnx"), model) if w.max_abs]
+    runs = [run for run, layer in enumerate(layers) if layer == index]
+    assert differing == [f"encoder.layers.{run}.linear2.weight" for run in runs]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:onnxruntime")
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_drift_of_a_quantized_graph_is_told_for_each_weight_and_layer(

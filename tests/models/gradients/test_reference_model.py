@@ -11,7 +11,7 @@ from models.engines import open_engine
 from models.gradients.inputs import Row
 from models.gradients.reference_model import ReferenceModel
 from models.packing import pack
-from tests.models.gradients.toys import A, B, toy_model
+from tests.models.gradients.toys import GATED, NARROW, A, B, toy_model
 
 
 def test_reference_model_vectors_equal_those_of_the_served_graph(artifact: Artifact) -> None:
@@ -21,7 +21,17 @@ def test_reference_model_vectors_equal_those_of_the_served_graph(artifact: Artif
     np.testing.assert_allclose(np.stack(ours), served, atol=2e-6)
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm_first": True}, {"position_padding_id": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_first": True},
+        {"position_padding_id": 1},
+        GATED,
+        NARROW,
+        {"distinct_layers": 1},
+    ],
+)
 def test_continuing_from_any_layer_gives_the_same_vector(changes: dict[str, object]) -> None:
     model = toy_model(**changes)  # type: ignore[arg-type]
     assert model.layer_names == ("words", "embeddings", "layers.0", "output")
@@ -31,7 +41,8 @@ def test_continuing_from_any_layer_gives_the_same_vector(changes: dict[str, obje
     expected = model.network(ids, ones, ones)[0]
     for layer_name in model.layer_names:
         tokens = model.tokens(layer_name, row)
-        assert tokens.shape == (len(row.ids), 16)
+        width = changes.get("embedding_width", 16) if layer_name == "words" else 16
+        assert tokens.shape == (len(row.ids), width)
         versions = torch.stack([tokens, 2 * tokens])
         torch.testing.assert_close(model.continue_from(layer_name, versions, row)[0], expected)
     torch.testing.assert_close(model.vector(row), expected)

@@ -1,6 +1,7 @@
 """Random test inputs: a small encoder in float64, for exact finite differences, and token rows."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +11,30 @@ from models.add_layer_norm.reference import Array
 from models.gradients.inputs import Row
 from models.gradients.layer_norm_operands import EPS, Operands
 from models.gradients.reference_model import ReferenceModel
-from models.network.config import EncoderConfig
+from models.network.config import AttentionConfig, EncoderConfig
 from models.network.encoder import Encoder
+from models.network.positions import Rotary
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
+
+# The choices of ModernBERT: pre-norm, gates, rotary positions, and a window in the second layer.
+GATED: dict[str, Any] = {
+    "norm_first": True,
+    "first_norm": False,
+    "gated": True,
+    "biases": frozenset[str](),
+    "position_embeddings": False,
+    "type_vocab_size": 0,
+    "attention": (
+        AttentionConfig(rotary=Rotary(20.0)),
+        AttentionConfig(rotary=Rotary(5.0, scale=1.5), window=1),
+    ),
+}
+# Those of ELECTRA and of GTE together: narrow embeddings, and post-norm layers with gates.
+NARROW: dict[str, Any] = {
+    "embedding_width": 8,
+    "gated": True,
+    "attention": (AttentionConfig(rotary=Rotary(20.0)),) * 2,
+}
 
 # Rows and width of the operands of a norm.
 N, D = 4, 16

@@ -12,6 +12,8 @@ from starlette.testclient import TestClient
 
 from models.add_layer_norm.reference import BackwardSteps, ForwardSteps
 from models.artifact import Artifact, sha256
+from models.export.exporter import export
+from models.export.sources import resolve
 from models.gradients import attribution, inputs
 from models.gradients.attribution import attribute
 from models.gradients.budget import COSTS
@@ -24,6 +26,7 @@ from service.debug.messages import Done, NonFinite
 from service.debug.request_models import FlowRequest
 from service.debug.responses import ParityResponse
 from service.settings import DebugSettings, Settings
+from tests.models.checkpoints import save_small
 from tests.service.debug.held_worker import held, held_workers
 from tests.serving import flat_routes, ready_model, serving, state_of
 
@@ -701,6 +704,31 @@ def test_parity_without_recorded_texts_compares_all_but_their_token_ids(
         result = ask(client, "parity")
     assert (result["passes"], result["tokenizer"]) == (True, [])
     assert len(result["vectors"]) == len(content["rows"])
+
+
+@pytest.mark.parametrize("family", ["modernbert", "gte", "albert"])
+def test_gradients_of_families_with_gates_windows_and_shared_layers(
+    family: str, minilm_folder: Path, debugging: Settings, tmp_path: Path
+) -> None:
+    save_small(tmp_path / "model", minilm_folder, family)
+    export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
+    model = debugging.model.model_copy(update={"path": tmp_path / "artifact"})
+    with serving(create_app(debugging.model_copy(update={"model": model}))) as client:
+        texts = [CAT, "one two three " * 8]  # the second is longer than ModernBERT's window
+        assert ask(client, "parity", texts=texts)["failures"] == []
+        for layer in ("words", "embeddings", "layers.0"):
+            result = ask(client, "attribute", text=texts[1], target=COSINE, layer=layer)
+            assert result["completeness"]["converged"]
+            assert result["parity"]["cosine"] > 1 - 1e-6
+        assert ask(client, "attribute/pair", a=texts[0], b=texts[1])["matrix"]
+        objective = {"type": "cosine"}
+        for emulate in (None, "bfloat16"):
+            result = ask(client, "flow", texts=texts, objective=objective, emulate=emulate)
+            assert result["first_nonfinite"] is None
+        norms = client.get("/debug/capabilities").json()["norms"]
+        for norm in (norms[0], norms[-1]):
+            source = {"type": "text", "text": CAT, "norm": norm}
+            assert ask(client, "layernorm", source=source)["passes"]
 
 
 def swap_words(tokenizer: Json) -> None:
