@@ -41,6 +41,7 @@ class Guard(NamedTuple):
 _T = "tests/service/api/"
 _I = "tests/service/inference/"
 _D = "tests/service/debug/"
+_E = "tests/models/export/test_families.py::"
 
 GUARDS = (
     # Batches: faults, limits, cancellation.
@@ -201,6 +202,43 @@ GUARDS = (
         "self._running_tokens -= ended.tokens",
         "pass",
         f"{_I}test_batch_former.py::test_batch_leaves_other_streams_their_share_of_the_tokens",
+    ),
+    # Model families: numbers, and refusals.
+    Guard(
+        "models/network/positions.py",
+        "second * cos + first * sin",
+        "second * cos - first * sin",
+        f"{_E}test_token_vectors_equal_transformers",
+    ),
+    Guard(
+        "models/network/positions.py",
+        ".abs() > window",
+        ".abs() >= window",
+        f"{_E}test_token_vectors_equal_transformers",
+    ),
+    Guard(
+        "models/network/encoder.py",
+        "int(i / (count / distinct))",
+        "i % distinct",
+        f"{_E}test_token_vectors_equal_transformers",
+    ),
+    Guard(
+        "models/export/families/modernbert.py",
+        '(Part("layers.{i}.mlp.Wi", 0, 2),)',
+        '(Part("layers.{i}.mlp.Wi", 1, 2),)',
+        f"{_E}test_token_vectors_equal_transformers",
+    ),
+    Guard(
+        "models/export/families/rotary.py",
+        "Rotary(base * factor, scale=",
+        "Rotary(base, scale=",
+        f"{_E}test_gte_files_of_alibaba_equal_transformers",
+    ),
+    Guard(
+        "models/export/checkpoint.py",
+        'if config.get("quantization_config"):',
+        "if False:",
+        f"{_E}test_model_of_another_kind_is_refused_with_the_field_name",
     ),
     # Results of an engine.
     Guard(
