@@ -16,7 +16,9 @@ from models.export.sentence_config import Overrides, SentenceConfig
 
 # For these tokenizer classes, transformers replaces the normaliser in tokenizer.json by one that is
 # built from tokenizer_config.json.
-_NORMALISED_BY_CONFIG = ("Bert", "DistilBert", "MPNet")
+_NORMALISED_BY_CONFIG = ("Bert", "DistilBert", "Electra", "MPNet")
+# Families for which transformers uses such a class if tokenizer_config.json names none.
+_NORMALISED_BY_DEFAULT = ("bert", "distilbert", "electra", "mpnet", "nomic_bert")
 
 
 def read_tokenizer(
@@ -56,8 +58,11 @@ def read_tokenizer(
     if config.get("add_prefix_space", prefix_space) != prefix_space:
         raise CheckpointError("tokenizer_config.json: add_prefix_space differs from tokenizer.json")
     _check_tokens(tokenizer, config, vocab_size)
-    kind = str(config.get("tokenizer_class", "")).removesuffix("Fast").removesuffix("Tokenizer")
-    if kind in _NORMALISED_BY_CONFIG:
+    kind = str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
+    by_default = not kind and sentence_config.family in _NORMALISED_BY_DEFAULT
+    # Whatever class the files of ModernBERT name, transformers reads tokenizer.json as it is.
+    by_class = kind in _NORMALISED_BY_CONFIG and sentence_config.family != "modernbert"
+    if by_default or by_class:
         tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=True,
             handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),

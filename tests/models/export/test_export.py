@@ -279,10 +279,13 @@ TEXTS = ["W5 w6", "Wé 日本 w7", "w5  w6\tW7"]
         {"tokenizer_class": "BertTokenizer", "do_lower_case": False},
         {"tokenizer_class": "BertTokenizerFast", "strip_accents": False},
         {"tokenizer_class": "DistilBertTokenizer", "tokenize_chinese_chars": False},
+        {"tokenizer_class": "ElectraTokenizer", "do_lower_case": False},
+        {"do_lower_case": False},
     ],
 )
+@pytest.mark.parametrize("family", ["bert", "nomic_bert", "modernbert"])
 def test_tokenizer_ids_equal_transformers(
-    minilm_folder: Path, tmp_path: Path, changes: dict[str, object]
+    minilm_folder: Path, tmp_path: Path, changes: dict[str, object], family: str
 ) -> None:
     (tmp_path / "tokenizer.json").write_bytes((minilm_folder / "tokenizer.json").read_bytes())
     write_json(
@@ -290,7 +293,8 @@ def test_tokenizer_ids_equal_transformers(
         {name: f"[{name[:-6].upper()}]" for name in ("unk_token", "sep_token", "cls_token")}
         | {"pad_token": "[PAD]", "mask_token": "[MASK]", **changes},
     )
-    _, sentence_config = load(minilm_folder)
+    write_json(tmp_path / "config.json", {"model_type": family})
+    sentence_config = replace(load(minilm_folder)[1], family=family)
     tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 30522)
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in (*TEXTS, *SENTENCES):
