@@ -140,7 +140,7 @@ def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
     code = config.get("auto_map") or {}
     for path in code.values() if isinstance(code, dict) else ():
         kind = str(path).rpartition(".")[2]
-        if not kind.startswith(family.code or ("\0",)):
+        if not kind.startswith(family.code):
             raise CheckpointError(
                 f"{name}: auto_map names {path}, whose code is not run; without it, the model "
                 f"would be another {config['model_type']!r} model"

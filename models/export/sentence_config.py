@@ -82,6 +82,7 @@ _POOLING_NAMES = {
     "max": "max",
     "mean": "mean",
     "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
     "lasttoken": "last",
 }
 # Boolean pooling fields of older sentence-transformers versions. The results of the enabled
@@ -91,6 +92,7 @@ _POOLING_FIELDS = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last",
 }
 
@@ -186,7 +188,7 @@ def _override(own: bool, override: bool | None) -> bool:
 
 
 def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
-    """Return class name and path of each module in modules.json; empty if the file is missing."""
+    """Return class name and path of the modules in modules.json; empty if the file is missing."""
     listed = folder.json("modules.json", list, [])
     modules: list[tuple[str, str]] = []
     for module in listed:
@@ -198,7 +200,8 @@ def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
                 f"modules.json names {module.get('type')}; "
                 "code from outside sentence-transformers is never run"
             )
-        modules.append((kind, module["path"]))
+        if kind != "Dropout":  # only training uses it
+            modules.append((kind, module["path"]))
     kinds = [kind for kind, _ in modules]
     normalize = kinds[-1:] == ["Normalize"]
     dense = ["Dense"] * (len(kinds) - 2 - normalize)

@@ -1,5 +1,7 @@
 """The embeddings of an encoder: from token ids to the input of the first layer."""
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from models.add_layer_norm import AddLayerNorm, LayerNorm
@@ -55,21 +57,20 @@ class Embeddings(nn.Module):
         Raises:
             ValueError: `token_types` is given, but the encoder has no token type embeddings.
         """
-        if self.token_type is None and token_types is not None:
-            raise ValueError("token_types must be None: this encoder has no token type embeddings")
-        if self.token_type is not None:
-            types = self.token_type
+        if (types := self.token_type) is not None:
 
             def add_type(words: Tensor) -> Tensor:
                 return words + (types.weight[0] if token_types is None else types(token_types))
 
             words = tap.step("embeddings.types", types, add_type, words)
-        norm, table = self.norm, self.position
-        if isinstance(norm, AddLayerNorm) and table is not None:
-            offsets = tap.step("embeddings.positions", table, lambda: table(positions))
-            x, _ = tap.add_norm("embeddings.sum", "embeddings.norm", norm, words, offsets)
+        elif token_types is not None:
+            raise ValueError("token_types must be None: this encoder has no token type embeddings")
+        if (table := self.position) is None:
+            x = tap.step("embeddings.norm", self.norm, self.norm, words)
         else:
-            x = tap.step("embeddings.norm", norm, norm, words)
+            offsets = tap.step("embeddings.positions", table, lambda: table(positions))
+            norm = cast(AddLayerNorm, self.norm)
+            x, _ = tap.add_norm("embeddings.sum", "embeddings.norm", norm, words, offsets)
         x = self.dropout(x)
         if (projection := self.projection) is not None:
             x = tap.step("embeddings.projection", projection, projection, x)

@@ -20,9 +20,11 @@ Activation = Callable[[Tensor], Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
     "swish": F.silu,
 }

@@ -30,6 +30,12 @@ def _mean_sqrt_len(tokens: Tensor, mask: Tensor) -> Tensor:
     return _sum(tokens, mask) / _count(mask).sqrt()
 
 
+def _weighted_mean(tokens: Tensor, mask: Tensor) -> Tensor:
+    # A token's weight is its position in the row, from 1.
+    weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype)
+    return _mean(tokens, weights)
+
+
 def _max(tokens: Tensor, mask: Tensor) -> Tensor:
     return (tokens + (mask[:, :, None] - 1.0) * torch.finfo(tokens.dtype).max).amax(1)
 
@@ -56,6 +62,7 @@ POOLINGS: dict[str, Pooling] = {
     "cls": _cls,
     "max": _max,
     "mean_sqrt_len": _mean_sqrt_len,
+    "weighted_mean": _weighted_mean,
     "last": _last,
 }
 

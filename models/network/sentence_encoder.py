@@ -14,6 +14,8 @@ HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x,
     "Tanh": torch.tanh,
     "ReLU": torch.relu,
+    "LeakyReLU": nn.functional.leaky_relu,
+    "SiLU": nn.functional.silu,
     "GELU": nn.functional.gelu,
     "Sigmoid": torch.sigmoid,
 }

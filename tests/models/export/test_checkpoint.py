@@ -30,7 +30,7 @@ def test_token_type_vectors_equal_transformers(tmp_path: Path) -> None:
     torch.testing.assert_close(encoder(ids, token_type_ids=types), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("act", ["relu", "gelu_new", "silu"])
+@pytest.mark.parametrize("act", ["relu", "leaky_relu", "gelu_new", "quick_gelu", "silu"])
 def test_activation_vectors_equal_transformers(act: str, tmp_path: Path) -> None:
     reference = save_checkpoint(tmp_path, "bert", hidden_act=act)
     ids = torch.tensor(IDS[:1])
@@ -99,7 +99,7 @@ def test_missing_misshaped_or_unknown_tensor_raises_with_its_name(
             {"model_type": "gpt2"},
             "model_type 'gpt2' is not supported; supported: albert, bert, camembert",
         ),
-        ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not one of gelu"),
+        ({"hidden_act": "laplace"}, "activation 'laplace' is not one of gelu"),
         ({"hidden_act": ["gelu"]}, r"hidden_act has the invalid value \['gelu'\]"),
         ({"hidden_size": "32"}, "hidden_size has the invalid value '32'"),
         ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
@@ -166,6 +166,7 @@ POOLING_FIELDS: dict[str, dict[str, object]] = {
     "max": {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False},
     "mean": {"pooling_mode_mean_tokens": True},
     "mean_sqrt_len": {"pooling_mode_mean_sqrt_len_tokens": True},
+    "weighted_mean": {"pooling_mode_weightedmean_tokens": True},
     "last": {"pooling_mode_lasttoken": True},
     "two": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
     "new": {"pooling_mode": "lasttoken"},
@@ -201,8 +202,18 @@ def test_pooled_vectors_equal_sentence_transformers(
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_dense_head_vectors_equal_sentence_transformers(tmp_path: Path) -> None:
-    save_dense(tmp_path)
+@pytest.mark.parametrize("activation", ["Tanh", "LeakyReLU", "SiLU"])
+def test_dense_head_vectors_equal_sentence_transformers(activation: str, tmp_path: Path) -> None:
+    save_dense(tmp_path, activation_function=f"torch.nn.modules.activation.{activation}")
+    write_modules(
+        tmp_path,
+        ("Transformer", ""),
+        ("Pooling", "1_Pooling"),
+        ("Dropout", "4_Dropout"),  # has no effect outside of training
+        ("Dense", "2_Dense"),
+        ("Normalize", "3_Normalize"),
+    )
+    write_json(tmp_path / "4_Dropout" / "config.json", {"dropout": 0.5})
     reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
     expected = reference.encode(["w5 w6 w7"], convert_to_tensor=True)
     model, sentence_config = load(tmp_path)
@@ -270,8 +281,8 @@ def test_module_class_outside_sentence_transformers_is_rejected(tmp_path: Path) 
 def test_unknown_pooling_raises_with_its_name(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_weightedmean_tokens": True})
-    with pytest.raises(CheckpointError, match="'pooling_mode_weightedmean_tokens' is not one of"):
+    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_median_tokens": True})
+    with pytest.raises(CheckpointError, match="'pooling_mode_median_tokens' is not one of"):
         load(tmp_path)
     with pytest.raises(CheckpointError, match="pooling 'median' is not one of mean, cls"):
         load(tmp_path, Overrides(pooling=["median"]))

@@ -191,7 +191,7 @@ CASES: list[tuple[str, str, dict[str, object]]] = [(family, "mean", {}) for fami
 CASES += [
     (family, pooling, {"num_hidden_layers": 1})
     for family in ("bert", "mpnet")
-    for pooling in ("cls", "max", "mean_sqrt_len", "last")
+    for pooling in ("cls", "max", "mean_sqrt_len", "weighted_mean", "last")
 ]
 CASE_IDS = [f"{family}-{pooling}" for family, pooling, _ in CASES]
 
