@@ -4,21 +4,93 @@ Settings in tokenizer_config.json are applied as in transformers. Truncation and
 disabled, because the service does both itself.
 """
 
+import base64
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from models.artifact import Artifact
 from models.export.checkpoint import read_configs
 from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
 from models.export.sentence_config import Overrides, SentenceConfig
 
-# For these tokenizer classes, transformers replaces the normaliser in tokenizer.json by one that is
-# built from tokenizer_config.json.
-_NORMALISED_BY_CONFIG = ("Bert", "DistilBert", "Electra", "MPNet")
-# Families for which transformers uses such a class if tokenizer_config.json names none.
-_NORMALISED_BY_DEFAULT = ("bert", "distilbert", "electra", "mpnet", "nomic_bert")
+Config = dict[str, Any]
+
+
+def _as_bert(tokenizer: Tokenizer, config: Config) -> None:
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+        strip_accents=config.get("strip_accents"),
+        lowercase=bool(config.get("do_lower_case", True)),
+    )
+
+
+def _as_roberta(tokenizer: Tokenizer, config: Config) -> None:
+    prefix_space = bool(config.get("add_prefix_space", False))
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+
+
+def _as_xlm_roberta(tokenizer: Tokenizer, config: Config) -> None:
+    scheme = "always" if config.get("add_prefix_space", True) else "never"
+    tokenizer.normalizer = _charsmap(tokenizer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace("▁", scheme)]
+    )
+
+
+def _as_albert(tokenizer: Tokenizer, config: Config) -> None:
+    charsmap = _charsmap(tokenizer)
+    _as_xlm_roberta(tokenizer, config)
+    parts: list[normalizers.Normalizer] = [
+        normalizers.Replace("``", '"'),
+        normalizers.Replace("''", '"'),
+    ]
+    if not config.get("keep_accents", False):
+        parts += [normalizers.NFKD(), normalizers.StripAccents()]
+    if config.get("do_lower_case", True):
+        parts.append(normalizers.Lowercase())
+    tokenizer.normalizer = normalizers.Sequence([*parts, *([charsmap] if charsmap else [])])
+
+
+def _charsmap(tokenizer: Tokenizer) -> normalizers.Precompiled | None:
+    """Return SentencePiece's normaliser, which can be a part of the tokenizer's normaliser."""
+    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
+    for part in normalizer.get("normalizers", [normalizer]):
+        if part.get("type") == "Precompiled":
+            return normalizers.Precompiled(base64.b64decode(part["precompiled_charsmap"]))
+    return None
+
+
+# For these tokenizer classes, transformers takes the vocabulary and the special tokens from
+# tokenizer.json, and all else from tokenizer_config.json.
+_REBUILT: Mapping[str, Callable[[Tokenizer, Config], None]] = {
+    "Albert": _as_albert,
+    "Bert": _as_bert,
+    "Camembert": _as_xlm_roberta,
+    "DistilBert": _as_bert,
+    "Electra": _as_bert,
+    "MPNet": _as_bert,
+    "Roberta": _as_roberta,
+    "XLMRoberta": _as_xlm_roberta,
+}
+# The class that transformers uses for a `model_type` if tokenizer_config.json names none.
+_DEFAULT_CLASS = {
+    "albert": "Albert",
+    "bert": "Bert",
+    "camembert": "Camembert",
+    "distilbert": "Bert",
+    "electra": "Bert",
+    "gte": "XLMRoberta",
+    "jina_embeddings_v3": "XLMRoberta",
+    "mpnet": "MPNet",
+    "nomic_bert": "Bert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+}
 
 
 def read_tokenizer(
@@ -47,28 +119,17 @@ def read_tokenizer(
         raise CheckpointError(f"{name} is not a tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    config: dict[str, Any] = folder.json(
+    config: Config = folder.json(
         join(sentence_config.transformer, "tokenizer_config.json"), dict, {}
     )
     if config.get("truncation_side", "right") != "right":
         raise CheckpointError("tokenizer_config.json: truncation_side must be 'right'")
-    parts = json.loads(tokenizer.to_str())
-    pre_tokenizer = parts["pre_tokenizer"] or {}
-    prefix_space = pre_tokenizer.get("add_prefix_space")
-    if config.get("add_prefix_space", prefix_space) != prefix_space:
-        raise CheckpointError("tokenizer_config.json: add_prefix_space differs from tokenizer.json")
     _check_tokens(tokenizer, config, vocab_size)
     kind = str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
-    by_default = not kind and sentence_config.family in _NORMALISED_BY_DEFAULT
+    kind = kind or _DEFAULT_CLASS.get(sentence_config.family, "")
     # Whatever class the files of ModernBERT name, transformers reads tokenizer.json as it is.
-    by_class = kind in _NORMALISED_BY_CONFIG and sentence_config.family != "modernbert"
-    if by_default or by_class:
-        tokenizer.normalizer = normalizers.BertNormalizer(
-            clean_text=True,
-            handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
-            strip_accents=config.get("strip_accents"),
-            lowercase=bool(config.get("do_lower_case", True)),
-        )
+    if kind in _REBUILT and sentence_config.family != "modernbert":
+        _REBUILT[kind](tokenizer, config)
     if sentence_config.lowercase:
         own = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])

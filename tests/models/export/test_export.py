@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from onnxruntime.quantization import quantize_dynamic
+from tokenizers import pre_tokenizers
 
 from models.add_layer_norm import AddLayerNorm
 from models.artifact import Artifact, ArtifactError
@@ -298,6 +299,70 @@ def test_tokenizer_ids_equal_transformers(
     tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 30522)
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in (*TEXTS, *SENTENCES):
+        assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
+
+
+UNIGRAMS = [(piece, -5.0) for piece in "▁abcdefghijklmnopqrstuvwxyzABCW5679é."]
+UNIGRAMS += [(f"▁{word}", -7.0) for word in ("the", "cat", "w5", "W5")]
+
+
+def save_sentencepiece(folder: Path, kind: str) -> None:
+    """Save a tokenizer of transformers with a few characters and words."""
+    names = {"AlbertTokenizer": ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")}
+    special = names.get(kind, ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
+    vocabulary = [*((name, 0.0) for name in special), *UNIGRAMS]
+    getattr(transformers, kind)(vocab=vocabulary).save_pretrained(folder)
+
+
+def save_byte_level(folder: Path, kind: str) -> None:
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*special, *alphabet, "ca", "Ġca"])}
+    merges = [("c", "a"), ("Ġ", "ca")]
+    tokenizer = getattr(transformers, kind)(vocab=vocabulary, merges=merges)
+    tokenizer.save_pretrained(folder)
+
+
+SAVE = {
+    "XLMRobertaTokenizer": save_sentencepiece,
+    "CamembertTokenizer": save_sentencepiece,
+    "AlbertTokenizer": save_sentencepiece,
+    "RobertaTokenizer": save_byte_level,
+}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+
+
+@pytest.mark.parametrize("kind", SAVE)
+@pytest.mark.parametrize(
+    ("parts", "changes"),
+    [
+        ({}, {}),
+        ({}, {"add_prefix_space": False}),
+        ({}, {"add_prefix_space": True}),
+        ({}, {"do_lower_case": False, "keep_accents": True}),
+        # As converted by earlier versions: white space at the ends is a token.
+        ({"pre_tokenizer": METASPACE}, {}),
+        ({"normalizer": {"type": "Lowercase"}}, {}),
+        ({}, {"tokenizer_class": None}),
+    ],
+)
+def test_ids_of_rebuilt_tokenizers_equal_transformers(
+    kind: str, parts: dict[str, object], changes: dict[str, object], tmp_path: Path
+) -> None:
+    SAVE[kind](tmp_path, kind)
+    family = {"XLMRoberta": "xlm-roberta"}.get(kind[:-9], kind[:-9].lower())
+    write_json(tmp_path / "config.json", {"model_type": family})
+    file = tmp_path / "tokenizer.json"
+    if kind == "RobertaTokenizer" and "pre_tokenizer" in parts:
+        parts = {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}
+        parts["pre_tokenizer"] |= {"trim_offsets": True, "use_regex": True}  # type: ignore[operator]
+    edit_json(file, **parts)
+    edit_json(tmp_path / "tokenizer_config.json", **changes)
+    save_checkpoint(tmp_path / "model", "bert")
+    sentence_config = replace(load(tmp_path / "model")[1], family=family)
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 500)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*TEXTS, *SENTENCES, " the cat ", "\ta\u00a0cat \n", "\uff21\uff22 \ufb01 ``x''"):
         assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
 
 
