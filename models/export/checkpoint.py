@@ -28,6 +28,7 @@ from models.network.sentence_encoder import DenseHead, SentenceEncoder
 
 NO_OVERRIDES = Overrides()
 _TYPES = get_type_hints(EncoderConfig)
+_CAN_BE_ZERO = ("type_vocab_size", "position_padding_id")
 
 
 def load(
@@ -97,33 +98,38 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
     family = FAMILIES[model_type]
     _check_supported(config, family, name)
     architectures = config.get("architectures")
-    heads = architectures if isinstance(architectures, list) else []
-    for head in heads:
-        family = replace(family, ignored=(*family.ignored, *family.ignored_heads.get(head, ())))
+    for head in architectures if isinstance(architectures, list) else ():
+        own = family.ignored_heads.get(str(head), ())
+        family = replace(family, ignored=(*family.ignored, *own))
 
     keys: dict[str, str] = {}
     values: dict[str, Any] = {}
     for field, names in family.config.items():
         first, *others = (names,) if isinstance(names, str) else names
-        keys[field] = next((n for n in (first, *others) if n in config), first)
+        given = [n for n in (first, *others) if config.get(n) is not None]
+        keys[field] = (*given, *(n for n in (first, *others) if n in config), first)[0]
         values[field] = config.get(keys[field], family.defaults.get(first))
     missing = sorted(keys[field] for field, value in values.items() if value is None)
     if missing:
         raise CheckpointError(f"{name} lacks {', '.join(missing)}")
     for field, value in values.items():
         kind = int | float if _TYPES[field] is float else _TYPES[field]
-        if not isinstance(value, kind) or isinstance(value, bool):
+        least = 0 if field in _CAN_BE_ZERO or kind is str else 1
+        is_small = isinstance(value, int) and value < least and kind is not int | float
+        if not isinstance(value, kind) or isinstance(value, bool) or is_small:
             raise CheckpointError(f"{name}: {keys[field]} has the invalid value {value!r}")
     if values["activation"] not in ACTIVATIONS:
         raise CheckpointError(
             f"{name}: the activation {values['activation']!r} is not one of "
             f"{', '.join(sorted(ACTIVATIONS))}"
         )
-    try:
-        derived = family.derived(config)
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise CheckpointError(f"{name} has an invalid value: {error}") from error
-    return family, model_type, EncoderConfig(**{**values, **family.constants, **derived})
+    if values["d_model"] % values["num_heads"]:
+        raise CheckpointError(
+            f"{name}: {keys['d_model']} {values['d_model']} is not divisible by "
+            f"{keys['num_heads']} {values['num_heads']}"
+        )
+    changes = {**family.constants, **family.derived({**family.defaults, **config})}
+    return family, model_type, EncoderConfig(**{**values, **changes})
 
 
 def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
@@ -138,9 +144,10 @@ def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
             f"{name} has a quantization_config; export the model from its unquantized weights"
         )
     code = config.get("auto_map") or {}
-    for path in code.values() if isinstance(code, dict) else ():
-        kind = str(path).rpartition(".")[2]
-        if not kind.startswith(family.code):
+    classes = code if isinstance(code, dict) else {"AutoModel": code}
+    for auto_class, path in classes.items():
+        is_network = auto_class == "AutoConfig" or auto_class.startswith("AutoModel")
+        if is_network and not str(path).rpartition(".")[2].startswith(family.code):
             raise CheckpointError(
                 f"{name}: auto_map names {path}, whose code is not run; without it, the model "
                 f"would be another {config['model_type']!r} model"

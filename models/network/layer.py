@@ -37,8 +37,8 @@ BIASES = frozenset({"attention", "linear1", "linear2", "norms"})
 class EncoderLayer(nn.Module):
     """Attention and feed-forward, each with a residual and a norm.
 
-    Without the last two arguments, it is equivalent to `torch.nn.TransformerEncoderLayer` with
-    `batch_first=True`, with the same state dict.
+    With the defaults of `gated` and `first_norm`, and True or False as `bias`, it is equivalent to
+    `torch.nn.TransformerEncoderLayer` with `batch_first=True`, with the same state dict.
 
     Args:
         d_model: Width of a token vector.

@@ -45,7 +45,7 @@ class Tap:
             name: Step name of the attention.
             attention: Module that computes it.
             x: Token vectors, the output of an earlier step.
-            inputs: Other inputs; its bias, if it has one, is the output of an earlier step too.
+            inputs: Other inputs. Their bias can be the output of an earlier step.
         """
 
         def run(x: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -4,11 +4,11 @@ Source: Clark et al. 2020, arXiv:2003.10555.
 """
 
 from models.export.families import bert
-from models.export.families.family import Family, Settings, tensors
+from models.export.families.family import Family, Settings, read_number, tensors
 
 
 def _embedding_width(config: Settings) -> dict[str, int]:
-    width = config.get("embedding_size", 128)
+    width = int(read_number(config, "embedding_size", 128))
     return {"embedding_width": 0 if width == config["hidden_size"] else width}
 
 

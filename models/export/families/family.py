@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from models.export.model_folder import CheckpointError
+
 
 @dataclass(frozen=True)
 class Part:
@@ -52,6 +54,19 @@ class Family:
     ignored: tuple[str, ...] = ()
     ignored_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     code: tuple[str, ...] = ()
+
+
+def read_number(config: Settings, name: str, default: float) -> float:
+    """Return a positive number of config.json; the default if it is absent or null.
+
+    Raises:
+        CheckpointError: The field is not a positive number.
+    """
+    value = config.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise CheckpointError(f"config.json: {name} has the invalid value {value!r}")
+    return value
 
 
 def tensors(*, weights: Mapping[str, str], modules: Modules) -> Tensors:

@@ -13,14 +13,14 @@ from models.network.config import AttentionConfig
 
 def _derived(config: Settings) -> dict[str, Any]:
     width = config["hidden_size"] // config["num_attention_heads"]
-    base = 10000.0 if config["model_type"] == "new" else 160000.0
-    attention = AttentionConfig(rotary=rotary.read_rotary(config, width, base))
-    return {"attention": (attention,) * config["num_hidden_layers"]}
+    base, scaling = (10000.0, "ntk") if config["model_type"] == "new" else (160000.0, "linear")
+    positions = rotary.read_rotary(config, width, base, scaling=scaling)
+    return {"attention": (AttentionConfig(rotary=positions),) * config["num_hidden_layers"]}
 
 
 GTE = Family(
     config=bert.CONFIG,
-    defaults=bert.DEFAULTS,
+    defaults={**bert.DEFAULTS, "type_vocab_size": 1},
     constants={
         "gated": True,
         "biases": frozenset({"attention", "linear2", "norms"}),
@@ -55,5 +55,5 @@ GTE = Family(
         "NewForTokenClassification": (r"classifier\..*",),
         "GteForTokenClassification": (r"classifier\..*",),
     },
-    code=("New",),
+    code=("New", "Gte"),
 )

@@ -5,7 +5,7 @@ Source: Warner et al. 2024, arXiv:2412.13663.
 
 from typing import Any
 
-from models.export.families.family import Family, Part, Settings, tensors
+from models.export.families.family import Family, Part, Settings, read_number, tensors
 from models.export.families.rotary import read_rotary
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
@@ -20,27 +20,37 @@ _BIASES = {
 
 
 def _derived(config: Settings) -> dict[str, Any]:
-    count, width = (
-        config["num_hidden_layers"],
-        config["hidden_size"] // config["num_attention_heads"],
-    )
-    full = read_rotary(config, width, 160000.0, ("global_rope_theta",), _FULL)
+    count, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    width = config["hidden_size"] // heads
+    full = read_rotary(config, width, 160000.0, name="global_rope_theta", layer_type=_FULL)
     # A null base for windows is that of the other layers; an absent one is 10000.
-    bases = ("local_rope_theta", "global_rope_theta") if "local_rope_theta" in config else ()
-    sliding = read_rotary(config, width, 10000.0, bases, _SLIDING)
+    own = full.base if "local_rope_theta" in config else 10000.0
+    sliding = read_rotary(config, width, own, name="local_rope_theta", layer_type=_SLIDING)
     # Tokens at half the window on either side, both included.
-    window = config.get("local_attention", 128) // 2
+    window = int(read_number(config, "local_attention", 128)) // 2
     kinds = {
         _FULL: AttentionConfig(rotary=full),
         _SLIDING: AttentionConfig(rotary=sliding, window=window),
     }
-    period = config.get("global_attn_every_n_layers", 3)
-    types = config.get("layer_types") or [_SLIDING if i % period else _FULL for i in range(count)]
-    if len(types) != count or not set(types) <= kinds.keys():
+    period = read_number(config, "global_attn_every_n_layers", 3)
+    types = config.get("layer_types")
+    if types is None:
+        types = [_SLIDING if i % period else _FULL for i in range(count)]
+    for name in ("layer_types", "rope_parameters"):
+        unknown = [kind for kind in config.get(name) or () if kind not in list(kinds)]
+        if unknown:
+            raise CheckpointError(
+                f"config.json: {name} has {unknown[0]!r}; supported: {', '.join(kinds)}"
+            )
+    if len(types) != count:
         raise CheckpointError(
-            f"config.json: layer_types is {types!r}; it must have {count} of {', '.join(kinds)}"
+            f"config.json: layer_types has length {len(types)}; the model has {count} layers"
         )
-    biases = [part for field, parts in _BIASES.items() if config.get(field) for part in parts]
+    biases: list[str] = []
+    for name, parts in _BIASES.items():
+        if not isinstance(config.get(name, False), bool):
+            raise CheckpointError(f"config.json: {name} has the invalid value {config[name]!r}")
+        biases += parts if config.get(name) else ()
     return {"attention": tuple(kinds[kind] for kind in types), "biases": frozenset(biases)}
 
 
@@ -53,7 +63,7 @@ MODERNBERT = Family(
         "dim_feedforward": "intermediate_size",
         "max_positions": "max_position_embeddings",
         "dropout": "mlp_dropout",
-        "activation": ("hidden_activation", "hidden_act"),
+        "activation": "hidden_activation",
         "layer_norm_eps": "norm_eps",
     },
     defaults={
@@ -69,6 +79,7 @@ MODERNBERT = Family(
         "position_embeddings": False,
     },
     derived=_derived,
+    required={"rope_scaling": None},
     layouts=(
         tensors(
             weights={"embeddings.word.weight": "embeddings.tok_embeddings.weight"},

@@ -7,39 +7,44 @@ Source: Nussbaum et al. 2024, arXiv:2402.01613.
 from typing import Any
 
 from models.export.families import bert, rotary
-from models.export.families.family import Family, Settings, tensors
+from models.export.families.family import Family, Settings, read_number, tensors
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
+_NOMIC = ("n_embd", "n_head", "n_layer")
+_NATIVE = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+
 
 def _derived(config: Settings) -> dict[str, Any]:
-    hidden = config.get("n_embd", config.get("hidden_size"))
-    heads = config.get("n_head", config.get("num_attention_heads"))
-    layers = config.get("n_layer", config.get("num_hidden_layers"))
-    width = config.get("head_dim") or hidden // heads
-    if width * heads != hidden:
+    if config.get("n_embd") is None:
+        hidden, heads, count = (config[name] for name in _NATIVE)
+        base, changes = ("rope_theta", 1000.0), {}
+    else:  # Nomic's files have other defaults
+        hidden, heads, count = (config[name] for name in _NOMIC)
+        base = ("rotary_emb_base", 10000.0)
+        changes = {"layer_norm_eps": read_number(config, "layer_norm_epsilon", 1e-5)}
+    width = hidden // heads
+    if config.get("head_dim") not in (width, None):
         raise CheckpointError(
-            f"config.json: head_dim is {width}; only {hidden // heads}, the width of the model "
-            "divided by the number of heads, is supported"
+            f"config.json: head_dim is {config['head_dim']!r}; only {width}, the width of the "
+            "model divided by the number of heads, is supported"
         )
-    # In Nomic's files an absent base is 10000, in those of transformers it is 1000.
-    default = 10000.0 if "n_embd" in config else 1000.0
-    positions = rotary.read_rotary(config, width, default, ("rope_theta", "rotary_emb_base"))
-    return {"attention": (AttentionConfig(rotary=positions),) * layers}
+    positions = rotary.read_rotary(config, width, base[1], name=base[0])
+    return {"attention": (AttentionConfig(rotary=positions),) * count, **changes}
 
 
 NOMIC_BERT = Family(
     config={
         "vocab_size": "vocab_size",
-        "d_model": ("hidden_size", "n_embd"),
-        "num_layers": ("num_hidden_layers", "n_layer"),
-        "num_heads": ("num_attention_heads", "n_head"),
-        "dim_feedforward": ("intermediate_size", "n_inner"),
+        "d_model": ("n_embd", "hidden_size"),
+        "num_layers": ("n_layer", "num_hidden_layers"),
+        "num_heads": ("n_head", "num_attention_heads"),
+        "dim_feedforward": ("n_inner", "intermediate_size"),
         "max_positions": ("n_positions", "max_position_embeddings"),
         "type_vocab_size": "type_vocab_size",
         "dropout": "hidden_dropout_prob",
         "activation": "hidden_act",
-        "layer_norm_eps": ("layer_norm_eps", "layer_norm_epsilon"),
+        "layer_norm_eps": "layer_norm_eps",
     },
     defaults={**bert.DEFAULTS, "hidden_act": "silu"},
     constants={

@@ -5,7 +5,7 @@ transformers 5 writes `rope_parameters`, by layer type in models that have sever
 """
 
 from models.export.families import bert
-from models.export.families.family import Modules, Settings, tensors
+from models.export.families.family import Modules, Settings, read_number, tensors
 from models.export.model_folder import CheckpointError
 from models.network.positions import Rotary
 
@@ -14,8 +14,10 @@ def read_rotary(
     config: Settings,
     head_width: int,
     default: float,
-    names: tuple[str, ...] = ("rope_theta",),
+    *,
+    name: str = "rope_theta",
     layer_type: str = "",
+    scaling: str = "linear",
 ) -> Rotary:
     """Return the rotary positions of a config.
 
@@ -23,34 +25,54 @@ def read_rotary(
         config: Content of config.json.
         head_width: Width of a head.
         default: Base where the config has none.
-        names: Names of the base in older files.
+        name: Name of the base in older files.
         layer_type: Key in `rope_parameters` of models with several layer types.
+        scaling: The type of scaling that the family has, "linear" or "ntk".
 
     Raises:
-        CheckpointError: The config requires a kind of rotary positions that is not supported.
+        CheckpointError: The config is invalid, or requires rotary positions that are not supported.
     """
-    parameters = config.get("rope_parameters") or {}
-    parameters = parameters.get(layer_type) or parameters
-    scaling = config.get("rope_scaling") or parameters
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    own = [parameters.get("rope_theta"), *(config.get(name) for name in names)]
-    base = float(next((value for value in own if value is not None), default))
-    factor = scaling.get("factor")
-    for name, field in (("partial_rotary_factor", 1.0), ("mixed_b", None)):
-        actual = scaling.get(name, config.get(name))
-        if actual not in (field, None):
-            raise CheckpointError(f"config.json: {name} is {actual!r}; only {field} is supported")
+    current, older = (_section(config, key) for key in ("rope_parameters", "rope_scaling"))
+    if older and (current or "rope_theta" in older):
+        raise CheckpointError(
+            "config.json: rope_scaling beside rope_parameters or with a rope_theta of its own is "
+            "not supported"
+        )
+    if layer_type:
+        current = _section(current, layer_type)
+    if head_width % 2:
+        raise CheckpointError(
+            f"config.json: rotary positions need heads of even width, not {head_width}"
+        )
+    base = read_number(config, name, default)
+    base = read_number(current, "rope_theta", base)
+    parameters = older or current
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    for field, supported in (("partial_rotary_factor", 1.0), ("mixed_b", None)):
+        actual = parameters.get(field, config.get(field))
+        if actual not in (supported, None):
+            raise CheckpointError(
+                f"config.json: {field} is {actual!r}; only {supported} is supported"
+            )
     if kind == "default":
         return Rotary(base)
-    if kind not in ("linear", "ntk") or not isinstance(factor, int | float) or factor <= 0:
+    if kind != scaling:
         raise CheckpointError(
-            f"config.json: rotary positions of the type {kind!r} with the factor {factor!r} are "
-            "not supported; supported: 'default', and 'linear' or 'ntk' with a positive factor"
+            f"config.json: rotary positions of the type {kind!r} are not supported; supported: "
+            f"'default' and {scaling!r}"
         )
+    factor = read_number(parameters, "factor", 0)
     if kind == "linear":
-        return Rotary(base, scale=float(factor))
+        return Rotary(base, scale=factor)
     # The fixed form of Alibaba's GTE models, whatever the length of a row.
-    return Rotary(base * factor, scale=float(factor) ** (2 / head_width))
+    return Rotary(base * factor, scale=factor ** (2 / head_width))
+
+
+def _section(config: Settings, name: str) -> Settings:
+    section = config.get(name) or {}
+    if not isinstance(section, dict):
+        raise CheckpointError(f"config.json: {name} is {section!r}; it must be an object")
+    return section
 
 
 # The encoders of transformers with rotary positions and post-norm layers share these names.

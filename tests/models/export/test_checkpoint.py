@@ -103,7 +103,7 @@ def test_missing_misshaped_or_unknown_tensor_raises_with_its_name(
         ({"hidden_act": ["gelu"]}, r"hidden_act has the invalid value \['gelu'\]"),
         ({"hidden_size": "32"}, "hidden_size has the invalid value '32'"),
         ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
-        ({"num_attention_heads": 5}, "d_model 32 is not divisible by num_heads 5"),
+        ({"num_attention_heads": 5}, "hidden_size 32 is not divisible by num_attention_heads 5"),
         ({"layer_norm_eps": "x"}, "layer_norm_eps has the invalid value 'x'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is True; only False is supported"),

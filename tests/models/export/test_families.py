@@ -114,7 +114,6 @@ def test_tensor_names_of_transformers_load_the_same_model(family: str, tmp_path:
     [
         {"global_rope_theta": 60.0, "local_rope_theta": 5.0, "global_attn_every_n_layers": 2},
         {"global_rope_theta": 60.0},
-        {"hidden_act": "relu", "hidden_activation": None},
     ],
 )
 def test_modernbert_config_of_earlier_transformers_is_read_as_transformers_reads_it(
@@ -126,13 +125,8 @@ def test_modernbert_config_of_earlier_transformers_is_read_as_transformers_reads
     for name in ("rope_parameters", "layer_types"):
         del config[name]
     config |= old
-    if config["hidden_activation"] is None:  # transformers has no other name for it
-        del config["hidden_activation"]
     path.write_text(json.dumps(config))
-    config_of_reference = {**config, "hidden_activation": config.get("hidden_act", "gelu")}
-    reference = transformers.ModernBertModel(
-        transformers.ModernBertConfig.from_dict(config_of_reference)
-    ).eval()
+    reference = transformers.ModernBertModel(transformers.ModernBertConfig.from_dict(config)).eval()
     reference.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert_equals(load(tmp_path)[0].encoder, reference)
 
@@ -208,6 +202,16 @@ def test_nomic_files_of_its_hub_equal_transformers(tmp_path: Path) -> None:
     assert_equals(load(tmp_path)[0].encoder, reference)
 
 
+def test_snowflake_class_names_and_other_automatic_classes_load(tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, "gte")
+    auto_map = {
+        "AutoModel": "modeling_hf_alibaba_nlp_gte.GteModel",
+        "AutoTokenizer": ["tokenizer.MyTokenizer", None],
+    }
+    edit_json(tmp_path / "config.json", auto_map=auto_map)
+    assert_equals(load(tmp_path)[0].encoder, reference)
+
+
 JINA_BERT = "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"
 
 
@@ -220,28 +224,58 @@ JINA_BERT = "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"
         (
             "modernbert",
             {"layer_types": ["full_attention"]},
-            r"layer_types is \['full_attention'\]; it must have 4 of full_attention, sliding",
+            "layer_types has length 1; the model has 4 layers",
         ),
         (
             "modernbert",
             {"local_attention": "8"},
-            "has an invalid value: unsupported operand",
+            "local_attention has the invalid value '8'",
         ),
         (
             "gte",
             {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "rotary positions of the type 'dynamic' with the factor 2.0 are not supported",
+            "rotary positions of the type 'dynamic' are not supported; supported: 'default' and",
         ),
         (
             "gte",
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 9.0}},
-            "of the type 'linear' with the factor None are not supported",
+            "factor has the invalid value 0",
         ),
         (
             "gte",
             {"partial_rotary_factor": 0.5},
             "partial_rotary_factor is 0.5; only 1.0 is supported",
         ),
+        ("gte", {"rope_parameters": [1]}, r"rope_parameters is \[1\]; it must be an object"),
+        (
+            "gte",
+            {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}},
+            "of the type 'ntk' are not supported; supported: 'default' and 'linear'",
+        ),
+        (
+            "gte",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling beside rope_par",
+        ),
+        (
+            "gte",
+            {"rope_parameters": None, "rope_scaling": {"rope_theta": 9.0}},
+            "with a rope_theta of its own",
+        ),
+        ("gte", {"rope_parameters": {"rope_theta": "x"}}, "rope_theta has the invalid value 'x'"),
+        ("gte", {"num_attention_heads": 32}, "need heads of even width, not 1"),
+        ("gte", {"num_hidden_layers": 0}, "num_hidden_layers has the invalid value 0"),
+        ("electra", {"embedding_size": "16"}, "embedding_size has the invalid value '16'"),
+        ("albert", {"num_hidden_groups": 0}, "num_hidden_groups has the invalid value 0"),
+        ("modernbert", {"layer_types": [["x"]]}, r"layer_types has \['x'\]; supported: full_att"),
+        (
+            "modernbert",
+            {"rope_parameters": {"rope_theta": 5.0}},
+            "rope_parameters has 'rope_theta'",
+        ),
+        ("modernbert", {"rope_scaling": {"factor": 2.0}}, "rope_scaling is .* only None"),
+        ("modernbert", {"attention_bias": "false"}, "attention_bias has the invalid value 'false'"),
+        ("bert", {"auto_map": JINA_BERT}, f"auto_map names {JINA_BERT}, whose code"),
         ("gte", {"logn_attention_scale": True}, "logn_attention_scale is True; only False"),
         ("nomic_bert", {"head_dim": 4}, "head_dim is 4; only 8"),
         ("nomic_bert", {"num_experts": 8}, "num_experts is 8; only 0 is supported"),
