@@ -83,7 +83,7 @@ async function showCost() {
   costs = new AbortController();
   const say = (sentence, isProblem) => {
     part(name, "cost").textContent = sentence;
-    part(name, "cost").classList.toggle("problem", isProblem);
+    part(name, "cost").classList.toggle("failed", isProblem);
   };
   try {
     const results = await Promise.all(

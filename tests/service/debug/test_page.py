@@ -227,8 +227,13 @@ def test_parity_shows_a_lamp_for_each_comparison(page: Browser) -> None:
     until(lambda: "layers.3" in texts(page, "#parity .chart text"))
 
 
-def test_request_error_is_shown_as_a_sentence_with_its_pointer(page: Browser) -> None:
+@pytest.mark.parametrize("after_cost", [False, True])
+def test_request_error_is_shown_as_a_sentence_with_its_pointer(
+    page: Browser, after_cost: bool
+) -> None:
     type_text(page, "a", " ")
+    if after_cost:  # which fails too, in a place of its own
+        until(lambda: "(at /text)" in find(page, "#attribute .cost").text)
     run(page, "attribute")
     (sentence,) = texts(page, "#attribute [role=alert]")
     assert "(at /text)" in sentence
@@ -290,10 +295,10 @@ def test_cancel_button_aborts_the_running_job(page: Browser, hold: Path) -> None
 
 def test_invalid_input_is_named_before_the_run(page: Browser) -> None:
     type_text(page, "a", " ")
-    until(lambda: "(at /text)" in find(page, "#attribute .cost.problem").text)
+    until(lambda: "(at /text)" in find(page, "#attribute .cost.failed").text)
     type_text(page, "a", "A cat on a mat")
     until(lambda: find(page, "#attribute .cost").text == "1,792 of 131,072 token steps")
-    assert not page.find_elements(By.CSS_SELECTOR, "#attribute .cost.problem")
+    assert not page.find_elements(By.CSS_SELECTOR, "#attribute .cost.failed")
 
 
 def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
