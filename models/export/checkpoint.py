@@ -28,7 +28,7 @@ from models.network.sentence_encoder import DenseHead, SentenceEncoder
 
 NO_OVERRIDES = Overrides()
 _TYPES = get_type_hints(EncoderConfig)
-_CAN_BE_ZERO = ("type_vocab_size", "position_padding_id")
+_CAN_BE_ZERO = ("type_vocab_size", "position_padding_id", "dropout", "layer_norm_eps")
 
 
 def load(
@@ -105,18 +105,19 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
     keys: dict[str, str] = {}
     values: dict[str, Any] = {}
     for field, names in family.config.items():
-        first, *others = (names,) if isinstance(names, str) else names
-        given = [n for n in (first, *others) if config.get(n) is not None]
-        keys[field] = (*given, *(n for n in (first, *others) if n in config), first)[0]
-        values[field] = config.get(keys[field], family.defaults.get(first))
+        names = (names,) if isinstance(names, str) else names
+        # The first name with a value, or else the first that is present, or else the first.
+        keys[field] = max(names, key=lambda name: (config.get(name) is not None, name in config))
+        values[field] = config.get(keys[field], family.defaults.get(names[0]))
     missing = sorted(keys[field] for field, value in values.items() if value is None)
     if missing:
         raise CheckpointError(f"{name} lacks {', '.join(missing)}")
     for field, value in values.items():
         kind = int | float if _TYPES[field] is float else _TYPES[field]
-        least = 0 if field in _CAN_BE_ZERO or kind is str else 1
-        is_small = isinstance(value, int) and value < least and kind is not int | float
-        if not isinstance(value, kind) or isinstance(value, bool) or is_small:
+        is_valid = isinstance(value, kind) and not isinstance(value, bool)
+        if is_valid and kind is not str:
+            is_valid = value >= (0 if field in _CAN_BE_ZERO else 1)
+        if not is_valid:
             raise CheckpointError(f"{name}: {keys[field]} has the invalid value {value!r}")
     if values["activation"] not in ACTIVATIONS:
         raise CheckpointError(

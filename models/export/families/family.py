@@ -1,4 +1,4 @@
-"""What a model family declares: its config fields, its tensor names and what it leaves out."""
+"""Declaration of a model family: config fields, tensor names, and what is refused or ignored."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ class Family:
     """Mapping from checkpoints of one `model_type` to `Encoder`.
 
     Attributes:
-        config: Name in config.json of each field of `EncoderConfig`, or the names that the field
-            has had, of which the first one present counts.
+        config: Name in config.json of each field of `EncoderConfig`, or several names, of which
+            the first one with a value counts.
         defaults: Default values of optional fields of config.json, by their first name.
         constants: Values of `EncoderConfig` fields that transformers hard-codes.
         derived: Returns the `EncoderConfig` fields that depend on several fields of config.json.
@@ -70,12 +70,13 @@ def read_number(config: Settings, name: str, default: float) -> float:
 
 
 def tensors(*, weights: Mapping[str, str], modules: Modules) -> Tensors:
-    """Return a layout.
+    """Return a layout of tensor names.
 
     Args:
-        weights: Checkpoint tensors of single keys.
-        modules: Checkpoint modules of modules that have a weight and can have a bias. Query, key
-            and value, or one module with all three, stand for "layers.{i}.self_attn.in_proj".
+        weights: Name of the checkpoint tensor for each key of the encoder's state dict.
+        modules: Names of the checkpoint's modules for each module of the encoder, for its weight
+            and, if it has one, its bias. "layers.{i}.self_attn.in_proj" has the modules of query,
+            key and value, or one module with all three.
     """
     layout: dict[str, Names] = {key: (name,) for key, name in weights.items()}
     for module, sources in modules.items():

@@ -61,7 +61,9 @@ def read_rotary(
             f"config.json: rotary positions of the type {kind!r} are not supported; supported: "
             f"'default' and {scaling!r}"
         )
-    factor = read_number(parameters, "factor", 0)
+    if parameters.get("factor") is None:
+        raise CheckpointError(f"config.json: rotary positions of the type {kind!r} need a factor")
+    factor = read_number(parameters, "factor", 1)
     if kind == "linear":
         return Rotary(base, scale=factor)
     # The fixed form of Alibaba's GTE models, whatever the length of a row.

@@ -239,7 +239,7 @@ JINA_BERT = "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"
         (
             "gte",
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 9.0}},
-            "factor has the invalid value 0",
+            "rotary positions of the type 'linear' need a factor",
         ),
         (
             "gte",
