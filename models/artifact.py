@@ -1,13 +1,17 @@
 """The artifact: the directory written by export and read by the service. Standard library only.
 
     manifest.json     description of the artifact, with the SHA-256 of every other file
-    model.onnx        graph for CPUs; with `--target cuda`, model.cuda.onnx beside it
+    model.onnx        graph for onnxruntime on CPUs; model.openvino.onnx for OpenVINO
+    model.weights     weights of both; engines map this file into memory
     tokenizer.json    tokenizer, without truncation and padding
     check.json        inputs of the self-check, their token ids, and PyTorch's vectors for them
     source/           weights and config of the reference model, for gradients (optional)
 
-An artifact is written to a temporary directory, which is renamed when complete. Each file is read
-once, hashed, and rejected if it is a symbolic link or its SHA-256 differs from the manifest's.
+With `--target cuda` there are model.cuda.onnx and model.cuda.weights as well.
+
+An artifact is written to a temporary directory, which is renamed when complete. Each file is
+hashed, and rejected if it is a symbolic link or its SHA-256 differs from the manifest's. Engines
+keep the weights mapped: files of an artifact in use must not be changed in place.
 """
 
 import hashlib
@@ -19,10 +23,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
@@ -39,16 +44,18 @@ class Graph:
 
     Attributes:
         file: File name in the directory.
-        target: Target hardware, "cpu" or "cuda".
+        weights: Name of the file with the graph's weights, in the same directory.
+        engine: Name of the engine that runs the graph, in `models.engines.ENGINES`.
         dtype: Dtype of the weights, "float32" or "float16".
         opset: Opset version of the default ONNX domain.
         parity: Worst agreement with PyTorch, measured at export: the fields `worst_cosine`,
-            `worst_norm` and `max_abs` of `models.export.parity.Parity`. None if no engine for the
-            target was usable.
+            `worst_norm` and `max_abs` of `models.export.parity.Parity`. None if the engine was
+            not usable.
     """
 
     file: str
-    target: str
+    weights: str
+    engine: str
     dtype: str
     opset: int
     parity: Mapping[str, float] | None
@@ -130,7 +137,8 @@ class Artifact:
         """
         if not (path / MANIFEST).is_file():
             raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}")
-        manifest = _parse(_read_regular(path, MANIFEST))
+        with _open_regular(path, MANIFEST) as stream:
+            manifest = _parse(stream.read())
         present = {
             str(file.relative_to(path)) for file in path.rglob("*") if not _is_directory(file)
         }
@@ -151,27 +159,45 @@ class Artifact:
             raise ArtifactError(
                 f"the manifest of the artifact {self.path.name} does not list {name}"
             )
-        content = _read_regular(self.path, name)
-        if hashlib.sha256(content).hexdigest() != self.manifest.files[name]:
+        with self._open(name) as stream:
+            content = stream.read()
+        self._check_hash(name, hashlib.sha256(content).hexdigest())
+        return content
+
+    def verify(self, name: str) -> Path:
+        """Return the path of a file after its content was verified, without reading it as a whole.
+
+        Raises:
+            ArtifactError: As for `read`.
+        """
+        with self._open(name) as stream:
+            self._check_hash(name, hashlib.file_digest(stream, "sha256").hexdigest())
+        return self.path / name
+
+    def _open(self, name: str) -> BufferedReader:
+        if name not in self.manifest.files:
+            raise ArtifactError(
+                f"the manifest of the artifact {self.path.name} does not list {name}"
+            )
+        return _open_regular(self.path, name)
+
+    def _check_hash(self, name: str, actual: str) -> None:
+        if actual != self.manifest.files[name]:
             raise ArtifactError(
                 f"{name} in the artifact {self.path.name} is not the exported file: "
                 "its SHA-256 differs from the manifest's; export again"
             )
-        return content
 
-    def graph(self, target: str) -> Graph:
-        """Return the description of the graph for `target`, "cpu" or "cuda".
+    def graph(self, engine: str) -> Graph:
+        """Return the description of the graph for an engine, a name in `models.engines.ENGINES`.
 
         Raises:
-            ArtifactError: The artifact has no graph for `target`.
+            ArtifactError: The artifact has no graph for the engine.
         """
         for graph in self.manifest.graphs:
-            if graph.target == target:
+            if graph.engine == engine:
                 return graph
-        raise ArtifactError(
-            f"the artifact {self.path.name} has no graph for {target}; "
-            f"export it with --target {target}"
-        )
+        raise ArtifactError(f"the artifact {self.path.name} has no graph for {engine}")
 
     def check(self) -> Check:
         """Return the inputs and reference vectors of the self-check.
@@ -253,13 +279,13 @@ def _is_directory(file: Path) -> bool:
     return stat.S_ISDIR(file.lstat().st_mode)
 
 
-def _read_regular(folder: Path, name: str) -> bytes:
-    """Return the content of a regular file, without following symbolic links."""
+def _open_regular(folder: Path, name: str) -> BufferedReader:
+    """Open a regular file, without following symbolic links."""
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise ArtifactError(f"{name} cannot be read: {error.strerror}") from error
-    with open(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ArtifactError(f"{name} is not a regular file")
-        return stream.read()
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ArtifactError(f"{name} is not a regular file")
+    return open(descriptor, "rb")

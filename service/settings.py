@@ -106,7 +106,8 @@ class EngineSettings(_Group):
     timeout_s: float = Field(
         10.0,
         gt=0,
-        description="Seconds after which a running batch is cancelled and retried in halves",
+        description="Seconds after which a running batch is cancelled and retried in halves; a "
+        "batch may always take ten times its expected duration",
     )
 
 

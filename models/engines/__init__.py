@@ -18,6 +18,7 @@ from models.engines.engine import (
     CpuEngine,
     Engine,
     EngineError,
+    GraphFile,
     Hardware,
     Run,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Engine",
     "EngineError",
     "EngineSpec",
+    "GraphFile",
     "Hardware",
     "Output",
     "Precision",
@@ -50,18 +52,18 @@ class EngineSpec:
     """An entry of `ENGINES`.
 
     Attributes:
-        target: Target of the graphs that the engine runs, "cpu" or "cuda".
+        target: Hardware of the engine, "cpu" or "cuda".
         precisions: Supported compute precisions; each is mapped to the dtype of the weights that
             the graph must have.
         unusable: Returns the reason why the engine cannot compute in a precision on this machine;
             None if it can.
-        open: Returns the engine for a serialised graph, a precision and the hardware.
+        open: Returns the engine for a graph, a precision and the hardware.
     """
 
     target: str
     precisions: Mapping[Precision, str]
     unusable: Callable[[Precision], str | None]
-    open: Callable[[bytes, Precision, Hardware], Engine]
+    open: Callable[[GraphFile, Precision, Hardware], Engine]
 
 
 # "auto" selects the first usable engine in this order.
@@ -104,29 +106,33 @@ def open_engine(
 
     Raises:
         EngineError: The engine is unknown or unusable; the message gives the reason.
-        ArtifactError: The graph file cannot be read, or its SHA-256 differs from the manifest's.
+        ArtifactError: A file of the graph cannot be read, or its SHA-256 differs from the
+            manifest's.
     """
     if name != "auto" and name not in ENGINES:
         raise EngineError(f"unknown engine {name!r}; engines: auto, {', '.join(ENGINES)}")
     reasons: list[str] = []
     for candidate in ENGINES if name == "auto" else (name,):
         spec = ENGINES[candidate]
-        if reason := _unusable(spec, precision, artifact):
+        if reason := _unusable(candidate, precision, artifact):
             reasons.append(f"{candidate} in {precision} is not usable: {reason}")
             continue
-        graph = artifact.read(artifact.graph(spec.target).file)
-        return spec.open(graph, precision, Hardware(threads or available_cpus(), gpu))
+        graph = artifact.graph(candidate)
+        weights = artifact.verify(graph.weights)
+        file = GraphFile(artifact.verify(graph.file), weights.stat().st_size)
+        return spec.open(file, precision, Hardware(threads or available_cpus(), gpu))
     raise EngineError("; ".join(reasons))
 
 
-def _unusable(spec: EngineSpec, precision: Precision, artifact: Artifact) -> str | None:
+def _unusable(name: str, precision: Precision, artifact: Artifact) -> str | None:
+    spec = ENGINES[name]
     if precision not in spec.precisions:
         return f"it computes in {', '.join(spec.precisions)} only"
-    target, dtype = spec.target, spec.precisions[precision]
-    if (target, dtype) not in {(graph.target, graph.dtype) for graph in artifact.manifest.graphs}:
+    dtype = spec.precisions[precision]
+    if (name, dtype) not in {(graph.engine, graph.dtype) for graph in artifact.manifest.graphs}:
         return (
-            f"the artifact {artifact.path.name} has no graph for {target} in {dtype}; "
-            f"export it with --target {target} --dtype {dtype}"
+            f"the artifact {artifact.path.name} has no graph for {name} in {dtype}; "
+            f"export it with --target {spec.target} --dtype {dtype}"
         )
     return spec.unusable(precision)
 

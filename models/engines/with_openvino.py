@@ -6,7 +6,14 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from models.engines.engine import CompiledGraph, CpuEngine, Engine, Hardware, missing
+from models.engines.engine import (
+    CompiledGraph,
+    CpuEngine,
+    Engine,
+    GraphFile,
+    Hardware,
+    missing,
+)
 from models.engines.outputs import Output, Precision
 from models.packing import PackedBatch, round_up
 
@@ -14,12 +21,12 @@ from models.packing import PackedBatch, round_up
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
-def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engine:
-    """Return the engine "openvino" for a serialised graph; see `models.engines.EngineSpec`."""
+def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> Engine:
+    """Return the engine "openvino" for a graph; see `models.engines.EngineSpec`."""
     import openvino
 
     core = openvino.Core()
-    model = core.read_model(graph)
+    model = core.read_model(graph.path)
 
     def compile_graph(concurrent_runs: int) -> CompiledGraph:
         compiled = core.compile_model(
@@ -37,16 +44,18 @@ def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engin
             },
         )
         idle: queue.LifoQueue[openvino.InferRequest] = queue.LifoQueue()
+        names = {port.any_name for port in compiled.inputs}  # those that the graph uses
         requests = [compiled.create_infer_request() for _ in range(concurrent_runs)]
         for request in requests:
             idle.put(request)
 
         def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
             # Rounding makes shapes repeat: OpenVINO recompiles for every new shape.
-            rounded = round_up(batch, tokens=16, length=8)
+            rounded = round_up(batch, tokens=16, length=8).inputs()
             request = idle.get()
             try:
-                request.infer(rounded.inputs(), share_inputs=True, share_outputs=True)
+                inputs = {name: rounded[name] for name in names}
+                request.infer(inputs, share_inputs=True, share_outputs=True)
                 # Copied because the next run of this InferRequest overwrites the buffer.
                 result: NDArray[np.float32] = request.get_tensor(output).data.copy()
             finally:
@@ -59,7 +68,7 @@ def open_on_cpu(graph: bytes, precision: Precision, hardware: Hardware) -> Engin
 
         return CompiledGraph(run, cancel)
 
-    return CpuEngine("openvino", precision, hardware.threads, compile_graph)
+    return CpuEngine("openvino", precision, hardware.threads, graph.weight_bytes, compile_graph)
 
 
 def cpu_unusable(precision: Precision) -> str | None:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--target",
         choices=TARGETS,
         default="cpu",
-        help="hardware; cuda adds a graph for GPUs to the one for CPUs (default: %(default)s)",
+        help="hardware; cuda adds a graph for GPUs to those for CPUs (default: %(default)s)",
     )
     parser.add_argument(
         "--dtype",
@@ -125,17 +125,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(_table(parity))
     for graph in artifact.manifest.graphs:
         if graph.parity is None:
-            print(f"The graph for {graph.target} is unverified: no engine for it is usable here.")
+            print(f"The graph for {graph.engine} is unverified: it is not usable here.")
     return 0
 
 
 def _table(parity: "list[Parity]") -> str:
     lines = [
-        f"{'Parity with PyTorch':26} {'rows':>5} {'worst cosine':>13} {'norm diff':>10} "
+        f"{'Parity with PyTorch':32} {'rows':>5} {'worst cosine':>13} {'norm diff':>10} "
         f"{'max |diff|':>11}"
     ]
     lines += [
-        f"{line.target:5} {line.case:20} {line.rows:5} {line.worst_cosine:13.9f} "
+        f"{line.engine:11} {line.case:20} {line.rows:5} {line.worst_cosine:13.9f} "
         f"{line.worst_norm:10.1e} {line.max_abs:11.1e}"
         for line in parity
     ]

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import torch
 from tokenizers import Tokenizer
 
@@ -30,7 +29,7 @@ from models.engines import ENGINES, Precision
 from models.engines.engine import missing
 from models.export.checkpoint import NO_OVERRIDES, load
 from models.export.model_folder import ModelFolder
-from models.export.onnx_graph import OPSET, VERSIONS, build_graph
+from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
 from models.export.parity import Parity, measure_parity, reference_tokens, reference_vectors
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import Source
@@ -38,7 +37,13 @@ from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
-_FILES = {"cpu": "model.onnx", "cuda": "model.cuda.onnx"}
+# Names of the files of each engine's graph.
+_GRAPHS = {
+    "onnxruntime": "model.onnx",
+    "openvino": "model.openvino.onnx",
+    "cuda": "model.cuda.onnx",
+}
+_WEIGHTS = {"cpu": "model.weights", "cuda": "model.cuda.weights"}
 
 # Inputs of the self-check. Each covers a different source of errors: a single token, a sentence,
 # punctuation, emoji, non-Latin scripts, code, a long text, and a text that is truncated.
@@ -74,7 +79,7 @@ def export(
         source: Model folder and its origin.
         out: Directory to create.
         dtype: Dtype of the weights in the graph for "cuda": "float32" or "float16".
-        target: "cpu", or "cuda" to export a graph for GPUs in addition to the one for CPUs.
+        target: "cpu", or "cuda" to export a graph for GPUs in addition to those for CPUs.
         overrides: Replacements for the model's settings.
         copy_source: Whether to copy the weights and config, which the gradient routes need.
         report: Called with a progress message at each step.
@@ -84,8 +89,7 @@ def export(
 
     Raises:
         CheckpointError: The model is invalid or unsupported.
-        ArtifactError: `out` already exists, the weights exceed the 2 GiB limit of an ONNX file, or
-            `dtype` is "float16" and `target` is "cpu".
+        ArtifactError: `out` already exists, or `dtype` is "float16" and `target` is "cpu".
         EngineError: The vectors of a graph differ from PyTorch's beyond the bounds in
             `models.engines.OUTPUTS`.
     """
@@ -97,54 +101,56 @@ def export(
     files = ModelFolder(source.folder)
     model, config = load(files, overrides)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
-    _check_size(model)
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
         check = _check(model, tokenizer, config.max_tokens)
         write_check(folder, check)
         if copy_source:
             _copy(files, folder / SOURCE)
-        graphs = tuple(
-            Graph(file=_FILES[target], target=target, dtype=dtype, opset=OPSET, parity=None)
-            for target, dtype in dtypes.items()
-        )
-        for graph in graphs:
-            report(f"Exporting {model.encoder.config.num_layers} layers for {graph.target}")
-            exact = graph.dtype == "float32"
-            weights = model if exact else copy.deepcopy(model).to(DTYPES[dtype])
-            (folder / graph.file).write_bytes(build_graph(weights, graph.target))
+        graphs: list[Graph] = []
+        for target, graph_dtype in dtypes.items():
+            report(f"Exporting {model.encoder.config.num_layers} layers for {target}")
+            graphs += _write_graphs(model, target, graph_dtype, folder)
         manifest = _manifest(source, files, model, config, graphs, hashes(folder))
         write_manifest(folder, manifest)
         parity: list[Parity] = []
         for graph in graphs:
-            if engine := _engine_for(graph):
-                report(f"Comparing the graph for {graph.target} with PyTorch")
-                parity += measure_parity(model, Artifact.load(folder), engine, dtypes[graph.target])
+            precision: Precision = "float32" if graph.dtype == "float32" else "float16"
+            if ENGINES[graph.engine].unusable(precision) is None:
+                report(f"Comparing the graph for {graph.engine} with PyTorch")
+                parity += measure_parity(model, Artifact.load(folder), graph.engine, precision)
         manifest = replace(manifest, graphs=tuple(_with_parity(g, parity) for g in graphs))
         write_manifest(folder, manifest)
     report(f"Wrote {out} in {time.monotonic() - started:.0f} s")
     return Artifact(out, manifest), parity
 
 
-def _check_size(model: SentenceEncoder) -> None:
-    size = sum(parameter.nbytes for parameter in model.parameters())
-    if size >= onnx.checker.MAXIMUM_PROTOBUF:
-        raise ArtifactError(
-            f"the weights take {size / 2**30:.1f} GiB; an ONNX file must be smaller than 2 GiB"
-        )
-
-
-def _engine_for(graph: Graph) -> str | None:
-    """Return the name of the engine that computes in the graph's dtype; None if it is unusable."""
-    for name, spec in ENGINES.items():
-        for precision, dtype in spec.precisions.items():
-            if (spec.target, precision, dtype) == (graph.target, graph.dtype, graph.dtype):
-                return None if spec.unusable(precision) else name
-    return None
+def _write_graphs(
+    model: SentenceEncoder, target: str, dtype: Precision, folder: Path
+) -> list[Graph]:
+    """Write the graphs of all engines for a target, and the weights that they share."""
+    exact = dtype == "float32"
+    graph = trace(model if exact else copy.deepcopy(model).to(DTYPES[dtype]), target)
+    write_weights(graph, folder / _WEIGHTS[target])
+    graphs: list[Graph] = []
+    for engine, file in _GRAPHS.items():
+        if ENGINES[engine].target == target:
+            (folder / file).write_bytes(graph_for(engine, graph))
+            graphs.append(
+                Graph(
+                    file=file,
+                    weights=_WEIGHTS[target],
+                    engine=engine,
+                    dtype=dtype,
+                    opset=OPSET,
+                    parity=None,
+                )
+            )
+    return graphs
 
 
 def _with_parity(graph: Graph, parity: Sequence[Parity]) -> Graph:
-    lines = [line for line in parity if line.target == graph.target]
+    lines = [line for line in parity if line.engine == graph.engine]
     if not lines:
         return graph
     worst = {
@@ -178,7 +184,7 @@ def _manifest(
     files: ModelFolder,
     model: SentenceEncoder,
     config: SentenceConfig,
-    graphs: tuple[Graph, ...],
+    graphs: Sequence[Graph],
     file_hashes: Mapping[str, str],
 ) -> Manifest:
     return Manifest(
@@ -195,7 +201,7 @@ def _manifest(
         normalize=config.normalize,
         prompts=config.prompts,
         default_prompt=config.default_prompt,
-        graphs=graphs,
+        graphs=tuple(graphs),
         files=file_hashes,
         versions={**VERSIONS, **_engine_versions()},
     )

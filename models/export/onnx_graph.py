@@ -1,46 +1,24 @@
 """Export of a sentence encoder to an ONNX graph with packed inputs."""
 
-import math
 import warnings
-from typing import Any
+from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import onnxscript
 import torch
-from onnxscript import opset20 as op
 from torch import Tensor, nn
 
 from models.add_layer_norm.onnx_nodes import onnx_translations
+from models.export.attention_nodes import lower_attention, packed_attention
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import INPUT_NAMES
 
 OPSET = 20
 _NO_LIMIT = 2**31
 OUTPUT_NAMES = ("pooled", "tokens")
-
-
-def _attention(
-    query: Any,  # noqa: ANN401
-    key: Any,  # noqa: ANN401
-    value: Any,  # noqa: ANN401
-    attn_mask: Any = None,  # noqa: ANN401
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:  # noqa: ANN401
-    """Translate attention to 6 nodes, about 10 fewer than the exporter's own translation.
-
-    The exporter's nodes compute shapes to transpose the key, and scale both query and key.
-    """
-    if is_causal or enable_gqa or dropout_p:
-        raise ValueError("causal, grouped-query and dropout attention cannot be exported")
-    # Scaling the query (L x K) is L / K times cheaper than scaling the scores (L x L).
-    query = op.Mul(query, scale or 1 / math.sqrt(query.shape[-1]))
-    scores = op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2]))  # (B, H, L, L)
-    if attn_mask is not None:
-        scores = op.Add(scores, attn_mask)
-    return op.MatMul(op.Softmax(scores, axis=-1), value)
+# Smaller constants stay in the ONNX file.
+_MIN_EXTERNAL_BYTES = 1024
 
 
 # Patterns of expected warnings, about the exporter's internals and about axes that deliberately
@@ -72,11 +50,12 @@ class _Packed(nn.Module):
         return pooled, tokens.float()
 
 
-def build_graph(model: SentenceEncoder, target: str) -> bytes:
-    """Return `model` as a serialised ONNX graph that computes in the dtype of the model's weights.
+def trace(model: SentenceEncoder, target: str) -> ir.Model:
+    """Return `model` as a graph that computes in the dtype of the model's weights.
 
     The inputs are the fields of `models.packing.PackedBatch`, with dynamic B, L and T. The outputs
-    are "pooled" `(B, W)` and "tokens" `(T, D)`, both float32.
+    are "pooled" `(B, W)` and "tokens" `(T, D)`, both float32. Attention is a placeholder, which
+    `graph_for` replaces.
 
     Args:
         model: Model in evaluation mode.
@@ -112,7 +91,7 @@ def build_graph(model: SentenceEncoder, target: str) -> bytes:
             ),
             custom_translation_table={
                 **onnx_translations(target),
-                torch.ops.aten.scaled_dot_product_attention.default: _attention,
+                torch.ops.vitrine.packed_attention.default: packed_attention,
             },
             verbose=False,
         )
@@ -122,9 +101,39 @@ def build_graph(model: SentenceEncoder, target: str) -> bytes:
     onnxscript.optimizer.optimize(
         program.model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT
     )
-    graph: onnx.ModelProto = program.model_proto
-    _strip(graph)
-    return graph.SerializeToString(deterministic=True)
+    return program.model
+
+
+def write_weights(graph: ir.Model, file: Path) -> None:
+    """Write the weights of a graph to a file, to which the graph then refers.
+
+    Args:
+        graph: Graph from `trace`; changed in place.
+        file: File to write, in the directory of the ONNX files.
+    """
+    weights = {
+        value: value.const_value
+        for value in graph.graph.initializers.values()
+        if value.const_value is not None and value.const_value.nbytes >= _MIN_EXTERNAL_BYTES
+    }
+    tensors = list(weights.values())
+    external = ir.external_data.convert_tensors_to_external(tensors, file.parent, file.name)
+    for value, tensor in zip(weights, external, strict=True):
+        value.const_value = tensor
+
+
+def graph_for(engine: str, graph: ir.Model) -> bytes:
+    """Return the serialised graph for an engine.
+
+    Args:
+        engine: Name in `models.engines.ENGINES`.
+        graph: Graph from `trace`; it stays unchanged.
+    """
+    graph = graph.clone()
+    lower_attention(graph, engine)
+    proto = ir.to_proto(graph)
+    _strip(proto)
+    return proto.SerializeToString(deterministic=True)
 
 
 def _strip(graph: onnx.ModelProto) -> None:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.artifact import Artifact
-from models.engines import ENGINES, EngineError, Precision, open_engine, self_check
+from models.engines import EngineError, Precision, open_engine, self_check
 from models.engines.outputs import OUTPUTS, compare
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import pack
@@ -22,7 +22,7 @@ class Parity:
     """Worst agreement of a graph's vectors with PyTorch's in one test case.
 
     Attributes:
-        target: Target of the graph, "cpu" or "cuda".
+        engine: Name of the engine, in `models.engines.ENGINES`.
         case: Name of the test case, for example "each row alone" or "one batch".
         rows: Number of vectors compared.
         worst_cosine: Lowest cosine similarity between a vector and PyTorch's.
@@ -31,7 +31,7 @@ class Parity:
         max_abs: Largest absolute element-wise difference.
     """
 
-    target: str
+    engine: str
     case: str
     rows: int
     worst_cosine: float
@@ -98,8 +98,7 @@ def measure_parity(
                 f"(maximum {bounds.norm:g})"
             )
         max_abs = float(np.abs(vectors - references).max())
-        target = ENGINES[name].target
-        parity.append(Parity(target, case, len(vectors), agreement.cosine, agreement.norm, max_abs))
+        parity.append(Parity(name, case, len(vectors), agreement.cosine, agreement.norm, max_abs))
     return parity
 
 

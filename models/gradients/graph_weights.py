@@ -9,6 +9,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -46,14 +48,26 @@ _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
 _LEFT_OUT_IF_ZERO = ("row", "bias")
 
 
-def compare_weights(graph: bytes, model: ReferenceModel) -> tuple[WeightDifference, ...]:
+class LoadedGraph(NamedTuple):
+    """A graph, and the folder with the file of its weights."""
+
+    model: onnx.ModelProto
+    folder: Path
+
+    @classmethod
+    def load(cls, file: Path) -> "LoadedGraph":
+        """Return the graph in a file, without its weights."""
+        return cls(onnx.load(file, load_external_data=False), file.parent)
+
+
+def compare_weights(graph: LoadedGraph, model: ReferenceModel) -> tuple[WeightDifference, ...]:
     """Compare every weight of the reference model with the same weight in the graph.
 
     Args:
-        graph: Serialised CPU graph, in float32.
+        graph: CPU graph, in float32.
         model: Reference model of the graph.
     """
-    used = _weights_of_nodes(onnx.load_from_string(graph))
+    used = _weights_of_nodes(graph)
     return tuple(
         WeightDifference(name, _weight_difference(kind, expected, actual))
         for kind, weights in _model_weights(model).items()
@@ -108,16 +122,16 @@ def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, named[name]) for name in after)
 
 
-def _weights_of_nodes(model: onnx.ModelProto) -> dict[str, list[Array | None]]:
+def _weights_of_nodes(graph: LoadedGraph) -> dict[str, list[Array | None]]:
     """Return the graph's weights by kind, in the order of the nodes that use them.
 
     A weight that a node of this type can have, but this node does not have, is None. Weights that
     onnxruntime's quantizer has rounded to integers are returned as the floats they stand for.
     """
-    weights = _floats(model)
+    weights = _floats(graph)
     used = defaultdict(list)
     is_quantized = False
-    for node in model.graph.node:
+    for node in graph.model.graph.node:
         kinds = _INPUTS.get(node.op_type, {})
         is_quantized |= node.op_type == "MatMulInteger"
         if is_quantized and node.op_type == "Add":
@@ -136,9 +150,12 @@ def _weights_of_nodes(model: onnx.ModelProto) -> dict[str, list[Array | None]]:
     return used
 
 
-def _floats(model: onnx.ModelProto) -> dict[str, Array]:
+def _floats(graph: LoadedGraph) -> dict[str, Array]:
     """Return the graph's constant arrays of float32, and its quantized arrays as float32."""
-    constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    constants = {
+        tensor.name: onnx.numpy_helper.to_array(tensor, base_dir=str(graph.folder))
+        for tensor in graph.model.graph.initializer
+    }
     floats = {n: v for n, v in constants.items() if v.dtype == np.float32 and v.ndim}
     for name, integers in constants.items():
         base = name.removesuffix(_QUANTIZED)

@@ -1,10 +1,11 @@
 """Parity: comparison of the served model with the reference model.
 
 The comparisons complement each other: the files on disk, token ids, vectors of the serving engine,
-weights of the CPU graph, its tokens after each layer, and LayerNormalization on numerically
-difficult rows. A GPU graph is exported from the same weights as the CPU graph.
+weights of the graph for onnxruntime, its tokens after each layer, and LayerNormalization on
+numerically difficult rows. The other graphs are exported from the same weights.
 """
 
+import copy
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from models.add_layer_norm.reference import forward_steps
 from models.artifact import Artifact
 from models.engines import OUTPUTS, Precision, available_cpus, cosines
 from models.engines.with_onnxruntime import onnxruntime_session
-from models.gradients.graph_weights import compare_weights
+from models.gradients.graph_weights import LoadedGraph, compare_weights
 from models.gradients.inputs import Row
 from models.gradients.layer_norm_trace import norm_names
 from models.gradients.reference_model import ReferenceModel
@@ -104,16 +105,16 @@ def parity(
         tokenized: Token ids of texts.
 
     Raises:
-        ArtifactError: The artifact has no CPU graph.
+        ArtifactError: The artifact has no graph for onnxruntime.
         ValueError: `rows` is empty, or the widths of the vectors differ.
     """
     config = model.network.encoder.config
-    file = artifact.graph("cpu").file
+    file = artifact.graph("onnxruntime").file
     weights: tuple[WeightDifference, ...] = ()
     curve: tuple[LayerDifference, ...] = ()
     unreadable = first = None
     try:
-        graph = (artifact.path / file).read_bytes()
+        graph = LoadedGraph.load(artifact.path / file)
         weights, (curve, first) = (
             compare_weights(graph, model),
             first_divergence(graph, model, rows),
@@ -186,12 +187,12 @@ def _difference(served: Array, expected: Array) -> tuple[float, float]:
 
 
 def first_divergence(
-    graph: bytes, model: ReferenceModel, rows: Sequence[Row]
+    graph: LoadedGraph, model: ReferenceModel, rows: Sequence[Row]
 ) -> tuple[tuple[LayerDifference, ...], str | None]:
     """Compare the tokens after each layer, and find the first layer that diverges.
 
     Args:
-        graph: Serialised CPU graph.
+        graph: CPU graph.
         model: Reference model of the graph.
         rows: Inputs of graph and reference model; at least one.
 
@@ -199,14 +200,16 @@ def first_divergence(
         A difference for each layer from "embeddings" on, and the name of the first layer whose
         relative difference exceeds `MAX_RELATIVE`, or None.
     """
-    onnx_model = onnx.load_from_string(graph)
+    onnx_model = copy.deepcopy(graph.model)
     names = _layer_outputs(onnx_model, model)
     onnx_model.graph.output.extend(
         onnx.helper.make_empty_tensor_value_info(name)
         for name in names.values()
         if name != "tokens"
     )
-    session = onnxruntime_session(onnx_model.SerializeToString(), available_cpus())
+    session = onnxruntime_session(
+        onnx_model.SerializeToString(), available_cpus(), folder=graph.folder
+    )
     outputs = session.run(list(names.values()), _pack(rows).inputs())
     served = dict(zip(names, outputs, strict=True))
     passes = [_outputs(model, row) for row in rows]

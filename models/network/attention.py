@@ -1,7 +1,7 @@
 """Multi-head self-attention on dense (padded) and packed batches.
 
-Attention is the only step that depends on which tokens share a row; `Rows` describes that. All
-other steps treat each token separately.
+Attention is the only step that depends on which tokens share a row. All other steps treat each
+token separately.
 
 Source: Vaswani et al. 2017, arXiv:1706.03762.
 """
@@ -13,43 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.network.packed_attention import PackedRows, packed_attention
 from models.network.positions import Rotation, rotate
-
-# Added to the attention scores of padding keys. It is finite in float16, and low enough that the
-# softmax gives padding keys a weight of exactly zero.
-PADDING_SCORE = -30000.0
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Index maps between the packed layout `(T, D)` and the padded layout `(B, L, D)` of a batch.
-
-    Attributes:
-        padded_index: `(B, L)`, index into the T packed tokens for each padded position; None for a
-            dense batch.
-        packed_index: `(T,)`, index into the `B * L` padded positions for each packed token; None
-            for a dense batch.
-    """
-
-    padded_index: Tensor | None = None
-    packed_index: Tensor | None = None
-
-    def pad(self, x: Tensor) -> Tensor:
-        """Return packed values `(T, ...)` as `(B, L, ...)`; return a dense batch unchanged."""
-        if self.padded_index is None:
-            return x
-        # index_select, because the ONNX exporter translates x[index] to GatherND, which is slower.
-        flat = x.index_select(0, self.padded_index.reshape(-1))  # (B * L, ...)
-        return flat.view(*self.padded_index.shape, *x.shape[1:])
-
-    def pack(self, x: Tensor) -> Tensor:
-        """Return padded values `(B, L, ...)` as `(T, ...)`; return a dense batch unchanged."""
-        if self.packed_index is None:
-            return x
-        return x.flatten(0, 1).index_select(0, self.packed_index)
-
-
-DENSE = Rows()
 
 
 @dataclass(frozen=True)
@@ -57,14 +22,15 @@ class AttentionInputs:
     """Inputs of a layer's attention besides the token vectors.
 
     Attributes:
-        bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias.
+        bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias. In a
+            dense batch it includes the masks of padding and of the window.
         rotation: Rotation of queries and keys by their positions; None: no rotation.
-        rows: Index maps of a packed batch; `DENSE` for a dense batch.
+        packed: Layout and window of a packed batch; None for a dense batch.
     """
 
     bias: Tensor | None = None
     rotation: Rotation | None = None
-    rows: Rows = DENSE
+    packed: PackedRows | None = None
 
 
 NO_INPUTS = AttentionInputs()
@@ -92,10 +58,13 @@ class SelfAttention(nn.Module):
         If all scores of a query are minus infinity, its context is zero instead of NaN.
         """
         q, k, v = self.rotated(self.project(x), inputs)
-        q, k, v = (self.heads(inputs.rows.pad(part)) for part in (q, k, v))  # (B, H, L, K)
+        if inputs.packed is not None:
+            context = packed_attention(q, k, v, inputs.packed, inputs.bias, self.num_heads)
+            return self.out_proj(context)
+        q, k, v = (self.heads(part) for part in (q, k, v))  # (B, H, L, K)
         dropout = self.dropout if self.training else 0.0
         context = F.scaled_dot_product_attention(q, k, v, inputs.bias, dropout)  # (B, H, L, K)
-        return self.out_proj(inputs.rows.pack(context.transpose(1, 2).flatten(2)))
+        return self.out_proj(context.transpose(1, 2).flatten(2))
 
     def heads(self, x: Tensor) -> Tensor:
         """Return `x` `(B, L, D)` split into heads, `(B, H, L, K)`."""

@@ -5,20 +5,15 @@ Source: Devlin et al. 2018, arXiv:1810.04805.
 
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from models.add_layer_norm import LayerNorm
-from models.network.attention import DENSE, PADDING_SCORE, AttentionInputs, Rows
+from models.network.attention import AttentionInputs
 from models.network.config import AttentionConfig, EncoderConfig
 from models.network.embeddings import Embeddings
 from models.network.layer import EncoderLayer
-from models.network.positions import (
-    RelativePositionBias,
-    is_outside_window,
-    position_ids,
-    rotation,
-)
+from models.network.packed_attention import PackedRows, Rows, mask_bias
+from models.network.positions import RelativePositionBias, position_ids, rotation
 from models.network.taps import NO_TAP, Tap
 
 
@@ -176,7 +171,7 @@ class Encoder(nn.Module):
         positions: Tensor,
         length: int,
         attention_mask: Tensor | None = None,
-        rows: Rows = DENSE,
+        rows: Rows | None = None,
         tap: Tap = NO_TAP,
     ) -> tuple[AttentionInputs, ...]:
         """Return the inputs of each layer's attention besides the token vectors.
@@ -188,42 +183,31 @@ class Encoder(nn.Module):
             positions: Position of each token, `(B, L)` or `(T,)`.
             length: Length of the longest row, L.
             attention_mask: `(B, L)`, 1 or True at tokens, 0 or False at padding; None: no padding.
-            rows: Index maps of a packed batch; `DENSE` for a dense batch.
+                Required for a packed batch.
+            rows: Index maps of a packed batch; None for a dense batch.
             tap: Tap that runs each step.
         """
         head_width = self.config.d_model // self.config.num_heads
-        full = self._full_bias(x, length, attention_mask, tap)
-        biases = {
-            window: full if window is None else _windowed(x, full, length, window)
-            for window in {attention.window for attention in self._attention}
-        }
+        relative = None
+        if (module := self.relative_bias) is not None:
+            relative = tap.step("relative_bias", module, lambda: module(length))  # (1, H, L, L)
         rotations = {
             rotary: None if rotary is None else rotation(positions, rotary, head_width, x.dtype)
             for rotary in {attention.rotary for attention in self._attention}
         }
+        windows = {attention.window for attention in self._attention}
+        if rows is not None and attention_mask is not None:
+            packed = {window: PackedRows(rows, attention_mask, window) for window in windows}
+            return tuple(
+                AttentionInputs(relative, rotations[attention.rotary], packed[attention.window])
+                for attention in self._attention
+            )
+        masks = {window: mask_bias(x, length, attention_mask, window) for window in windows}
+        biases = {
+            window: relative if mask is None else mask if relative is None else relative + mask
+            for window, mask in masks.items()
+        }
         return tuple(
-            AttentionInputs(biases[attention.window], rotations[attention.rotary], rows)
+            AttentionInputs(biases[attention.window], rotations[attention.rotary])
             for attention in self._attention
         )
-
-    def _full_bias(
-        self, x: Tensor, length: int, attention_mask: Tensor | None, tap: Tap
-    ) -> Tensor | None:
-        """Return the sum of the relative position bias and the mask of padding keys.
-
-        It is broadcastable to `(B, H, L, L)`; None without either.
-        """
-        bias = None
-        if (relative := self.relative_bias) is not None:
-            bias = tap.step("relative_bias", relative, lambda: relative(length))  # (1, H, L, L)
-        if attention_mask is None:
-            return bias
-        padding = ((1.0 - attention_mask.to(x.dtype)) * PADDING_SCORE)[:, None, None, :]
-        return padding if bias is None else bias + padding
-
-
-def _windowed(x: Tensor, bias: Tensor | None, length: int, window: int) -> Tensor:
-    """Return the bias with `PADDING_SCORE` at queries and keys more than `window` apart."""
-    outside = is_outside_window(length, window, x.device)[None, None]  # (1, 1, L, L)
-    bias = x.new_zeros(()) if bias is None else bias
-    return torch.where(outside, x.new_tensor(PADDING_SCORE), bias)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.network.attention import Rows
 from models.network.encoder import Encoder
+from models.network.packed_attention import Rows
 from models.network.pooling import pool
 from models.network.taps import NO_TAP, Tap
 

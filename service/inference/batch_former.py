@@ -6,6 +6,8 @@
 - Filling: the batch is then filled with the items closest in length to its first item, from any
   request, oldest first within each length. Filling stops before an item that would exceed the cost
   budget (tokens, plus attention over padded rows), or that would cost less in a separate batch.
+- Long items: an item that costs more than several full batches gets at most every second turn, or
+  half of the streams, while shorter items are queued. So these wait for one long batch at most.
 - Splitting: a batch is also full once it has the share `1 / streams` of all queued and running
   tokens. Otherwise the first stream would take all items and leave the other streams idle.
 """
@@ -20,16 +22,21 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
+# Cost of a long item, in full batches: the time that a short item may have to wait for it is a
+# multiple of the usual one.
+_LONG = 4
+
 # Number of queued requests that `tokens_ahead` samples, which takes 0.1 ms.
 _SAMPLED_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[Item]):
-    """Items that run together, and their total number of tokens."""
+    """Items that run together, their total number of tokens, and their cost."""
 
     items: Sequence[Item] = ()
     tokens: int = 0
+    cost: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -84,6 +91,8 @@ class BatchFormer(Generic[Item]):
         self._by_length: dict[int, _Entries[Item]] = {}
         self._queued_tokens = 0
         self._running_tokens = 0
+        self._running_long = 0
+        self._last_was_long = False
         self._lock = threading.Lock()
 
     @property
@@ -137,11 +146,16 @@ class BatchFormer(Generic[Item]):
         """
         with self._lock:
             self._running_tokens -= ended.tokens
+            self._running_long -= self._is_long(ended.cost)
             entries = self._next_batch()
             tokens = sum(entry.length for entry in entries)
+            longest = max((entry.length for entry in entries), default=0)
+            cost = self._cost(tokens, len(entries), longest)
             self._running_tokens += tokens
+            self._running_long += self._is_long(cost)
+            self._last_was_long = self._is_long(cost)
             self._remove(entries)
-        return Batch([entry.item for entry in entries], tokens)
+        return Batch([entry.item for entry in entries], tokens, cost)
 
     def _next_batch(self) -> list[_QueueEntry[Item]]:
         self._drop_removed()
@@ -168,6 +182,9 @@ class BatchFormer(Generic[Item]):
     def _cost(self, tokens: int, rows: int, longest: int) -> float:
         return tokens + self._pair_cost * rows * longest**2
 
+    def _is_long(self, cost: float) -> bool:
+        return cost > _LONG * self._max_cost
+
     def _drop_removed(self) -> None:
         """Drop the removed entries at the head of each length's queue.
 
@@ -181,16 +198,34 @@ class BatchFormer(Generic[Item]):
                 del self._by_length[length]
 
     def _next_turn(self) -> _QueueEntry[Item] | None:
-        """Advance the ring to the next request, and return its oldest queued item."""
-        while self._ring:
+        """Advance the ring to the next request, and return its oldest queued item.
+
+        While long items have had their share of turns, requests with one are skipped.
+        """
+        skips_long = (
+            self._last_was_long if self.streams == 1 else self._running_long >= self.streams // 2
+        )
+        skipped: list[QueuedRequest[Item]] = []
+        turn = None
+        while turn is None and self._ring:
             request = self._ring.popleft()
             entries = request.entries
             while entries and entries[0].is_removed:
                 entries.popleft()
-            if entries:
-                self._ring.append(request)
-                return entries[0]
-        return None
+            if not entries:
+                continue
+            length = entries[0].length
+            if skips_long and self._is_long(self._cost(length, 1, length)):
+                skipped.append(request)
+            else:
+                turn = request
+        if turn is None and skipped:
+            turn = skipped.pop(0)
+        self._ring.extendleft(reversed(skipped))
+        if turn is None:
+            return None
+        self._ring.append(turn)
+        return turn.entries[0]
 
     def _nearest(self, first: _QueueEntry[Item]) -> Iterator[_QueueEntry[Item]]:
         """Yield the queued items other than `first`, those closest in length to it first."""

@@ -12,8 +12,9 @@ results and future, belong to the event loop.
 - Failures: a batch whose run raises is bisected until the failing item is alone. Its request fails,
   and the other requests get their results. If the probe fails too, the engine is broken: all
   callers fail, the batcher stops and `on_stop` is called.
-- Timeouts: a run that exceeds the timeout is cancelled, which makes it raise. If it does not return
-  even then, the batcher stops in the same way, because a thread cannot be killed.
+- Timeouts: a run that exceeds the timeout, or ten times its expected duration if that is longer, is
+  cancelled, which makes it raise. If it does not return even then, the batcher stops in the same
+  way, because a thread cannot be killed.
 """
 
 import asyncio
@@ -27,6 +28,10 @@ from service.inference.batch_former import Batch, BatchFormer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+# A run may take this many times its expected duration: the host may be busy, and the cost of a row
+# is an estimate.
+_MARGIN = 10
 
 # Seconds to wait for a cancelled run, which ends at its next operator.
 _CANCEL_S = 1.0
@@ -137,17 +142,21 @@ class _Stream(Generic[Item, Result]):
     Attributes:
         batch: The running batch; an empty batch while the queue is empty.
         began: Start time of the latest run: a whole batch, a part of a failed batch, or the probe.
+        limit_s: Seconds after which the latest run is cancelled.
         cancellations: Number of cancellations by the batcher before the latest run began.
         recent_s: Sum of the durations of successful batches, in seconds. Older batches count less:
             the sum decays by 10 % per batch.
         recent_tokens: Sum of the tokens of the same batches, with the same decay.
+        recent_cost: Sum of the costs of the same batches, with the same decay.
     """
 
     batch: Batch[RequestItem[Item, Result]] = field(default_factory=Batch)
     began: float = 0.0
+    limit_s: float = 0.0
     cancellations: int = 0
     recent_s: float = 0.0
     recent_tokens: float = 0.0
+    recent_cost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -176,7 +185,9 @@ class Batcher(Generic[Item, Result]):
             engine.
         cancel: Makes all runs in flight raise.
         max_queue_tokens: Maximum number of queued tokens.
-        timeout_s: Seconds after which a run is cancelled.
+        timeout_s: Seconds after which a run is cancelled, unless it is expected to take longer than
+            a tenth of them.
+        cost_s: Expected seconds per unit of a batch's cost, before the first batch.
         on_stop: Called with the error when the batcher stops because of a failure, after all
             pending requests have failed.
         clock: Clock; None: the system's monotonic clock.
@@ -192,6 +203,7 @@ class Batcher(Generic[Item, Result]):
         cancel: Callable[[], None],
         max_queue_tokens: int,
         timeout_s: float,
+        cost_s: float,
         on_stop: Callable[[BaseException], None],
         clock: Clock | None = None,
     ) -> None:
@@ -203,6 +215,7 @@ class Batcher(Generic[Item, Result]):
         self._cancellations = 0
         self._max_queue_tokens = max_queue_tokens
         self._timeout_s = timeout_s
+        self._cost_s = cost_s
         self._on_stop = on_stop
         self._clock = clock or Clock()
         self._streams: list[_Stream[Item, Result]] = [_Stream() for _ in range(former.streams)]
@@ -349,6 +362,8 @@ class Batcher(Generic[Item, Result]):
             entry.request.progressed = stream.began
 
     def _begin(self, stream: _Stream[Item, Result]) -> None:
+        cost_s = stream.recent_s / stream.recent_cost if stream.recent_cost else self._cost_s
+        stream.limit_s = max(self._timeout_s, _MARGIN * cost_s * stream.batch.cost)
         stream.began, stream.cancellations = self._clock.now(), self._cancellations
 
     def _run_until_queue_is_empty(self, stream: _Stream[Item, Result]) -> BaseException | None:
@@ -359,6 +374,7 @@ class Batcher(Generic[Item, Result]):
                 return error
             stream.recent_s = 0.9 * stream.recent_s + self._clock.now() - stream.began
             stream.recent_tokens = 0.9 * stream.recent_tokens + stream.batch.tokens
+            stream.recent_cost = 0.9 * stream.recent_cost + stream.batch.cost
             self._next_batch(stream)
         return None
 
@@ -450,8 +466,8 @@ class Batcher(Generic[Item, Result]):
         runs = self._loop.run_in_executor(self._threads, work, *arguments)
         took_too_long = False
         while not runs.done():
-            began = stream.began
-            await self._clock.wait(runs, began + self._timeout_s - self._clock.now())
+            began, limit_s = stream.began, stream.limit_s
+            await self._clock.wait(runs, began + limit_s - self._clock.now())
             if runs.done() or stream.began > began:
                 continue
             self._cancel()
@@ -459,7 +475,7 @@ class Batcher(Generic[Item, Result]):
             await self._clock.wait(runs, _CANCEL_S)
             took_too_long = stream.began == began
             if took_too_long and not runs.done():
-                raise TimeoutError(f"a batch did not return within {self._timeout_s:g} s")
+                raise TimeoutError(f"a batch did not return within {limit_s:g} s")
         error = runs.result()
         if error is None:
             return None

@@ -66,7 +66,8 @@ class ModelOptions:
         precision: Precision of the engine.
         threads: Number of CPUs that a CPU engine keeps busy; 0: all CPUs of the process.
         gpu: Index of the GPU for the engine "cuda".
-        run_timeout_s: Seconds after which a running batch is cancelled and retried in halves.
+        run_timeout_s: Seconds after which a running batch is cancelled and retried in halves,
+            unless it is expected to take longer than a tenth of them.
         max_cost: Maximum cost of a batch, in tokens (see `batch_former`); 0: the engine's default.
         max_queue_tokens: Maximum number of queued tokens; calls beyond it raise `Overloaded`.
         max_chars: Maximum number of characters per text.
@@ -382,7 +383,8 @@ async def open_model(
         EngineError: The engine is unavailable on this machine, or fails the self-check.
     """
     metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
-    artifact, tokenizer, engine, agreement = await asyncio.to_thread(_open, Path(path), options)
+    opened = await asyncio.to_thread(_open, Path(path), options)
+    artifact, tokenizer, engine, agreement, self_check_s = opened
     max_cost = options.max_cost or engine.batches.max_tokens
     # A layer takes 24 D^2 operations per token and 4 D per query-key pair. The latter run six times
     # slower, so that a pair costs 6 * 4 D / (24 D^2) = 1 / D tokens.
@@ -392,6 +394,10 @@ async def open_model(
 
     run = partial(_run, engine, metrics)
     check = artifact.check()
+    # The self-check runs the check inputs once per output and compiled graph.
+    lengths = list(map(len, check.rows))
+    check_cost = sum(lengths) + pair_cost * len(lengths) * max(lengths) ** 2
+    cost_s = self_check_s / (check_cost * len(engine.runs) * len(get_args(Output)))
     probe = [BatchItem(Row(check.rows[0], truncated=False, prompt_tokens=0), "pooled")]
     batcher: Batcher[BatchItem, Vectors] = Batcher(
         run,
@@ -407,6 +413,7 @@ async def open_model(
         cancel=engine.cancel,
         max_queue_tokens=options.max_queue_tokens,
         timeout_s=options.run_timeout_s,
+        cost_s=cost_s,
         on_stop=on_stop or _log_stop,
     )
     model = Model(
@@ -418,7 +425,7 @@ async def open_model(
         batcher=batcher,
         max_cost=max_cost,
         max_token_vectors=options.max_token_vectors,
-        graph_sha256=artifact.manifest.files[artifact.graph(engine.target).file],
+        graph_sha256=artifact.manifest.files[artifact.graph(engine.name).file],
         self_check=agreement,
         check=check,
         files={**artifact.manifest.files, MANIFEST: sha256(artifact.path / MANIFEST)},
@@ -441,11 +448,14 @@ async def open_model(
 
 def _open(
     path: Path, options: ModelOptions
-) -> tuple[Artifact, TextTokenizer, Engine, Mapping[Output, Agreement]]:
+) -> tuple[Artifact, TextTokenizer, Engine, Mapping[Output, Agreement], float]:
+    """Return the parts of a model, and the duration of the engine's self-check in seconds."""
     artifact = Artifact.load(path)
     tokenizer = TextTokenizer(artifact, options.max_chars)
     engine = open_engine(artifact, options.engine, options.precision, options.threads, options.gpu)
-    return artifact, tokenizer, engine, self_check(engine, artifact)
+    started = time.monotonic()
+    agreement = self_check(engine, artifact)
+    return artifact, tokenizer, engine, agreement, time.monotonic() - started
 
 
 def _log_stop(error: BaseException) -> None:

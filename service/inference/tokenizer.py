@@ -11,6 +11,7 @@ from tokenizers import Encoding, Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
+from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of, tokens_span_words
 
 # Maximum number of characters per call of the tokenizer library; a longer text has its own call.
 _SLICE_CHARS = 200_000
@@ -80,6 +81,8 @@ class TextTokenizer:
         self._manifest = manifest
         self._max_chars = max_chars
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._tokens_span_words = tokens_span_words([token.content for token in added])
         # Number of tokens that are not pooled, by name of the prompt.
         self._skipped_tokens = {
             name: 0 if manifest.include_prompt or not text else self._prompt_tokens(text)
@@ -265,12 +268,38 @@ class TextTokenizer:
     ) -> list[Encoding]:
         is_left = on_overflow == "truncate_left"
         tokenizer = self._truncating_left if is_left else self._tokenizer
+        # Offsets count from the start of the text, which a part at the end lacks.
+        is_cut = not (self._tokens_span_words or (is_left and with_offsets))
+        chars = CHARS_PER_TOKEN * self._manifest.max_tokens
+        if not is_cut or max(map(len, texts), default=0) <= 2 * chars:
+            return self._encode_whole(tokenizer, texts, with_offsets)
+        encodings: dict[int, Encoding] = {}
+        while len(encodings) < len(texts):
+            parts = {
+                index: part_of(text, chars, at_end=is_left)
+                for index, text in enumerate(texts)
+                if index not in encodings
+            }
+            encoded = self._encode_whole(tokenizer, list(parts.values()), with_offsets)
+            for (index, part), encoding in zip(parts.items(), encoded, strict=True):
+                if len(part) == len(texts[index]) or self._overflow(encoding) >= MARGIN:
+                    encodings[index] = encoding
+            chars *= 4
+        return [encodings[index] for index in range(len(texts))]
+
+    def _encode_whole(
+        self, tokenizer: Tokenizer, texts: Sequence[str], with_offsets: bool
+    ) -> list[Encoding]:
         with _panics_as_errors():
             if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
                 return [tokenizer.encode(texts[0])]
             encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
             encodings: list[Encoding] = encode(texts)
             return encodings
+
+    def _overflow(self, encoding: Encoding) -> int:
+        """Return the number of tokens that were cut off."""
+        return sum(len(part) - self._special_tokens for part in encoding.overflowing)
 
     @cached_property
     def _without_truncation(self) -> Tokenizer:

@@ -266,7 +266,7 @@ def sorted_batches(rows: list[list[int]], max_tokens: int = 512) -> list[PackedB
 
 def operations_per_token() -> int:
     """Return the FLOPs per token of all linear layers."""
-    graph = onnx.load_from_string(Artifact.load(ARTIFACT).read("model.onnx")).graph
+    graph = onnx.load(ARTIFACT / "model.onnx", load_external_data=False).graph
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in graph.initializer}
     return sum(2 * sizes[node.input[1]] for node in graph.node if node.op_type == "Gemm")
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.export.checkpoint import load
-from models.export.onnx_graph import build_graph
+from models.export.onnx_graph import graph_for, trace
 from models.packing import pack
 from tests.models.checkpoints import save_checkpoint
 from tests.models.export.test_families import CASES, LENGTHS, rows
@@ -29,7 +29,8 @@ def differences(family: str, changes: dict[str, object]) -> Array:
     ids = rows(LENGTHS)
     with tempfile.TemporaryDirectory() as folder:
         reference = save_checkpoint(Path(folder), family, **changes)
-        session = onnxruntime_session(build_graph(load(Path(folder))[0], "cpu"), 1)
+        graph = graph_for("onnxruntime", trace(load(Path(folder))[0], "cpu"))
+        session = onnxruntime_session(graph, 1)
     expected = np.stack([_vector(reference, row) for row in ids])  # (B, D)
     batches = ([[row] for row in ids], [ids])
     worst = []

@@ -25,7 +25,7 @@ def copy(artifact: Artifact, tmp_path: Path) -> Path:
 def read_everything(path: Path) -> None:
     artifact = Artifact.load(path)
     for name in artifact.manifest.files:
-        artifact.read(name)
+        artifact.verify(name)
 
 
 def test_intact_artifact_reads_without_error(copy: Path) -> None:
@@ -38,7 +38,7 @@ def test_manifest_describes_the_exported_model(artifact: Artifact) -> None:
     assert manifest.weights_sha256["model.safetensors"].startswith("53aa51172d142c89")
     assert (manifest.width, manifest.max_tokens, manifest.vocab_size) == (384, 256, 30522)
     assert (manifest.pooling, manifest.normalize) == (("mean",), True)
-    parity = artifact.graph("cpu").parity
+    parity = artifact.graph("onnxruntime").parity
     assert parity is not None
     assert parity["worst_cosine"] > 1 - 1e-9
     lengths = [len(row) for row in artifact.check().rows]
@@ -46,7 +46,7 @@ def test_manifest_describes_the_exported_model(artifact: Artifact) -> None:
     assert max(lengths) == 256
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "tokenizer.json", "check.json"])
+@pytest.mark.parametrize("name", ["model.onnx", "model.weights", "tokenizer.json", "check.json"])
 def test_changed_byte_raises_artifact_error_naming_the_file(copy: Path, name: str) -> None:
     content = bytearray((copy / name).read_bytes())
     content[len(content) // 2] ^= 1
@@ -97,9 +97,9 @@ def test_folder_without_manifest_is_rejected(tmp_path: Path) -> None:
     [
         ("{", "manifest.json is invalid"),
         ("[]", "manifest.json is invalid"),
-        ('{"format": 2}', "manifest.json is invalid"),
-        ('{"format": 2, "graphs": [], "pooling": [], "files": null}', "manifest.json is invalid"),
-        ('{"format": 99}', "has format 99; format 2 is required: export again"),
+        ('{"format": 3}', "manifest.json is invalid"),
+        ('{"format": 3, "graphs": [], "pooling": [], "files": null}', "manifest.json is invalid"),
+        ('{"format": 99}', "has format 99; format 3 is required: export again"),
     ],
 )
 def test_invalid_manifest_raises_artifact_error(tmp_path: Path, content: str, message: str) -> None:
@@ -113,8 +113,8 @@ def test_file_outside_the_manifest_cannot_be_read(artifact: Artifact) -> None:
         artifact.read("../secret")
 
 
-def test_missing_graph_error_names_the_export_option(artifact: Artifact) -> None:
-    with pytest.raises(ArtifactError, match="no graph for cuda; export it with --target cuda"):
+def test_missing_graph_error_names_the_engine(artifact: Artifact) -> None:
+    with pytest.raises(ArtifactError, match="minilm has no graph for cuda"):
         artifact.graph("cuda")
 
 

@@ -195,7 +195,8 @@ def test_run_uses_all_threads_only_when_no_run_overlaps() -> None:
 
         return CompiledGraph(run, cancel=lambda: None)
 
-    engine = CpuEngine("fake", "float32", 2, {2: compiled("one"), 1: compiled("all")}.__getitem__)
+    graphs = {2: compiled("one"), 1: compiled("all")}
+    engine = CpuEngine("fake", "float32", 2, 0, graphs.__getitem__)
     short, held = pack([[1]]), pack([[1], [2]])
     engine.run(short)
     engine.run(short)

@@ -236,13 +236,13 @@ def test_damaged_artifact_is_refused_with_the_name_of_the_file(
     for file in small_artifact.path.rglob("*"):
         copy = tmp_path / file.relative_to(small_artifact.path)
         copy.mkdir() if file.is_dir() else copy.write_bytes(file.read_bytes())
-    content = bytearray((tmp_path / "model.onnx").read_bytes())
+    content = bytearray((tmp_path / "model.weights").read_bytes())
     content[2_000_000] ^= 4
-    (tmp_path / "model.onnx").write_bytes(content)
+    (tmp_path / "model.weights").write_bytes(content)
     with process(VITRINE_MODEL__PATH=str(tmp_path)) as started:
         status, errors = outcome(started)
     assert status == 1
-    assert "model.onnx" in errors
+    assert "model.weights" in errors
     assert "is not the exported file" in errors
 
 

@@ -55,7 +55,7 @@ def test_empty_queue_forms_an_empty_batch() -> None:
     former = former_of()
     assert not former.form(NONE).items
     add(former, 5)
-    assert former.form(NONE) == Batch([5], 5)
+    assert former.form(NONE) == Batch([5], 5, 5.0)
     assert not former.form(NONE).items
 
 
@@ -273,3 +273,35 @@ def test_oldest_items_has_one_item_of_each_queued_request() -> None:
     assert former.oldest_items() == [60, 70]
     assert former.form(NONE).items == [60]
     assert sorted(former.oldest_items()) == [61, 70]
+
+
+def test_long_items_take_every_second_turn_while_shorter_ones_wait() -> None:
+    former = former_of(900, 901, 902, 903, 5, 6)
+    assert [item for batch in formed(former) for item in batch.items] == [
+        *(900, 5, 6),
+        *(901, 902, 903),
+    ]
+    former = former_of(900, 901, 60, 61, 62)
+    assert batches_of(former) == [[900], [60], [901], [61], [62]]
+
+
+def test_long_items_leave_half_of_the_streams_to_shorter_ones() -> None:
+    former = former_of(900, 901, 902, 5, streams=2)
+    first = former.form(NONE)
+    assert first.items == [900]
+    second = former.form(NONE)
+    assert second.items == [5]
+    # Without shorter items, they take all streams.
+    assert former.form(second).items == [901]
+    add(former, 7)
+    assert former.form(first).items == [7]
+
+
+def test_long_items_run_however_many_shorter_ones_arrive() -> None:
+    former = former_of(900, 901)
+    batch, long_items = NONE, []
+    for _ in range(4):
+        add(former, 60)
+        batch = former.form(batch)
+        long_items += [item for item in batch.items if item >= 900]
+    assert long_items == [900, 901]

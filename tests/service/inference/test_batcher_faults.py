@@ -373,3 +373,40 @@ async def test_run_started_during_a_cancellation_is_repeated() -> None:
         slow, streams=2, max_cost=1, min_split_tokens=1, timeout_s=2, cancel=cancel, clock=clock
     )
     await with_batcher(batcher, scenario)
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "is_measured", "limit_s"),
+    [
+        (0.0, False, 10),  # the timeout
+        (0.5, False, 10 * 0.5 * 40),  # the expected duration, from the start
+        (0.5, True, 10 * 2.0 * 40),  # the expected duration, from the runs so far
+    ],
+)
+async def test_long_run_is_cancelled_after_ten_times_its_expected_duration(
+    cost_s: float, is_measured: bool, limit_s: float
+) -> None:
+    cancelled, clock, begun = threading.Event(), ManualClock(), threading.Event()
+
+    def run(items: Sequence[int]) -> list[int]:
+        if items == [40]:
+            begun.set()
+            assert cancelled.wait(HANG_S)
+            raise ValueError("cancelled")
+        clock.advance_in_thread(2.0 * sum(items))
+        return list(items)
+
+    async def scenario(batcher: Batcher[int, int]) -> None:
+        if is_measured:
+            await batcher.submit([1])
+        request = asyncio.create_task(batcher.submit([40]))
+        await eventually_async(begun.is_set)
+        await clock.advance(limit_s - 1)
+        assert not cancelled.is_set()
+        await clock.advance(1)
+        with pytest.raises(ItemFailed):
+            await request
+        assert cancelled.is_set()
+
+    batcher = batcher_of(run, timeout_s=10, cost_s=cost_s, cancel=cancelled.set, clock=clock)
+    await with_batcher(batcher, scenario)

@@ -1,0 +1,36 @@
+"""The part of a long text that fills a model's maximum length.
+
+A megabyte has hundreds of times the tokens that a model takes. Only its first part is tokenised, up
+to a boundary between two words, across which no token reaches.
+"""
+
+import re
+from collections.abc import Sequence
+
+# Characters per token to begin with. English text has four to five, code and other scripts fewer.
+CHARS_PER_TOKEN = 8
+# Number of tokens beyond the maximum that a part must have, to keep those next to its cut out.
+MARGIN = 16
+
+_BOUNDARY = re.compile(r"(?<=[^\W_])\s(?=[^\W_])")
+# Number of characters before the wanted end that are searched for a boundary.
+_SEARCHED = 500
+
+
+def part_of(text: str, chars: int, *, at_end: bool = False) -> str:
+    """Return about `chars` characters of a text: its first ones, or its last ones if `at_end`.
+
+    A text that is not much longer, or has no boundary at that place, is returned whole.
+    """
+    if len(text) <= 2 * chars:
+        return text
+    if at_end:
+        match = _BOUNDARY.search(text, len(text) - chars, len(text) - chars + _SEARCHED)
+        return text if match is None else text[match.start() :]
+    matches = list(_BOUNDARY.finditer(text, max(0, chars - _SEARCHED), chars))
+    return text[: matches[-1].start()] if matches else text
+
+
+def tokens_span_words(added_tokens: Sequence[str]) -> bool:
+    """Return whether an added token contains white space, and so can reach across a boundary."""
+    return any(re.search(r"\s", token) for token in added_tokens)

@@ -1,0 +1,154 @@
+"""Long texts are tokenised in part, with the result of tokenising them whole."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from models.artifact import TOKENIZER, Artifact, sha256
+from service.inference.text_parts import part_of, tokens_span_words
+from service.inference.tokenizer import OnOverflow, TextTokenizer
+from tests.sentences import SENTENCES
+
+
+def byte_level_bpe(_artifact: Artifact) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<mask>"], show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return tokenizer
+
+
+def metaspace_unigram(_artifact: Artifact) -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace("▁", "always")]
+    )
+    trainer = trainers.UnigramTrainer(
+        vocab_size=2000,
+        special_tokens=["<unk>"],
+        unk_token="<unk>",  # noqa: S106
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return tokenizer
+
+
+TOKENIZERS = {
+    "WordPiece": lambda artifact: Tokenizer.from_buffer(artifact.read(TOKENIZER)),
+    "byte-level BPE": byte_level_bpe,
+    "unigram": metaspace_unigram,
+}
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module", params=list(TOKENIZERS))
+def tokenizer(
+    request: pytest.FixtureRequest,
+    small_artifact: Artifact,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> TextTokenizer:
+    """A tokenizer that truncates to `MAX_TOKENS` tokens."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return served_by(TOKENIZERS[request.param](small_artifact), small_artifact, folder)
+
+
+def served_by(tokenizer: Tokenizer, artifact: Artifact, folder: Path) -> TextTokenizer:
+    tokenizer.save(str(folder / TOKENIZER))
+    files = {TOKENIZER: sha256(folder / TOKENIZER)}
+    manifest = replace(artifact.manifest, max_tokens=MAX_TOKENS, files=files)
+    return TextTokenizer(Artifact(folder, manifest), max_chars=10**9)
+
+
+words = st.one_of(
+    st.sampled_from([word for sentence in SENTENCES for word in sentence.split()]),
+    st.sampled_from(
+        ["[SEP]", "<mask>", "don't", "x" * 120, "日本語の文章です", "é", "e\u0301", "٣", "_"]
+    ),
+    st.text(min_size=1, max_size=6),
+)
+spaces = st.sampled_from([" ", " ", " ", "  ", "\n", "\t", "\u00a0", "\u3000", " \u0301", "-"])
+texts = st.lists(st.tuples(words, spaces), min_size=1, max_size=60).map(
+    lambda pairs: "".join(word + space for word, space in pairs) * 30
+)
+
+
+@settings(max_examples=300)
+@given(text=texts, on_overflow=st.sampled_from(["truncate", "truncate_left"]))
+def test_part_of_a_text_gives_the_tokens_of_the_whole(
+    tokenizer: TextTokenizer, text: str, on_overflow: OnOverflow
+) -> None:
+    is_left = on_overflow == "truncate_left"
+    truncating = tokenizer._truncating_left if is_left else tokenizer._tokenizer
+    (whole,) = tokenizer._encode_whole(truncating, [text], with_offsets=False)
+    (part,) = tokenizer._encode([text], on_overflow, with_offsets=False)
+    assert part.ids == whole.ids
+    assert bool(part.overflowing) == bool(whole.overflowing)
+
+
+def test_offsets_of_a_part_are_those_of_the_whole(tokenizer: TextTokenizer) -> None:
+    text = " ".join(SENTENCES) * 20
+    for on_overflow in ("truncate", "truncate_left"):
+        is_left = on_overflow == "truncate_left"
+        truncating = tokenizer._truncating_left if is_left else tokenizer._tokenizer
+        (whole,) = tokenizer._encode_whole(truncating, [text], with_offsets=True)
+        (part,) = tokenizer._encode([text], on_overflow, with_offsets=True)
+        assert part.offsets == whole.offsets
+
+
+def test_only_a_part_of_a_long_text_is_tokenised(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    ordinary = tokenizer._encode_whole
+
+    def counting(served: Tokenizer, texts: list[str], with_offsets: bool) -> object:
+        lengths.extend(map(len, texts))
+        return ordinary(served, texts, with_offsets)
+
+    monkeypatch.setattr(tokenizer, "_encode_whole", counting)
+    long, short = "the cat sat on the mat and looked " * 30_000, "a cat"
+    for on_overflow in ("truncate", "truncate_left"):
+        first, second, third = tokenizer._encode([long, short, long], on_overflow, False)
+        assert first.ids == third.ids
+        assert second.ids == tokenizer._encode([short], "truncate", False)[0].ids
+    assert sum(lengths) < 10_000
+
+
+def test_part_grows_until_it_has_enough_tokens(tokenizer: TextTokenizer) -> None:
+    # Spaces and long words have few tokens, so the first part has too few.
+    text = ("x" * 150 + " y" + " " * 700) * 200
+    (whole,) = tokenizer._encode_whole(tokenizer._tokenizer, [text], with_offsets=False)
+    assert tokenizer._encode([text], "truncate", False)[0].ids == whole.ids
+
+
+def test_parts_end_at_word_boundaries() -> None:
+    text = "one two three " * 100
+    assert part_of(text, 20) == "one two three one"
+    assert part_of(text, 21, at_end=True) == " three one two three "
+    assert part_of(text, 700) == text  # not much longer
+    assert part_of("x" * 1000, 20) == "x" * 1000  # no boundary
+    assert part_of("a \u0301b" * 1000, 20) == "a \u0301b" * 1000  # a space with an accent
+
+
+def test_added_tokens_with_white_space_are_found() -> None:
+    assert tokens_span_words(["[SEP]", "New York"])
+    assert not tokens_span_words(["[SEP]", "<mask>"])
+
+
+def test_text_is_tokenised_whole_if_an_added_token_contains_a_space(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_buffer(small_artifact.read(TOKENIZER))
+    # As long as a part, so that every cut of the text is within a token.
+    tokenizer.add_tokens(["mat and " * 1000])
+    served = served_by(tokenizer, small_artifact, tmp_path)
+    text = "mat and " * 20_000
+    (whole,) = served._encode_whole(served._tokenizer, [text], with_offsets=False)
+    assert len(whole.ids) == 2 + 20
+    assert served._encode([text], "truncate", False)[0].ids == whole.ids
