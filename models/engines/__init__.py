@@ -4,10 +4,11 @@
 `outputs.OUTPUTS` lists the outputs of a graph with the bounds of the self-check.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.artifact import Artifact
 from models.engines import with_onnxruntime, with_openvino
@@ -65,6 +66,9 @@ class EngineSpec:
     unusable: Callable[[Precision], str | None]
     open: Callable[[GraphFile, Precision, Hardware], Engine]
 
+
+# Size of the self-check's batches. Larger ones take hundreds of megabytes, for attention scores.
+_MAX_PADDED = 512
 
 # "auto" selects the first usable engine in this order.
 ENGINES: dict[str, EngineSpec] = {
@@ -148,11 +152,13 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
             precision.
     """
     check = artifact.check()
-    batch = pack(check.rows)
     agreements: dict[Output, Agreement] = {}
     for output, spec in OUTPUTS.items():
         reference = np.asarray(check.outputs[output], np.float64)
-        runs = [compare(run(batch, output)[: len(reference)], reference) for run in engine.runs]
+        runs = [
+            compare(_results(run, output, check.rows)[: len(reference)], reference)
+            for run in engine.runs
+        ]
         # np.min and np.max propagate NaN, which is outside any bounds.
         worst = Agreement(
             float(np.min([run.cosine for run in runs])), float(np.max([run.norm for run in runs]))
@@ -165,3 +171,25 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
             )
         agreements[output] = worst
     return agreements
+
+
+def _results(run: Run, output: Output, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    """Return the results of all rows, which run in batches of similar length."""
+    results: dict[int, NDArray[np.float32]] = {}
+    for indices in _similar(list(map(len, rows))):
+        batch = [rows[index] for index in indices]
+        result = run(pack(batch), output)  # (B, W), or (T, D)
+        sizes = [len(row) if output == "tokens" else 1 for row in batch]
+        results |= zip(indices, np.split(result, np.cumsum(sizes)[:-1]), strict=True)
+    return np.concatenate([results[index] for index in range(len(rows))])
+
+
+def _similar(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the indices of rows in batches of up to `_MAX_PADDED` tokens, padding included."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) + 1) * lengths[index] > _MAX_PADDED:
+            yield batch
+            batch = []
+        batch.append(index)
+    yield batch

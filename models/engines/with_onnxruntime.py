@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 # onnxruntime reads this variable when it is imported.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-# Larger batches give their memory back when they end. 8,192 tokens of all-MiniLM-L6-v2 take 0.2 GB.
-_MAX_TOKENS_IN_ARENA = 1024
+# Number of tokens, padding included, above which a batch gives its memory back when it ends. 8,192
+# tokens of a model like all-MiniLM-L6-v2 take 0.2 GB.
+_MAX_PADDED_IN_ARENA = 1024
 
 
 def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> Engine:
@@ -155,7 +156,7 @@ def _compiled(session: "onnxruntime.InferenceSession") -> CompiledGraph:
 
     def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
         options = onnxruntime.RunOptions()
-        if len(batch.input_ids) > _MAX_TOKENS_IN_ARENA:
+        if batch.padded_index.size > _MAX_PADDED_IN_ARENA:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         in_flight.add(options)
         try:

@@ -172,7 +172,6 @@ def _fill(
             them, that form its value when concatenated along the first axis.
         ignored: Regular expressions for the names of tensors that may remain unused.
     """
-    state: dict[str, Tensor] = {}
     used: set[str] = set()
     for key, parameter in module.state_dict().items():
         parts = [n if isinstance(n, Part) else Part(n, 0, 1) for n in names(key)]
@@ -190,7 +189,8 @@ def _fill(
                 )
             values.append(tensor.chunk(part.count)[part.index].float())
             used.add(name)
-        state[key] = torch.cat(values)
+        with torch.no_grad():
+            parameter.copy_(torch.cat(values))
     extra = sorted(
         name
         for name in tensors.keys() - used
@@ -200,7 +200,6 @@ def _fill(
         raise CheckpointError(
             f"{source} has unexpected tensors ({len(extra)}): {', '.join(extra[:5])}"
         )
-    module.load_state_dict(state)
 
 
 def _family_names(layout: Tensors, key: str) -> Names:

@@ -1,6 +1,7 @@
 """Export of a model: write its artifact, and compare the graphs with PyTorch."""
 
 import copy
+import gc
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,17 +31,24 @@ from models.engines.engine import missing
 from models.export.checkpoint import NO_OVERRIDES, load
 from models.export.model_folder import ModelFolder
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
-from models.export.parity import Parity, measure_parity, reference_tokens, reference_vectors
+from models.export.parity import (
+    Parity,
+    measure_parity,
+    reference_cases,
+    reference_tokens,
+    reference_vectors,
+)
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import Source
 from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
-# Names of the files of each engine's graph.
+# Names of the files of each engine's graph, in the order in which the graphs are compared with
+# PyTorch: OpenVINO takes most memory, and gives it back.
 _GRAPHS = {
-    "onnxruntime": "model.onnx",
     "openvino": "model.openvino.onnx",
+    "onnxruntime": "model.onnx",
     "cuda": "model.cuda.onnx",
 }
 _WEIGHTS = {"cpu": "model.weights", "cuda": "model.cuda.weights"}
@@ -113,12 +121,16 @@ def export(
             graphs += _write_graphs(model, target, graph_dtype, folder)
         manifest = _manifest(source, files, model, config, graphs, hashes(folder))
         write_manifest(folder, manifest)
+        report("Computing PyTorch's vectors")
+        cases = reference_cases(model, config.max_tokens, check)
+        del model  # the engines need its memory, which cycles of torch's exporter hold as well
+        gc.collect()
         parity: list[Parity] = []
         for graph in graphs:
             precision: Precision = "float32" if graph.dtype == "float32" else "float16"
             if ENGINES[graph.engine].unusable(precision) is None:
                 report(f"Comparing the graph for {graph.engine} with PyTorch")
-                parity += measure_parity(model, Artifact.load(folder), graph.engine, precision)
+                parity += measure_parity(cases, Artifact.load(folder), graph.engine, precision)
         manifest = replace(manifest, graphs=tuple(_with_parity(g, parity) for g in graphs))
         write_manifest(folder, manifest)
     report(f"Wrote {out} in {time.monotonic() - started:.0f} s")

@@ -4,12 +4,13 @@ Files outside the folder and pickles are never read. The names of all files read
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load_file
 from torch import Tensor
 
 from models.artifact import SOURCE, Artifact
@@ -29,7 +30,7 @@ class ModelFolder:
 
     Args:
         path: Path of the folder.
-        read: Function that returns the content of a file.
+        verified: Function that returns the path of a file after its content was verified.
 
     Attributes:
         path: Path of the folder.
@@ -38,9 +39,9 @@ class ModelFolder:
         weights: Names of the weight files read so far.
     """
 
-    def __init__(self, path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> None:
+    def __init__(self, path: Path, verified: Callable[[Path], Path] = lambda file: file) -> None:
         self.path = path
-        self._read_bytes = read
+        self._verified = verified
         self.name = path.resolve().name
         self.read: list[str] = []
         self.weights: list[str] = []
@@ -81,32 +82,38 @@ class ModelFolder:
         Raises:
             CheckpointError: The file is missing, cannot be read, or is outside the folder.
         """
-        try:
-            content = self._read_bytes(self._file(name))
-        except FileNotFoundError:
-            raise CheckpointError(f"{self.name} has no {name}") from None
-        except OSError as error:
-            raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
-        if name not in self.read:
-            self.read.append(name)
-        return content
+        with self._reading(name) as file:
+            return file.read_bytes()
 
     def tensors(self, subfolder: str = "") -> dict[str, Tensor]:
         """Return the tensors of a subfolder's weights, by name.
 
-        Weights are either one safetensors file, or shards that are listed in an index file.
+        Weights are either one safetensors file, or shards that are listed in an index file. The
+        files are mapped into memory, and read where tensors are used.
 
         Raises:
             CheckpointError: The weights are missing, cannot be read, or are pickles.
         """
         tensors: dict[str, Tensor] = {}
         for name in self._weight_files(subfolder):
-            try:
-                tensors |= load(self.bytes(name))
-            except SafetensorError as error:
-                raise CheckpointError(f"{name} cannot be read: {error}") from error
+            with self._reading(name) as file:
+                tensors |= load_file(file)
             self.weights.append(name)
         return tensors
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[Path]:
+        """Yield the path of a file, and note that it was read."""
+        try:
+            yield self._verified(self._file(name))
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.name} has no {name}") from None
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+        except SafetensorError as error:
+            raise CheckpointError(f"{name} cannot be read: {error}") from error
+        if name not in self.read:
+            self.read.append(name)
 
     def _weight_files(self, subfolder: str) -> list[str]:
         if self.has(join(subfolder, WEIGHTS)):
@@ -132,10 +139,10 @@ class ModelFolder:
 
 
 def source_folder(artifact: Artifact) -> ModelFolder:
-    """Return the copy of the model folder in an artifact; `artifact.read` verifies its files."""
+    """Return the copy of the model folder in an artifact; its files are verified when read."""
     return ModelFolder(
         artifact.path / SOURCE,
-        read=lambda file: artifact.read(str(file.relative_to(artifact.path))),
+        verified=lambda file: artifact.verify(str(file.relative_to(artifact.path))),
     )
 
 

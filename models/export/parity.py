@@ -1,19 +1,22 @@
 """Parity: comparison of the vectors of an exported graph, run by an engine, with PyTorch's."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.artifact import Artifact
+from models.artifact import Artifact, Check
 from models.engines import EngineError, Precision, open_engine, self_check
 from models.engines.outputs import OUTPUTS, compare
 from models.network.sentence_encoder import SentenceEncoder
-from models.packing import pack
+from models.packing import PackedBatch, pack
 
-# The attention scores of a batch take memory in proportion to rows x heads x squared length.
-_MAX_BATCH_TOKENS = 512
+# Attention scores take memory in proportion to the squared length: rows in a batch, rows that run
+# alone, and the longest row have up to these numbers of tokens.
+_MAX_BATCH_TOKENS = 128
+_MAX_ALONE_TOKENS = 512
 _MAX_TOKENS = 2048
 
 
@@ -39,16 +42,69 @@ class Parity:
     max_abs: float
 
 
-def measure_parity(
-    model: SentenceEncoder, artifact: Artifact, name: str, precision: Precision
-) -> list[Parity]:
-    """Compare an engine's vectors with PyTorch's; return the parity of each test case.
+@dataclass(frozen=True)
+class Case:
+    """A test case: batches of rows, and PyTorch's vectors for them.
 
-    PyTorch computes one row at a time; the engine also computes batches. Rows have up to
-    `_MAX_TOKENS` tokens, and up to `_MAX_BATCH_TOKENS` in a batch.
+    Attributes:
+        name: Name of the test case.
+        batches: Batches to run, in order.
+        expected: PyTorch's vectors of all rows, `(B, W)`.
+    """
+
+    name: str
+    batches: tuple[PackedBatch, ...]
+    expected: NDArray[np.float32]
+
+
+def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> list[Case]:
+    """Return the test cases of a model's graphs. PyTorch computes one row at a time.
 
     Args:
         model: Exported model, in float32.
+        max_tokens: Maximum number of tokens in a row.
+        check: Inputs of the self-check, and their reference vectors.
+    """
+    rng = np.random.default_rng(0)
+
+    def random_rows(*lengths: int) -> list[list[int]]:
+        size = model.encoder.config.vocab_size
+        return [rng.integers(0, size, min(length, max_tokens)).tolist() for length in lengths]
+
+    rows = random_rows(2, 3, 5, 8, 13, 21, 34, 64, _MAX_BATCH_TOKENS - 1, _MAX_BATCH_TOKENS)
+    long = random_rows(_MAX_ALONE_TOKENS, _MAX_TOKENS)
+    # The first quarter of each row stands for a prompt that is excluded from pooling.
+    prompt_tokens = [len(row) // 4 for row in rows]
+    order = rng.permutation(len(rows))
+    expected = reference_vectors(model, rows)  # (B, W)
+    return [
+        Case(
+            "check inputs",
+            tuple(pack([row]) for row in check.rows),
+            np.asarray(check.outputs["pooled"], np.float32),
+        ),
+        Case(
+            "each row alone",
+            tuple(pack([row]) for row in rows + long),
+            np.concatenate([expected, reference_vectors(model, long)]),
+        ),
+        Case("one batch", (pack(rows),), expected),
+        Case("one batch, shuffled", (pack([rows[i] for i in order]),), expected[order]),
+        Case(
+            "prompts not pooled",
+            (pack(rows, prompt_tokens),),
+            reference_vectors(model, rows, prompt_tokens),
+        ),
+    ]
+
+
+def measure_parity(
+    cases: Sequence[Case], artifact: Artifact, name: str, precision: Precision
+) -> list[Parity]:
+    """Compare an engine's vectors with PyTorch's; return the parity of each test case.
+
+    Args:
+        cases: Test cases from `reference_cases`.
         artifact: Artifact of the model.
         name: Name of the engine.
         precision: Precision of the engine.
@@ -59,46 +115,20 @@ def measure_parity(
     """
     engine = open_engine(artifact, name, precision)
     self_check(engine, artifact)
-    rng = np.random.default_rng(0)
-    longest = min(artifact.manifest.max_tokens, _MAX_BATCH_TOKENS)
-    lengths = [2, 3, 5, 8, 13, 21, 34, 64, longest // 2, longest - 1, longest]
-    rows = [
-        rng.integers(0, artifact.manifest.vocab_size, min(length, longest)).tolist()
-        for length in lengths
-    ]
-    length = min(artifact.manifest.max_tokens, _MAX_TOKENS)
-    long = rng.integers(0, artifact.manifest.vocab_size, length).tolist()
-    check = artifact.check()
-    reference = np.asarray(check.outputs["pooled"], np.float32)  # (B, W)
-    expected = reference_vectors(model, rows)  # (B, W)
-    # The first quarter of each row stands for a prompt that is excluded from pooling.
-    prompt_tokens = [len(row) // 4 for row in rows]
-    order = rng.permutation(len(rows))
-    cases = {
-        "check inputs": (engine.run(pack(check.rows)), reference),
-        "each row alone": (np.concatenate([engine.run(pack([row])) for row in rows]), expected),
-        "one batch": (engine.run(pack(rows)), expected),
-        "one batch, shuffled": (engine.run(pack([rows[i] for i in order])), expected[order]),
-        "prompts not pooled": (
-            engine.run(pack(rows, prompt_tokens)),
-            reference_vectors(model, rows, prompt_tokens),
-        ),
-    }
-    if len(long) > longest:
-        vectors = engine.run(pack([long]))
-        cases["a long row alone"] = vectors, reference_vectors(model, [long])
     bounds = OUTPUTS["pooled"].bounds[engine.precision]
     parity: list[Parity] = []
-    for case, (vectors, references) in cases.items():
-        agreement = compare(vectors, references)
+    for case in cases:
+        vectors = np.concatenate([engine.run(batch) for batch in case.batches])
+        agreement = compare(vectors, case.expected)
         if not agreement.is_within(bounds):
             raise EngineError(
-                f"the graph differs from PyTorch ({case}): worst cosine {agreement.cosine:.7f} "
-                f"(minimum {bounds.cosine}), worst norm difference {agreement.norm:.1e} "
-                f"(maximum {bounds.norm:g})"
+                f"the graph differs from PyTorch ({case.name}): worst cosine "
+                f"{agreement.cosine:.7f} (minimum {bounds.cosine}), worst norm difference "
+                f"{agreement.norm:.1e} (maximum {bounds.norm:g})"
             )
-        max_abs = float(np.abs(vectors - references).max())
-        parity.append(Parity(name, case, len(vectors), agreement.cosine, agreement.norm, max_abs))
+        max_abs = float(np.abs(vectors - case.expected).max())
+        worst = agreement.cosine, agreement.norm
+        parity.append(Parity(name, case.name, len(vectors), *worst, max_abs))
     return parity
 
 

@@ -395,8 +395,7 @@ async def open_model(
     run = partial(_run, engine, metrics)
     check = artifact.check()
     # The self-check runs the check inputs once per output and compiled graph.
-    lengths = list(map(len, check.rows))
-    check_cost = sum(lengths) + pair_cost * len(lengths) * max(lengths) ** 2
+    check_cost = sum(len(row) + pair_cost * len(row) ** 2 for row in check.rows)
     cost_s = self_check_s / (check_cost * len(engine.runs) * len(get_args(Output)))
     probe = [BatchItem(Row(check.rows[0], truncated=False, prompt_tokens=0), "pooled")]
     batcher: Batcher[BatchItem, Vectors] = Batcher(
