@@ -430,3 +430,20 @@ def test_available_cpus_without_affinity_are_all_cpus(
     monkeypatch.delattr("os.sched_getaffinity")  # absent on macOS
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     assert available_cpus(tmp_path) == 6
+
+
+def test_large_graph_is_compiled_once_and_runs_one_batch_at_a_time() -> None:
+    compiled: list[int] = []
+
+    def compile_graph(concurrent_runs: int) -> CompiledGraph:
+        compiled.append(concurrent_runs)
+        return CompiledGraph(lambda *_: np.zeros((1, 1), np.float32), lambda: None)
+
+    engine = CpuEngine("fake", "float32", 4, 10**9, compile_graph)
+    assert (compiled, engine.streams, engine.threads, len(engine.runs)) == ([1], 1, 4, 1)
+    compiled.clear()
+    engine = CpuEngine("fake", "float32", 4, 10**8, compile_graph)
+    assert (compiled, engine.streams, engine.threads, len(engine.runs)) == ([1, 4], 4, 4, 2)
+    compiled.clear()
+    CpuEngine("fake", "float32", 1, 10**8, compile_graph)
+    assert compiled == [1]

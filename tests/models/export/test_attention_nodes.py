@@ -1,0 +1,196 @@
+"""Attention on packed batches: the operator, and its nodes for each engine."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from models.engines import ENGINES
+from models.export import attention_nodes
+from models.export.attention_nodes import lower_attention
+from models.network.packed_attention import PackedRows, Rows, packed_attention
+from models.packing import pack, round_up
+
+HEADS, WIDTH = 2, 8
+# Rows alone, of equal length, and of different lengths: within a window of 3, within 4 windows, and
+# beyond; the lengths are multiples of the window and not.
+BATCHES = [
+    *([1], [4], [9], [12], [13], [40]),
+    *([4, 4], [9, 9, 9], [20, 20]),
+    *([1, 4, 2], [9, 5], [12, 1, 3], [2, 40, 7], [13, 13, 12]),
+]
+
+
+class Attention(nn.Module):
+    """The operator as a module, for the exporter."""
+
+    def __init__(self, window: int | None, *, has_bias: bool) -> None:
+        super().__init__()
+        self.window = window
+        self.bias = nn.Parameter(torch.tensor([[[[0.5]], [[-1.0]]]])) if has_bias else None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padded_index: Tensor,
+        packed_index: Tensor,
+        attention_mask: Tensor,
+    ) -> Tensor:
+        packed = PackedRows(Rows(padded_index, packed_index), attention_mask, self.window)
+        L = padded_index.shape[1]
+        bias = None
+        if self.bias is not None:  # a bias that differs by position
+            bias = self.bias * torch.arange(L, dtype=q.dtype, device=q.device)  # (1, H, 1, L)
+        return packed_attention(q, k, v, packed, bias, HEADS)
+
+
+@cache
+def lowered(engine: str, window: int | None, has_bias: bool) -> onnx.ModelProto:
+    """Return the graph of the operator for an engine."""
+    T, B, L = (torch.export.Dim(name) for name in "TBL")
+    tokens, rows, flat = {0: T}, {0: B, 1: L}, {0: T}
+    program = torch.onnx.export(
+        Attention(window, has_bias=has_bias).eval(),
+        (
+            *(torch.randn(11, WIDTH) for _ in range(3)),
+            *(torch.ones(3, 5, dtype=torch.int64), torch.ones(11, dtype=torch.int64)),
+            torch.ones(3, 5),
+        ),
+        dynamo=True,
+        opset_version=20,
+        input_names=["q", "k", "v", "padded_index", "packed_index", "attention_mask"],
+        output_names=["context"],
+        dynamic_shapes=(tokens, tokens, tokens, rows, flat, rows),
+        custom_translation_table={
+            torch.ops.vitrine.packed_attention.default: attention_nodes.packed_attention
+        },
+        verbose=False,
+    )
+    assert program is not None
+    lower_attention(program.model, engine)
+    graph: onnx.ModelProto = ir.to_proto(program.model)
+    onnx.checker.check_model(graph, full_check=True)
+    return graph
+
+
+def projections(tokens: int) -> list[Tensor]:
+    torch.manual_seed(tokens)
+    return [torch.randn(tokens, WIDTH) for _ in range(3)]
+
+
+def expected_context(lengths: Sequence[int], window: int | None, has_bias: bool) -> Tensor:
+    """Return the context, `(T, D)`, from PyTorch's attention on each row alone, in float64."""
+    contexts: list[Tensor] = []
+    parts = [x.double().split(list(lengths)) for x in projections(sum(lengths))]
+    for q, k, v in zip(*parts, strict=True):
+        L = len(q)
+        distance = torch.arange(L)[None] - torch.arange(L)[:, None]
+        mask = torch.zeros(1, HEADS, L, L, dtype=torch.float64)
+        if has_bias:
+            mask += torch.tensor([0.5, -1.0]).view(1, 2, 1, 1) * torch.arange(L)
+        if window is not None:
+            mask = mask.masked_fill(distance.abs() > window, -torch.inf)
+        q, k, v = (x.view(1, L, HEADS, -1).transpose(1, 2) for x in (q, k, v))
+        context = F.scaled_dot_product_attention(q, k, v, mask)
+        contexts.append(context.transpose(1, 2).reshape(L, WIDTH))
+    return torch.cat(contexts)
+
+
+def inputs(lengths: Sequence[int], *, rounded: bool = False) -> dict[str, NDArray[Any]]:
+    batch = pack([[0] * length for length in lengths])
+    if rounded:
+        batch = round_up(batch, tokens=16, length=8)
+    T = len(batch.input_ids)
+    tokens = [F.pad(x, (0, 0, 0, T - len(x))).numpy() for x in projections(sum(lengths))]
+    arrays = batch.inputs()
+    return {
+        **dict(zip("qkv", tokens, strict=True)),
+        **{name: arrays[name] for name in ("padded_index", "packed_index", "attention_mask")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("window", "has_bias"), [(None, False), (None, True), (3, False), (1, False), (0, False)]
+)
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+@pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_context_equals_attention_on_each_row_alone(
+    engine: str, window: int | None, has_bias: bool
+) -> None:
+    graph = lowered(engine, window, has_bias).SerializeToString()
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    for lengths in BATCHES:
+        expected = expected_context(lengths, window, has_bias)
+        for rounded in (False, True)[: 1 + (engine == "openvino")]:
+            (actual,) = session.run(None, inputs(lengths, rounded=rounded))
+            context = torch.from_numpy(np.asarray(actual)[: sum(lengths)]).double()
+            torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_operator_equals_attention_on_each_row_alone(window: int | None) -> None:
+    for lengths in BATCHES:
+        arrays = inputs(lengths)
+        arguments = [torch.from_numpy(array) for array in arrays.values()]
+        actual = Attention(window, has_bias=False)(*arguments).double()
+        expected = expected_context(lengths, window, has_bias=False)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_operator_is_registered_correctly() -> None:
+    arrays = inputs([3, 9, 2])
+    q, k, v, *layout = (torch.from_numpy(array) for array in arrays.values())
+    for x in (q, k, v):
+        x.requires_grad_()
+    torch.library.opcheck(
+        torch.ops.vitrine.packed_attention.default,
+        (q, k, v, *layout, None, HEADS, 3),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
+    module = Attention(3, has_bias=False)
+    assert torch.autograd.gradcheck(lambda q, k, v: module(q, k, v, *layout), (q, k, v))
+
+
+LONG_ROW = """
+import resource, sys
+import onnxruntime
+from tests.models.export.test_attention_nodes import inputs
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+peaks = []
+for length in (64, 6000):
+    session.run(None, inputs([length]))
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peaks[1] - peaks[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit")
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+@pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
+@pytest.mark.parametrize("window", [None, 3])
+def test_onnxruntime_keeps_no_scores_of_a_long_row(
+    window: int | None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("graph") / "attention.onnx"
+    onnx.save(lowered("onnxruntime", window, False), file)
+    command = [sys.executable, "-c", LONG_ROW, str(file)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    scores_kib = HEADS * 6000**2 * 4 / 1024  # 281,250
+    assert int(output) < scores_kib / 10
