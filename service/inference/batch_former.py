@@ -6,8 +6,9 @@
 - Filling: the batch is then filled with the items closest in length to its first item, from any
   request, oldest first within each length. Filling stops before an item that would exceed the cost
   budget (tokens, plus attention over padded rows), or that would cost less in a separate batch.
-- Long items: an item that costs more than several full batches gets at most every second turn, or
-  half of the streams, while shorter items are queued. So these wait for one long batch at most.
+- Long items: of the items that cost more than several full batches, one runs at a time, which keeps
+  all CPUs busy. Other streams stay free for shorter items. With one stream, long items take every
+  second turn while shorter ones are queued, which so wait for one long batch at most.
 - Splitting: a batch is also full once it has the share `1 / streams` of all queued and running
   tokens. Otherwise the first stream would take all items and leave the other streams idle.
 """
@@ -200,11 +201,9 @@ class BatchFormer(Generic[Item]):
     def _next_turn(self) -> _QueueEntry[Item] | None:
         """Advance the ring to the next request, and return its oldest queued item.
 
-        While long items have had their share of turns, requests with one are skipped.
+        Requests whose oldest item is long are skipped while it is not the turn of a long item.
         """
-        skips_long = (
-            self._last_was_long if self.streams == 1 else self._running_long >= self.streams // 2
-        )
+        skips_long = self._last_was_long if self.streams == 1 else self._running_long > 0
         skipped: list[QueuedRequest[Item]] = []
         turn = None
         while turn is None and self._ring:
@@ -219,7 +218,7 @@ class BatchFormer(Generic[Item]):
                 skipped.append(request)
             else:
                 turn = request
-        if turn is None and skipped:
+        if turn is None and skipped and self.streams == 1:
             turn = skipped.pop(0)
         self._ring.extendleft(reversed(skipped))
         if turn is None:

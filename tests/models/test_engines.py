@@ -210,6 +210,14 @@ def test_run_uses_all_threads_only_when_no_run_overlaps() -> None:
     engine.run(short)
     engine.run(short)
     assert [graphs_used.get() for _ in range(3)] == ["one", "one", "all"]
+    gate.clear()
+    with ThreadPoolExecutor(1) as stream:
+        overlapped = stream.submit(engine.run, held)
+        assert graphs_used.get(timeout=WAIT_S) == "all"
+        engine.run(pack([[1] * 2000]))  # a long batch
+        gate.set()
+        overlapped.result()
+    assert graphs_used.get() == "all"
 
 
 # On the CPU only: a GPU finishes the work that it has accepted.

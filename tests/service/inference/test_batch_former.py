@@ -285,16 +285,20 @@ def test_long_items_take_every_second_turn_while_shorter_ones_wait() -> None:
     assert batches_of(former) == [[900], [60], [901], [61], [62]]
 
 
-def test_long_items_leave_half_of_the_streams_to_shorter_ones() -> None:
+def test_long_items_run_one_at_a_time_and_leave_other_streams_to_shorter_ones() -> None:
     former = former_of(900, 901, 902, 5, streams=2)
     first = former.form(NONE)
     assert first.items == [900]
     second = former.form(NONE)
     assert second.items == [5]
-    # Without shorter items, they take all streams.
-    assert former.form(second).items == [901]
+    assert not former.form(second).items
     add(former, 7)
-    assert former.form(first).items == [7]
+    second = former.form(NONE)
+    assert second.items == [7]
+    first = former.form(first)
+    assert first.items == [901]
+    assert not former.form(second).items
+    assert former.form(first).items == [902]
 
 
 def test_long_items_run_however_many_shorter_ones_arrive() -> None:
