@@ -26,7 +26,7 @@ HEADS, WIDTH = 2, 8
 # Rows alone, of equal length, and of different lengths: within a window of 3, within 4 windows, and
 # beyond; the lengths are multiples of the window and not.
 BATCHES = [
-    *([1], [4], [9], [12], [13], [40]),
+    *([1], [2], [3], [4], [5], [9], [12], [13], [40]),
     *([4, 4], [9, 9, 9], [20, 20]),
     *([1, 4, 2], [9, 5], [12, 1, 3], [2, 40, 7], [13, 13, 12]),
 ]
