@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # onnxruntime reads this variable when it is imported.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-# Number of tokens, padding included, above which a batch gives its memory back when it ends. 8,192
-# tokens of a model like all-MiniLM-L6-v2 take 0.2 GB.
+# Number of tokens, padding included, above which a batch on CPU gives its memory back at its end.
+# 8,192 tokens of a model like all-MiniLM-L6-v2 take 0.2 GB.
 _MAX_PADDED_IN_ARENA = 1024
 
 
@@ -153,10 +153,11 @@ def _compiled(session: "onnxruntime.InferenceSession") -> CompiledGraph:
     import onnxruntime
 
     in_flight: set[onnxruntime.RunOptions] = set()
+    is_on_cpu = session.get_providers() == ["CPUExecutionProvider"]
 
     def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
         options = onnxruntime.RunOptions()
-        if batch.padded_index.size > _MAX_PADDED_IN_ARENA:
+        if is_on_cpu and batch.padded_index.size > _MAX_PADDED_IN_ARENA:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         in_flight.add(options)
         try:

@@ -275,6 +275,16 @@ def test_memory_does_not_grow_with_the_number_of_shapes(engine: Engine) -> None:
     assert allocated_mb() < before + 8
 
 
+@pytest.mark.slow
+def test_memory_of_a_large_batch_is_given_back_at_its_end(artifact: Artifact) -> None:
+    engine = open_engine(artifact, "onnxruntime", threads=1)
+    engine.run(pack([[1000] * 64] * 4))
+    before = allocated_mb()
+    # The scores of one layer alone: 12 heads * 16 rows * 256 * 256 floats are 50 MB.
+    engine.run(pack([[1000] * 256] * 15 + [[1000] * 255]))
+    assert allocated_mb() < before + 20
+
+
 def test_single_threaded_engine_compiles_the_graph_once(artifact: Artifact) -> None:
     engine = open_engine(artifact, threads=1)
     assert engine.streams == 1
