@@ -165,7 +165,9 @@ class Artifact:
         return content
 
     def verify(self, name: str) -> Path:
-        """Return the path of a file after its content was verified, without reading it as a whole.
+        """Return the path of a file after its content was verified, without holding all of it.
+
+        The caller opens the file again: a change in between is not detected.
 
         Raises:
             ArtifactError: As for `read`.
@@ -198,6 +200,18 @@ class Artifact:
             if graph.engine == engine:
                 return graph
         raise ArtifactError(f"the artifact {self.path.name} has no graph for {engine}")
+
+    def graph_sha256(self, engine: str) -> str:
+        """Return the SHA-256 of an engine's graph and weights, in hexadecimal.
+
+        It is that of the two files' own SHA-256 in hexadecimal, graph first.
+
+        Raises:
+            ArtifactError: The artifact has no graph for the engine.
+        """
+        graph = self.graph(engine)
+        digests = self.manifest.files[graph.file] + self.manifest.files[graph.weights]
+        return hashlib.sha256(digests.encode()).hexdigest()
 
     def check(self) -> Check:
         """Return the inputs and reference vectors of the self-check.

@@ -93,6 +93,7 @@ def batcher_of(
             max_cost=max_cost,
             min_split_tokens=min_split_tokens,
             fixed_cost=10,
+            long_row=400,
             pair_cost=pair_cost,
         ),
         probe=probe,

@@ -144,8 +144,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batch_former.py",
-        "self._ring.append(turn)\n        return",
-        "self._ring.appendleft(turn)\n        return",
+        "self._ring.append(turn)\n        return first",
+        "self._ring.appendleft(turn)\n        return first",
         f"{_I}test_batch_former.py::test_small_request_waits_for_one_batch_of_a_huge_one_at_most",
     ),
     Guard(

@@ -60,6 +60,11 @@ class BatchSizes:
     min_split_tokens: int
     fixed_cost: int
 
+    @property
+    def long_row(self) -> int:
+        """Length above which a row runs on all threads, and not beside another such row."""
+        return 4 * self.max_tokens
+
 
 @dataclass(frozen=True)
 class CompiledGraph:
@@ -116,10 +121,6 @@ _ON_CPU: dict[Precision, BatchSizes] = {
 _MAX_BYTES_COMPILED_TWICE = 256 * 2**20
 
 
-# Size of a long batch, in batches at which throughput saturates.
-_LONG = 4
-
-
 class CpuEngine:
     """A graph compiled twice: for concurrent batches of one thread each, and for a single batch.
 
@@ -163,8 +164,8 @@ class CpuEngine:
         with self._lock:
             # Under load, a run may start in the short gap between two others. So a run counts as
             # single only if no run is in flight now, nor was when the previous run started.
-            # A long batch uses all threads beside other runs too: it may go on alone.
-            is_long = batch.padded_index.size > _LONG * self.batches.max_tokens
+            # A long row uses all threads beside other runs too: it may go on alone.
+            is_long = batch.padded_index.shape[1] > self.batches.long_row
             is_single = is_long or not (self._running or self._overlapping)
             self._overlapping = self._running > 0
             self._running += 1

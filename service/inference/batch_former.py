@@ -6,9 +6,9 @@
 - Filling: the batch is then filled with the items closest in length to its first item, from any
   request, oldest first within each length. Filling stops before an item that would exceed the cost
   budget (tokens, plus attention over padded rows), or that would cost less in a separate batch.
-- Long items: of the items that cost more than several full batches, one runs at a time, which keeps
-  all CPUs busy. Other streams stay free for shorter items. With one stream, long items take every
-  second turn while shorter ones are queued, which so wait for one long batch at most.
+- Long items: one runs at a time, on all CPUs. Other streams stay free for shorter items. With one
+  stream, long items take every second turn while shorter ones are queued, so that these wait for
+  one long batch at most.
 - Splitting: a batch is also full once it has the share `1 / streams` of all queued and running
   tokens. Otherwise the first stream would take all items and leave the other streams idle.
 """
@@ -23,21 +23,24 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-# Cost of a long item, in full batches: the time that a short item may have to wait for it is a
-# multiple of the usual one.
-_LONG = 4
-
 # Number of queued requests that `tokens_ahead` samples, which takes 0.1 ms.
 _SAMPLED_REQUESTS = 1000
+# Number of a request's queued items among which a short one is searched for.
+_SEARCHED_ITEMS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[Item]):
-    """Items that run together, their total number of tokens, and their cost."""
+    """Items that run together, their total number of tokens, and their cost.
+
+    Attributes:
+        is_long: Whether the batch is a long item.
+    """
 
     items: Sequence[Item] = ()
     tokens: int = 0
     cost: float = 0.0
+    is_long: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +74,7 @@ class BatchFormer(Generic[Item]):
         max_cost: Cost budget of a batch, in tokens; a batch of one item may exceed it.
         min_split_tokens: Minimum share of a stream, in tokens; a smaller queue is not split.
         fixed_cost: Fixed cost of a batch, independent of its items, in tokens.
+        long_row: Length of the longest item that is not a long one, in tokens.
         pair_cost: Cost of one query-key pair of the padded attention matrix, in tokens.
     """
 
@@ -81,12 +85,14 @@ class BatchFormer(Generic[Item]):
         max_cost: float,
         min_split_tokens: int,
         fixed_cost: int,
+        long_row: int,
         pair_cost: float,
     ) -> None:
         self.streams = streams
         self._max_cost = max_cost
         self._min_split_tokens = min_split_tokens
         self._fixed_cost = fixed_cost
+        self._long_row = long_row
         self._pair_cost = pair_cost
         self._ring: deque[QueuedRequest[Item]] = deque()
         self._by_length: dict[int, _Entries[Item]] = {}
@@ -147,16 +153,17 @@ class BatchFormer(Generic[Item]):
         """
         with self._lock:
             self._running_tokens -= ended.tokens
-            self._running_long -= self._is_long(ended.cost)
+            self._running_long -= ended.is_long
             entries = self._next_batch()
             tokens = sum(entry.length for entry in entries)
             longest = max((entry.length for entry in entries), default=0)
-            cost = self._cost(tokens, len(entries), longest)
+            cost = self._fixed_cost + self._cost(tokens, len(entries), longest)
+            is_long = longest > self._long_row
             self._running_tokens += tokens
-            self._running_long += self._is_long(cost)
-            self._last_was_long = self._is_long(cost)
+            self._running_long += is_long
+            self._last_was_long = is_long
             self._remove(entries)
-        return Batch([entry.item for entry in entries], tokens, cost)
+        return Batch([entry.item for entry in entries], tokens, cost, is_long)
 
     def _next_batch(self) -> list[_QueueEntry[Item]]:
         self._drop_removed()
@@ -183,9 +190,6 @@ class BatchFormer(Generic[Item]):
     def _cost(self, tokens: int, rows: int, longest: int) -> float:
         return tokens + self._pair_cost * rows * longest**2
 
-    def _is_long(self, cost: float) -> bool:
-        return cost > _LONG * self._max_cost
-
     def _drop_removed(self) -> None:
         """Drop the removed entries at the head of each length's queue.
 
@@ -201,11 +205,11 @@ class BatchFormer(Generic[Item]):
     def _next_turn(self) -> _QueueEntry[Item] | None:
         """Advance the ring to the next request, and return its oldest queued item.
 
-        Requests whose oldest item is long are skipped while it is not the turn of a long item.
+        Long items are skipped while it is not their turn.
         """
         skips_long = self._last_was_long if self.streams == 1 else self._running_long > 0
         skipped: list[QueuedRequest[Item]] = []
-        turn = None
+        turn = first = None
         while turn is None and self._ring:
             request = self._ring.popleft()
             entries = request.entries
@@ -213,18 +217,24 @@ class BatchFormer(Generic[Item]):
                 entries.popleft()
             if not entries:
                 continue
-            length = entries[0].length
-            if skips_long and self._is_long(self._cost(length, 1, length)):
+            first = entries[0]
+            if skips_long:
+                first = next(filter(self._is_short, islice(entries, _SEARCHED_ITEMS)), None)
+            if first is None:
                 skipped.append(request)
             else:
                 turn = request
         if turn is None and skipped and self.streams == 1:
             turn = skipped.pop(0)
+            first = turn.entries[0]
         self._ring.extendleft(reversed(skipped))
         if turn is None:
             return None
         self._ring.append(turn)
-        return turn.entries[0]
+        return first
+
+    def _is_short(self, entry: _QueueEntry[Item]) -> bool:
+        return not entry.is_removed and entry.length <= self._long_row
 
     def _nearest(self, first: _QueueEntry[Item]) -> Iterator[_QueueEntry[Item]]:
         """Yield the queued items other than `first`, those closest in length to it first."""

@@ -356,7 +356,11 @@ class Batcher(Generic[Item, Result]):
                 await self._wake.wait()
 
     def _next_batch(self, stream: _Stream[Item, Result]) -> None:
-        stream.batch = self._former.form(stream.batch)
+        ended = stream.batch
+        stream.batch = self._former.form(ended)
+        if ended.is_long or stream.batch.is_long:
+            # Idle streams may have skipped a long item, and its shorter neighbours.
+            self._loop.call_soon_threadsafe(self._wake.set)
         self._begin(stream)
         for entry in stream.batch.items:
             entry.request.progressed = stream.began
@@ -467,8 +471,10 @@ class Batcher(Generic[Item, Result]):
         took_too_long = False
         while not runs.done():
             began, limit_s = stream.began, stream.limit_s
-            await self._clock.wait(runs, began + limit_s - self._clock.now())
-            if runs.done() or stream.began > began:
+            # The thread may go on to a batch with a lower limit.
+            left_s = began + limit_s - self._clock.now()
+            await self._clock.wait(runs, min(left_s, self._timeout_s))
+            if runs.done() or stream.began > began or self._clock.now() < began + limit_s:
                 continue
             self._cancel()
             self._cancellations += 1  # after: a run that it aborted has a lower number

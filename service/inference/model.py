@@ -114,7 +114,7 @@ class Model:
         batcher: Batcher that runs rows on the engine.
         max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens` or `tokenize`.
-        graph_sha256: SHA-256 of the graph file, in hexadecimal.
+        graph_sha256: SHA-256 of the graph and its weights; see `Artifact.graph_sha256`.
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
             output.
         check: Inputs of the self-check and their reference vectors.
@@ -406,6 +406,7 @@ async def open_model(
             max_cost=max_cost,
             min_split_tokens=engine.batches.min_split_tokens,
             fixed_cost=engine.batches.fixed_cost,
+            long_row=engine.batches.long_row,
             pair_cost=pair_cost,
         ),
         probe=partial(run, probe),
@@ -424,7 +425,7 @@ async def open_model(
         batcher=batcher,
         max_cost=max_cost,
         max_token_vectors=options.max_token_vectors,
-        graph_sha256=artifact.manifest.files[artifact.graph(engine.name).file],
+        graph_sha256=artifact.graph_sha256(engine.name),
         self_check=agreement,
         check=check,
         files={**artifact.manifest.files, MANIFEST: sha256(artifact.path / MANIFEST)},

@@ -12,7 +12,8 @@ CHARS_PER_TOKEN = 8
 # Number of tokens beyond the maximum that a part must have, to keep those next to its cut out.
 MARGIN = 16
 
-_BOUNDARY = re.compile(r"(?<=[^\W_])\s(?=[^\W_])")
+# Normalisers remove some of the characters that \s matches, and join the words around them.
+_BOUNDARY = re.compile(r"(?<=[^\W_])[ \t\n\r](?=[^\W_])")
 # Number of characters before the wanted end that are searched for a boundary.
 _SEARCHED = 500
 

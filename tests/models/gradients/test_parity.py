@@ -488,6 +488,18 @@ def test_graph_file_that_became_unreadable_is_reported(
     assert all(vector.relative < 1e-5 for vector in result.vectors)
 
 
+def test_weights_that_became_unreadable_are_reported(
+    tiny: Artifact, model: ReferenceModel, tmp_path: Path
+) -> None:
+    served = served_by(self_contained(tiny), ROWS)
+    changed = with_graph(tiny, tiny.read("model.onnx"), tmp_path)
+    with (changed.path / "model.weights").open("r+b") as file:
+        file.truncate(1000)
+    failures = parity_of(changed, model, served=served).failures
+    assert failures[0].startswith("model.weights was changed or replaced")
+    assert failures[1].startswith("model.onnx cannot be compared: ")
+
+
 def test_weight_off_by_a_millionth_is_named(
     tiny: Artifact, graph: bytes, model: ReferenceModel, tmp_path: Path
 ) -> None:

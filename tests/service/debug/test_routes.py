@@ -441,7 +441,7 @@ def test_responses_identify_the_model_and_its_parity(
     assert result["model"] == {
         "name": manifest.name,
         "weights_sha256": manifest.weights_sha256,
-        "graph_sha256": manifest.files["model.onnx"],
+        "graph_sha256": artifact.graph_sha256("onnxruntime"),
         "tokenizer_sha256": manifest.files["tokenizer.json"],
     }
     assert result["parity"]["cosine"] >= 1 - 1e-6

@@ -28,6 +28,7 @@ def former_of(
         max_cost=max_cost,
         min_split_tokens=min_split_tokens,
         fixed_cost=fixed_cost,
+        long_row=400,
         pair_cost=pair_cost,
     )
     for length in lengths:
@@ -55,7 +56,7 @@ def test_empty_queue_forms_an_empty_batch() -> None:
     former = former_of()
     assert not former.form(NONE).items
     add(former, 5)
-    assert former.form(NONE) == Batch([5], 5, 5.0)
+    assert former.form(NONE) == Batch([5], 5, 15.0)
     assert not former.form(NONE).items
 
 
@@ -111,7 +112,7 @@ def test_item_never_joins_a_batch_where_padding_costs_more_than_a_separate_run(
 
 def test_items_of_equal_length_run_in_order_of_arrival() -> None:
     former: BatchFormer[str] = BatchFormer(
-        streams=1, max_cost=100, min_split_tokens=100, fixed_cost=10, pair_cost=0.0
+        streams=1, max_cost=100, min_split_tokens=100, fixed_cost=10, long_row=400, pair_cost=0.0
     )
     for who in "ab":
         former.add([f"{who}{i}" for i in range(4)], [30] * 4)
@@ -167,7 +168,7 @@ def test_removed_items_are_in_no_batch() -> None:
 
 def test_removed_items_are_released_while_others_wait() -> None:
     former: BatchFormer[set[int]] = BatchFormer(
-        streams=1, max_cost=100, min_split_tokens=100, fixed_cost=10, pair_cost=0.0
+        streams=1, max_cost=100, min_split_tokens=100, fixed_cost=10, long_row=400, pair_cost=0.0
     )
     former.remove(former.add([leaving := {1}], [400]))
     gone = weakref.ref(leaving)
@@ -309,3 +310,10 @@ def test_long_items_run_however_many_shorter_ones_arrive() -> None:
         batch = former.form(batch)
         long_items += [item for item in batch.items if item >= 900]
     assert long_items == [900, 901]
+
+
+def test_short_items_behind_a_long_one_of_their_request_do_not_wait_for_it() -> None:
+    former = former_of(900, streams=2)
+    assert former.form(NONE).is_long
+    add(former, 901, 5, 902, 6)
+    assert sorted(former.form(NONE).items) == [5, 6]

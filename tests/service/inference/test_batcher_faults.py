@@ -379,8 +379,8 @@ async def test_run_started_during_a_cancellation_is_repeated() -> None:
     ("cost_s", "is_measured", "limit_s"),
     [
         (0.0, False, 10),  # the timeout
-        (0.5, False, 10 * 0.5 * 40),  # the expected duration, from the start
-        (0.5, True, 10 * 2.0 * 40),  # the expected duration, from the runs so far
+        (0.5, False, 10 * 0.5 * 50),  # the expected duration, from the start
+        (0.5, True, 10 * 2.0 * 50),  # the expected duration, from the runs so far
     ],
 )
 async def test_long_run_is_cancelled_after_ten_times_its_expected_duration(
@@ -393,7 +393,7 @@ async def test_long_run_is_cancelled_after_ten_times_its_expected_duration(
             begun.set()
             assert cancelled.wait(HANG_S)
             raise ValueError("cancelled")
-        clock.advance_in_thread(2.0 * sum(items))
+        clock.advance_in_thread(2.0 * (10 + sum(items)))
         return list(items)
 
     async def scenario(batcher: Batcher[int, int]) -> None:

@@ -72,7 +72,9 @@ words = st.one_of(
     ),
     st.text(min_size=1, max_size=6),
 )
-spaces = st.sampled_from([" ", " ", " ", "  ", "\n", "\t", "\u00a0", "\u3000", " \u0301", "-"])
+spaces = st.sampled_from(
+    [" ", " ", " ", "  ", "\n", "\t", "\u00a0", "\u3000", " \u0301", "-", "\x1c", "\x85"]
+)
 texts = st.lists(st.tuples(words, spaces), min_size=1, max_size=60).map(
     lambda pairs: "".join(word + space for word, space in pairs) * 30
 )
