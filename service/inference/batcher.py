@@ -471,10 +471,8 @@ class Batcher(Generic[Item, Result]):
         took_too_long = False
         while not runs.done():
             began, limit_s = stream.began, stream.limit_s
-            # The thread may go on to a batch with a lower limit.
-            left_s = began + limit_s - self._clock.now()
-            await self._clock.wait(runs, min(left_s, self._timeout_s))
-            if runs.done() or stream.began > began or self._clock.now() < began + limit_s:
+            await self._clock.wait(runs, began + limit_s - self._clock.now())
+            if runs.done() or stream.began > began:
                 continue
             self._cancel()
             self._cancellations += 1  # after: a run that it aborted has a lower number

@@ -38,9 +38,9 @@ class Stub:
     threads = 1
     streams = 1
     batches = BatchSizes(max_tokens=512, min_split_tokens=64, fixed_cost=8)
-    runs: Sequence[Run] = ()
 
     def __init__(self) -> None:
+        self.runs: Sequence[Run] = (self.run,)
         self.fault: str | None = None
         self.gate = threading.Event()
         self.ran: list[int] = []
