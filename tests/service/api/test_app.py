@@ -32,7 +32,7 @@ POISON = 2000  # the token id on which the stub engine fails
 class Stub:
     """Returns the first token id of each row as its vector; `fault` applies to POISON."""
 
-    name = "stub"
+    name = "onnxruntime"
     target = "cpu"
     precision: Precision = "float32"
     threads = 1
