@@ -326,13 +326,8 @@ def lower_attention(model: ir.Model, engine: str) -> None:
         ir.convenience.replace_nodes_and_values(
             graph, node, [node], nodes.tape.nodes, node.outputs, [context]
         )
-    domains = {node.domain for node in graph.all_nodes()}
-    for domain in {"", "com.microsoft"} & domains - model.opset_imports.keys():
-        model.opset_imports[domain] = 1
+    if any(node.domain == "com.microsoft" for node in graph.all_nodes()):
+        model.opset_imports["com.microsoft"] = 1
     model.opset_imports.pop(_DOMAIN, None)
-    # Equal nodes of different layers become one.
-    for simplify in (
-        RemoveUnusedNodesPass(),
-        CommonSubexpressionEliminationPass(),
-    ):
-        simplify(model)
+    RemoveUnusedNodesPass()(model)
+    CommonSubexpressionEliminationPass()(model)  # equal nodes of different layers become one

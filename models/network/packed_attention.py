@@ -76,10 +76,8 @@ def packed_attention(
         num_heads: Number of heads, H.
     """
     rows = packed.rows
-    return torch.ops.vitrine.packed_attention(
-        q, k, v, rows.padded_index, rows.packed_index, packed.attention_mask, bias, num_heads,
-        packed.window,
-    )  # fmt: skip
+    layout = rows.padded_index, rows.packed_index, packed.attention_mask
+    return torch.ops.vitrine.packed_attention(q, k, v, *layout, bias, num_heads, packed.window)
 
 
 def _packed_attention(

@@ -25,8 +25,6 @@ Item = TypeVar("Item")
 
 # Number of queued requests that `tokens_ahead` samples, which takes 0.1 ms.
 _SAMPLED_REQUESTS = 1000
-# Number of a request's queued items among which a short one is searched for.
-_SEARCHED_ITEMS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +217,7 @@ class BatchFormer(Generic[Item]):
                 continue
             first = entries[0]
             if skips_long:
-                first = next(filter(self._is_short, islice(entries, _SEARCHED_ITEMS)), None)
+                first = next(filter(self._is_short, entries), None)
             if first is None:
                 skipped.append(request)
             else:

@@ -356,11 +356,7 @@ class Batcher(Generic[Item, Result]):
                 await self._wake.wait()
 
     def _next_batch(self, stream: _Stream[Item, Result]) -> None:
-        ended = stream.batch
-        stream.batch = self._former.form(ended)
-        if ended.is_long or stream.batch.is_long:
-            # Idle streams may have skipped a long item, and its shorter neighbours.
-            self._loop.call_soon_threadsafe(self._wake.set)
+        stream.batch = self._former.form(stream.batch)
         self._begin(stream)
         for entry in stream.batch.items:
             entry.request.progressed = stream.began
