@@ -126,8 +126,9 @@ class CpuEngine:
 
     Concurrent batches give more throughput than one batch at a time on all threads, because
     threads that share a batch synchronise at every node: 1.03 times for all-MiniLM-L6-v2, 1.02
-    times for BERT-base (full batches in onnxruntime, on two cores). A batch that runs alone uses
-    all threads, for the lowest latency. Large graphs are compiled for a single batch alone.
+    times for BERT-base (full batches in onnxruntime, two cores of an AMD EPYC with AVX2). A batch
+    that runs alone uses all threads, for the lowest latency. Large graphs are compiled once, and
+    run one batch at a time.
 
     Args:
         name: Name in `models.engines.ENGINES`.

@@ -44,18 +44,16 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
             },
         )
         idle: queue.LifoQueue[openvino.InferRequest] = queue.LifoQueue()
-        names = {port.any_name for port in compiled.inputs}  # those that the graph uses
         requests = [compiled.create_infer_request() for _ in range(concurrent_runs)]
         for request in requests:
             idle.put(request)
 
         def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
             # Rounding makes shapes repeat: OpenVINO recompiles for every new shape.
-            rounded = round_up(batch, tokens=16, length=8).inputs()
+            rounded = round_up(batch, tokens=16, length=8)
             request = idle.get()
             try:
-                inputs = {name: rounded[name] for name in names}
-                request.infer(inputs, share_inputs=True, share_outputs=True)
+                request.infer(rounded.inputs(), share_inputs=True, share_outputs=True)
                 # Copied because the next run of this InferRequest overwrites the buffer.
                 result: NDArray[np.float32] = request.get_tensor(output).data.copy()
             finally:

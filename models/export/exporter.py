@@ -65,7 +65,7 @@ _CHECK_TEXTS = (
     "one two three four five six seven eight nine ten " * 4,
     "the quick brown fox jumps over the lazy dog and runs away " * 200,
 )
-# Every start of the service runs the check inputs in one batch, so longer ones are truncated.
+# Every start of the service runs the check inputs, so longer ones are truncated.
 _MAX_CHECK_TOKENS = 512
 # Number of leading check inputs whose token vectors are stored as well (0.2 MB).
 _TOKEN_ROWS = 3

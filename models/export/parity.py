@@ -13,11 +13,11 @@ from models.engines.outputs import OUTPUTS, compare
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import PackedBatch, pack
 
-# Attention scores take memory in proportion to the squared length: rows in a batch, rows that run
-# alone, and the longest row have up to these numbers of tokens.
-_MAX_BATCH_TOKENS = 128
-_MAX_ALONE_TOKENS = 512
-_MAX_TOKENS = 2048
+# Attention scores take memory in proportion to the squared length, so rows of similar length share
+# a batch, and the longest row runs alone.
+_SHORT_ROWS = (2, 3, 5, 8, 13, 21, 34, 64, 128)
+_LONG_ROWS = (256, 511, 512)
+_LONGEST_ROW = 2048
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Parity:
 
     Attributes:
         engine: Name of the engine, in `models.engines.ENGINES`.
-        case: Name of the test case, for example "each row alone" or "one batch".
+        case: Name of the test case, for example "each row alone" or "in batches".
         rows: Number of vectors compared.
         worst_cosine: Lowest cosine similarity between a vector and PyTorch's.
         worst_norm: Largest difference between the L2 norms of a vector and PyTorch's, relative to
@@ -71,11 +71,13 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
         size = model.encoder.config.vocab_size
         return [rng.integers(0, size, min(length, max_tokens)).tolist() for length in lengths]
 
-    rows = random_rows(2, 3, 5, 8, 13, 21, 34, 64, _MAX_BATCH_TOKENS - 1, _MAX_BATCH_TOKENS)
-    long = random_rows(_MAX_ALONE_TOKENS, _MAX_TOKENS)
+    short, long, longest = (
+        random_rows(*lengths) for lengths in (_SHORT_ROWS, _LONG_ROWS, (_LONGEST_ROW,))
+    )
+    rows = short + long
     # The first quarter of each row stands for a prompt that is excluded from pooling.
-    prompt_tokens = [len(row) // 4 for row in rows]
-    order = rng.permutation(len(rows))
+    prompts = [[len(row) // 4 for row in part] for part in (short, long)]
+    order = rng.permutation(len(short))
     expected = reference_vectors(model, rows)  # (B, W)
     return [
         Case(
@@ -85,15 +87,15 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
         ),
         Case(
             "each row alone",
-            tuple(pack([row]) for row in rows + long),
-            np.concatenate([expected, reference_vectors(model, long)]),
+            tuple(pack([row]) for row in rows + longest),
+            np.concatenate([expected, reference_vectors(model, longest)]),
         ),
-        Case("one batch", (pack(rows),), expected),
-        Case("one batch, shuffled", (pack([rows[i] for i in order]),), expected[order]),
+        Case("in batches", (pack(short), pack(long)), expected),
+        Case("batch, shuffled", (pack([short[i] for i in order]),), expected[order]),
         Case(
             "prompts not pooled",
-            (pack(rows, prompt_tokens),),
-            reference_vectors(model, rows, prompt_tokens),
+            (pack(short, prompts[0]), pack(long, prompts[1])),
+            reference_vectors(model, rows, prompts[0] + prompts[1]),
         ),
     ]
 
