@@ -8,6 +8,7 @@
 # make soak       resident memory over half an hour of mixed load
 # make profile    an engine's time per operator
 # make bench-debug    latency of /encode beside a gradient job
+# make bench-long     long rows, long texts and large models (10 minutes; needs wrk)
 # make bench-faults   latency of /encode beside faults and hostile requests
 # make controls   removes each guard once and checks that its test fails (half an hour)
 # make fuzz     20,000 mutated request bodies for /encode
@@ -37,7 +38,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Each has a separate, minimal environment.
 PEERS := .venv-bench
 
-.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-gpu bench-debug bench-faults bench-op controls fuzz profile soak clean
+.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # Huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -85,6 +86,9 @@ profile: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 
 bench-debug: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_debug
+
+bench-long: $(VENV)/dev.done $(ARTIFACT)/manifest.json
+	$(BIN)/python -m tests.benchmarks.bench_long
 
 bench-faults: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_faults

@@ -72,7 +72,7 @@ class BatchFormer(Generic[Item]):
         max_cost: Cost budget of a batch, in tokens; a batch of one item may exceed it.
         min_split_tokens: Minimum share of a stream, in tokens; a smaller queue is not split.
         fixed_cost: Fixed cost of a batch, independent of its items, in tokens.
-        long_row: Length of the longest item that is not a long one, in tokens.
+        long_row: Length above which an item is long, in tokens.
         pair_cost: Cost of one query-key pair of the padded attention matrix, in tokens.
     """
 
