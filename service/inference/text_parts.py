@@ -1,7 +1,7 @@
 """The part of a long text that fills a model's maximum length.
 
-A megabyte of text has hundreds of times the tokens that a model takes. Only its first or last part is
-tokenised, cut at a boundary between two words, which no token spans.
+A megabyte of text has hundreds of times the tokens that a model takes. Only its first or last part
+is tokenised, cut at a boundary between two words, which no token spans.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 # Characters per token to begin with. English text has four to five, code and other scripts fewer.
 CHARS_PER_TOKEN = 8
-# Number of tokens beyond the maximum that a part must have, so that those next to its cut are dropped.
+# Number of tokens beyond the maximum that a part must have: those next to its cut are dropped.
 MARGIN = 16
 
 # Normalisers remove some of the characters that \s matches, and join the words around them.
