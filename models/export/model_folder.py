@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 
 from models.artifact import SOURCE, Artifact
@@ -30,7 +30,8 @@ class ModelFolder:
 
     Args:
         path: Path of the folder.
-        verified: Function that returns the path of a file after its content was verified.
+        read: Function that returns the verified content of a file; None: files are read unverified,
+            and weights are mapped into memory.
 
     Attributes:
         path: Path of the folder.
@@ -39,9 +40,9 @@ class ModelFolder:
         weights: Names of the weight files read so far.
     """
 
-    def __init__(self, path: Path, verified: Callable[[Path], Path] = lambda file: file) -> None:
+    def __init__(self, path: Path, read: Callable[[Path], bytes] | None = None) -> None:
         self.path = path
-        self._verified = verified
+        self._read_verified = read
         self.name = path.resolve().name
         self.read: list[str] = []
         self.weights: list[str] = []
@@ -82,14 +83,14 @@ class ModelFolder:
         Raises:
             CheckpointError: The file is missing, cannot be read, or is outside the folder.
         """
+        read = self._read_verified or Path.read_bytes
         with self._reading(name) as file:
-            return file.read_bytes()
+            return read(file)
 
     def tensors(self, subfolder: str = "") -> dict[str, Tensor]:
         """Return the tensors of a subfolder's weights, by name.
 
-        Weights are either one safetensors file, or shards that are listed in an index file. The
-        files are mapped into memory, and read where tensors are used.
+        Weights are either one safetensors file, or shards that are listed in an index file.
 
         Raises:
             CheckpointError: The weights are missing, cannot be read, or are pickles.
@@ -97,7 +98,8 @@ class ModelFolder:
         tensors: dict[str, Tensor] = {}
         for name in self._weight_files(subfolder):
             with self._reading(name) as file:
-                tensors |= load_file(file)
+                read = self._read_verified
+                tensors |= load_file(file) if read is None else load(read(file))
             self.weights.append(name)
         return tensors
 
@@ -105,7 +107,7 @@ class ModelFolder:
     def _reading(self, name: str) -> Iterator[Path]:
         """Yield the path of a file, and note that it was read."""
         try:
-            yield self._verified(self._file(name))
+            yield self._file(name)
         except FileNotFoundError:
             raise CheckpointError(f"{self.name} has no {name}") from None
         except OSError as error:
@@ -139,10 +141,10 @@ class ModelFolder:
 
 
 def source_folder(artifact: Artifact) -> ModelFolder:
-    """Return the copy of the model folder in an artifact; its files are verified when read."""
+    """Return the copy of the model folder in an artifact; `artifact.read` verifies its files."""
     return ModelFolder(
         artifact.path / SOURCE,
-        verified=lambda file: artifact.verify(str(file.relative_to(artifact.path))),
+        read=lambda file: artifact.read(str(file.relative_to(artifact.path))),
     )
 
 
