@@ -134,6 +134,9 @@ SHAPES = {
         200, of=(head(b"TRANSFER-ENCODING: CHUNKED\r\n", None) + chunks(BODY),)
     ),
     "chunk size that is no number": closed(400, of=(head(CHUNKED, None) + b"zz\r\n",)),
+    "chunk size that is no number, behind a chunk": closed(
+        400, of=(head(CHUNKED, None), chunks(BODY[:5], end=b""), b"zz\r\n")
+    ),
     "chunk size below 0": closed(400, of=(head(CHUNKED, None) + b"-1\r\n",)),
     "chunk size of 20 digits": closed(400, of=(head(CHUNKED, None) + b"f" * 20 + b"\r\n",)),
     "chunk size with 0x": closed(400, of=(head(CHUNKED, None) + b"0xf\r\n" + BODY,)),
