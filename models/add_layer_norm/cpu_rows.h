@@ -41,7 +41,8 @@ inline Pair<double> sum(int64_t width, Terms terms) {
 }
 
 // A row's statistics: its mean is pivot + shift, which one number in Real could not hold where the
-// mean is large, and rstd is 1 / sqrt(variance + eps).
+// mean is large, and rstd is 1 / sqrt(variance + eps). If rows are not CENTRED, the mean is taken to
+// be 0.
 template <class Real>
 struct Statistics {
   Real pivot, shift, rstd;
@@ -54,8 +55,15 @@ struct Statistics {
 // One pass over the row gives mean and variance if the pivot is close to the mean, which that of
 // the first elements usually is. If not, the variance has lost digits or its sum has overflowed,
 // and a second pass starts from the mean of the first.
-template <class Real, class Load, class Reload>
+template <class Real, bool CENTRED, class Load, class Reload>
 inline Statistics<Real> statistics_of(int64_t width, Real eps, Load load, Reload reload) {
+  if constexpr (!CENTRED) {
+    const Pair<double> sums = sum<Real>(width, [=](int64_t i) -> Pair<Real> {
+      const Real element = load(i);
+      return {0, element * element};
+    });
+    return {0, 0, 1 / std::sqrt(Real(sums.second / width) + eps)};
+  }
   const int64_t count = std::min<int64_t>(16, width);
   Real pivot = 0;
   for (int64_t i = 0; i < count; ++i) pivot += load(i) / count;
@@ -76,15 +84,15 @@ inline Statistics<Real> statistics_of(int64_t width, Real eps, Load load, Reload
   return {pivot, Real(mean), 1 / std::sqrt(Real(variance) + eps)};
 }
 
-// Writes y = layer_norm(x + residual) and stored = x + residual; the statistics are those of
+// Writes y = norm(x + residual) and stored = x + residual; the statistics are those of
 // `stored`. Without a residual, `stored` is x, and not written.
-template <class T, class Real>
+template <class T, class Real, bool CENTRED>
 void forward_row(const T* __restrict x, const T* __restrict residual,
                  const Real* __restrict weight, const Real* __restrict bias, T* __restrict y,
                  T* __restrict stored, int64_t width, Real eps) {
   if (residual == nullptr) {
     const auto element = [=](int64_t i) { return widen(x[i]); };
-    const Statistics<Real> row = statistics_of<Real>(width, eps, element, element);
+    const Statistics<Real> row = statistics_of<Real, CENTRED>(width, eps, element, element);
     for (int64_t i = 0; i < width; ++i)
       y[i] = narrow<T>(row.xhat(widen(x[i])) * weight[i] + bias[i]);
   } else {
@@ -93,21 +101,22 @@ void forward_row(const T* __restrict x, const T* __restrict residual,
       return widen(stored[i]);
     };
     const auto element = [=](int64_t i) { return widen(stored[i]); };
-    const Statistics<Real> row = statistics_of<Real>(width, eps, add_and_store, element);
+    const Statistics<Real> row = statistics_of<Real, CENTRED>(width, eps, add_and_store, element);
     for (int64_t i = 0; i < width; ++i)
       y[i] = narrow<T>(row.xhat(widen(stored[i])) * weight[i] + bias[i]);
   }
 }
 
 // Writes dx and adds this row's terms of dweight and dbias. With dxhat = dy * weight:
-// dx = rstd * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)) + dsum.
+// dx = rstd * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)) + dsum, without the first mean if
+// rows are not CENTRED.
 // The statistics are computed again: the row is read in any case.
-template <class T, class Real>
+template <class T, class Real, bool CENTRED>
 void backward_row(const T* __restrict dy, const T* __restrict dsum, const T* __restrict stored,
                   const Real* __restrict weight, T* __restrict dx, Real* __restrict dweight,
                   Real* __restrict dbias, int64_t width, Real eps) {
   const auto element = [=](int64_t i) { return widen(stored[i]); };
-  const Statistics<Real> row = statistics_of<Real>(width, eps, element, element);
+  const Statistics<Real> row = statistics_of<Real, CENTRED>(width, eps, element, element);
   const Pair<double> sums = sum<Real>(width, [=](int64_t i) -> Pair<Real> {
     const Real xhat = row.xhat(widen(stored[i]));
     const Real dxhat = widen(dy[i]) * weight[i];
@@ -115,7 +124,7 @@ void backward_row(const T* __restrict dy, const T* __restrict dsum, const T* __r
     dbias[i] += widen(dy[i]);
     return {dxhat, dxhat * xhat};
   });
-  const Real mean = sums.first / width, along = sums.second / width;
+  const Real mean = CENTRED ? sums.first / width : 0, along = sums.second / width;
   const auto through_norm = [=](int64_t i) {
     const Real xhat = row.xhat(widen(stored[i]));
     return row.rstd * (widen(dy[i]) * weight[i] - mean - xhat * along);

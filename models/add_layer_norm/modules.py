@@ -1,10 +1,16 @@
-"""`LayerNorm` and `AddLayerNorm`: torch modules that call the custom operators of `op`."""
+"""Layer norm and RMS norm as torch modules that call the custom operators of `op`."""
 
 import math
 
+import torch
 from torch import Tensor, nn
 
-from models.add_layer_norm.op import add_layer_norm_with_sum, layer_norm
+from models.add_layer_norm.op import (
+    add_layer_norm_with_sum,
+    add_rms_norm_with_sum,
+    layer_norm,
+    rms_norm,
+)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -50,17 +56,49 @@ class AddLayerNorm(nn.LayerNorm):
     def with_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return `layer_norm(x + residual)` and `x + residual`, both shaped as `x`."""
         flat, weight, bias = _flatten(self, x)
-        if flat is not x:
-            if residual.shape != x.shape:
-                raise RuntimeError(
-                    f"residual and x differ in shape: {tuple(residual.shape)}, {tuple(x.shape)}"
-                )
-            residual = residual.reshape(flat.shape)
+        residual = _flatten_residual(residual, x, flat)
         y, total = add_layer_norm_with_sum(flat, residual, weight, bias, self.eps)
         return y.view(x.shape), total.view(x.shape)
 
 
-def _flatten(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+class RMSNorm(nn.RMSNorm):
+    """Replacement for `torch.nn.RMSNorm` with the same arguments, state dict, repr and errors.
+
+    Each row is divided by the root of the mean of its squares, without subtraction of its mean:
+
+    >>> import torch
+    >>> RMSNorm(4, eps=0.0)(torch.tensor([[2.0, 2.0, 4.0, 4.0]])).round(decimals=4)
+    tensor([[0.6325, 0.6325, 1.2649, 1.2649]], grad_fn=...)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` normalised over its last dimensions, those in `normalized_shape`."""
+        flat, weight, _ = _flatten(self, x)
+        return rms_norm(flat, weight, _eps(self, x)).view(x.shape)
+
+
+class AddRMSNorm(nn.RMSNorm):
+    """Residual addition and RMS norm as one module: `rms_norm(x + residual)`."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        """Return `rms_norm(x + residual)`, shaped as `x`."""
+        return self.with_sum(x, residual)[0]
+
+    def with_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `rms_norm(x + residual)` and `x + residual`, both shaped as `x`."""
+        flat, weight, _ = _flatten(self, x)
+        residual = _flatten_residual(residual, x, flat)
+        y, total = add_rms_norm_with_sum(flat, residual, weight, _eps(self, x))
+        return y.view(x.shape), total.view(x.shape)
+
+
+def _eps(norm: nn.RMSNorm, x: Tensor) -> float:
+    return torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
+
+
+def _flatten(
+    norm: nn.LayerNorm | nn.RMSNorm, x: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return `x`, weight and bias with the normalised dimensions flattened into one."""
     shape = norm.normalized_shape
     if tuple(x.shape[-len(shape) :]) != shape:
@@ -69,8 +107,20 @@ def _flatten(norm: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor | None, Tens
             f"Given normalized_shape={list(shape)}, expected input with shape [{expected}], "
             f"but got input of size{list(x.shape)}"
         )
+    bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
     if len(shape) == 1:
-        return x, norm.weight, norm.bias
+        return x, norm.weight, bias
     flat = x.reshape(*x.shape[: -len(shape)], math.prod(shape))
-    weight, bias = (None if p is None else p.view(-1) for p in (norm.weight, norm.bias))
-    return flat, weight, bias
+    flat_weight, flat_bias = (None if p is None else p.view(-1) for p in (norm.weight, bias))
+    return flat, flat_weight, flat_bias
+
+
+def _flatten_residual(residual: Tensor, x: Tensor, flat: Tensor) -> Tensor:
+    """Return the residual of `x`, flattened as `x` is in `flat`."""
+    if flat is x:
+        return residual
+    if residual.shape != x.shape:
+        raise RuntimeError(
+            f"residual and x differ in shape: {tuple(residual.shape)}, {tuple(x.shape)}"
+        )
+    return residual.reshape(flat.shape)

@@ -14,83 +14,124 @@ Translation = Callable[..., Any]
 def onnx_translations(target: str = "cpu") -> dict[Callable[..., Any], Translation]:
     """Return the `custom_translation_table` with which `torch.onnx.export` knows the operator.
 
+    Layer norm becomes `LayerNormalization`, which every runtime has, and RMS norm
+    `SimplifiedLayerNormalization`, which onnxruntime has.
+
     Args:
-        target: "cpu": `Add` and `LayerNormalization`, which every runtime has and onnxruntime runs
-            fastest on CPU. "cuda": one `com.microsoft::SkipLayerNormalization`, which onnxruntime
-            has for x `(N, D)` or `(B, L, D)`.
+        target: "cpu": the sum is an `Add` of its own, which onnxruntime runs fastest on CPU.
+            "cuda": sum and norm are one node, `SkipLayerNormalization` or
+            `SkipSimplifiedLayerNormalization`, which onnxruntime has for x `(N, D)` or `(B, L, D)`.
 
     Raises:
         ValueError: The target is unknown.
     """
-    if target not in _ADD_LAYER_NORM:
-        raise ValueError(f"unknown target {target!r}; allowed: {', '.join(_ADD_LAYER_NORM)}")
+    if target not in _ADD_NORM:
+        raise ValueError(f"unknown target {target!r}; allowed: {', '.join(_ADD_NORM)}")
     return {
-        torch.ops.vitrine.layer_norm.default: _layer_norm,
-        torch.ops.vitrine.add_layer_norm.default: _ADD_LAYER_NORM[target],
+        torch.ops.vitrine.norm.default: _norm,
+        torch.ops.vitrine.add_norm.default: _ADD_NORM[target],
     }
 
 
-def _skip_layer_normalization() -> Op:
-    """Return the op with its signature, which the onnx package has for standard ops only."""
+def _contrib_op(
+    domain: str, name: str, inputs: str, optional_inputs: str, outputs: str, optional_outputs: str
+) -> Op:
+    """Return an op of onnxruntime with its signature; the onnx package has only standard ones."""
     formal = onnx.defs.OpSchema.FormalParameter
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    types = {"mean": "U", "inv_std_var": "U"}
+    attributes = [onnx.defs.OpSchema.Attribute("epsilon", onnx.defs.OpSchema.AttrType.FLOAT)]
+    if not domain:
+        axis = onnx.defs.OpSchema.Attribute("axis", onnx.defs.OpSchema.AttrType.INT)
+        attributes.append(axis)
     schema = onnx.defs.OpSchema(
-        "SkipLayerNormalization",
-        "com.microsoft",
+        name,
+        domain,
         1,
         inputs=[
-            formal("input", "T"),
-            formal("skip", "T"),
-            formal("gamma", "T"),
-            formal("beta", "T", param_option=optional),
-            formal("bias", "T", param_option=optional),
+            *(formal(input, "T") for input in inputs.split()),
+            *(formal(input, "T", param_option=optional) for input in optional_inputs.split()),
         ],
         outputs=[
-            formal("output", "T"),
-            formal("mean", "U", param_option=optional),
-            formal("inv_std_var", "U", param_option=optional),
-            formal("input_skip_bias_sum", "T", param_option=optional),
+            *(formal(output, "T") for output in outputs.split()),
+            *(
+                formal(output, types.get(output, "T"), param_option=optional)
+                for output in optional_outputs.split()
+            ),
         ],
         type_constraints=[
             ("T", ["tensor(float)", "tensor(float16)"], ""),
             ("U", ["tensor(float)"], ""),
         ],
-        attributes=[onnx.defs.OpSchema.Attribute("epsilon", onnx.defs.OpSchema.AttrType.FLOAT)],
+        attributes=attributes,
     )
-    return Op(Opset("com.microsoft", 1), "SkipLayerNormalization", schema)
+    return Op(Opset(domain, 1), name, schema)
 
 
-_SKIP_LAYER_NORMALIZATION = _skip_layer_normalization()
+_STATISTICS_AND_SUM = "mean inv_std_var input_skip_bias_sum"
+_SKIP_LAYER_NORMALIZATION = _contrib_op(
+    "com.microsoft",
+    "SkipLayerNormalization",
+    "input skip gamma",
+    "beta bias",
+    "output",
+    _STATISTICS_AND_SUM,
+)
+_SKIP_RMS_NORMALIZATION = _contrib_op(
+    "com.microsoft",
+    "SkipSimplifiedLayerNormalization",
+    "input skip gamma",
+    "bias",
+    "output",
+    _STATISTICS_AND_SUM,
+)
+# In the domain of the standard ops, although it is none.
+_RMS_NORMALIZATION = _contrib_op(
+    "", "SimplifiedLayerNormalization", "X scale", "", "Y", "inv_std_var"
+)
 _ONE = onnx.helper.make_tensor("one", onnx.TensorProto.FLOAT, [1], [1.0])
 
 
 def _ones(x: Any) -> Any:  # noqa: ANN401
-    """Return a weight of ones for a norm without weight, which both ONNX nodes require."""
+    """Return a weight of ones for a norm without weight, which all these nodes require."""
     return op.CastLike(op.ConstantOfShape([x.shape[-1]], value=_ONE), x)
 
 
-def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+def _norm(x: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Any:  # noqa: ANN401
     weight = _ones(x) if weight is None else weight
-    # The outputs are (Y, Mean, InvStdDev).
-    return op.LayerNormalization(x, weight, bias, axis=-1, epsilon=eps)[0]
+    if centred:
+        # The outputs are (Y, Mean, InvStdDev).
+        return op.LayerNormalization(x, weight, bias, axis=-1, epsilon=eps)[0]
+    y = _RMS_NORMALIZATION(x, weight, axis=-1, epsilon=eps)[0]
+    return y if bias is None else op.Add(y, bias)
 
 
-def _add_layer_norm_cpu(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+def _add_norm_cpu(x: Any, residual: Any, weight: Any, *others: Any) -> Any:  # noqa: ANN401
     # The ones take their shape from x, because the exporter does not know the shape of `total`.
     weight = _ones(x) if weight is None else weight
     total = op.Add(x, residual)
-    return _layer_norm(total, weight, bias, eps), total
+    return _norm(total, weight, *others), total
 
 
-def _add_layer_norm_cuda(x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+def _add_norm_cuda(
+    x: Any,  # noqa: ANN401
+    residual: Any,  # noqa: ANN401
+    weight: Any,  # noqa: ANN401
+    bias: Any,  # noqa: ANN401
+    eps: float,
+    centred: bool,
+) -> Any:  # noqa: ANN401
     weight = _ones(x) if weight is None else weight
-    y, _, _, total = _SKIP_LAYER_NORMALIZATION(x, residual, weight, bias, epsilon=eps)
-    return y, total
+    if centred:
+        y, _, _, total = _SKIP_LAYER_NORMALIZATION(x, residual, weight, bias, epsilon=eps)
+        return y, total
+    y, _, _, total = _SKIP_RMS_NORMALIZATION(x, residual, weight, epsilon=eps)
+    return y if bias is None else op.Add(y, bias), total
 
 
-_ADD_LAYER_NORM: dict[str, Translation] = {
-    "cpu": _add_layer_norm_cpu,
-    "cuda": _add_layer_norm_cuda,
+_ADD_NORM: dict[str, Translation] = {
+    "cpu": _add_norm_cpu,
+    "cuda": _add_norm_cuda,
 }
 
-TARGETS = tuple(_ADD_LAYER_NORM)
+TARGETS = tuple(_ADD_NORM)

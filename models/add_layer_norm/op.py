@@ -1,6 +1,7 @@
-"""The fused operator: it returns `layer_norm(x + residual)` and `x + residual`.
+"""The fused operator: it returns `norm(x + residual)` and `x + residual`.
 
-The operator is registered with `torch.library`, so that autograd, `torch.compile` and
+The norm is layer norm or RMS norm, which is layer norm without the subtraction of the mean. The
+operator is registered with `torch.library`, so that autograd, `torch.compile` and
 `torch.export` see a single node. It has three implementations: C++ kernels on CPU (where they are
 built), Triton kernels on CUDA, and torch functions anywhere else.
 """
@@ -24,17 +25,17 @@ from torch.library import (
 # Global, because the operators are unregistered when the library object is deleted.
 _LIBRARY = Library("vitrine", "DEF")
 
-# eps has no default: the dispatcher drops arguments equal to their default, but the translation to
-# ONNX needs eps.
+# `centred` is True for layer norm and False for RMS norm. Neither it nor eps has a default: the
+# dispatcher drops arguments equal to their default, but the translation to ONNX needs them.
 _LIBRARY.define(
-    "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps)"
+    "add_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, bool centred)"
     " -> (Tensor y, Tensor sum)"
 )
 # A separate op, because without a residual the sum would be x itself, and an op must not return an
 # alias of its input.
-_LIBRARY.define("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
+_LIBRARY.define("norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centred) -> Tensor")
 _LIBRARY.define(
-    "layer_norm_backward(Tensor dy, Tensor? dsum, Tensor sum, Tensor? weight, float eps)"
+    "norm_backward(Tensor dy, Tensor? dsum, Tensor sum, Tensor? weight, float eps, bool centred)"
     " -> (Tensor dx, Tensor dweight, Tensor dbias)"
 )
 
@@ -51,7 +52,7 @@ def _load_cpu_kernels() -> bool:
             torch.ops.load_library(library)
         except OSError as error:
             warnings.warn(
-                f"{library.name} cannot be loaded, so add_layer_norm runs in torch functions; "
+                f"{library.name} cannot be loaded, so the fused operator runs in torch functions; "
                 f"build it again for this torch: {error}",
                 stacklevel=2,
             )
@@ -65,13 +66,7 @@ _HAS_CPP = _load_cpu_kernels()
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Return `layer_norm(x)` over the last dimension; see `add_layer_norm` for the arguments."""
-    if _is_transformed():
-        return composite_forward(x, None, weight, bias, eps)[0]
-    try:
-        return torch.ops.vitrine.layer_norm.default(x, weight, bias, eps)
-    except RuntimeError:
-        _check(x, None, weight, bias)  # the message of the C++ kernels names no argument
-        raise
+    return norm(x, weight, bias, eps, True)
 
 
 def add_layer_norm(
@@ -95,7 +90,7 @@ def add_layer_norm(
 
     Source: Ba et al. 2016, arXiv:1607.06450.
     """
-    return add_layer_norm_with_sum(x, residual, weight, bias, eps)[0]
+    return add_norm(x, residual, weight, bias, eps, True)[0]
 
 
 def add_layer_norm_with_sum(
@@ -105,10 +100,71 @@ def add_layer_norm_with_sum(
 
     See `add_layer_norm` for the arguments and errors.
     """
+    return add_norm(x, residual, weight, bias, eps, True)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return `rms_norm(x)` over the last dimension; see `add_rms_norm` for the arguments."""
+    return norm(x, weight, None, eps, False)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return `rms_norm(x + residual)` over the last dimension.
+
+    Args:
+        x: Output of a sublayer, `(..., D)`, any float dtype.
+        residual: Input of the sublayer, in the shape and dtype of `x`.
+        weight: Scale, `(D,)`, any float dtype; None: ones.
+        eps: Constant added to the mean of the squares.
+
+    Returns:
+        Tensor `(..., D)` in the dtype of `x`. The sum `x + residual` is rounded to that dtype; the
+        mean of its squares is computed in float32 (float64 for float64 input).
+
+    Raises:
+        RuntimeError: The shapes or dtypes do not match.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+    return add_norm(x, residual, weight, None, eps, False)[0]
+
+
+def add_rms_norm_with_sum(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return `rms_norm(x + residual)` and `x + residual`, both shaped as `x`.
+
+    See `add_rms_norm` for the arguments and errors.
+    """
+    return add_norm(x, residual, weight, None, eps, False)
+
+
+def norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
+) -> Tensor:
+    """Return `layer_norm(x)` if `centred`, or else `rms_norm(x)`, plus the bias."""
     if _is_transformed():
-        return composite_forward(x, residual, weight, bias, eps)
+        return composite_forward(x, None, weight, bias, eps, centred)[0]
     try:
-        y, total = torch.ops.vitrine.add_layer_norm.default(x, residual, weight, bias, eps)
+        return torch.ops.vitrine.norm.default(x, weight, bias, eps, centred)
+    except RuntimeError:
+        _check(x, None, weight, bias)  # the message of the C++ kernels names no argument
+        raise
+
+
+def add_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the norm of `x + residual`, as `norm` does, and `x + residual`."""
+    if _is_transformed():
+        return composite_forward(x, residual, weight, bias, eps, centred)
+    try:
+        y, total = torch.ops.vitrine.add_norm.default(x, residual, weight, bias, eps, centred)
     except RuntimeError:
         _check(x, residual, weight, bias)  # the message of the C++ kernels names no argument
         raise
@@ -205,88 +261,124 @@ def _centre(rows: Tensor) -> Tensor:
 
 
 def composite_forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return `layer_norm(x + residual)` and `x + residual`, in differentiable torch functions.
+    """Return `norm(x + residual)` and `x + residual`, in differentiable torch functions.
 
-    The norm is computed from centred rows, because ATen computes `x * rstd - mean * rstd`, which
-    loses digits where the mean is large. See `add_layer_norm` for the arguments.
+    Layer norm is computed from centred rows, because ATen computes `x * rstd - mean * rstd`, which
+    loses digits where the mean is large. `centred` is True for layer norm and False for RMS norm;
+    see `add_layer_norm` for the other arguments.
     """
     _check(x, residual, weight, bias)
     total = x if residual is None else x + residual  # (..., D)
     wide = torch.promote_types(total.dtype, torch.float32)
     weight, bias = (None if p is None else p.to(wide) for p in (weight, bias))
-    y = F.layer_norm(_centre(total.to(wide)), total.shape[-1:], weight, bias, eps)
+    rows = total.to(wide)
+    if centred:
+        y = F.layer_norm(_centre(rows), total.shape[-1:], weight, bias, eps)
+    else:
+        y = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
+        y = y if weight is None else y * weight
+        y = y if bias is None else y + bias
     return y.to(total.dtype), total
 
 
 def composite_backward(
-    dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
+    dy: Tensor,
+    dsum: Tensor | None,
+    total: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    centred: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dx, dweight and dbias by `reference.closed_form`, in differentiable functions."""
     wide = torch.promote_types(total.dtype, torch.float32)
-    g = dy.to(wide)  # (..., D)
-    centred = _centre(total.to(wide))
-    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    xhat = centred * rstd  # (..., D)
+    g, rows = dy.to(wide), total.to(wide)  # (..., D)
+    rows = _centre(rows) if centred else rows
+    rstd = torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
+    xhat = rows * rstd  # (..., D)
     dxhat = g if weight is None else g * weight.to(wide)
-    along = (dxhat * xhat).mean(-1, keepdim=True)
-    dx = rstd * (dxhat - dxhat.mean(-1, keepdim=True) - xhat * along)
+    dx = dxhat - xhat * (dxhat * xhat).mean(-1, keepdim=True)
+    dx = rstd * (dx - dxhat.mean(-1, keepdim=True) if centred else dx)
     if dsum is not None:
         dx = dx + dsum.to(wide)
-    rows = g.unsqueeze(0).flatten(0, -2)  # (N, D)
-    dweight = (rows * xhat.unsqueeze(0).flatten(0, -2)).sum(0)
-    return dx.to(total.dtype).contiguous(), dweight, rows.sum(0)
+    flat = g.unsqueeze(0).flatten(0, -2)  # (N, D)
+    dweight = (flat * xhat.unsqueeze(0).flatten(0, -2)).sum(0)
+    return dx.to(total.dtype).contiguous(), dweight, flat.sum(0)
 
 
-def _aten(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    return composite_forward(x, None, weight, bias, eps)[0].contiguous()
+def _aten(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
+) -> Tensor:
+    return composite_forward(x, None, weight, bias, eps, centred)[0].contiguous()
 
 
 def _aten_add(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
 ) -> tuple[Tensor, Tensor]:
-    y, total = composite_forward(x, residual, weight, bias, eps)
+    y, total = composite_forward(x, residual, weight, bias, eps, centred)
     return y.contiguous(), total.contiguous()
 
 
-def _cuda(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def _cuda(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
+) -> Tensor:
     if implementation(x) == "aten":
-        return _aten(x, weight, bias, eps)
+        return _aten(x, weight, bias, eps, centred)
     from models.add_layer_norm import triton_kernels
 
     _check(x, None, weight, bias)
     with torch.cuda.device_of(x):  # Triton launches kernels on the current device, not on that of x
-        return triton_kernels.forward(x, None, weight, bias, eps)[0]
+        return triton_kernels.forward(x, None, weight, bias, eps, centred)[0]
 
 
 def _cuda_add(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
 ) -> tuple[Tensor, Tensor]:
     if implementation(x) == "aten":
-        return _aten_add(x, residual, weight, bias, eps)
+        return _aten_add(x, residual, weight, bias, eps, centred)
     from models.add_layer_norm import triton_kernels
 
     _check(x, residual, weight, bias)
     with torch.cuda.device_of(x):
-        return triton_kernels.forward(x, residual, weight, bias, eps)
+        return triton_kernels.forward(x, residual, weight, bias, eps, centred)
 
 
 def _cuda_gradients(
-    dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
+    dy: Tensor,
+    dsum: Tensor | None,
+    total: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    centred: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if implementation(total, backward=True) == "aten":
-        return composite_backward(dy, dsum, total, weight, eps)
+        return composite_backward(dy, dsum, total, weight, eps, centred)
     from models.add_layer_norm import triton_kernels
 
     with torch.cuda.device_of(total):
-        return triton_kernels.backward(dy, dsum, total, weight, eps)
+        return triton_kernels.backward(dy, dsum, total, weight, eps, centred)
 
 
 for _name, _anywhere, _on_cuda in (
-    ("layer_norm", _aten, _cuda),
-    ("add_layer_norm", _aten_add, _cuda_add),
-    ("layer_norm_backward", composite_backward, _cuda_gradients),
+    ("norm", _aten, _cuda),
+    ("add_norm", _aten_add, _cuda_add),
+    ("norm_backward", composite_backward, _cuda_gradients),
 ):
     _LIBRARY.impl(_name, _anywhere, "CompositeExplicitAutograd")
     _LIBRARY.impl(_name, _on_cuda, "CUDA")
@@ -294,46 +386,54 @@ for _name, _anywhere, _on_cuda in (
     register_autocast(f"vitrine::{_name}", "cuda", torch.float32, lib=_LIBRARY)
 
 
-def _autocast_add_on_cpu(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def _autocast_add_on_cpu(x: Tensor, residual: Tensor, *others: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
     """Add and normalise in the wider dtype of both, as torch's own functions do on CPU."""
     dtype = torch.promote_types(x.dtype, residual.dtype)
     with torch._C._ExcludeDispatchKeyGuard(
         torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
     ):
-        y, total = torch.ops.vitrine.add_layer_norm.default(
-            x.to(dtype), residual.to(dtype), weight, bias, eps
-        )
+        y, total = torch.ops.vitrine.add_norm.default(x.to(dtype), residual.to(dtype), *others)
     return y, total
 
 
-_LIBRARY.impl("add_layer_norm", _autocast_add_on_cpu, "AutocastCPU")
+_LIBRARY.impl("add_norm", _autocast_add_on_cpu, "AutocastCPU")
 
 
-def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, _eps: float) -> Tensor:
+def _fake(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, _eps: float, _centred: bool
+) -> Tensor:
     _check(x, None, weight, bias)
     return x.new_empty(x.shape)
 
 
 def _fake_add(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, _eps: float
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    _eps: float,
+    _centred: bool,
 ) -> tuple[Tensor, Tensor]:
     _check(x, residual, weight, bias)
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
 def _fake_gradients(
-    _dy: Tensor, _dsum: Tensor | None, total: Tensor, _weight: Tensor | None, _eps: float
+    _dy: Tensor,
+    _dsum: Tensor | None,
+    total: Tensor,
+    _weight: Tensor | None,
+    _eps: float,
+    _centred: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = torch.promote_types(total.dtype, torch.float32)
     dweight, dbias = (total.new_empty(total.shape[-1:], dtype=wide) for _ in range(2))
     return total.new_empty(total.shape), dweight, dbias
 
 
-register_fake("vitrine::layer_norm", _fake, lib=_LIBRARY)
-register_fake("vitrine::add_layer_norm", _fake_add, lib=_LIBRARY)
-register_fake("vitrine::layer_norm_backward", _fake_gradients, lib=_LIBRARY)
+register_fake("vitrine::norm", _fake, lib=_LIBRARY)
+register_fake("vitrine::add_norm", _fake_add, lib=_LIBRARY)
+register_fake("vitrine::norm_backward", _fake_gradients, lib=_LIBRARY)
 
 
 # Autograd, as functions of our own: those of torch.library.register_autograd take 15 us longer,
@@ -341,31 +441,31 @@ register_fake("vitrine::layer_norm_backward", _fake_gradients, lib=_LIBRARY)
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
-class _LayerNormFunction(torch.autograd.Function):
+class _NormFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, eps: float) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, eps: float, centred: bool) -> Tensor:  # noqa: ANN401
         with _below_autograd():
-            y: Tensor = torch.ops.vitrine.layer_norm.default(x, weight, bias, eps)
-        _save(ctx, x, weight, bias, eps)
+            y: Tensor = torch.ops.vitrine.norm.default(x, weight, bias, eps, centred)
+        _save(ctx, x, weight, bias, eps, centred)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> Any:  # noqa: ANN401
-        return (*_backward(ctx, dy, None), None)
+        return (*_backward(ctx, dy, None), None, None)
 
 
-class _AddLayerNormFunction(torch.autograd.Function):
+class _AddNormFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Any, bias: Any, eps: float) -> Any:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, residual: Tensor, *parameters: Any) -> Any:  # noqa: ANN401
         with _below_autograd():
-            y, total = torch.ops.vitrine.add_layer_norm.default(x, residual, weight, bias, eps)
-        _save(ctx, total, weight, bias, eps)
+            y, total = torch.ops.vitrine.add_norm.default(x, residual, *parameters)
+        _save(ctx, total, *parameters)
         return y, total
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Any:  # noqa: ANN401
         dx, dweight, dbias = _backward(ctx, dy, dsum)
-        return dx, dx, dweight, dbias, None
+        return dx, dx, dweight, dbias, None, None
 
 
 def _save(
@@ -374,9 +474,10 @@ def _save(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
+    centred: bool,
 ) -> None:
     ctx.save_for_backward(total, weight, bias)
-    ctx.eps = eps
+    ctx.constants = eps, centred
     ctx.set_materialize_grads(False)
 
 
@@ -386,11 +487,11 @@ def _backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Any:  # noqa:
         return dsum, None, None
     total, weight, bias = ctx.saved_tensors
     if torch.is_grad_enabled():  # with create_graph=True; the backward op is not differentiable
-        dx, dweight, dbias = composite_backward(dy, dsum, total, weight, ctx.eps)
+        dx, dweight, dbias = composite_backward(dy, dsum, total, weight, *ctx.constants)
     else:
         with _below_autograd():
-            dx, dweight, dbias = torch.ops.vitrine.layer_norm_backward.default(
-                dy, dsum, total, weight, ctx.eps
+            dx, dweight, dbias = torch.ops.vitrine.norm_backward.default(
+                dy, dsum, total, weight, *ctx.constants
             )
     return dx, _cast(dweight, weight), _cast(dbias, bias)
 
@@ -403,16 +504,16 @@ def _cast(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
     return gradient if same else gradient.to(parameter.dtype)
 
 
-class _LayerNormBackwardFunction(torch.autograd.Function):
+class _NormBackwardFunction(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, *arguments: Any) -> Any:  # noqa: ANN401
         with _below_autograd():
-            return torch.ops.vitrine.layer_norm_backward.default(*arguments)
+            return torch.ops.vitrine.norm_backward.default(*arguments)
 
     @staticmethod
     def backward(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
         raise RuntimeError(
-            "vitrine::layer_norm_backward is not differentiable; for second derivatives, compute "
+            "vitrine::norm_backward is not differentiable; for second derivatives, compute "
             "the first ones with create_graph=True"
         )
 
@@ -441,9 +542,9 @@ def _with_autograd(
 
 
 for _name, _function in (
-    ("layer_norm", _LayerNormFunction),
-    ("add_layer_norm", _AddLayerNormFunction),
-    ("layer_norm_backward", _LayerNormBackwardFunction),
+    ("norm", _NormFunction),
+    ("add_norm", _AddNormFunction),
+    ("norm_backward", _NormBackwardFunction),
 ):
     _op = getattr(torch.ops.vitrine, _name).default
     _LIBRARY.impl(_name, _with_autograd(_op, _function), "Autograd")

@@ -1,10 +1,12 @@
-"""Add + LayerNorm in numpy, step by step, forward and backward: an explanation and a test oracle.
+"""Add + norm in numpy, step by step, forward and backward: an explanation and a test oracle.
+
+The steps are those of layer norm. RMS norm is layer norm of rows whose mean is taken to be zero.
 
 Every step is a named value, with its shape in a comment; D is the normalised width, and `...` are
 any leading axes. All arithmetic is in the dtype of `x`, float64 or float32.
 
-Source: Ba et al. 2016, arXiv:1607.06450. The backward pass applies the chain rule to one forward
-step at a time, in reverse.
+Sources: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467 (RMS norm).
+The backward pass applies the chain rule to one forward step at a time, in reverse.
 
 The following published formulas are wrong, as tests/models/test_reference.py shows:
 
@@ -36,7 +38,7 @@ class ForwardSteps(NamedTuple):
     """The sum `x + residual` and the ten steps of its layer norm."""
 
     x: Array  #        (..., D)  0. x + residual
-    mean: Array  #     (..., 1)  1. mean over D
+    mean: Array  #     (..., 1)  1. mean over D; zero for RMS norm
     xmu: Array  #      (..., D)  2. x - mean
     sq: Array  #       (..., D)  3. xmu^2
     var: Array  #      (..., 1)  4. mean of sq: the biased variance
@@ -60,6 +62,7 @@ class Cache(NamedTuple):
     eps: float
     mean: Array  #     (..., 1)
     x: Array  #        (..., D)
+    centred: bool
 
 
 class BackwardSteps(NamedTuple):
@@ -80,12 +83,17 @@ class BackwardSteps(NamedTuple):
     dxmu2: Array  #     (..., D)  9. 2 xmu dsq: the path through sq = xmu^2
     dxmu: Array  #      (..., D) 10. dxmu1 + dxmu2: both paths into xmu
     dmu: Array  #       (..., 1)     -sum of dxmu over D: with respect to mean
-    dx2: Array  #       (..., D) 11. dmu / D, the same for every element
+    dx2: Array  #       (..., D) 11. dmu / D, the same for every element; zero for RMS norm
     dx: Array  #        (..., D) 12. dxmu + dx2; the gradient of the residual equals it
 
 
 def forward_steps(
-    x: Array, gamma: Array, beta: Array, eps: float, residual: Array | None = None
+    x: Array,
+    gamma: Array,
+    beta: Array,
+    eps: float,
+    residual: Array | None = None,
+    centred: bool = True,
 ) -> ForwardSteps:
     """Return every step of the forward pass, `gamma * norm(x + residual) + beta`.
 
@@ -95,6 +103,7 @@ def forward_steps(
         beta: Shift, `(D,)`.
         eps: Constant added to the variance.
         residual: Second input, shaped as `x`; None: no residual.
+        centred: True for layer norm, False for RMS norm.
 
     Raises:
         ValueError: The shapes do not match.
@@ -105,12 +114,12 @@ def forward_steps(
     if residual is not None and residual.shape != x.shape:
         raise ValueError(f"residual and x differ in shape: {residual.shape}, {x.shape}")
     total = x if residual is None else x + residual
-    mean = total.mean(-1, keepdims=True)
-    xmu = total - mean
+    mean, xmu = np.zeros_like(total[..., :1]), total
     # A large mean has a rounding error, which is the mean of the deviations. After its subtraction,
     # the deviations of a row around 1e6 are correct to the last digits.
-    mean_error = xmu.mean(-1, keepdims=True)
-    mean, xmu = mean + mean_error, xmu - mean_error
+    for _ in range(2 * centred):
+        part = xmu.mean(-1, keepdims=True)
+        mean, xmu = mean + part, xmu - part
     sq = xmu**2
     var = sq.mean(-1, keepdims=True)
     var_eps = var + x.dtype.type(eps)
@@ -123,12 +132,26 @@ def forward_steps(
 
 
 def forward(
-    x: Array, gamma: Array, beta: Array, eps: float, residual: Array | None = None
+    x: Array,
+    gamma: Array,
+    beta: Array,
+    eps: float,
+    residual: Array | None = None,
+    centred: bool = True,
 ) -> tuple[Array, Cache]:
     """Return the output `(..., D)` and the cache for `backward`; see `forward_steps`."""
-    steps = forward_steps(x, gamma, beta, eps, residual)
+    steps = forward_steps(x, gamma, beta, eps, residual, centred)
     cache = Cache(
-        steps.xhat, gamma, steps.xmu, steps.ivar, steps.sqrtvar, steps.var, eps, steps.mean, steps.x
+        steps.xhat,
+        gamma,
+        steps.xmu,
+        steps.ivar,
+        steps.sqrtvar,
+        steps.var,
+        eps,
+        steps.mean,
+        steps.x,
+        centred,
     )
     return steps.out, cache
 
@@ -153,7 +176,7 @@ def backward_steps(dout: Array, cache: Cache) -> BackwardSteps:
     dxmu2 = 2 * cache.xmu * dsq
     dxmu = dxmu1 + dxmu2
     dmu = -dxmu.sum(-1, keepdims=True)
-    dx2 = np.broadcast_to(dmu / D, dout.shape)
+    dx2 = np.broadcast_to(dmu / D * cache.centred, dout.shape)
     dx = dxmu + dx2
     return BackwardSteps(
         dbeta, dgamma, dxhat, divar, dxmu1, dsqrtvar, dvar, dsq, dxmu2, dxmu, dmu, dx2, dx
@@ -169,11 +192,13 @@ def backward(dout: Array, cache: Cache) -> tuple[Array, Array, Array]:
 def closed_form(dout: Array, cache: Cache) -> Array:
     """Return dx `(..., D)` by the single formula that the Triton kernels use.
 
-    dx = ivar * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)), with means over D.
+    dx = ivar * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)), with means over D. RMS norm
+    lacks mean(dxhat).
     """
     dxhat = dout * cache.gamma
     projection = (dxhat * cache.xhat).mean(-1, keepdims=True)
-    result: Array = cache.ivar * (dxhat - dxhat.mean(-1, keepdims=True) - cache.xhat * projection)
+    mean = dxhat.mean(-1, keepdims=True) * cache.centred
+    result: Array = cache.ivar * (dxhat - mean - cache.xhat * projection)
     return result
 
 
@@ -181,11 +206,11 @@ def jacobian_form(dout: Array, cache: Cache) -> Array:
     """Return dx `(..., D)` as the product of gamma * dout and the Jacobian, D x D per row.
 
     dx = (gamma * dout) J / (D sigma) with J = D I - 1 - outer(xhat, xhat), sigma = sqrt(var + eps).
-    I is the identity matrix, and 1 the matrix of ones.
+    I is the identity matrix, and 1 the matrix of ones, which RMS norm lacks.
     """
     D = dout.shape[-1]
     outer = cache.xhat[..., :, None] * cache.xhat[..., None, :]  # (..., D, D)
-    jacobian = D * np.eye(D) - 1 - outer  # (..., D, D)
+    jacobian = D * np.eye(D) - cache.centred - outer  # (..., D, D)
     scaled = (dout * cache.gamma)[..., None, :]  # (..., 1, D)
     result: Array = (scaled @ jacobian)[..., 0, :] / (D * cache.sqrtvar)
     return result

@@ -26,14 +26,16 @@ _REDUCED_COLUMNS = 64
 
 
 @triton.jit
-def _centre(s, mask, D):
-    """Return a row's deviations from its mean `(BLOCK,)` and its variance, both float32.
+def _deviations(s, mask, D, CENTRED: tl.constexpr):
+    """Return a row's deviations from its mean `(BLOCK,)` and their mean square, both float32.
 
-    The mean of the deviations, which is the rounding error of a large mean, is subtracted too.
+    The mean of the deviations, which is the rounding error of a large mean, is subtracted too. If
+    not CENTRED, the deviations are the row itself, from zero.
     """
-    d = tl.where(mask, s - tl.sum(s, 0) / D, 0.0)
-    d = tl.where(mask, d - tl.sum(d, 0) / D, 0.0)
-    return d, tl.sum(d * d, 0) / D
+    if CENTRED:
+        s = tl.where(mask, s - tl.sum(s, 0) / D, 0.0)
+        s = tl.where(mask, s - tl.sum(s, 0) / D, 0.0)
+    return s, tl.sum(s * s, 0) / D
 
 
 @triton.jit
@@ -49,6 +51,7 @@ def _forward_kernel(
     HAS_RESIDUAL: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    CENTRED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     # 64-bit, because 32-bit offsets overflow at 2^31 elements.
@@ -62,7 +65,7 @@ def _forward_kernel(
         stored = s.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + row + columns, stored, mask)
         s = stored.to(tl.float32)
-    d, var = _centre(s, mask, D)
+    d, var = _deviations(s, mask, D, CENTRED)
     # Cast, because the compiler would treat eps as float64 and compute the root in float64.
     y = d * (1.0 / tl.sqrt_rn(var + tl.cast(eps, tl.float32)))
     if HAS_WEIGHT:
@@ -87,6 +90,7 @@ def _backward_kernel(
     eps,
     HAS_DSUM: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    CENTRED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
@@ -102,16 +106,17 @@ def _backward_kernel(
         s = tl.load(sum_ptr + row + columns, mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row + columns, mask, other=0.0).to(tl.float32)
         # Mean and variance are recomputed from the loaded row, which costs less than reading them.
-        d, var = _centre(s, mask, D)
+        d, var = _deviations(s, mask, D, CENTRED)
         rstd = 1.0 / tl.sqrt_rn(var + tl.cast(eps, tl.float32))
         xhat = d * rstd
         dweight += dy * xhat
         dbias += dy
         if HAS_WEIGHT:
             dy *= weight
-        mean = tl.sum(dy, 0) / D
-        projection = tl.sum(dy * xhat, 0) / D
-        dx = rstd * (dy - mean - xhat * projection)
+        dx = dy - xhat * (tl.sum(dy * xhat, 0) / D)
+        if CENTRED:
+            dx -= tl.sum(dy, 0) / D
+        dx *= rstd
         if HAS_DSUM:
             dx += tl.load(dsum_ptr + row + columns, mask, other=0.0).to(tl.float32)
         tl.store(dx_ptr + row + columns, dx.to(dx_ptr.dtype.element_ty), mask)
@@ -136,9 +141,14 @@ def _reduce_kernel(
 
 
 def forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return `layer_norm(x + residual)` and `x + residual`; without a residual, the latter is `x`.
+    """Return `norm(x + residual)` and `x + residual`; without a residual, the latter is `x`.
 
     Args:
         x: `(..., D)`, D at most `MAX_FORWARD_D`.
@@ -146,6 +156,7 @@ def forward(
         weight: `(D,)`; None: ones.
         bias: `(D,)`; None: zeros.
         eps: Constant added to the variance.
+        centred: True for layer norm, False for RMS norm.
     """
     D = x.shape[-1]
     x = x.contiguous()
@@ -168,6 +179,7 @@ def forward(
             HAS_RESIDUAL=residual is not None,
             HAS_WEIGHT=weight is not None,
             HAS_BIAS=bias is not None,
+            CENTRED=centred,
             BLOCK=triton.next_power_of_2(D),
             num_warps=warps(D),
         )
@@ -175,7 +187,12 @@ def forward(
 
 
 def backward(
-    dy: Tensor, dsum: Tensor | None, total: Tensor, weight: Tensor | None, eps: float
+    dy: Tensor,
+    dsum: Tensor | None,
+    total: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    centred: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dx, dweight and dbias: the gradients with respect to x, weight and bias.
 
@@ -187,6 +204,7 @@ def backward(
         total: Sum `x + residual` from the forward pass, `(..., D)`.
         weight: `(D,)`; None: ones.
         eps: Constant added to the variance in the forward pass.
+        centred: True for layer norm, False for RMS norm.
 
     Returns:
         dx `(..., D)` in the dtype of `total`; dweight and dbias `(D,)` in float32.
@@ -216,6 +234,7 @@ def backward(
         eps,
         HAS_DSUM=dsum is not None,
         HAS_WEIGHT=weight is not None,
+        CENTRED=centred,
         BLOCK=triton.next_power_of_2(D),
         num_warps=warps(D),
     )

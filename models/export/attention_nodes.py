@@ -46,7 +46,8 @@ def _placeholder() -> Op:
             ("M", ["tensor(float)"], ""),
         ],
         attributes=[
-            attribute(name, onnx.defs.OpSchema.AttrType.INT) for name in ("num_heads", "window")
+            attribute(name, onnx.defs.OpSchema.AttrType.INT)
+            for name in ("num_heads", "window", "causal")
         ],
     )
     return Op(Opset(_DOMAIN, 1), _OP, schema)
@@ -57,9 +58,9 @@ _PLACEHOLDER = _placeholder()
 
 def packed_attention(*inputs: Any) -> Any:  # noqa: ANN401
     """Translate `torch.ops.vitrine.packed_attention` to the placeholder node."""
-    *tensors, num_heads, window = inputs
+    *tensors, num_heads, window, causal = inputs
     window = _NO_WINDOW if window is None else window
-    return _PLACEHOLDER(*tensors, num_heads=num_heads, window=window)
+    return _PLACEHOLDER(*tensors, num_heads=num_heads, window=window, causal=int(causal))
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class _Attention:
         shape: `(B, L)`.
         flat_index: `padded_index`, flattened to `(B * L,)`.
         padding: Bias of the scores of padding keys, `(B, 1, 1, L)`.
-        window: As in `models.network.packed_attention.PackedRows`.
+        window, causal: As in `models.network.packed_attention.PackedRows`.
     """
 
     q: ir.Value
@@ -84,10 +85,11 @@ class _Attention:
     padding: ir.Value
     num_heads: int
     window: int | None
+    causal: bool
 
     @property
     def width(self) -> int:
-        """Width of the token vectors, D."""
+        """Width of queries, keys and values, `H * K`."""
         shape = self.v.shape
         if shape is None or not isinstance(shape[-1], int):
             raise ValueError("the width of the token vectors is unknown")
@@ -149,20 +151,51 @@ class _Nodes:
             graphs[name] = ir.Graph((), (result,), nodes=nodes.tape.nodes, name=name)
         return self("If", condition, **graphs)  # type: ignore[arg-type] # `domain` is not among them
 
+    def loop(
+        self, count: ir.Value, like: ir.Value, body: Callable[["_Nodes", ir.Value], ir.Value]
+    ) -> ir.Value:
+        """Return the results of a `Loop` node, along a new first axis.
+
+        Args:
+            count: Number of iterations, an int64 scalar.
+            like: Value with the type of the results.
+            body: Returns the result of an iteration, from its index.
+        """
+        nodes = self.subgraph()
+        index, condition = (ir.Value(name=f"attention_{next(self.names)}") for _ in range(2))
+        for value, dtype in ((index, ir.DataType.INT64), (condition, ir.DataType.BOOL)):
+            value.type, value.shape = ir.TensorType(dtype), ir.Shape([])
+        result = body(nodes, index)
+        result.type = like.type
+        goes_on = nodes("Identity", condition)
+        goes_on.type, goes_on.shape = condition.type, condition.shape
+        graph = ir.Graph((index, condition), (goes_on, result), nodes=nodes.tape.nodes, name="body")
+        always = self.constant(True, np.bool_)
+        return self("Loop", count, always, body=graph)
+
+
+def _heads(nodes: _Nodes, a: _Attention) -> list[ir.Value]:
+    """Queries, keys and values of padded rows, `(B, L, H, K)` each."""
+    heads = nodes("Concat", a.shape, nodes.constant([a.num_heads, -1]), axis=0)
+    return [
+        nodes("Reshape", nodes("Gather", x, a.flat_index, axis=0), heads) for x in (a.q, a.k, a.v)
+    ]
+
+
+def _packed(nodes: _Nodes, a: _Attention, context: ir.Value) -> ir.Value:
+    """The context of padded rows, `(B, L, H, K)`, as packed tokens `(T, H * K)`."""
+    flat = nodes("Reshape", context, nodes.constant([-1, a.width]))
+    return nodes("Gather", flat, a.packed_index, axis=0)
+
 
 def _padded(nodes: _Nodes, a: _Attention) -> ir.Value:
     """Attention on padded rows, with all scores of a batch in memory: `(B, H, L, L)`."""
-    heads = nodes("Concat", a.shape, nodes.constant([a.num_heads, -1]), axis=0)
-    q, k, v = (
-        nodes("Reshape", nodes("Gather", x, a.flat_index, axis=0), heads) for x in (a.q, a.k, a.v)
-    )  # (B, L, H, K)
+    q, k, v = _heads(nodes, a)
     bias = a.padding if a.bias is None else nodes("Add", a.bias, a.padding)
-    if a.window is not None:
+    if a.window is not None or a.causal:
         masked = nodes("CastLike", nodes.constant(MASKED_SCORE, np.float32), a.q)
-        bias = nodes("Where", _outside_window(nodes, a), masked, bias)
-    context = _attend(nodes, a, q, k, v, bias)  # (B, L, H, K)
-    flat = nodes("Reshape", context, nodes.constant([-1, a.width]))
-    return nodes("Gather", flat, a.packed_index, axis=0)  # (T, D)
+        bias = nodes("Where", _is_out_of_reach(nodes, a), masked, bias)
+    return _packed(nodes, a, _attend(nodes, a, q, k, v, bias))
 
 
 def _attend(
@@ -178,21 +211,33 @@ def _attend(
     return nodes("Transpose", context, perm=[0, 2, 1, 3])
 
 
-def _outside_window(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Whether query and key are outside each other's window, `(L, L)`."""
+def _is_out_of_reach(nodes: _Nodes, a: _Attention) -> ir.Value:
+    """Whether a query does not attend to a key because of their positions, `(L, L)`."""
     L = nodes("Gather", a.shape, nodes.constant(1), axis=0)
     positions = nodes("Range", nodes.constant(0), L, nodes.constant(1))
     distance = nodes("Sub", positions, nodes("Unsqueeze", positions, nodes.constant([1])))
-    return nodes("Greater", nodes("Abs", distance), nodes.constant(a.window))
+    if a.window is None:
+        return nodes("Greater", distance, nodes.constant(0))
+    outside = nodes("Greater", nodes("Abs", distance), nodes.constant(a.window))
+    if not a.causal:
+        return outside
+    return nodes("Or", outside, nodes("Greater", distance, nodes.constant(0)))
 
 
 def _unpadded(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Attention on rows of equal length, by onnxruntime's kernel that keeps no scores."""
+    """Attention on rows of equal length, by onnxruntime's kernel.
+
+    It keeps no scores, except where attention is causal.
+    """
     shape = nodes("Concat", a.shape, nodes.constant([a.width]), axis=0)
     q, k, v = (nodes("Reshape", x, shape) for x in (a.q, a.k, a.v))  # (B, L, D)
     context = nodes(
-        "MultiHeadAttention", q, k, v, domain="com.microsoft", num_heads=a.num_heads
-    )  # (B, L, D)
+        "MultiHeadAttention",
+        *(q, k, v),
+        domain="com.microsoft",
+        num_heads=a.num_heads,
+        unidirectional=int(a.causal),
+    )  # (B, L, H * K)
     return nodes("Reshape", context, nodes.constant([-1, a.width]))
 
 
@@ -233,7 +278,8 @@ def _banded(nodes: _Nodes, a: _Attention) -> ir.Value:
     own = nodes("Reshape", nodes("Pad", row, ends, constant(-1)), constant([-1, size, 1]))
     theirs = nodes("Unsqueeze", neighbours(row, fill=constant(-2)), constant([1]))
     distance = np.arange(3 * size)[None] - size - np.arange(size)[:, None]
-    near = constant(np.abs(distance) <= window, np.bool_)  # (size, 3 * size)
+    within = np.abs(distance) <= window
+    near = constant(within & (distance <= 0) if a.causal else within, np.bool_)  # (size, 3 * size)
     allowed = nodes("And", nodes("Equal", own, theirs), near)  # (N, size, 3 * size)
     open_, masked = constant(0, np.float32), constant(MASKED_SCORE, np.float32)
     bias = nodes("Unsqueeze", nodes("Where", allowed, open_, masked), constant([1]))
@@ -241,13 +287,61 @@ def _banded(nodes: _Nodes, a: _Attention) -> ir.Value:
     return nodes("Slice", nodes("Reshape", context, constant([-1, D])), zero, T)
 
 
+# Scores per head of a block of causal attention, and the largest number of its queries.
+_BLOCK_SCORES, _BLOCK_QUERIES = 2**20, 128
+
+
+def _causal_blocks(nodes: _Nodes, a: _Attention) -> ir.Value:
+    """Causal attention, block by block of queries: `(B, H, block, L)` scores at a time.
+
+    A block's keys end with its last query, so that half of the scores are never computed.
+    """
+    constant = nodes.constant
+    L = nodes("Slice", a.shape, constant([1]), constant([2]))
+    most = nodes("Div", constant([_BLOCK_SCORES]), L)
+    size = nodes("Clip", most, constant(1), constant(_BLOCK_QUERIES))
+    count = nodes("Div", nodes("Sub", nodes("Add", L, size), constant([1])), size)
+    scale = nodes("CastLike", constant((a.width / a.num_heads) ** -0.5, np.float32), a.q)
+    q, k, v = _heads(nodes, a)
+    padding = nodes("Sub", nodes("Mul", count, size), L)
+    pads = nodes("Concat", constant([0] * 5), padding, constant([0, 0]), axis=0)
+    q = nodes("Transpose", nodes("Pad", nodes("Mul", q, scale), pads), perm=[0, 2, 1, 3])
+    k, v = nodes("Transpose", k, perm=[0, 2, 3, 1]), nodes("Transpose", v, perm=[0, 2, 1, 3])
+    positions = nodes("Range", constant(0), nodes("Squeeze", L), constant(1))  # (L,)
+    within = nodes("Range", constant(0), nodes("Squeeze", size), constant(1))  # (block,)
+    within = nodes("Unsqueeze", within, constant([1]))  # (block, 1)
+    masked = nodes("CastLike", constant(MASKED_SCORE, np.float32), a.q)
+
+    def block(nodes: _Nodes, index: ir.Value) -> ir.Value:
+        start = nodes("Mul", nodes("Unsqueeze", index, constant([0])), size)
+        end = nodes("Add", start, size)
+
+        def first(x: ir.Value, axis: int) -> ir.Value:
+            """Return the keys or values up to the end of the block."""
+            return nodes("Slice", x, constant([0]), end, constant([axis]))
+
+        queries = nodes("Slice", q, start, end, constant([2]))  # (B, H, block, K)
+        is_later = nodes("Greater", first(positions, 0), nodes("Add", within, start))
+        bias = nodes("Where", is_later, masked, first(a.padding, 3))
+        scores = nodes("Add", nodes("MatMul", queries, first(k, 3)), bias)
+        context = nodes("MatMul", nodes("Softmax", scores, axis=-1), first(v, 2))
+        return nodes("Transpose", context, perm=[0, 2, 1, 3])  # (B, block, H, K)
+
+    blocks = nodes.loop(nodes("Squeeze", count), a.q, block)  # (N, B, block, H, K)
+    rows = nodes("Transpose", blocks, perm=[1, 0, 2, 3, 4])
+    whole = nodes("Reshape", rows, constant([0, -1, a.num_heads, a.width // a.num_heads]))
+    return _packed(nodes, a, nodes("Slice", whole, constant([0]), L, constant([1])))
+
+
+# Length of rows from which blocks of causal attention take less time, and always less memory.
+_CAUSAL_BLOCKS_FROM = 512
 # Length of rows, in windows, from which blocks take less time than padded rows. Measured with
 # windows of 64 and 256 tokens, on two cores of an AMD EPYC with AVX2.
 _BANDED_FROM = 4
 
 
 def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Attention by the cheapest of three ways, which `If` nodes choose at no measurable cost.
+    """Attention by the cheapest of the ways, which `If` nodes choose at no measurable cost.
 
     On rows of equal length, onnxruntime's kernel keeps no scores; a model takes 0.94 (9 tokens) to
     0.90 (512 tokens) of the time. In blocks, 8,192 tokens with a window of 64 take 0.08 of it.
@@ -263,9 +357,12 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
             is_full, a.q, lambda nodes: _unpadded(nodes, whole), lambda nodes: _padded(nodes, whole)
         )
 
-    if (window := a.window) is None:
-        return whole_rows(nodes)
     longest = nodes("Gather", a.shape, nodes.constant(1), axis=0)
+    if (window := a.window) is None:
+        if not a.causal:
+            return whole_rows(nodes)
+        is_short = nodes("LessOrEqual", longest, nodes.constant(_CAUSAL_BLOCKS_FROM))
+        return nodes.branches(is_short, a.q, whole_rows, lambda nodes: _causal_blocks(nodes, a))
     is_covered = nodes("LessOrEqual", longest, nodes.constant(window + 1))
     is_short = nodes("LessOrEqual", longest, nodes.constant(_BANDED_FROM * window))
 
@@ -305,6 +402,7 @@ def _read(nodes: _Nodes, node: ir.Node) -> _Attention:
         padding=nodes("CastLike", nodes("Unsqueeze", padding, nodes.constant([1, 2])), q),
         num_heads=node.attributes["num_heads"].as_int(),
         window=None if window == _NO_WINDOW else window,
+        causal=bool(node.attributes["causal"].as_int()),
     )
 
 

@@ -28,7 +28,7 @@ from models.network.sentence_encoder import DenseHead, SentenceEncoder
 
 NO_OVERRIDES = Overrides()
 _TYPES = get_type_hints(EncoderConfig)
-_CAN_BE_ZERO = ("type_vocab_size", "position_padding_id", "dropout", "layer_norm_eps")
+_CAN_BE_ZERO = ("type_vocab_size", "position_padding_id", "dropout", "norm_eps")
 
 
 def load(
@@ -62,6 +62,8 @@ def load(
         tensors,
         "the checkpoint",
         names=partial(_family_names, _layout(family, encoder, tensors)),
+        value=partial(_family_value, family, config),
+        widths=config.heads.widths,
         ignored=family.ignored,
     )
     for head, module in zip(sentence_config.heads, heads, strict=True):
@@ -124,12 +126,12 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
             f"{name}: the activation {values['activation']!r} is not one of "
             f"{', '.join(sorted(ACTIVATIONS))}"
         )
-    if values["d_model"] % values["num_heads"]:
+    changes = {**family.constants, **family.derived({**family.defaults, **config})}
+    if "head_width" not in changes and values["d_model"] % values["num_heads"]:
         raise CheckpointError(
             f"{name}: {keys['d_model']} {values['d_model']} is not divisible by "
             f"{keys['num_heads']} {values['num_heads']}"
         )
-    changes = {**family.constants, **family.derived({**family.defaults, **config})}
     return family, model_type, EncoderConfig(**{**values, **changes})
 
 
@@ -160,6 +162,8 @@ def _fill(
     tensors: Mapping[str, Tensor],
     source: str,
     names: Callable[[str], Names] = lambda key: (key,),
+    value: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
+    widths: Sequence[int] = (),
     ignored: Sequence[str] = (),
 ) -> None:
     """Load checkpoint tensors into a module; a missing, misshaped or unused tensor is an error.
@@ -169,15 +173,19 @@ def _fill(
         tensors: Tensors of the checkpoint, by name.
         source: Origin of the tensors, for error messages.
         names: Returns, for a key of the module's state dict, the checkpoint tensors, or parts of
-            them, that form its value when concatenated along the first axis.
+            them, that are concatenated along the first axis.
+        value: Returns, for a key and the concatenated tensors, the key's value.
+        widths: Widths of queries, keys and values, which can have a checkpoint tensor each.
         ignored: Regular expressions for the names of tensors that may remain unused.
     """
     used: set[str] = set()
     for key, parameter in module.state_dict().items():
         parts = [n if isinstance(n, Part) else Part(n, 0, 1) for n in names(key)]
-        size = parameter.shape[0] // len(parts)
+        sizes = (
+            widths if len(parts) == len(widths) else [parameter.shape[0] // len(parts)] * len(parts)
+        )
         values: list[Tensor] = []
-        for part in parts:
+        for part, size in zip(parts, sizes, strict=True):
             name, shape = part.name, (size * part.count, *parameter.shape[1:])
             if name not in tensors:
                 raise CheckpointError(f"{source} lacks the tensor {name} of shape {shape}")
@@ -190,7 +198,7 @@ def _fill(
             values.append(tensor.chunk(part.count)[part.index].float())
             used.add(name)
         with torch.no_grad():
-            parameter.copy_(torch.cat(values))
+            parameter.copy_(value(key, torch.cat(values)))
     extra = sorted(
         name
         for name in tensors.keys() - used
@@ -213,6 +221,14 @@ def _family_names(layout: Tensors, key: str) -> Names:
         replace(n, name=n.name.format(i=layer)) if isinstance(n, Part) else n.format(i=layer)
         for n in layout[template]
     )
+
+
+def _family_value(family: Family, config: EncoderConfig, key: str, tensor: Tensor) -> Tensor:
+    """Return the value of a key of the encoder's state dict."""
+    for pattern, value in family.values.items():
+        if re.fullmatch(pattern, key):
+            return value(tensor, config)
+    return tensor
 
 
 def _layout(family: Family, encoder: Encoder, tensors: Mapping[str, Tensor]) -> Tensors:

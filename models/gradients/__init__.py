@@ -8,7 +8,7 @@
 - `pair`: attribution of a cosine similarity to pairs of tokens.
 - `flow`: sizes of activations and gradients at every operation of a training step. `flow_tap`
   records them, and `objectives` has the training objectives.
-- `layer_norm_trace`: add + LayerNorm step by step. `layer_norm_check`: verdicts on the
+- `layer_norm_trace`: add + norm step by step. `layer_norm_check`: verdicts on the
   implementations in `layer_norm_implementations` and on results of other implementations, for
   `layer_norm_operands` and within `layer_norm_bounds`.
 - `parity`: comparison of the served model with the reference model, for its weights in

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.add_layer_norm import AddLayerNorm
 from models.gradients.inputs import Objective, Row
 from models.gradients.objectives import OBJECTIVES
 from models.gradients.reference_model import ReferenceModel
 from models.network.attention import AttentionInputs, SelfAttention
+from models.network.norms import AddNorm
 from models.network.taps import Tap
 
 
@@ -94,24 +94,29 @@ class RecordingTap(Tap):
         """
         if self.dtype is None:
             return super().attention(name, attention, x, inputs)
+        widths = list(attention.shape.widths)
         projections = self.step(
-            f"{name}.projections", None, lambda x: torch.stack(attention.project(x), 1), x
-        )  # (B, 3, L, D)
+            f"{name}.projections", None, lambda x: torch.cat(attention.project(x), -1), x
+        )  # (B, L, H * K + 2 * G * K)
         if inputs.rotation is not None:
             projections = self.step(
                 f"{name}.rotated",
                 None,
-                lambda p: torch.stack(attention.rotated(p.unbind(1), inputs), 1),
+                lambda p: torch.cat(attention.rotated(p.split(widths, -1), inputs), -1),
                 projections,
             )
+
+        def heads(projections: Tensor, index: int) -> Tensor:
+            return attention.heads(projections.split(widths, -1)[index])  # (B, H, L, K)
+
         scores = self.step(
             f"{name}.scores",
             None,
-            lambda p: attention.heads(p[:, 0]) @ attention.heads(p[:, 1]).transpose(-1, -2),
+            lambda p: heads(p, 0) @ heads(p, 1).transpose(-1, -2),
             projections,
         )  # (B, H, L, L)
-        width = projections.shape[-1] // attention.num_heads
-        scaled = self.step(f"{name}.scaled_scores", None, lambda s: s / math.sqrt(width), scores)
+        scale = math.sqrt(attention.shape.width)
+        scaled = self.step(f"{name}.scaled_scores", None, lambda s: s / scale, scores)
         biases = () if inputs.bias is None else (inputs.bias,)
         weights = self.step(
             f"{name}.softmax", None, lambda s, *b: sum(b, start=s).softmax(-1), scaled, *biases
@@ -119,14 +124,14 @@ class RecordingTap(Tap):
         context = self.step(
             f"{name}.context",
             None,
-            lambda w, p: (w @ attention.heads(p[:, 2])).transpose(1, 2).flatten(2),
+            lambda w, p: (w @ heads(p, 2)).transpose(1, 2).flatten(2),
             weights,
             projections,
-        )  # (B, L, D)
+        )  # (B, L, H * K)
         return self.step(name, attention, attention.out_proj, context)
 
     def add_norm(
-        self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor
+        self, sum_name: str, name: str, norm: AddNorm, x: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return `norm(x + residual)` and the sum; record both as separate steps."""
         total = self.step(sum_name, None, torch.add, x, residual)

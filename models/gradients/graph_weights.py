@@ -33,15 +33,23 @@ _KINDS = {
     r"bias": "bias",
     r"": "unknown",
 }
+# Node type of each norm in `models.network.norms.KINDS`.
+NORM_OPS = {"layer_norm": "LayerNormalization", "rms_norm": "SimplifiedLayerNormalization"}
 # Maps node types to the kind of weight that each input, by index, can be.
 _INPUTS = {
     "Gather": {0: "table"},
     "Add": {0: "row", 1: "row"},
     "LayerNormalization": {1: "scale", 2: "shift"},
+    "SimplifiedLayerNormalization": {1: "scale"},
     "Gemm": {1: "matrix", 2: "bias"},
     "MatMul": {1: "matrix", 2: "bias"},
     "MatMulInteger": {1: "matrix"},
 }
+# Modules of a layer in the order in which they run, as far as their weights have one kind.
+_PARTS = (
+    *("norm1", "self_attn", "branch_norm1", "norm2"),
+    *("gate", "linear1", "linear2", "branch_norm2"),
+)
 # Suffixes of the three tensors that onnxruntime's quantizer makes of a weight.
 _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
 # The exporter omits weights of these kinds if they are zero.
@@ -99,16 +107,29 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
             # Packed inputs have no token types, so all tokens have the first token type.
             parts = {f"{name}[0]": value[0]}
         elif "in_proj" in name:
-            thirds = zip(("query", "key", "value"), np.split(value, 3), strict=True)
-            parts = {f"{name}[{part}]": third for part, third in thirds}
+            ends = np.cumsum(model.network.encoder.config.heads.widths)[:-1]
+            own = zip(("query", "key", "value"), np.split(value, ends), strict=True)
+            parts = {f"{name}[{part}]": array for part, array in own}
         weights[kind] |= parts
     biases = (name.replace("weight", "bias") for name in weights["matrix"])
     weights["bias"] = {name: weights["bias"].get(name) for name in biases}
     return weights
 
 
+def norm_nodes(graph: onnx.ModelProto, model: ReferenceModel) -> dict[str, onnx.NodeProto]:
+    """Return the node of each norm of the network, by the module's name in the encoder."""
+    names = (name for name, _ in _in_order_of_use(model.network))
+    norms = [name for name in names if re.search(r"norm\d?\.weight$", name)]
+    modules = (name.removeprefix("encoder.").removesuffix(".weight") for name in norms)
+    nodes = (node for node in graph.graph.node if node.op_type in NORM_OPS.values())
+    return dict(zip(modules, nodes, strict=False))
+
+
 def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and parameters; those of a layer that runs several times for each run."""
+    """Yield names and parameters; those of a layer that runs several times for each run.
+
+    The order is that of the forward pass among parameters of one kind.
+    """
     layers = "encoder.layers."
     named = dict(network.named_parameters())
     inner = {name: p for name, p in named.items() if name.startswith(layers)}
@@ -116,9 +137,9 @@ def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, p) for name, p in named.items() if name not in {*inner, *after})
     for run, index in enumerate(network.encoder.layer_order):
         own = f"{layers}{index}."
-        for name, parameter in inner.items():
-            if name.startswith(own):
-                yield f"{layers}{run}.{name.removeprefix(own)}", parameter
+        parts = {name.removeprefix(own): p for name, p in inner.items() if name.startswith(own)}
+        for name in sorted(parts, key=lambda name: _PARTS.index(name.split(".")[0])):
+            yield f"{layers}{run}.{name}", parts[name]
     yield from ((name, named[name]) for name in after)
 
 

@@ -1,4 +1,4 @@
-"""Error bounds of add + LayerNorm: the largest errors of a correct implementation against float64.
+"""Error bounds of add + norm: the largest errors of a correct implementation against float64.
 
 Bounds are a few rounding errors of the largest terms, whatever the row's mean: the deviations of a
 row from its mean are exact in float32 if the mean's own rounding error is subtracted too. An
@@ -64,16 +64,17 @@ def exact_steps(operands: Operands) -> Exact:
     """Compute the steps in float64 from the operands in their own dtype."""
     limits = np.finfo(operands.x.dtype)
     rounded = operands.x if operands.residual is None else operands.x + operands.residual
-    (_, _, gamma, beta, eps, dout, _) = rounded_to(operands, np.float64)
+    wide = rounded_to(operands, np.float64)
     total = rounded.astype(np.float64)
-    forward = reference.forward_steps(total, gamma, beta, eps)
-    backward = reference.backward_steps(dout, reference.forward(total, gamma, beta, eps)[1])
+    arguments = total, wide.gamma, wide.beta, wide.eps, None, wide.centred
+    forward = reference.forward_steps(*arguments)
+    backward = reference.backward_steps(wide.dout, reference.forward(*arguments)[1])
     spread_terms = np.abs(backward.dxhat) * (1 + np.abs(forward.xhat))  # (N, D)
     reach = forward.ivar * spread_terms.mean(-1, keepdims=True)
-    is_constant = np.ptp(rounded, axis=-1, keepdims=True) == 0
+    is_constant = (np.ptp(rounded, axis=-1, keepdims=True) == 0) & operands.centred
     is_finite = np.isfinite(total).all(-1, keepdims=True)
     overflows = forward.sq.sum(-1, keepdims=True) >= float(limits.max)
-    underflows = np.where(is_constant, eps, forward.var_eps) < float(limits.tiny)
+    underflows = np.where(is_constant, wide.eps, forward.var_eps) < float(limits.tiny)
     t = np.where(is_finite, _roundings(total.shape[-1]) * limits.eps / 2, np.nan)
     t = np.where(is_finite & (overflows | underflows), np.inf, t)
     underflow = limits.tiny * (1 + forward.ivar + np.abs(forward.xmu))
@@ -126,6 +127,8 @@ class Slope(NamedTuple):
 def slopes_along(operands: Operands) -> Iterator[Slope]:
     """Yield directional derivatives, `DIRECTIONS` each with respect to x, gamma and beta.
 
+    There are none with respect to the beta of RMS norm.
+
     Args:
         operands: Operands in float64.
     """
@@ -144,12 +147,12 @@ def slopes_along(operands: Operands) -> Iterator[Slope]:
         ("x", exact.forward.sqrtvar, truncation),
         ("gamma", np.ones(1), 0.0),
         ("beta", np.ones(1), 0.0),
-    ):
+    )[: 3 if operands.centred else 2]:
         at: Array = getattr(operands, name)
         for _ in range(DIRECTIONS):
             along = unit * rng.choice([-1.0, 1.0], at.shape)
             ahead, behind = (
-                _forward(operands._replace(**{name: at + way * along})) for way in (step, -step)
+                operands._replace(**{name: at + way * along}).forward()[0] for way in (step, -step)
             )
             # Subtract before summing: a difference of two sums would lose digits by cancellation.
             slope = ((ahead - behind) * dout).sum() / (2 * step)
@@ -157,8 +160,3 @@ def slopes_along(operands: Operands) -> Iterator[Slope]:
                 slope += (along * operands.dsum).sum()
             own = (np.abs(along) * bounds[f"d{name}"]).sum()
             yield Slope(f"d{name}", along, float(slope), float(rounding + truncated + own))
-
-
-def _forward(operands: Operands) -> Array:
-    x, residual, gamma, beta, eps, *_ = operands
-    return reference.forward(x, gamma, beta, eps, residual)[0]

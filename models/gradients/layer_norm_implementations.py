@@ -1,4 +1,4 @@
-"""Implementations of add + LayerNorm to compare: numpy reference, PyTorch op, ONNX nodes.
+"""Implementations of add + norm to compare: numpy reference, PyTorch op, ONNX nodes.
 
 They compute in the dtype of their operands, float32 or float64, or return why they cannot.
 """
@@ -11,8 +11,8 @@ import torch
 from onnx import TensorProto, helper
 from torch import Tensor
 
-from models.add_layer_norm import add_layer_norm_with_sum, implementation, layer_norm, reference
-from models.add_layer_norm.op import composite_backward, composite_forward
+from models.add_layer_norm import implementation, reference
+from models.add_layer_norm.op import add_norm, composite_backward, composite_forward, norm
 from models.add_layer_norm.reference import Array
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.gradients.layer_norm_operands import Operands
@@ -22,8 +22,8 @@ class Outcome(NamedTuple):
     """Outputs and gradients of an implementation. A string is the reason why one is not computed.
 
     The keys of the outputs are "out" and "sum", those of the gradients "dx", "dresidual", "dgamma"
-    and "dbeta"; "sum" and "dresidual" exist only with a residual. None is a gradient that the
-    implementation should return but does not.
+    and "dbeta"; "sum" and "dresidual" exist only with a residual, "dbeta" only for layer norm. None
+    is a gradient that the implementation should return but does not.
     """
 
     outputs: Mapping[str, Array] | str
@@ -34,14 +34,23 @@ Implementation = Callable[[Operands], Outcome]
 
 
 def _reference(operands: Operands) -> Outcome:
-    x, residual, gamma, beta, eps, dout, dsum = operands
-    out, cache = reference.forward(x, gamma, beta, eps, residual)
-    dx, dgamma, dbeta = reference.backward(dout, cache)
-    dx = dx if dsum is None else dx + dsum
-    gradients = {"dx": dx, "dgamma": dgamma, "dbeta": dbeta}
-    if residual is None:
-        return Outcome({"out": out}, gradients)
-    return Outcome({"out": out, "sum": cache.x}, {**gradients, "dresidual": dx})
+    out, cache = operands.forward()
+    dx, dgamma, dbeta = reference.backward(operands.dout, cache)
+    dx = dx if operands.dsum is None else dx + operands.dsum
+    gradients = {"dx": dx, "dgamma": dgamma, "dbeta": dbeta, "dresidual": dx}
+    return _outcome(operands, {"out": out, "sum": cache.x}, gradients)
+
+
+def _outcome(
+    operands: Operands, outputs: Mapping[str, Array], gradients: Mapping[str, Array | None]
+) -> Outcome:
+    """Return the outputs and gradients that exist for the operands."""
+    missing = {"sum", "dresidual"} if operands.residual is None else set[str]()
+    missing |= set() if operands.centred else {"dbeta"}
+    return Outcome(
+        {name: value for name, value in outputs.items() if name not in missing},
+        {name: value for name, value in gradients.items() if name not in missing},
+    )
 
 
 def on_cpu(operands: Operands) -> Outcome:
@@ -59,13 +68,13 @@ def _cpp(operands: Operands) -> Outcome:
 def _aten(operands: Operands) -> Outcome:
     """Run the torch functions that are the op where it has no kernels."""
     x, residual, gamma, beta, dout, dsum = _tensors(operands, "cpu")
-    out, total = composite_forward(x, residual, gamma, beta, operands.eps)
-    dx, dgamma, dbeta = composite_backward(dout, dsum, total, gamma, operands.eps)
-    outputs, gradients = {"out": out}, {"dx": dx, "dgamma": dgamma, "dbeta": dbeta}
-    if residual is not None:
-        outputs, gradients = {**outputs, "sum": total}, {**gradients, "dresidual": dx}
-    return Outcome(
-        {name: output.numpy() for name, output in outputs.items()},
+    choices = operands.eps, operands.centred
+    out, total = composite_forward(x, residual, gamma, beta, *choices)
+    dx, dgamma, dbeta = composite_backward(dout, dsum, total, gamma, *choices)
+    gradients = {"dx": dx, "dgamma": dgamma, "dbeta": dbeta, "dresidual": dx}
+    return _outcome(
+        operands,
+        {"out": out.numpy(), "sum": total.numpy()},
         {name: gradient.numpy() for name, gradient in gradients.items()},
     )
 
@@ -86,17 +95,18 @@ def _op(operands: Operands, device: str) -> Outcome:
     leaves = {"dx": x.requires_grad_(), "dgamma": gamma.requires_grad_()}
     leaves["dbeta"] = beta.requires_grad_()
     if residual is None:
-        outputs = {"out": layer_norm(x, gamma, beta, operands.eps)}
+        outputs = {"out": norm(x, gamma, beta, operands.eps, operands.centred)}
         upstream = [dout]
     else:
         leaves["dresidual"] = residual.requires_grad_()
-        out, total = add_layer_norm_with_sum(x, residual, gamma, beta, operands.eps)
+        out, total = add_norm(x, residual, gamma, beta, operands.eps, operands.centred)
         outputs = {"out": out, "sum": total}
         upstream = [dout, torch.zeros_like(dout) if dsum is None else dsum]
     gradients = torch.autograd.grad(
         list(outputs.values()), list(leaves.values()), upstream, allow_unused=True
     )
-    return Outcome(
+    return _outcome(
+        operands,
         {name: output.detach().cpu().numpy() for name, output in outputs.items()},
         {
             name: None if gradient is None else gradient.cpu().numpy()
@@ -109,7 +119,7 @@ def _tensors(
     operands: Operands, device: str
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None]:
     """Return copies of x, residual, gamma, beta, dout and dsum on a device."""
-    x, residual, gamma, beta, _, dout, dsum = operands
+    x, residual, gamma, beta, _, dout, dsum, _ = operands
     return (
         torch.tensor(x, device=device),
         None if residual is None else torch.tensor(residual, device=device),
@@ -130,20 +140,20 @@ def _onnxruntime(operands: Operands) -> Outcome:
     if operands.residual is not None:
         inputs["residual"], outputs = operands.residual, ["out", "sum"]
         nodes, normed = [helper.make_node("Add", ["x", "residual"], ["sum"])], "sum"
+    parameters = ["gamma", "beta"] if operands.centred else ["gamma"]
+    op = "LayerNormalization" if operands.centred else "SimplifiedLayerNormalization"
     nodes.append(
-        helper.make_node(
-            "LayerNormalization", [normed, "gamma", "beta"], ["out"], axis=-1, epsilon=operands.eps
-        )
+        helper.make_node(op, [normed, *parameters], ["out"], axis=-1, epsilon=operands.eps)
     )
     N, D = operands.x.shape
     graph = helper.make_graph(
         nodes,
-        "add_layer_norm",
+        "add_norm",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, (N, D)) for name in inputs],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, (N, D)) for name in outputs],
         [
-            helper.make_tensor("gamma", TensorProto.FLOAT, [D], operands.gamma),
-            helper.make_tensor("beta", TensorProto.FLOAT, [D], operands.beta),
+            helper.make_tensor(name, TensorProto.FLOAT, [D], getattr(operands, name))
+            for name in parameters
         ],
     )
     # IR version 9 belongs to opset 20.

@@ -1,7 +1,7 @@
-"""Operands of add + LayerNorm, forward and backward: given, rounded to a dtype, or random."""
+"""Operands of add + norm, forward and backward: given, rounded to a dtype, or random."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ EPS = float(np.float32(1e-5))
 
 
 class Operands(NamedTuple):
-    """Operands of add + LayerNorm, which returns `out` and, with a residual, `sum`."""
+    """Operands of add + norm, which returns `out` and, with a residual, `sum`."""
 
     x: Array  #                (N, D)
     residual: Array | None  #  (N, D)
@@ -24,6 +24,13 @@ class Operands(NamedTuple):
     eps: float  #              added to the variance
     dout: Array  #             (N, D)  gradient with respect to out
     dsum: Array | None  #      (N, D)  gradient with respect to sum; None: zeros
+    centred: bool = True  #            True: layer norm; False: RMS norm, whose beta is zero
+
+    def forward(self) -> tuple[Array, reference.Cache]:
+        """Return `out` of the numpy reference, and its cache for the backward pass."""
+        return reference.forward(
+            self.x, self.gamma, self.beta, self.eps, self.residual, self.centred
+        )
 
 
 # Distributions of rows. `draw` samples x and the residual independently.
@@ -37,13 +44,16 @@ DISTRIBUTIONS: dict[Distribution, Callable[[np.random.Generator, tuple[int, int]
 }
 
 
-def draw(shape: tuple[int, int], distribution: Distribution, seed: int = 0) -> Operands:
+def draw(
+    shape: tuple[int, int], distribution: Distribution, seed: int = 0, *, centred: bool = True
+) -> Operands:
     """Return random operands in float64.
 
     Args:
         shape: Shape of x, `(N, D)`, with at most `MAX_ELEMENTS` elements.
         distribution: Distribution of x and residual, a key of `DISTRIBUTIONS`.
         seed: Random seed of the rows, gamma, beta and the gradients.
+        centred: True for layer norm, False for RMS norm.
 
     Raises:
         ValueError: The shape has no element or more than `MAX_ELEMENTS`, or the distribution is
@@ -59,7 +69,8 @@ def draw(shape: tuple[int, int], distribution: Distribution, seed: int = 0) -> O
     rng = np.random.default_rng(seed)
     x, residual = (DISTRIBUTIONS[distribution](rng, shape) for _ in range(2))
     gamma, beta = rng.normal(size=(2, D))
-    return with_random_gradients(Operands(x, residual, gamma, beta, EPS, x, None), rng)
+    operands = Operands(x, residual, gamma, beta * centred, EPS, x, None, centred)
+    return with_random_gradients(operands, rng)
 
 
 def with_random_gradients(operands: Operands, rng: np.random.Generator) -> Operands:
@@ -73,8 +84,8 @@ def with_random_gradients(operands: Operands, rng: np.random.Generator) -> Opera
     if operands.residual is None:
         return operands
     with np.errstate(all="ignore"):
-        (x, residual, gamma, beta, eps, *_) = rounded_to(operands, np.float64)
-        dx = reference.backward(dout, reference.forward(x, gamma, beta, eps, residual)[1])[0]
+        wide = rounded_to(operands, np.float64)
+        dx = reference.backward(dout, wide.forward()[1])[0]
         size = np.sqrt(np.square(dx).mean(-1, keepdims=True))  # (N, 1)
     return operands._replace(
         dsum=rng.normal(size=dx.shape) * np.where(np.isfinite(size) & (size > 0), size, 1.0)
@@ -85,10 +96,10 @@ def checked(operands: Operands, dtype: type[np.floating]) -> Operands:
     """Check operands, and return them rounded to a dtype.
 
     Raises:
-        ValueError: The shapes do not match, eps is negative or not finite, or there is a dsum
-            without a residual.
+        ValueError: The shapes do not match, eps is negative or not finite, there is a dsum without
+            a residual, or a beta for RMS norm.
     """
-    x, residual, gamma, beta, eps, dout, dsum = operands
+    x, residual, gamma, beta, eps, dout, dsum, centred = operands
     if x.ndim != 2 or not x.size:
         raise ValueError(f"the shape of x is {x.shape}; it must be (N, D), with N and D at least 1")
     if dsum is not None and residual is None:
@@ -104,6 +115,8 @@ def checked(operands: Operands, dtype: type[np.floating]) -> Operands:
             raise ValueError(
                 f"the shape of {name} is {value.shape}; for x of shape {x.shape} it must be {shape}"
             )
+    if not centred and beta.any():
+        raise ValueError("beta must be zeros: RMS norm has none")
     if not 0 <= eps < np.inf:
         raise ValueError(f"eps is {eps}; it must be finite and at least 0")
     with np.errstate(over="ignore"):  # overflow gives infinities, which the results report
@@ -112,13 +125,6 @@ def checked(operands: Operands, dtype: type[np.floating]) -> Operands:
 
 def rounded_to(operands: Operands, dtype: type[np.floating]) -> Operands:
     """Return the operands rounded to a dtype."""
-    x, residual, gamma, beta, eps, dout, dsum = operands
-    return Operands(
-        x.astype(dtype),
-        None if residual is None else residual.astype(dtype),
-        gamma.astype(dtype),
-        beta.astype(dtype),
-        eps,
-        dout.astype(dtype),
-        None if dsum is None else dsum.astype(dtype),
-    )
+    fields: dict[str, Any] = operands._asdict()
+    arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+    return Operands(**{**fields, **{name: a.astype(dtype) for name, a in arrays.items()}})

@@ -1,4 +1,4 @@
-"""Trace of add + LayerNorm: every step of the op, on given rows or on the rows of a text.
+"""Trace of add + norm: every step of the op, on given rows or on the rows of a text.
 
 The steps are those of `models.add_layer_norm.reference`. Each step in float32 is compared with the
 same step in float64. The gradients in float64 are compared with autograd; dx, dgamma and dbeta also
@@ -20,6 +20,7 @@ from models.gradients.layer_norm_implementations import on_cpu
 from models.gradients.layer_norm_operands import Operands, checked, rounded_to
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Invariant, NormStep
+from models.network.norms import AddNorm, Norm
 from models.network.taps import NormTap
 
 
@@ -71,9 +72,9 @@ def trace(operands: Operands, *, row: int | None = None) -> Trace:
 
 
 def _steps(operands: Operands) -> dict[str, Array]:
-    x, residual, gamma, beta, eps, dout, _ = operands
-    forward = reference.forward_steps(x, gamma, beta, eps, residual)
-    _, cache = reference.forward(x, gamma, beta, eps, residual)
+    x, residual, gamma, beta, eps, dout, _, centred = operands
+    forward = reference.forward_steps(x, gamma, beta, eps, residual, centred)
+    _, cache = operands.forward()
     return {**forward._asdict(), **reference.backward_steps(dout, cache)._asdict()}
 
 
@@ -85,7 +86,7 @@ def _autograd(operands: Operands) -> dict[str, Array]:
     )
     # A value that is used twice is copied for each use, so that each use has its own gradient.
     x2 = x.clone()
-    mean = x2.mean(-1, keepdim=True)
+    mean = x2.mean(-1, keepdim=True) * operands.centred
     xmu = x - mean
     xmu1, xmu2 = xmu.clone(), xmu.clone()
     sq = xmu2.square()
@@ -170,20 +171,22 @@ def norm_operands(model: ReferenceModel, row: Row, norm_name: str) -> Operands:
     if norm_name not in calls:
         raise ValueError(f"unknown norm {norm_name!r}; norms: {', '.join(calls)}")
     norm, x, residual = calls[norm_name]
+    bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
     return Operands(
         _copy(x[0]),
         None if residual is None else _copy(residual[0]),
         _copy(norm.weight),
-        np.zeros(x.shape[-1], np.float32) if norm.bias is None else _copy(norm.bias),
-        norm.eps,
+        np.zeros(x.shape[-1], np.float32) if bias is None else _copy(bias),
+        float(np.finfo(np.float32).eps) if norm.eps is None else norm.eps,
         dout=np.ones(x[0].shape, np.float32),
         dsum=None,
+        centred=isinstance(norm, nn.LayerNorm),
     )
 
 
 def _norm_calls(
     model: ReferenceModel, row: Row
-) -> dict[str, tuple[nn.LayerNorm, Tensor, Tensor | None]]:
+) -> dict[str, tuple[Norm | AddNorm, Tensor, Tensor | None]]:
     tap = NormTap()
     with torch.no_grad():
         model.run(row, tap)

@@ -1,8 +1,8 @@
 """Parity: comparison of the served model with the reference model.
 
 The comparisons complement each other: the files on disk, token ids, vectors of the serving engine,
-weights of the graph for onnxruntime, its tokens after each layer, and LayerNormalization on
-numerically difficult rows. The other graphs are exported from the same weights.
+weights of the graph for onnxruntime, its tokens after each layer, and its norm on numerically
+difficult rows. The other graphs are exported from the same weights.
 """
 
 import copy
@@ -20,9 +20,8 @@ from models.add_layer_norm.reference import forward_steps
 from models.artifact import Artifact
 from models.engines import OUTPUTS, Precision, available_cpus, cosines
 from models.engines.with_onnxruntime import onnxruntime_session
-from models.gradients.graph_weights import LoadedGraph, compare_weights
+from models.gradients.graph_weights import NORM_OPS, LoadedGraph, compare_weights, norm_nodes
 from models.gradients.inputs import Row
-from models.gradients.layer_norm_trace import norm_names
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import (
     FileHash,
@@ -52,7 +51,7 @@ _MAX_RELATIVE_OF_VECTORS: dict[Precision, float] = {
     "bfloat16": 0.05,
 }
 
-# Rows for LayerNormalization; the values are repeated up to the width of the norm. Much larger
+# Rows for the norm; the values are repeated up to the width of the norm. Much larger
 # values overflow float32 when squared.
 STRESS_ROWS: dict[str, tuple[float, ...]] = {
     "large mean": (40000, 40001, 40002, 40003),
@@ -66,7 +65,7 @@ STRESS_ROWS: dict[str, tuple[float, ...]] = {
 # Rows that are left out at widths that are not multiples of 4: their means are not exact there, and
 # onnxruntime rounds a mean once.
 _EXACT_MEANS = ("large mean", "larger mean", "tiny variance")
-# Error bound in the units of `layer_norm_stress`. Correct kernels reach up to 3.
+# Error bound in the units of `norm_stress`. Correct kernels reach up to 3.
 _STRESS_UNITS = 64
 
 
@@ -140,7 +139,7 @@ def parity(
         weights=weights,
         curve=curve,
         first_divergence=first,
-        layer_norm=layer_norm_stress(config.d_model, config.layer_norm_eps),
+        layer_norm=norm_stress(config.d_model, config.norm_eps, config.norm),
     )
 
 
@@ -226,11 +225,10 @@ def first_divergence(
 def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[str, str]:
     """Return the name of the ONNX value that holds each layer's output, by layer name.
 
-    Norms have the same order in the graph and in the model. The last step of a layer is a norm, or
-    a sum that is the input of the next norm; that of the embeddings can be a linear layer.
+    The last step of a layer is a norm, or the input of the next norm; that of the embeddings can be
+    a linear layer.
     """
-    nodes = (node for node in onnx_model.graph.node if node.op_type == "LayerNormalization")
-    norms = dict(zip(norm_names(model), nodes, strict=False))
+    norms = norm_nodes(onnx_model, model)
     steps = list(_outputs(model, Row([0])))
     values = {"output": "tokens"}
     for layer_name in model.layer_names[1:-1]:
@@ -255,8 +253,8 @@ def _outputs(model: ReferenceModel, row: Row) -> dict[str, Tensor]:
     return tap.outputs
 
 
-def layer_norm_stress(width: int, eps: float) -> tuple[StressRow, ...]:
-    """Return the errors of onnxruntime's LayerNormalization on the rows in `STRESS_ROWS`.
+def norm_stress(width: int, eps: float, kind: str = "layer_norm") -> tuple[StressRow, ...]:
+    """Return the errors of onnxruntime's norm on the rows in `STRESS_ROWS`.
 
     Errors are against float64. The bound of a row is a multiple of its rounding error, which is
     the float32 epsilon times (1 + max|output|), whatever the row's mean.
@@ -264,16 +262,19 @@ def layer_norm_stress(width: int, eps: float) -> tuple[StressRow, ...]:
     Args:
         width: Width of the norm, D.
         eps: Constant added to the variance.
+        kind: Name of the norm in `models.network.norms.KINDS`.
     """
-    names = [name for name in STRESS_ROWS if width % 4 == 0 or name not in _EXACT_MEANS]
+    centred = kind == "layer_norm"
+    left_out = _EXACT_MEANS if centred and width % 4 else ()
+    names = [name for name in STRESS_ROWS if name not in left_out]
     rows = np.stack([np.resize(STRESS_ROWS[name], width) for name in names])  # (N, D)
     half = (rows / 2).astype(np.float32)  # (N, D)
-    session = onnxruntime_session(_add_layer_norm_graph(width, eps), threads=1)
+    session = onnxruntime_session(_add_norm_graph(width, eps, kind), threads=1)
     scale, shift = np.ones(width, np.float32), np.zeros(width, np.float32)  # (D,)
-    inputs = {"x": half, "residual": half, "scale": scale, "shift": shift}
+    inputs = {"x": half, "residual": half, "scale": scale}
     (served,) = session.run(["y"], inputs)  # (N, D)
     exact = half.astype(np.float64)  # (N, D)
-    steps = forward_steps(exact, scale, shift, float(np.float32(eps)), exact)
+    steps = forward_steps(exact, scale, shift, float(np.float32(eps)), exact, centred)
     error = np.abs(served - steps.out).max(1)  # (N,)
     bound = _STRESS_UNITS * _EPSILON * (1 + np.abs(steps.out).max(1))  # (N,)
     finite = np.isfinite(served).all(1)  # (N,)
@@ -281,13 +282,13 @@ def layer_norm_stress(width: int, eps: float) -> tuple[StressRow, ...]:
     return tuple(map(StressRow, names, *columns))
 
 
-def _add_layer_norm_graph(width: int, eps: float) -> bytes:
-    """Return a serialised graph of `Add` and `LayerNormalization`, the nodes of a CPU norm."""
+def _add_norm_graph(width: int, eps: float, kind: str) -> bytes:
+    """Return a serialised graph of an addition and a norm, the nodes of a CPU norm."""
     return onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["": 20]>
-        add_layer_norm (float[N, {width}] x, float[N, {width}] residual,
-                        float[{width}] scale, float[{width}] shift) => (float[N, {width}] y) {{
+        add_norm (float[N, {width}] x, float[N, {width}] residual, float[{width}] scale)
+                 => (float[N, {width}] y) {{
             total = Add(x, residual)
-            y = LayerNormalization <axis = -1, epsilon = {float(eps)!r}> (total, scale, shift)
+            y = {NORM_OPS[kind]} <axis = -1, epsilon = {float(eps)!r}> (total, scale)
         }}
     """).SerializeToString()

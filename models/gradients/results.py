@@ -293,11 +293,11 @@ class Flow:
 
 @dataclass(frozen=True)
 class NormStep:
-    """A step of add + LayerNorm, computed in float32.
+    """A step of add + norm, computed in float32.
 
     Attributes:
         name: Name of the step in `models/add_layer_norm/reference.py`. "x" is the sum of input and
-            residual.
+            residual. For RMS norm, the steps "mean" and "dx2" are zero.
         phase: "forward" or "backward".
         shape: Shape of the step's value: `(N, D)`, `(N, 1)` or `(D,)`.
         minimum: Minimum of the finite values; null if there are none.
@@ -337,7 +337,7 @@ class NormStep:
 
 @dataclass(frozen=True)
 class Invariant:
-    """An identity of LayerNorm that holds on every finite row.
+    """An identity of the norm that holds on every finite row.
 
     Attributes:
         name: Name of the identity.
@@ -407,7 +407,7 @@ class ImplementationVerdict:
 
 @dataclass(frozen=True)
 class LayerNormCheck:
-    """Steps of add + LayerNorm and verdicts on its implementations.
+    """Steps of add + norm and verdicts on its implementations.
 
     Attributes:
         steps: Steps of the reference implementation, forward and backward.
@@ -521,7 +521,7 @@ class LayerDifference:
 
 @dataclass(frozen=True)
 class StressRow:
-    """Error of onnxruntime's LayerNormalization on a numerically difficult row.
+    """Error of onnxruntime's norm on a numerically difficult row.
 
     Attributes:
         row: Name of the row.

@@ -6,6 +6,7 @@ token separately.
 Source: Vaswani et al. 2017, arXiv:1706.03762.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.network.norms import NormConfig
 from models.network.packed_attention import PackedRows, packed_attention
 from models.network.positions import Rotation, rotate
 
@@ -36,18 +38,64 @@ class AttentionInputs:
 NO_INPUTS = AttentionInputs()
 
 
-class SelfAttention(nn.Module):
-    """Multi-head attention within each row; parameters named as in `nn.MultiheadAttention`."""
+@dataclass(frozen=True)
+class Heads:
+    """Shape of attention's heads.
 
-    def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool = True) -> None:
+    Attributes:
+        count: Number of heads of queries, H.
+        kv_count: Number of heads of keys and values, G, each of which `H / G` heads share.
+        width: Width of a head, K.
+
+    Raises:
+        ValueError: `count` is not a multiple of `kv_count`.
+
+    Source: Ainslie et al. 2023, arXiv:2305.13245 (shared heads).
+    """
+
+    count: int
+    kv_count: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.count % self.kv_count:
+            raise ValueError(f"{self.kv_count} heads of keys cannot serve {self.count} heads")
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Widths of queries, keys and values: `H * K`, `G * K` and `G * K`."""
+        shared = self.kv_count * self.width
+        return self.count * self.width, shared, shared
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention within each row; parameters named as in `nn.MultiheadAttention`.
+
+    Args:
+        d_model: Width of a token vector, D.
+        heads: Shape of the heads.
+        dropout: Dropout probability of attention weights.
+        bias: Whether the linear layers have a bias.
+        norm: Norm of each head of queries and keys; None: no norm.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: Heads,
+        dropout: float,
+        bias: bool = True,
+        norm: NormConfig | None = None,
+    ) -> None:
         super().__init__()
-        if num_heads < 1 or d_model % num_heads:
-            raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
-        self.num_heads = num_heads
+        self.shape = heads
         self.dropout = dropout
-        self.in_proj_weight = nn.Parameter(torch.empty(3 * d_model, d_model))
-        self.in_proj_bias = nn.Parameter(torch.zeros(3 * d_model)) if bias else None
-        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        width = sum(heads.widths)
+        self.in_proj_weight = nn.Parameter(torch.empty(width, d_model))
+        self.in_proj_bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.out_proj = nn.Linear(heads.count * heads.width, d_model, bias=bias)
+        self.q_norm = None if norm is None else norm.norm(heads.width)
+        self.k_norm = None if norm is None else norm.norm(heads.width)
         nn.init.xavier_uniform_(self.in_proj_weight)
         if bias:
             nn.init.zeros_(self.out_proj.bias)
@@ -59,7 +107,8 @@ class SelfAttention(nn.Module):
         """
         q, k, v = self.rotated(self.project(x), inputs)
         if inputs.packed is not None:
-            context = packed_attention(q, k, v, inputs.packed, inputs.bias, self.num_heads)
+            k, v = self.repeated(k), self.repeated(v)
+            context = packed_attention(q, k, v, inputs.packed, inputs.bias, self.shape.count)
             return self.out_proj(context)
         q, k, v = (self.heads(part) for part in (q, k, v))  # (B, H, L, K)
         dropout = self.dropout if self.training else 0.0
@@ -67,31 +116,46 @@ class SelfAttention(nn.Module):
         return self.out_proj(context.transpose(1, 2).flatten(2))
 
     def heads(self, x: Tensor) -> Tensor:
-        """Return `x` `(B, L, D)` split into heads, `(B, H, L, K)`."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        """Return queries, keys or values of dense rows, split into heads, `(B, H, L, K)`."""
+        return self.repeated(x).unflatten(-1, (self.shape.count, -1)).transpose(1, 2)
+
+    def repeated(self, x: Tensor) -> Tensor:
+        """Return keys or values `(..., G * K)` repeated for each head, `(..., H * K)`."""
+        repeats = self.shape.count * self.shape.width // x.shape[-1]
+        if repeats == 1:
+            return x
+        grouped = x.unflatten(-1, (-1, 1, self.shape.width))  # (..., G, 1, K)
+        return grouped.expand(*grouped.shape[:-2], repeats, -1).flatten(-3)
 
     def rotated(
         self, projections: tuple[Tensor, ...], inputs: AttentionInputs
     ) -> tuple[Tensor, ...]:
-        """Return queries, keys and values `(..., D)`, with queries and keys rotated."""
+        """Return queries, keys and values with queries and keys rotated, shaped as they are."""
         if (rotation := inputs.rotation) is None:
             return projections
         q, k, v = projections
         q, k = (
-            rotate(part.unflatten(-1, (self.num_heads, -1)), rotation).flatten(-2)
+            rotate(part.unflatten(-1, (-1, self.shape.width)), rotation).flatten(-2)
             for part in (q, k)
         )
         return q, k, v
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return queries, keys and values, each shaped as `x`."""
-        # Three matrix products instead of one, whose three slices ONNX engines would copy.
-        weight = self.in_proj_weight.unflatten(0, (3, -1))  # (3, D, D)
-        bias = None if self.in_proj_bias is None else self.in_proj_bias.unflatten(0, (3, -1))
-        return tuple(
-            F.linear(x, weight[i], None if bias is None else bias[i])  # (..., D)
-            for i in range(3)
+        """Return queries `(..., H * K)`, keys and values `(..., G * K)`, after the heads' norms."""
+        # Three matrix products instead of one, whose three slices ONNX engines would copy. The
+        # slices of weights become constants when the model is exported.
+        ends = list(itertools.accumulate(self.shape.widths))
+        bias = self.in_proj_bias
+        q, k, v = (
+            F.linear(x, self.in_proj_weight[a:b], None if bias is None else bias[a:b])
+            for a, b in zip([0, *ends], ends, strict=False)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = (
+                norm(part.unflatten(-1, (-1, self.shape.width))).flatten(-2)
+                for norm, part in ((self.q_norm, q), (self.k_norm, k))
+            )
+        return q, k, v
 
 
 def attention_bias(

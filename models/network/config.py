@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from models.network.attention import Heads
 from models.network.layer import BIASES
+from models.network.norms import NormConfig
 from models.network.positions import Rotary
 
 
@@ -13,10 +15,12 @@ class AttentionConfig:
     Attributes:
         rotary: Rotary positions; None: queries and keys are not rotated.
         window: Largest distance of two tokens that attend to each other; None: no limit.
+        causal: Whether tokens attend to earlier tokens and themselves only.
     """
 
     rotary: Rotary | None = None
     window: int | None = None
+    causal: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +35,18 @@ class EncoderConfig:
             the embeddings have the width `d_model`.
         distinct_layers: Number of distinct layers, each of which runs several times in a row; 0:
             every layer is distinct.
+        num_kv_heads: Number of heads of keys and values, each of which several heads of queries
+            share; 0: as many as `num_heads`.
+        head_width: Width of a head; 0: `d_model / num_heads`.
+        head_norms: Whether each head of queries and keys has a norm, before rotary positions.
+        norm: Name of the norm in `models.network.norms.KINDS`.
+        norm_eps: Constant added to the variance in every norm.
         biases: Parts of a layer that have a bias, names in `models.network.layer.BIASES`.
         gated: Whether the feed-forward layer has a gate; see `EncoderLayer`.
+        norm_first: Whether norms precede the sublayers (pre-norm) or follow them (post-norm).
+        branch_norms: Whether the output of each sublayer has a norm too, before the residual is
+            added, in a pre-norm encoder.
+        embedding_norm: Whether the embeddings have a norm.
         first_norm: Whether a norm precedes the first layer's attention, in a pre-norm encoder.
         position_embeddings: Whether a position embedding is added to each token.
         position_padding_id: Position id of padding in RoBERTa's numbering; None: positions are
@@ -53,15 +67,32 @@ class EncoderConfig:
     distinct_layers: int = 0
     dropout: float = 0.1
     activation: str = "gelu"
-    layer_norm_eps: float = 1e-12
+    num_kv_heads: int = 0
+    head_width: int = 0
+    head_norms: bool = False
+    norm: str = "layer_norm"
+    norm_eps: float = 1e-12
     biases: frozenset[str] = BIASES
     gated: bool = False
     norm_first: bool = False
+    branch_norms: bool = False
+    embedding_norm: bool = True
     first_norm: bool = True
     position_embeddings: bool = True
     position_padding_id: int | None = None
     relative_buckets: int = 0
     attention: tuple[AttentionConfig, ...] = ()
+
+    @property
+    def heads(self) -> Heads:
+        """Shape of the attention heads."""
+        width = self.head_width or self.d_model // self.num_heads
+        return Heads(self.num_heads, self.num_kv_heads or self.num_heads, width)
+
+    @property
+    def norms(self) -> NormConfig:
+        """The norm of the encoder."""
+        return NormConfig(self.norm, self.norm_eps, "norms" in self.biases)
 
     @property
     def max_tokens(self) -> int:

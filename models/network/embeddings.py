@@ -4,26 +4,26 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from models.add_layer_norm import AddLayerNorm, LayerNorm
 from models.network.config import EncoderConfig
+from models.network.norms import AddNorm, Norm
 from models.network.taps import NO_TAP, Tap
 
 
 class Embeddings(nn.Module):
     """Sum of word, position and token type embeddings, followed by a norm.
 
-    Position and token type embeddings are optional, and so is a linear layer after the norm.
+    Position and token type embeddings are optional, and so are the norm, which only embeddings with
+    positions require, and a linear layer after it.
 
     Attributes:
         last_step: Name of the last step.
     """
 
-    norm: LayerNorm | AddLayerNorm
+    norm: Norm | AddNorm | None
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         E = config.embedding_width or config.d_model
-        eps, norm_bias = config.layer_norm_eps, "norms" in config.biases
         self.word = nn.Embedding(config.vocab_size, E)
         self.position = (
             nn.Embedding(config.max_positions, E) if config.position_embeddings else None
@@ -31,13 +31,15 @@ class Embeddings(nn.Module):
         self.token_type = (
             nn.Embedding(config.type_vocab_size, E) if config.type_vocab_size else None
         )
-        if self.position is None:
-            self.norm = LayerNorm(E, eps, bias=norm_bias)
+        if self.position is not None:
+            self.norm = config.norms.add_norm(E)
         else:
-            self.norm = AddLayerNorm(E, eps, bias=norm_bias)
+            self.norm = config.norms.norm(E) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
         self.projection = nn.Linear(E, config.d_model) if config.embedding_width else None
-        self.last_step = f"embeddings.{'projection' if self.projection else 'norm'}"
+        parts = ("projection", self.projection), ("norm", self.norm), ("types", self.token_type)
+        last = next((name for name, module in parts if module is not None), "words")
+        self.last_step = f"embeddings.{last}"
 
     def forward(
         self,
@@ -65,12 +67,13 @@ class Embeddings(nn.Module):
             words = tap.step("embeddings.types", types, add_type, words)
         elif token_types is not None:
             raise ValueError("token_types must be None: this encoder has no token type embeddings")
-        if (table := self.position) is None:
-            x = tap.step("embeddings.norm", self.norm, self.norm, words)
-        else:
+        x = words
+        if (table := self.position) is not None:
             offsets = tap.step("embeddings.positions", table, lambda: table(positions))
-            norm = cast(AddLayerNorm, self.norm)
+            norm = cast(AddNorm, self.norm)
             x, _ = tap.add_norm("embeddings.sum", "embeddings.norm", norm, words, offsets)
+        elif self.norm is not None:
+            x = tap.step("embeddings.norm", self.norm, self.norm, words)
         x = self.dropout(x)
         if (projection := self.projection) is not None:
             x = tap.step("embeddings.projection", projection, projection, x)

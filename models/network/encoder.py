@@ -7,11 +7,11 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from models.add_layer_norm import LayerNorm
 from models.network.attention import AttentionInputs
 from models.network.config import AttentionConfig, EncoderConfig
 from models.network.embeddings import Embeddings
 from models.network.layer import EncoderLayer
+from models.network.norms import Norm
 from models.network.packed_attention import PackedRows, Rows, mask_bias
 from models.network.positions import RelativePositionBias, position_ids, rotation
 from models.network.taps import NO_TAP, Tap
@@ -31,7 +31,7 @@ class Encoder(nn.Module):
     """
 
     relative_bias: RelativePositionBias | None
-    final_norm: LayerNorm | None
+    final_norm: Norm | None
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -54,11 +54,15 @@ class Encoder(nn.Module):
                 config.dim_feedforward,
                 config.dropout,
                 config.activation,
-                config.layer_norm_eps,
+                config.norm_eps,
                 config.norm_first,
                 config.biases,
                 config.gated,
-                config.first_norm or i > 0,
+                first_norm=config.first_norm or i > 0,
+                branch_norms=config.branch_norms,
+                norm=config.norm,
+                heads=config.heads,
+                head_norms=config.head_norms,
             )
             for i in range(distinct)
         ]
@@ -68,10 +72,7 @@ class Encoder(nn.Module):
         self.layer_steps = tuple(
             f"layers.{i}.{layers[index].last_step}" for i, index in enumerate(self.layer_order)
         )
-        self.final_norm = None
-        if config.norm_first:
-            eps, bias = config.layer_norm_eps, "norms" in config.biases
-            self.final_norm = LayerNorm(config.d_model, eps, bias=bias)
+        self.final_norm = config.norms.norm(config.d_model) if config.norm_first else None
         self.last_step = self.layer_steps[-1] if self.final_norm is None else "final_norm"
 
     def forward(
@@ -176,7 +177,7 @@ class Encoder(nn.Module):
     ) -> tuple[AttentionInputs, ...]:
         """Return the inputs of each layer's attention besides the token vectors.
 
-        Layers with the same window or the same rotary positions share a bias or a rotation.
+        Layers with the same mask or the same rotary positions share a bias or a rotation.
 
         Args:
             x: Input of the first layer, for its dtype and device.
@@ -187,27 +188,27 @@ class Encoder(nn.Module):
             rows: Index maps of a packed batch; None for a dense batch.
             tap: Tap that runs each step.
         """
-        head_width = self.config.d_model // self.config.num_heads
         relative = None
         if (module := self.relative_bias) is not None:
             relative = tap.step("relative_bias", module, lambda: module(length))  # (1, H, L, L)
+        width = self.config.heads.width
         rotations = {
-            rotary: None if rotary is None else rotation(positions, rotary, head_width, x.dtype)
+            rotary: None if rotary is None else rotation(positions, rotary, width, x.dtype)
             for rotary in {attention.rotary for attention in self._attention}
         }
-        windows = {attention.window for attention in self._attention}
+        reaches = {(attention.window, attention.causal) for attention in self._attention}
         if rows is not None and attention_mask is not None:
-            packed = {window: PackedRows(rows, attention_mask, window) for window in windows}
+            packed = {reach: PackedRows(rows, attention_mask, *reach) for reach in reaches}
             return tuple(
-                AttentionInputs(relative, rotations[attention.rotary], packed[attention.window])
-                for attention in self._attention
+                AttentionInputs(relative, rotations[a.rotary], packed[a.window, a.causal])
+                for a in self._attention
             )
-        masks = {window: mask_bias(x, length, attention_mask, window) for window in windows}
+        masks = {reach: mask_bias(x, length, attention_mask, *reach) for reach in reaches}
         biases = {
-            window: relative if mask is None else mask if relative is None else relative + mask
-            for window, mask in masks.items()
+            reach: relative if mask is None else mask if relative is None else relative + mask
+            for reach, mask in masks.items()
         }
         return tuple(
-            AttentionInputs(biases[attention.window], rotations[attention.rotary])
-            for attention in self._attention
+            AttentionInputs(biases[a.window, a.causal], rotations[a.rotary])
+            for a in self._attention
         )

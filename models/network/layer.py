@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.add_layer_norm import AddLayerNorm, LayerNorm
 from models.network.attention import (
     NO_INPUTS,
     AttentionInputs,
+    Heads,
     SelfAttention,
     attention_bias,
 )
+from models.network.norms import AddNorm, Norm, NormConfig
 from models.network.taps import NO_TAP, Tap
 
 Activation = Callable[[Tensor], Tensor]
@@ -37,8 +38,8 @@ BIASES = frozenset({"attention", "linear1", "linear2", "norms"})
 class EncoderLayer(nn.Module):
     """Attention and feed-forward, each with a residual and a norm.
 
-    With the defaults of `gated` and `first_norm`, and True or False as `bias`, it is equivalent to
-    `torch.nn.TransformerEncoderLayer` with `batch_first=True`, with the same state dict.
+    With the defaults of the arguments after `bias`, and True or False as `bias`, it is equivalent
+    to `torch.nn.TransformerEncoderLayer` with `batch_first=True`, with the same state dict.
 
     Args:
         d_model: Width of a token vector.
@@ -54,6 +55,11 @@ class EncoderLayer(nn.Module):
             of `linear2(activation(linear1(x)))`.
         first_norm: Whether a norm precedes the attention; False in the first layer of an encoder
             that has normalised its input already. Only for pre-norm layers.
+        branch_norms: Whether the outputs of attention and feed-forward have a norm too, before the
+            residual is added. Only for pre-norm layers.
+        norm: Name of the norm in `models.network.norms.KINDS`.
+        heads: Shape of the attention heads; None: `num_heads` heads that divide `d_model`.
+        head_norms: Whether each head of queries and keys has a norm.
 
     Sources: Vaswani et al. 2017, arXiv:1706.03762; Shazeer 2020, arXiv:2002.05202 (gates).
 
@@ -73,6 +79,10 @@ class EncoderLayer(nn.Module):
         bias: bool | Collection[str] = True,
         gated: bool = False,
         first_norm: bool = True,
+        branch_norms: bool = False,
+        norm: str = "layer_norm",
+        heads: Heads | None = None,
+        head_norms: bool = False,
     ) -> None:
         super().__init__()
         if isinstance(activation, str):
@@ -80,18 +90,26 @@ class EncoderLayer(nn.Module):
                 raise ValueError(f"activation {activation!r} is not one of {sorted(ACTIVATIONS)}")
             activation = ACTIVATIONS[activation]
         biases = (BIASES if bias else ()) if isinstance(bias, bool) else bias
-        eps, norm_bias = layer_norm_eps, "norms" in biases
+        norms = NormConfig(norm, layer_norm_eps, "norms" in biases)
         linear1_bias, linear2_bias = "linear1" in biases, "linear2" in biases
-        self.self_attn = SelfAttention(d_model, num_heads, dropout, "attention" in biases)
+        if heads is None:
+            if num_heads < 1 or d_model % num_heads:
+                raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
+            heads = Heads(num_heads, num_heads, d_model // num_heads)
+        self.self_attn = SelfAttention(
+            d_model, heads, dropout, "attention" in biases, norms if head_norms else None
+        )
         self.gate = nn.Linear(d_model, dim_feedforward, bias=linear1_bias) if gated else None
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=linear1_bias)
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=linear2_bias)
-        self.norm1: LayerNorm | AddLayerNorm | None = None
+        self.norm1: Norm | AddNorm | None = None
         if not norm_first:
-            self.norm1 = AddLayerNorm(d_model, eps, bias=norm_bias)
+            self.norm1 = norms.add_norm(d_model)
         elif first_norm:
-            self.norm1 = LayerNorm(d_model, eps, bias=norm_bias)
-        self.norm2 = AddLayerNorm(d_model, eps, bias=norm_bias)
+            self.norm1 = norms.norm(d_model)
+        self.norm2 = norms.add_norm(d_model)
+        self.branch_norm1 = norms.norm(d_model) if branch_norms else None
+        self.branch_norm2 = norms.norm(d_model) if branch_norms else None
         self.dropout = nn.Dropout(dropout)
         self.activation = activation
         self.norm_first = norm_first
@@ -118,7 +136,7 @@ class EncoderLayer(nn.Module):
         if src.dim() != 3:
             raise ValueError(f"src is {tuple(src.shape)}; it must be (N, L, D)")
         bias = attention_bias(
-            src, self.self_attn.num_heads, src_mask, src_key_padding_mask, is_causal
+            src, self.self_attn.shape.count, src_mask, src_key_padding_mask, is_causal
         )
         return self.encode(src, AttentionInputs(bias))
 
@@ -140,11 +158,16 @@ class EncoderLayer(nn.Module):
         norm1 = self.norm1
         if self.norm_first:
             normed = x if norm1 is None else tap.step(f"{name}.norm1", norm1, norm1, x)
-            attended = self._attend(normed, inputs, tap, name)
-            normed, x = tap.add_norm(f"{name}.sum1", f"{name}.norm2", self.norm2, attended, x)
-            return tap.step(f"{name}.sum2", None, torch.add, self._expand(normed, tap, name), x)
+            branch = self._attend(normed, inputs, tap, name)
+            if (norm := self.branch_norm1) is not None:
+                branch = tap.step(f"{name}.branch_norm1", norm, norm, branch)
+            normed, x = tap.add_norm(f"{name}.sum1", f"{name}.norm2", self.norm2, branch, x)
+            branch = self._expand(normed, tap, name)
+            if (norm := self.branch_norm2) is not None:
+                branch = tap.step(f"{name}.branch_norm2", norm, norm, branch)
+            return tap.step(f"{name}.sum2", None, torch.add, branch, x)
         attended = self._attend(x, inputs, tap, name)
-        x, _ = tap.add_norm(f"{name}.sum1", f"{name}.norm1", cast(AddLayerNorm, norm1), attended, x)
+        x, _ = tap.add_norm(f"{name}.sum1", f"{name}.norm1", cast(AddNorm, norm1), attended, x)
         expanded = self._expand(x, tap, name)
         return tap.add_norm(f"{name}.sum2", f"{name}.norm2", self.norm2, expanded, x)[0]
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library
 
-from models.network.positions import is_outside_window
+from models.network.positions import is_out_of_reach
 
 # Added to the attention scores of masked keys. It is finite in float16, and low enough that the
 # softmax gives masked keys a weight of exactly zero.
@@ -20,7 +20,7 @@ MASKED_SCORE = -30000.0
 _LIBRARY = Library("vitrine", "FRAGMENT")
 _LIBRARY.define(
     "packed_attention(Tensor q, Tensor k, Tensor v, Tensor padded_index, Tensor packed_index, "
-    "Tensor attention_mask, Tensor? bias, int num_heads, int? window) -> Tensor"
+    "Tensor attention_mask, Tensor? bias, int num_heads, int? window, bool causal) -> Tensor"
 )
 
 
@@ -55,11 +55,13 @@ class PackedRows:
         rows: Index maps of the batch.
         attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding.
         window: Largest distance of two tokens that attend to each other; None: no limit.
+        causal: Whether tokens attend to earlier tokens and themselves only.
     """
 
     rows: Rows
     attention_mask: Tensor
     window: int | None = None
+    causal: bool = False
 
 
 def packed_attention(
@@ -75,9 +77,9 @@ def packed_attention(
         bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias.
         num_heads: Number of heads, H.
     """
-    rows = packed.rows
-    layout = rows.padded_index, rows.packed_index, packed.attention_mask
-    return torch.ops.vitrine.packed_attention(q, k, v, *layout, bias, num_heads, packed.window)
+    layout = packed.rows.padded_index, packed.rows.packed_index, packed.attention_mask
+    choices = num_heads, packed.window, packed.causal
+    return torch.ops.vitrine.packed_attention(q, k, v, *layout, bias, *choices)
 
 
 def _packed_attention(
@@ -90,12 +92,13 @@ def _packed_attention(
     bias: Tensor | None,
     num_heads: int,
     window: int | None,
+    causal: bool,
 ) -> Tensor:
     rows = Rows(padded_index, packed_index)
     q, k, v = (
         rows.pad(x).unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v)
     )  # (B, H, L, K)
-    mask = mask_bias(q, padded_index.shape[1], attention_mask, window)
+    mask = mask_bias(q, padded_index.shape[1], attention_mask, window, causal)
     bias = mask if bias is None or mask is None else bias + mask
     context = F.scaled_dot_product_attention(q, k, v, bias)  # (B, H, L, K)
     return rows.pack(context.transpose(1, 2).flatten(2))
@@ -106,24 +109,25 @@ _LIBRARY.impl("packed_attention", _packed_attention, "CompositeImplicitAutograd"
 
 
 def mask_bias(
-    x: Tensor, length: int, attention_mask: Tensor | None, window: int | None
+    x: Tensor, length: int, attention_mask: Tensor | None, window: int | None, causal: bool
 ) -> Tensor | None:
-    """Return a bias with `MASKED_SCORE` at padding keys and at keys outside the window.
+    """Return a bias with `MASKED_SCORE` at padding keys and at keys out of reach of the query.
 
     Args:
         x: Any tensor with the dtype and device of the bias.
         length: Length of the longest row, L.
         attention_mask: `(B, L)`, 1 or True at tokens, 0 or False at padding; None: no padding.
         window: Largest distance of two tokens that attend to each other; None: no limit.
+        causal: Whether tokens attend to earlier tokens and themselves only.
 
     Returns:
-        A bias that is broadcastable to `(B, H, L, L)`; None without mask and window.
+        A bias that is broadcastable to `(B, H, L, L)`; None if nothing is masked.
     """
     bias = None
     if attention_mask is not None:
         bias = ((1.0 - attention_mask.to(x.dtype)) * MASKED_SCORE)[:, None, None, :]
-    if window is not None:
-        outside = is_outside_window(length, window, x.device)[None, None]  # (1, 1, L, L)
+    if window is not None or causal:
+        outside = is_out_of_reach(length, window, causal, x.device)[None, None]  # (1, 1, L, L)
         masked = x.new_tensor(MASKED_SCORE)
         bias = torch.where(outside, masked, x.new_zeros(()) if bias is None else bias)
     return bias

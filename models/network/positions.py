@@ -58,10 +58,20 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     return rotated.to(x.dtype)
 
 
-def is_outside_window(length: int, window: int, device: torch.device) -> Tensor:
-    """Return whether each query and key are more than `window` positions apart, `(L, L)` bool."""
+def is_out_of_reach(length: int, window: int | None, causal: bool, device: torch.device) -> Tensor:
+    """Return whether a query does not attend to a key because of their positions, `(L, L)` bool.
+
+    Args:
+        length: Number of positions, L.
+        window: Largest distance of two tokens that attend to each other; None: no limit.
+        causal: Whether tokens attend to earlier tokens and themselves only.
+        device: Device of the result.
+    """
     positions = torch.arange(length, device=device)
-    return (positions[None, :] - positions[:, None]).abs() > window
+    distance = positions[None, :] - positions[:, None]  # (L, L), key minus query
+    latest = 0 if causal else window
+    outside = distance > (length if latest is None else latest)
+    return outside if window is None else outside | (distance < -window)
 
 
 class RelativePositionBias(nn.Module):

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from models.add_layer_norm import AddLayerNorm
 from models.network.attention import AttentionInputs, SelfAttention
+from models.network.norms import AddNorm, Norm
 
 
 class Tap:
@@ -20,7 +20,8 @@ class Tap:
     "embeddings.norm", "embeddings.projection", "relative_bias", "layers.0.attention",
     "layers.0.norm1", "layers.0.gate", "layers.0.linear1", "layers.0.product", "layers.0.linear2",
     "layers.0.norm2" and so on, "final_norm", "pooling", "heads.0". A model has those of its own
-    parts. The last step of a pre-norm layer is "layers.0.sum2".
+    parts, such as "layers.0.branch_norm1" and "layers.0.branch_norm2". The last step of a pre-norm
+    layer is "layers.0.sum2".
     """
 
     def step(
@@ -55,7 +56,7 @@ class Tap:
         return self.step(name, attention, run, x, *(() if inputs.bias is None else (inputs.bias,)))
 
     def add_norm(
-        self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor
+        self, sum_name: str, name: str, norm: AddNorm, x: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return `norm(x + residual)` and `x + residual`, both shaped as `x`.
 
@@ -90,7 +91,7 @@ class OutputTap(Tap):
         return self.outputs[name]
 
     def add_norm(
-        self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor
+        self, sum_name: str, name: str, norm: AddNorm, x: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return `norm(x + residual)` and `x + residual`; record the norm's output."""
         y, total = super().add_norm(sum_name, name, norm, x, residual)
@@ -103,22 +104,22 @@ class NormTap(Tap):
 
     Attributes:
         calls: Norm module, input `x` and residual of each norm, by step name, in order of
-            execution; the residual is None for a plain LayerNorm.
+            execution; the residual is None for a norm without addition.
     """
 
     def __init__(self) -> None:
-        self.calls: dict[str, tuple[nn.LayerNorm, Tensor, Tensor | None]] = {}
+        self.calls: dict[str, tuple[Norm | AddNorm, Tensor, Tensor | None]] = {}
 
     def step(
         self, name: str, module: nn.Module | None, function: Callable[..., Tensor], *inputs: Tensor
     ) -> Tensor:
         """Return `function(*inputs)`; if `module` is a norm, record its input."""
-        if isinstance(module, nn.LayerNorm):
+        if isinstance(module, Norm):
             self.calls[name] = (module, inputs[0], None)
         return super().step(name, module, function, *inputs)
 
     def add_norm(
-        self, sum_name: str, name: str, norm: AddLayerNorm, x: Tensor, residual: Tensor
+        self, sum_name: str, name: str, norm: AddNorm, x: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return `norm(x + residual)` and `x + residual`; record `norm`, `x` and `residual`."""
         self.calls[name] = (norm, x, residual)

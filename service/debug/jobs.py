@@ -214,9 +214,10 @@ def _layer_norm(model: ReferenceModel, job: LayerNormJob) -> LayerNormCheck:
 
 def _operands(model: ReferenceModel, job: LayerNormJob) -> Operands:
     match job.source:
-        case RandomRows(shape=(N, D), distribution=distribution):
+        case RandomRows(shape=(N, D), distribution=distribution, kind=kind):
             try:
-                operands = draw((N, D), distribution, job.seed)
+                centred = kind == "layer_norm"
+                operands = draw((N, D), distribution, job.seed, centred=centred)
             except ValueError as error:
                 raise JobRefused(str(error), code="source", pointer="/source/shape") from None
         case NormOfRow(row=row, norm=norm):
@@ -261,6 +262,10 @@ def _check_given(source: GivenRows) -> None:
                         f"{name} has {len(value)} numbers; it must have {D}, the width of x",
                         pointer,
                     )
+    if source.kind == "rms_norm":
+        for pointer, value in fields:
+            if pointer.endswith("beta") and value is not None:
+                raise _source_refused("RMS norm has no beta", pointer)
     if source.dsum is not None and (source.dout is None or source.residual is None):
         raise _source_refused("dsum needs a residual and a dout", "/source/dsum")
 
@@ -294,6 +299,7 @@ def _given(source: GivenRows) -> Operands:
         source.eps,
         np.ones_like(x) if source.dout is None else np.array(source.dout, np.float64),
         None if source.dsum is None else np.array(source.dsum, np.float64),
+        source.kind == "layer_norm",
     )
 
 

@@ -239,10 +239,17 @@ class Candidate(StrictModel):
     dbeta: ResultVector | None = None
 
 
+NormKind = Annotated[
+    Literal["layer_norm", "rms_norm"],
+    Field(description="Norm of the rows; RMS norm subtracts no mean and has no `beta`"),
+]
+
+
 class GivenRows(StrictModel):
     """Rows given in the request."""
 
     type: Literal["rows"]
+    kind: NormKind = "layer_norm"
     x: Rows
     residual: Rows | None = Field(None, description="Rows added to `x`; null: none")
     gamma: Vector | None = Field(None, description="Scale; null: ones")
@@ -266,6 +273,7 @@ class RandomRows(StrictModel):
     """Rows drawn from a distribution."""
 
     type: Literal["random"]
+    kind: NormKind = "layer_norm"
     distribution: Distribution = "normal"
     shape: Annotated[
         list[Annotated[int, Field(ge=1, le=4096)]],
@@ -274,7 +282,7 @@ class RandomRows(StrictModel):
 
 
 class LayerNormRequest(StrictModel):
-    """Check of add + LayerNorm, step by step."""
+    """Check of add + norm, step by step."""
 
     source: Annotated[NormOfText | GivenRows | RandomRows, Field(discriminator="type")]
     dtype: Literal["float32", "float64"] = Field(

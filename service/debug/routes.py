@@ -164,7 +164,7 @@ async def flow(request: Request, state: State) -> Response:
     "/layernorm", **_route(LayerNormRequest, LayerNormResponse, "Check of the fused operator")
 )
 async def layer_norm(request: Request, state: State) -> Response:
-    """Check add + LayerNorm step by step, on rows of a text, random rows or given rows."""
+    """Check add + norm step by step, on rows of a text, random rows or given rows."""
     body = await read_body(request, state, LayerNormRequest, _MAX_BODY_BYTES)
     source: NormOfRow | request_models.GivenRows | request_models.RandomRows
     rows: list[Row] = []

@@ -22,6 +22,15 @@ _BERT_LIKE = {
     "layer_norm_eps": 1e-3,
 }
 
+_LLAMA_LIKE = {
+    **{name: value for name, value in _BERT_LIKE.items() if name != "layer_norm_eps"},
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-3,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+
 CONFIGS = {
     "bert": lambda: transformers.BertConfig(**_BERT_LIKE),
     "roberta": lambda: transformers.RobertaConfig(**_BERT_LIKE, type_vocab_size=1),
@@ -55,6 +64,16 @@ CONFIGS = {
     "gte": lambda: transformers.GteConfig(**_BERT_LIKE),
     "nomic_bert": lambda: transformers.NomicBertConfig(**_BERT_LIKE),
     "jina_embeddings_v3": lambda: transformers.JinaEmbeddingsV3Config(**_BERT_LIKE),
+    "eurobert": lambda: transformers.EuroBertConfig(**_LLAMA_LIKE),
+    "qwen3": lambda: transformers.Qwen3Config(**_LLAMA_LIKE, head_dim=6),
+    "gemma3_text": lambda: transformers.Gemma3TextConfig(
+        **{**_LLAMA_LIKE, "num_hidden_layers": 4},
+        head_dim=6,
+        query_pre_attn_scalar=6,
+        sliding_window=10,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        use_bidirectional_attention=True,
+    ),
 }
 
 
@@ -64,7 +83,9 @@ def save_checkpoint(folder: Path, family: str, **changes: object) -> transformer
     config = type(CONFIGS[family]()).from_dict({**CONFIGS[family]().to_dict(), **changes})
     model = transformers.AutoModel.from_config(config).eval()
     for name, parameter in model.named_parameters():
-        mean = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+        is_scale = "norm" in name.lower() and name.endswith("weight")
+        # Gemma's scales are stored less 1.
+        mean = 1.0 if is_scale and family != "gemma3_text" else 0.0
         torch.nn.init.normal_(parameter, mean=mean, std=0.15)
     model.save_pretrained(folder)
     return model

@@ -36,7 +36,9 @@ def signature(kernel: triton.JITFunction, dtype: str) -> dict[str, str]:
     return types
 
 
-def compile_one(name: str, width: int, dtype: str, architecture: int) -> dict[str, object]:
+def compile_one(
+    name: str, width: int, dtype: str, architecture: int, centred: bool
+) -> dict[str, object]:
     """Compile one kernel as launched at this width and parse the ptxas report."""
     kernel = getattr(kernels, name)
     types = signature(kernel, dtype)
@@ -44,6 +46,8 @@ def compile_one(name: str, width: int, dtype: str, architecture: int) -> dict[st
     for block in ("BLOCK", "COLUMNS"):
         if block in constants:
             constants[block] = triton.next_power_of_2(width) if block == "BLOCK" else 64
+    if "CENTRED" in constants:
+        constants["CENTRED"] = centred
     # A launch specialises on divisibility by 16, which holds for the pointers and D.
     aligned = {
         (i,): [["tt.divisibility", 16]]
@@ -73,11 +77,11 @@ def compile_one(name: str, width: int, dtype: str, architecture: int) -> dict[st
 
 
 def main() -> None:
-    """Print one line per kernel, width, dtype and architecture."""
+    """Print one line per kernel, width, dtype, architecture and norm."""
     os.environ["TRITON_DUMP_PTXAS_LOG"] = "1"
     os.environ["TRITON_ALWAYS_COMPILE"] = "1"  # a kernel from the cache has no report
     names = ("_forward_kernel", "_backward_kernel", "_reduce_kernel")
-    for case in itertools.product(names, WIDTHS, DTYPES, ARCHITECTURES):
+    for case in itertools.product(names, WIDTHS, DTYPES, ARCHITECTURES, (True, False)):
         print(json.dumps(compile_one(*case)), flush=True)
 
 

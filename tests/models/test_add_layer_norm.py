@@ -16,12 +16,17 @@ from torch.library import opcheck
 
 from models.add_layer_norm import (
     AddLayerNorm,
+    AddRMSNorm,
     LayerNorm,
+    RMSNorm,
     add_layer_norm,
     add_layer_norm_with_sum,
+    add_rms_norm,
+    add_rms_norm_with_sum,
     implementation,
     layer_norm,
     op,
+    rms_norm,
 )
 from models.add_layer_norm.onnx_nodes import onnx_translations
 from models.network.layer import EncoderLayer
@@ -46,6 +51,41 @@ def test_op_equals_torch_layer_norm_of_the_sum(shape: tuple[int, ...]) -> None:
     y, total = add_layer_norm_with_sum(x, residual, weight, bias, EPS)
     torch.testing.assert_close(y, F.layer_norm(x + residual, shape[-1:], weight, bias, EPS))
     torch.testing.assert_close(total, x + residual, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_op_equals_torch_rms_norm_of_the_sum(shape: tuple[int, ...]) -> None:
+    x, residual, weight, _ = tensors(*shape)
+    y, total = add_rms_norm_with_sum(x, residual, weight, EPS)
+    torch.testing.assert_close(y, F.rms_norm(x + residual, shape[-1:], weight, EPS))
+    torch.testing.assert_close(total, x + residual, rtol=0, atol=0)
+    torch.testing.assert_close(rms_norm(x, None, EPS), F.rms_norm(x, shape[-1:], None, EPS))
+
+
+def test_first_and_second_gradients_of_rms_norm_equal_finite_differences() -> None:
+    def op(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return *add_rms_norm_with_sum(x, residual, weight, EPS), rms_norm(x, weight, EPS)
+
+    inputs = tensors(2, 3, 6, dtype=torch.float64)[:3]
+    assert torch.autograd.gradcheck(op, inputs)
+    assert torch.autograd.gradgradcheck(op, inputs)
+
+
+def test_forward_mode_derivative_and_compilation_of_rms_norm_equal_torch() -> None:
+    x, residual, weight, _ = (t.detach() for t in tensors(4, 8, dtype=torch.float64))
+
+    def ours(x: Tensor) -> Tensor:
+        return rms_norm(add_rms_norm(x, residual, weight, EPS), None, EPS)
+
+    def theirs(x: Tensor) -> Tensor:
+        y = F.rms_norm(x + residual, [8], weight, EPS)
+        return F.rms_norm(y, [8], None, EPS)
+
+    tangent = x.flip(0)
+    actual, expected = (torch.func.jvp(f, (x,), (tangent,))[1] for f in (ours, theirs))
+    torch.testing.assert_close(actual, expected)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), theirs(x))
 
 
 def test_first_and_second_gradients_equal_finite_differences() -> None:
@@ -108,17 +148,18 @@ def test_gradients_of_both_outputs_add_up() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("affine", [True, False])
-def test_registration_passes_opcheck(shape: tuple[int, ...], affine: bool) -> None:
+@pytest.mark.parametrize("centred", [True, False])
+def test_registration_passes_opcheck(shape: tuple[int, ...], affine: bool, centred: bool) -> None:
     x, residual, weight, bias = tensors(*shape)
     parameters = (weight, bias) if affine else (None, None)
-    opcheck(torch.ops.vitrine.add_layer_norm.default, (x, residual, *parameters, EPS))
+    opcheck(torch.ops.vitrine.add_norm.default, (x, residual, *parameters, EPS, centred))
 
 
 def test_registration_passes_opcheck_on_views() -> None:
     x, residual, weight, bias = tensors(4, 6, 8)
     for view in (lambda t: t.transpose(0, 1), lambda t: t[:, ::2], lambda t: t[1:2]):
         args = (view(x).detach().requires_grad_(), view(residual).detach().requires_grad_())
-        opcheck(torch.ops.vitrine.add_layer_norm.default, (*args, weight, bias, EPS))
+        opcheck(torch.ops.vitrine.add_norm.default, (*args, weight, bias, EPS, True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -150,15 +191,17 @@ def test_low_precision_is_within_one_rounding_of_float64(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_layer_norm_and_its_backward_op_pass_opcheck(shape: tuple[int, ...], affine: bool) -> None:
+@pytest.mark.parametrize("centred", [True, False])
+def test_norm_and_its_backward_op_pass_opcheck(
+    shape: tuple[int, ...], affine: bool, centred: bool
+) -> None:
     x, dy, weight, bias = tensors(*shape)
-    opcheck(
-        torch.ops.vitrine.layer_norm.default, (x, *((weight, bias) if affine else (None,) * 2), EPS)
-    )
+    parameters = (weight, bias) if affine else (None, None)
+    opcheck(torch.ops.vitrine.norm.default, (x, *parameters, EPS, centred))
     dy, total = dy.detach(), x.detach()
     for dsum in (None, dy):
         scale = weight.detach() if affine else None
-        opcheck(torch.ops.vitrine.layer_norm_backward.default, (dy, dsum, total, scale, EPS))
+        opcheck(torch.ops.vitrine.norm_backward.default, (dy, dsum, total, scale, EPS, centred))
 
 
 def test_layer_norm_and_its_gradients_equal_torch() -> None:
@@ -188,8 +231,8 @@ def test_gradients_with_create_graph_equal_torch() -> None:
 
 def test_differentiating_the_backward_op_raises() -> None:
     x, dy, weight, _ = tensors(3, 8)
-    dx, _, _ = torch.ops.vitrine.layer_norm_backward(dy, None, x, weight, EPS)
-    with pytest.raises(RuntimeError, match="layer_norm_backward is not differentiable"):
+    dx, _, _ = torch.ops.vitrine.norm_backward(dy, None, x, weight, EPS, True)
+    with pytest.raises(RuntimeError, match="norm_backward is not differentiable"):
         dx.sum().backward()
 
 
@@ -271,6 +314,35 @@ def test_modules_are_drop_in_replacements_for_torch(arguments: str) -> None:
             RuntimeError, match=r"Given normalized_shape=\[.*8\], expected input with"
         ):
             module(torch.zeros(3, 7, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalized_shape": 8},  # eps is that of the dtype
+        {"normalized_shape": (5, 8), "eps": 1e-3},
+        {"normalized_shape": [8], "elementwise_affine": False},
+        {"normalized_shape": 8, "eps": 1e-6, "dtype": torch.float64, "device": "cpu"},
+    ],
+)
+def test_rms_modules_are_drop_in_replacements_for_torch(options: dict[str, Any]) -> None:
+    ours, fused, theirs = RMSNorm(**options), AddRMSNorm(**options), torch.nn.RMSNorm(**options)
+    assert repr(ours) == repr(theirs)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict())
+    fused.load_state_dict(theirs.state_dict())
+    dtype = options.get("dtype", torch.float32)
+    x = torch.randn(2, 3, 5, 8, dtype=dtype, requires_grad=True)
+    residual = torch.randn_like(x)
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(fused(x, residual), theirs(x + residual))
+    torch.testing.assert_close(fused.with_sum(x, residual)[1], x + residual)
+    actual = torch.autograd.grad(fused(x, residual).square().sum(), [x, *fused.parameters()])
+    expected = torch.autograd.grad(theirs(x + residual).square().sum(), [x, *theirs.parameters()])
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(RuntimeError, match=r"Given normalized_shape=\[.*8\], expected input with"):
+        ours(torch.zeros(3, 7, dtype=dtype))
 
 
 @pytest.mark.parametrize("normalized_shape", [8, (5, 8)])
@@ -440,7 +512,7 @@ def test_forward_mode_derivative_of_a_compiled_op_raises() -> None:
     compiled = torch.compile(lambda x: layer_norm(x, None, None, EPS), backend="eager")
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, torch.ones_like(x))
-        for function in (compiled, lambda x: torch.ops.vitrine.layer_norm(x, None, None, EPS)):
+        for function in (compiled, lambda x: torch.ops.vitrine.norm(x, None, None, EPS, True)):
             with pytest.raises(RuntimeError, match="has no forward-mode derivative; outside of"):
                 function(dual)
 
@@ -488,11 +560,17 @@ def test_cpu_autocast_keeps_the_dtypes_of_torch(dtypes: tuple[str, str]) -> None
 
 
 @pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`")  # torch's own
-def test_module_with_the_op_exports_to_onnx_with_its_translations(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("norm", "op_type"),
+    [(AddLayerNorm, "LayerNormalization"), (AddRMSNorm, "SimplifiedLayerNormalization")],
+)
+def test_module_with_the_op_exports_to_onnx_with_its_translations(
+    norm: type[AddLayerNorm | AddRMSNorm], op_type: str, tmp_path: Path
+) -> None:
     class Block(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear, self.norm = torch.nn.Linear(8, 8), AddLayerNorm(8)
+            self.linear, self.norm = torch.nn.Linear(8, 8), norm(8)
             torch.nn.init.normal_(self.norm.weight)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -509,7 +587,7 @@ def test_module_with_the_op_exports_to_onnx_with_its_translations(tmp_path: Path
     (actual,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(actual), block(x).detach())
     operators = [node.op_type for node in program.model_proto.graph.node]
-    assert operators.count("LayerNormalization") == 1
+    assert operators.count(op_type) == 1
 
 
 def test_op_is_one_node_in_an_exported_program() -> None:
@@ -517,7 +595,7 @@ def test_op_is_one_node_in_an_exported_program() -> None:
     x, residual, _, _ = tensors(3, 8)
     program = torch.export.export(module, (x, residual))
     names = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
-    assert names.count("vitrine.add_layer_norm.default") == 1
+    assert names.count("vitrine.add_norm.default") == 1
     assert not any("native_layer_norm" in name for name in names)
 
 

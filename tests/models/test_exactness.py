@@ -1,4 +1,4 @@
-"""Every implementation of add + LayerNorm against float64, on rows of any mean and spread."""
+"""Every implementation of add + norm against float64, on rows of any mean and spread."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -42,29 +42,62 @@ class Results(NamedTuple):
     dbias: Tensor
 
 
-def cpp(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, dy: Tensor, dsum: Tensor) -> Results:
+def cpp(
+    x: Tensor,
+    residual: Tensor,
+    w: Tensor,
+    b: Tensor,
+    dy: Tensor,
+    dsum: Tensor,
+    centred: bool = True,
+) -> Results:
     if implementation(x) != "cpp":
         pytest.skip("the C++ kernels are not built")
-    y, total = torch.ops.vitrine.add_layer_norm(x, residual, w, b, EPS)
-    return Results(y, total, *torch.ops.vitrine.layer_norm_backward(dy, dsum, total, w, EPS))
+    y, total = torch.ops.vitrine.add_norm(x, residual, w, b, EPS, centred)
+    return Results(y, total, *torch.ops.vitrine.norm_backward(dy, dsum, total, w, EPS, centred))
 
 
-def aten(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, dy: Tensor, dsum: Tensor) -> Results:
-    y, total = op.composite_forward(x, residual, w, b, EPS)
-    return Results(y, total, *op.composite_backward(dy, dsum, total, w, EPS))
+def aten(
+    x: Tensor,
+    residual: Tensor,
+    w: Tensor,
+    b: Tensor,
+    dy: Tensor,
+    dsum: Tensor,
+    centred: bool = True,
+) -> Results:
+    y, total = op.composite_forward(x, residual, w, b, EPS, centred)
+    return Results(y, total, *op.composite_backward(dy, dsum, total, w, EPS, centred))
 
 
-def triton(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, dy: Tensor, dsum: Tensor) -> Results:
+def triton(
+    x: Tensor,
+    residual: Tensor,
+    w: Tensor,
+    b: Tensor,
+    dy: Tensor,
+    dsum: Tensor,
+    centred: bool = True,
+) -> Results:
     tensors = (x, residual, w, b, dy, dsum)
     if torch.cuda.is_available():
         x, residual, w, b, dy, dsum = (t.cuda() for t in tensors)
-    y, total = triton_kernels.forward(x, residual, w, b, EPS)
-    results = (y, total, *triton_kernels.backward(dy, dsum, total, w, EPS))
+    y, total = triton_kernels.forward(x, residual, w, b, EPS, centred)
+    results = (y, total, *triton_kernels.backward(dy, dsum, total, w, EPS, centred))
     return Results(*(t.cpu() for t in results))
 
 
-def numpy(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, dy: Tensor, dsum: Tensor) -> Results:
-    y, cache = reference.forward(x.numpy(), w.numpy(), b.numpy(), EPS, residual.numpy())
+def numpy(
+    x: Tensor,
+    residual: Tensor,
+    w: Tensor,
+    b: Tensor,
+    dy: Tensor,
+    dsum: Tensor,
+    centred: bool = True,
+) -> Results:
+    gamma, beta = w.numpy(), b.numpy()
+    y, cache = reference.forward(x.numpy(), gamma, beta, EPS, residual.numpy(), centred)
     dx, dweight, dbias = reference.backward(dy.numpy(), cache)
     return Results(*map(torch.from_numpy, (y, cache.x, dx + dsum.numpy(), dweight, dbias)))
 
@@ -73,10 +106,15 @@ def numpy(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, dy: Tensor, dsum: T
     ("run", "dtype"),
     [(run, dtype) for run in (cpp, aten, triton) for dtype in DTYPES] + [(numpy, torch.float32)],
 )
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    ("norm", "width"),
+    [*(("layer norm", width) for width in WIDTHS), *(("RMS norm", width) for width in WIDTHS[::3])],
+)
 def test_error_is_within_four_ulps_and_one_rounding(
-    run: Callable[..., Results], width: int, dtype: torch.dtype
+    norm: str, run: Callable[..., Results], width: int, dtype: torch.dtype
 ) -> None:
+    centred = norm == "layer norm"
+
     generator = torch.Generator().manual_seed(width)
 
     def randn(*shape: int) -> Tensor:
@@ -88,7 +126,7 @@ def test_error_is_within_four_ulps_and_one_rounding(
     residual = (scale * 1e-2 * randn(*whole.shape)).to(dtype)
     dy, dsum = (randn(*whole.shape).to(dtype) for _ in range(2))
     w, b = (randn(width).float() for _ in range(2))
-    actual = Results(*(t.double() for t in run(whole, residual, w, b, dy, dsum)))
+    actual = Results(*(t.double() for t in run(whole, residual, w, b, dy, dsum, centred)))
 
     expected_total = (whole + residual).double()
     if run is triton and dtype == torch.bfloat16 and not torch.cuda.is_available():
@@ -97,13 +135,18 @@ def test_error_is_within_four_ulps_and_one_rounding(
     else:
         assert torch.equal(actual.total, expected_total)
     leaves = [t.double().requires_grad_() for t in (actual.total, w, b)]
-    y = F.layer_norm(leaves[0], [width], leaves[1], leaves[2], EPS)
+
+    def normed(x: Tensor) -> Tensor:
+        return F.layer_norm(x, [width], eps=EPS) if centred else F.rms_norm(x, [width], eps=EPS)
+
+    y = normed(leaves[0]) * leaves[1] + leaves[2]
     torch.autograd.backward([y, leaves[0]], [dy.double(), dsum.double()])
 
     # Magnitudes of the terms that are added up; errors are relative to these.
     total = actual.total
-    rstd = (total.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
-    xhat = F.layer_norm(total, [width], eps=EPS)
+    mean = total.mean(-1, keepdim=True) * centred
+    rstd = ((total - mean).square().mean(-1, keepdim=True) + EPS).rsqrt()
+    xhat = normed(total)
     dxhat = dy.double() * w
     y_terms = xhat.abs().clamp(min=1) * w.abs() + b.abs()
     dx_terms = (

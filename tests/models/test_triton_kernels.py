@@ -38,7 +38,7 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("rows", ROWS)
 def test_float32_kernel_stays_within_four_ulps_of_float64(rows: str, width: int) -> None:
     x = ROWS[rows](randn(4, width, dtype=torch.float64)).float()
-    actual, total = kernels.forward(x, None, None, None, EPS)
+    actual, total = kernels.forward(x, None, None, None, EPS, True)
     exact = F.layer_norm(x.double(), [width], eps=EPS)
     unit = torch.finfo(torch.float32).eps * exact.abs().clamp(min=1)
     assert ((actual - exact).abs() <= 4 * unit).all()
@@ -52,8 +52,8 @@ def test_forward_and_backward_are_within_one_rounding_of_float64(
 ) -> None:
     x, residual, dy, dsum = (randn(5, width, seed=i, dtype=dtype) for i in range(4))
     weight, bias = randn(width, seed=4), randn(width, seed=5)
-    y, total = kernels.forward(x, residual, weight, bias, EPS)
-    dx, dweight, dbias = kernels.backward(dy, dsum, total, weight, EPS)
+    y, total = kernels.forward(x, residual, weight, bias, EPS, True)
+    dx, dweight, dbias = kernels.backward(dy, dsum, total, weight, EPS, True)
     if DEVICE == "cuda" or dtype != torch.bfloat16:
         assert torch.equal(total, x + residual)
     else:  # the interpreter truncates to bfloat16, where a GPU rounds
@@ -82,12 +82,12 @@ def test_optional_residual_weight_and_bias_may_be_omitted(
     x, r, dy = (randn(2, 3, 20, seed=i) for i in range(3))
     w = randn(20, seed=3) if weight else None
     b = randn(20, seed=4) if bias else None
-    y, total = kernels.forward(x, r if residual else None, w, b, EPS)
+    y, total = kernels.forward(x, r if residual else None, w, b, EPS, True)
     summed = (x + r if residual else x).requires_grad_()
     expected = F.layer_norm(summed, [20], w, b, EPS)
     torch.testing.assert_close(y, expected)
     expected.backward(dy)
-    dx, _, _ = kernels.backward(dy, None, total, w, EPS)
+    dx, _, _ = kernels.backward(dy, None, total, w, EPS, True)
     torch.testing.assert_close(dx, summed.grad)
 
 
@@ -102,35 +102,35 @@ def test_partial_sums_count_every_row_once_when_rows_exceed_programs(
     weight = torch.ones(6, dtype=torch.float64, device=DEVICE).requires_grad_()
     bias = torch.zeros_like(weight).requires_grad_()
     F.layer_norm(exact, [6], weight, bias, EPS).backward(dy.double())
-    actual = kernels.backward(dy, None, total, None, EPS)
+    actual = kernels.backward(dy, None, total, None, EPS, True)
     for value, leaf in zip(actual, (exact, weight, bias), strict=True):
         assert leaf.grad is not None
         torch.testing.assert_close(value.double(), leaf.grad, rtol=1e-5, atol=1e-4)
-    again = kernels.backward(dy, None, total, None, EPS)
+    again = kernels.backward(dy, None, total, None, EPS, True)
     assert all(torch.equal(a, b) for a, b in zip(actual, again, strict=True))
 
 
 def test_row_does_not_depend_on_its_batch() -> None:
     x, residual = randn(9, 100), randn(9, 100, seed=1)
-    whole, _ = kernels.forward(x, residual, None, None, EPS)
-    alone, _ = kernels.forward(x[4:5], residual[4:5], None, None, EPS)
+    whole, _ = kernels.forward(x, residual, None, None, EPS, True)
+    alone, _ = kernels.forward(x[4:5], residual[4:5], None, None, EPS, True)
     assert torch.equal(alone[0], whole[4])
 
 
 def test_views_and_empty_tensors_are_accepted() -> None:
     x, residual = randn(6, 4).t(), randn(4, 12, seed=1)[:, ::2]
     weight, bias = randn(12, seed=2)[::2], randn(12, seed=3)[::2]
-    y, total = kernels.forward(x, residual, weight, bias, EPS)
+    y, total = kernels.forward(x, residual, weight, bias, EPS, True)
     summed = (x + residual).requires_grad_()
     expected = F.layer_norm(summed, [6], weight, bias, EPS)
     torch.testing.assert_close(y, expected)
     assert total.is_contiguous()
     dy = randn(1, 6, seed=4).expand(4, 6)
     expected.backward(dy)
-    torch.testing.assert_close(kernels.backward(dy, None, total, weight, EPS)[0], summed.grad)
+    torch.testing.assert_close(kernels.backward(dy, None, total, weight, EPS, True)[0], summed.grad)
     empty = randn(0, 6)
-    assert kernels.forward(empty, empty, None, None, EPS)[0].shape == (0, 6)
-    dx, dweight, dbias = kernels.backward(empty, None, empty, None, EPS)
+    assert kernels.forward(empty, empty, None, None, EPS, True)[0].shape == (0, 6)
+    dx, dweight, dbias = kernels.backward(empty, None, empty, None, EPS, True)
     assert dx.shape == (0, 6)
     assert not dweight.any()
     assert not dbias.any()
@@ -147,7 +147,7 @@ def test_kernels_compiled_for_ampere_and_hopper_neither_spill_nor_use_float64() 
     )
     assert completed.returncode == 0, completed.stderr
     reports = [json.loads(line) for line in completed.stdout.splitlines()]
-    assert len(reports) == 3 * 4 * 2 * 2
+    assert len(reports) == 3 * 4 * 2 * 2 * 2
     for report in reports:
         assert report["spilled_bytes"] == 0, report
         assert report["float64"] is False, report

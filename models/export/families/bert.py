@@ -15,7 +15,7 @@ CONFIG = {
     "type_vocab_size": "type_vocab_size",
     "dropout": "hidden_dropout_prob",
     "activation": "hidden_act",
-    "layer_norm_eps": "layer_norm_eps",
+    "norm_eps": "layer_norm_eps",
 }
 DEFAULTS = {
     "hidden_dropout_prob": 0.1,

@@ -17,7 +17,7 @@ DISTILBERT = Family(
         "activation": "activation",
     },
     defaults={"dropout": 0.1, "activation": "gelu"},
-    constants={"layer_norm_eps": 1e-12},
+    constants={"norm_eps": 1e-12},
     required={"pruned_heads": {}},
     layouts=(
         tensors(

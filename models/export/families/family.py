@@ -1,10 +1,13 @@
 """Declaration of a model family: config fields, tensor names, and what is refused or ignored."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from models.export.model_folder import CheckpointError
+from models.network.config import EncoderConfig
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ Tensors = Mapping[str, Names]
 # Checkpoint modules, as in `Names`; a single one needs no tuple.
 Modules = Mapping[str, Names | str]
 Settings = Mapping[str, Any]
+# Value of a parameter, from the concatenated checkpoint tensors.
+Value = Callable[[Tensor, EncoderConfig], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,8 @@ class Family:
         required: Fields of config.json for which only this one value is supported.
         layouts: Names of the checkpoint tensors for each key of the encoder's state dict; `{i}`
             stands for the index of a layer. Several: a checkpoint has those of one layout.
+        values: For keys of the encoder's state dict, as regular expressions, the functions that
+            return their values; other values are those of the checkpoint.
         prefixes: Prefixes that all tensor names may have, in checkpoints with a task head.
         ignored: Regular expressions for the names of tensors that a sentence encoder does not use.
         ignored_heads: More of them for each entry of `architectures` in config.json.
@@ -50,6 +57,7 @@ class Family:
     derived: Callable[[Settings], dict[str, Any]] = lambda _: {}
     required: Settings = field(default_factory=dict)
     layouts: tuple[Tensors, ...]
+    values: Mapping[str, Value] = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     ignored_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -67,6 +75,37 @@ def read_number(config: Settings, name: str, default: float) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
         raise CheckpointError(f"config.json: {name} has the invalid value {value!r}")
     return value
+
+
+def read_count(config: Settings, name: str, default: int) -> int:
+    """Return a positive integer of config.json; the default if it is absent or null.
+
+    Raises:
+        CheckpointError: The field is not a positive integer.
+    """
+    number = read_number(config, name, default)
+    if not isinstance(number, int):
+        raise CheckpointError(f"config.json: {name} has the invalid value {number!r}")
+    return number
+
+
+def read_biases(config: Settings, fields: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    """Return the parts of a layer that have a bias.
+
+    Args:
+        config: Content of config.json.
+        fields: Fields of config.json, and the parts in `models.network.layer.BIASES` that each
+            gives a bias.
+
+    Raises:
+        CheckpointError: A field is neither true nor false.
+    """
+    biases: list[str] = []
+    for name, parts in fields.items():
+        if not isinstance(config.get(name, False), bool):
+            raise CheckpointError(f"config.json: {name} has the invalid value {config[name]!r}")
+        biases += parts if config.get(name) else ()
+    return frozenset(biases)
 
 
 def tensors(*, weights: Mapping[str, str], modules: Modules) -> Tensors:

@@ -22,7 +22,7 @@ def _derived(config: Settings) -> dict[str, Any]:
     else:  # Nomic's files have other defaults
         hidden, heads, count = (config[name] for name in _NOMIC)
         base = ("rotary_emb_base", 10000.0)
-        changes = {"layer_norm_eps": read_number(config, "layer_norm_epsilon", 1e-5)}
+        changes = {"norm_eps": read_number(config, "layer_norm_epsilon", 1e-5)}
     width = hidden // heads
     if config.get("head_dim") not in (width, None):
         raise CheckpointError(
@@ -44,7 +44,7 @@ NOMIC_BERT = Family(
         "type_vocab_size": "type_vocab_size",
         "dropout": "hidden_dropout_prob",
         "activation": "hidden_act",
-        "layer_norm_eps": "layer_norm_eps",
+        "norm_eps": "layer_norm_eps",
     },
     defaults={**bert.DEFAULTS, "hidden_act": "silu"},
     constants={

@@ -4,10 +4,16 @@ transformers 5 writes `rope_parameters`, by layer type in models that have sever
 `rope_theta`, or a name of the family's own, and `rope_scaling`.
 """
 
+from collections.abc import Iterable, Sequence
+
 from models.export.families import bert
 from models.export.families.family import Modules, Settings, read_number, tensors
 from models.export.model_folder import CheckpointError
+from models.network.config import AttentionConfig
 from models.network.positions import Rotary
+
+# Layer types of transformers.
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read_rotary(
@@ -39,6 +45,7 @@ def read_rotary(
             "not supported"
         )
     if layer_type:
+        _check_types("rope_parameters", current, (FULL, SLIDING))
         current = _section(current, layer_type)
     if head_width % 2:
         raise CheckpointError(
@@ -68,6 +75,37 @@ def read_rotary(
         return Rotary(base, scale=factor)
     # The fixed form of Alibaba's GTE models, whatever the length of a row.
     return Rotary(base * factor, scale=factor ** (2 / head_width))
+
+
+def layers_of_types(
+    config: Settings, kinds: dict[str, AttentionConfig], default: Sequence[str]
+) -> tuple[AttentionConfig, ...]:
+    """Return the attention of each layer, by its type.
+
+    Args:
+        config: Content of config.json, whose `layer_types` has the type of each layer.
+        kinds: Attention of each layer type.
+        default: Layer types where the config has none.
+
+    Raises:
+        CheckpointError: A layer type is unknown, or the number of layers is wrong.
+    """
+    types = config.get("layer_types")
+    types = default if types is None else types
+    _check_types("layer_types", types, list(kinds))
+    if len(types) != len(default):
+        raise CheckpointError(
+            f"config.json: layer_types has length {len(types)}; the model has {len(default)} layers"
+        )
+    return tuple(kinds[kind] for kind in types)
+
+
+def _check_types(name: str, types: Iterable[str], supported: Sequence[str]) -> None:
+    unknown = [kind for kind in types if kind not in supported]
+    if unknown:
+        raise CheckpointError(
+            f"config.json: {name} has {unknown[0]!r}; supported: {', '.join(supported)}"
+        )
 
 
 def _section(config: Settings, name: str) -> Settings:

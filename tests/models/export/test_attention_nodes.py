@@ -35,9 +35,9 @@ BATCHES = [
 class Attention(nn.Module):
     """The operator as a module, for the exporter."""
 
-    def __init__(self, window: int | None, *, has_bias: bool) -> None:
+    def __init__(self, window: int | None, *, causal: bool = False, has_bias: bool = False) -> None:
         super().__init__()
-        self.window = window
+        self.reach = window, causal
         self.bias = nn.Parameter(torch.tensor([[[[0.5]], [[-1.0]]]])) if has_bias else None
 
     def forward(
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         packed_index: Tensor,
         attention_mask: Tensor,
     ) -> Tensor:
-        packed = PackedRows(Rows(padded_index, packed_index), attention_mask, self.window)
+        packed = PackedRows(Rows(padded_index, packed_index), attention_mask, *self.reach)
         L = padded_index.shape[1]
         bias = None
         if self.bias is not None:  # a bias that differs by position
@@ -58,12 +58,14 @@ class Attention(nn.Module):
 
 
 @cache
-def lowered(engine: str, window: int | None, has_bias: bool) -> onnx.ModelProto:
+def lowered(
+    engine: str, window: int | None, causal: bool = False, has_bias: bool = False
+) -> onnx.ModelProto:
     """Return the graph of the operator for an engine."""
     T, B, L = (torch.export.Dim(name) for name in "TBL")
     tokens, rows, flat = {0: T}, {0: B, 1: L}, {0: T}
     program = torch.onnx.export(
-        Attention(window, has_bias=has_bias).eval(),
+        Attention(window, causal=causal, has_bias=has_bias).eval(),
         (
             *(torch.randn(11, WIDTH) for _ in range(3)),
             *(torch.ones(3, 5, dtype=torch.int64), torch.ones(11, dtype=torch.int64)),
@@ -91,7 +93,9 @@ def projections(tokens: int) -> list[Tensor]:
     return [torch.randn(tokens, WIDTH) for _ in range(3)]
 
 
-def expected_context(lengths: Sequence[int], window: int | None, has_bias: bool) -> Tensor:
+def expected_context(
+    lengths: Sequence[int], window: int | None, causal: bool, has_bias: bool = False
+) -> Tensor:
     """Return the context, `(T, D)`, from PyTorch's attention on each row alone, in float64."""
     contexts: list[Tensor] = []
     parts = [x.double().split(list(lengths)) for x in projections(sum(lengths))]
@@ -103,6 +107,8 @@ def expected_context(lengths: Sequence[int], window: int | None, has_bias: bool)
             mask += torch.tensor([0.5, -1.0]).view(1, 2, 1, 1) * torch.arange(L)
         if window is not None:
             mask = mask.masked_fill(distance.abs() > window, -torch.inf)
+        if causal:
+            mask = mask.masked_fill(distance > 0, -torch.inf)
         q, k, v = (x.view(1, L, HEADS, -1).transpose(1, 2) for x in (q, k, v))
         context = F.scaled_dot_product_attention(q, k, v, mask)
         contexts.append(context.transpose(1, 2).reshape(L, WIDTH))
@@ -122,32 +128,61 @@ def inputs(lengths: Sequence[int], *, rounded: bool = False) -> dict[str, NDArra
     }
 
 
-@pytest.mark.parametrize(
-    ("window", "has_bias"), [(None, False), (None, True), (3, False), (1, False), (0, False)]
-)
-@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
-@pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
-@pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_context_equals_attention_on_each_row_alone(
-    engine: str, window: int | None, has_bias: bool
+REACHES = [(None, False), (3, False), (1, False), (0, False), (None, True), (3, True), (0, True)]
+
+
+def assert_equal(
+    engine: str, graph: onnx.ModelProto, window: int | None, causal: bool, has_bias: bool = False
 ) -> None:
-    graph = lowered(engine, window, has_bias).SerializeToString()
-    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    """Compare the graph with attention on each row alone."""
+    session = onnxruntime.InferenceSession(
+        graph.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     for lengths in BATCHES:
-        expected = expected_context(lengths, window, has_bias)
+        expected = expected_context(lengths, window, causal, has_bias)
         for rounded in (False, True)[: 1 + (engine == "openvino")]:
             (actual,) = session.run(None, inputs(lengths, rounded=rounded))
             context = torch.from_numpy(np.asarray(actual)[: sum(lengths)]).double()
             torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_operator_equals_attention_on_each_row_alone(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "causal"), REACHES)
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+@pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_context_equals_attention_on_each_row_alone(
+    engine: str, window: int | None, causal: bool
+) -> None:
+    assert_equal(engine, lowered(engine, window, causal), window, causal)
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+@pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_context_with_a_bias_equals_attention_on_each_row_alone(engine: str) -> None:
+    graph = lowered(engine, None, has_bias=True)
+    assert_equal(engine, graph, None, causal=False, has_bias=True)
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+@pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
+def test_causal_attention_in_blocks_equals_attention_on_each_row_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention_nodes, "_CAUSAL_BLOCKS_FROM", 3)
+    monkeypatch.setattr(attention_nodes, "_BLOCK_QUERIES", 4)
+    monkeypatch.setattr(attention_nodes, "_BLOCK_SCORES", 40)
+    graph = lowered.__wrapped__("onnxruntime", None, causal=True)
+    assert_equal("onnxruntime", graph, None, causal=True)
+
+
+@pytest.mark.parametrize(("window", "causal"), REACHES)
+def test_operator_equals_attention_on_each_row_alone(window: int | None, causal: bool) -> None:
     for lengths in BATCHES:
         arrays = inputs(lengths)
         arguments = [torch.from_numpy(array) for array in arrays.values()]
-        actual = Attention(window, has_bias=False)(*arguments).double()
-        expected = expected_context(lengths, window, has_bias=False)
+        actual = Attention(window, causal=causal)(*arguments).double()
+        expected = expected_context(lengths, window, causal)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -159,11 +194,11 @@ def test_operator_is_registered_correctly() -> None:
         x.requires_grad_()
     torch.library.opcheck(
         torch.ops.vitrine.packed_attention.default,
-        (q, k, v, *layout, None, HEADS, 3),
+        (q, k, v, *layout, None, HEADS, 3, True),
         test_utils=("test_schema", "test_faketensor"),
     )
     q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
-    module = Attention(3, has_bias=False)
+    module = Attention(3, causal=True)
     assert torch.autograd.gradcheck(lambda q, k, v: module(q, k, v, *layout), (q, k, v))
 
 
@@ -184,12 +219,12 @@ print(peaks[1] - peaks[0])
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit")
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("window", "causal"), [(None, False), (3, False), (None, True)])
 def test_onnxruntime_keeps_no_scores_of_a_long_row(
-    window: int | None, tmp_path_factory: pytest.TempPathFactory
+    window: int | None, causal: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("graph") / "attention.onnx"
-    onnx.save(lowered("onnxruntime", window, False), file)
+    onnx.save(lowered("onnxruntime", window, causal), file)
     command = [sys.executable, "-c", LONG_ROW, str(file)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     scores_kib = HEADS * 6000**2 * 4 / 1024  # 281,250

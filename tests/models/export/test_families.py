@@ -50,6 +50,17 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("nomic_bert", {"type_vocab_size": 1, "hidden_act": "gelu"}),
     ("nomic_bert", {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}),
     ("jina_embeddings_v3", {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}),
+    ("eurobert", {"num_key_value_heads": None, "attention_bias": True, "mlp_bias": True}),
+    ("eurobert", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu"}),
+    ("eurobert", {"rope_parameters": {"rope_type": "linear", "rope_theta": 90.0, "factor": 1.7}}),
+    ("qwen3", {"num_key_value_heads": 4, "attention_bias": True}),
+    ("qwen3", {"num_key_value_heads": 1, "head_dim": 16}),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 7, "layer_types": [SLIDING, FULL]}),
+    ("gemma3_text", {"use_bidirectional_attention": False}),
+    ("gemma3_text", {"sliding_window": 7}),
+    ("gemma3_text", {"layer_types": None}),  # every sixth layer has no window
+    ("gemma3_text", {"num_key_value_heads": 1, "attention_bias": True}),
 ]
 NAMES = [f"{family}-{'-'.join(changes) or 'default'}" for family, changes in CASES]
 

@@ -22,7 +22,7 @@ from models.network.attention import NO_INPUTS, AttentionInputs
 from models.network.layer import Activation, EncoderLayer
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
 from tests.models.checkpoints import save_checkpoint
-from tests.models.gradients.toys import GATED, NARROW, A, B, toy_model
+from tests.models.gradients.toys import GATED, LLAMA, NARROW, A, B, toy_model
 
 C = Row([0, 5, 2])
 E = Row([0, 17, 30, 30, 12, 11, 2], prompt_tokens=2)
@@ -35,6 +35,7 @@ KINDS: list[dict[str, Any]] = [
     {"norm_first": True, "relative_buckets": 8, "pooling": "cls", "normalize": False},
     GATED,
     NARROW,
+    LLAMA,
 ]
 
 
@@ -48,6 +49,11 @@ def with_heads(model: ReferenceModel) -> ReferenceModel:
 
 def layer(model: ReferenceModel, index: int) -> EncoderLayer:
     return cast(EncoderLayer, model.network.encoder.layers[index])
+
+
+def layer_norm(module: torch.nn.Module | None) -> torch.nn.LayerNorm:
+    assert isinstance(module, torch.nn.LayerNorm)
+    return module
 
 
 def at(result: Flow, name: str) -> FlowStep:
@@ -399,7 +405,7 @@ def test_nonfinite_parameter_gradient_alone_is_reported(monkeypatch: pytest.Monk
 
 def test_normalizing_a_zero_vector_overflows_in_float16() -> None:
     model = toy_model()
-    norm = layer(model, 1).norm2
+    norm = layer_norm(layer(model, 1).norm2)
     norm.weight.zero_()
     norm.bias.zero_()
     objective = Objective("dot", [[1.0] * 16])
@@ -580,7 +586,7 @@ def test_huge_bias_before_a_norm_gives_vanishing_verdicts() -> None:
 
 def test_tiny_activations_before_a_norm_give_an_exploding_verdict() -> None:
     model = toy_model(num_layers=3)
-    norm, attention = layer(model, 1).norm2, layer(model, 2).self_attn
+    norm, attention = layer_norm(layer(model, 1).norm2), layer(model, 2).self_attn
     norm.weight.mul_(1e-6)
     norm.bias.zero_()
     assert attention.in_proj_bias is not None
@@ -598,7 +604,7 @@ def test_tiny_activations_before_a_norm_give_an_exploding_verdict() -> None:
 
 def test_pre_norm_layer_verdict_is_at_its_second_sum() -> None:
     model = toy_model(norm_first=True)
-    norm, first = model.network.encoder.embeddings.norm, layer(model, 0)
+    norm, first = layer_norm(model.network.encoder.embeddings.norm), layer(model, 0)
     norm.weight.mul_(1e-6)
     for parameters in (norm.bias, *first.self_attn.out_proj.parameters(), first.linear2.weight):
         parameters.zero_()

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.add_layer_norm import add_layer_norm_with_sum
+from models.add_layer_norm.op import add_norm
 from models.add_layer_norm.reference import Array
 from models.gradients import layer_norm_implementations
 from models.gradients.inputs import Distribution
 from models.gradients.layer_norm_check import judge, judge_candidate
-from models.gradients.layer_norm_implementations import IMPLEMENTATIONS
+from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Outcome
 from models.gradients.layer_norm_operands import (
     DISTRIBUTIONS,
     EPS,
@@ -44,8 +44,46 @@ def random_operands(
     dtype: str = "float64",
     shape: tuple[int, int] = (N, D),
     seed: int = 0,
+    *,
+    centred: bool = True,
 ) -> Operands:
-    return rounded_to(draw(shape, distribution, seed), np.dtype(dtype).type)
+    return rounded_to(draw(shape, distribution, seed, centred=centred), np.dtype(dtype).type)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2), (N, D), (2, 384), (1, MAX_ELEMENTS)])
+def test_correct_implementations_of_rms_norm_pass_on_every_distribution(
+    distribution: Distribution, dtype: str, shape: tuple[int, int]
+) -> None:
+    operands = random_operands(distribution, dtype, shape, seed=3, centred=False)
+    ran = [v for v in judge(operands) if v.comparisons]
+    assert {v.implementation for v in ran} >= {"reference", "cpp", "aten"}
+    for v in ran:
+        # The norm of one element is 1 or -1: but for eps, its gradient is zero.
+        assert v.passes is not False, v
+        assert v.passes or (v.phase == "backward" and shape[1] == 1), v
+        assert len(v.invariants) == (1 if v.phase == "forward" else 2)
+        values = [c.value for c in v.comparisons if c.against == "float64"]
+        backward = ["dgamma", "dresidual", "dx"]
+        assert sorted(values) == (["out", "sum"] if v.phase == "forward" else backward)
+
+
+def test_layer_norm_in_place_of_rms_norm_fails() -> None:
+    operands = random_operands("normal", "float32", centred=False)
+
+    def layer_norm(operands: Operands) -> Outcome:
+        outputs, gradients = IMPLEMENTATIONS["cpp"](operands._replace(centred=True))
+        assert isinstance(gradients, dict)
+        return Outcome(outputs, {n: g for n, g in gradients.items() if n != "dbeta"})
+
+    assert [v.passes for v in judge(operands, {"wrong": layer_norm})] == [False, False]
+
+
+def test_beta_of_rms_norm_raises_value_error() -> None:
+    operands = random_operands(dtype="float32")._replace(centred=False)
+    with pytest.raises(ValueError, match="beta must be zeros: RMS norm has none"):
+        judge(operands)
 
 
 def verdict(
@@ -134,10 +172,10 @@ def test_missing_gradient_is_named_and_fails() -> None:
 
 
 def test_op_without_a_gradient_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    def detached(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> object:
-        return add_layer_norm_with_sum(x, residual, weight.detach(), bias, eps)
+    def detached(x: Tensor, residual: Tensor, weight: Tensor, *others: Any) -> object:  # noqa: ANN401
+        return add_norm(x, residual, weight.detach(), *others)
 
-    monkeypatch.setattr(layer_norm_implementations, "add_layer_norm_with_sum", detached)
+    monkeypatch.setattr(layer_norm_implementations, "add_norm", detached)
     verdicts = judge(random_operands(dtype="float32"), {"op": layer_norm_implementations.on_cpu})
     backward = verdict(verdicts, "op", "backward")
     assert (backward.passes, backward.missing) == (False, ("dgamma",))

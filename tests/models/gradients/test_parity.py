@@ -1,6 +1,7 @@
 import copy
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,12 @@ from models.gradients.parity import (
     Tokenized,
     compare_vectors,
     first_divergence,
-    layer_norm_stress,
+    norm_stress,
     parity,
 )
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import FileHash, Parity, VectorDifference
+from models.network.norms import KINDS
 from models.network.sentence_encoder import DenseHead
 from models.packing import pack
 from tests.models.checkpoints import save_checkpoint, save_tokenizer
@@ -236,7 +238,9 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
     )
 
 
-@pytest.mark.parametrize("family", ["modernbert", "gte", "albert"])
+@pytest.mark.parametrize(
+    "family", ["modernbert", "gte", "albert", "eurobert", "qwen3", "gemma3_text"]
+)
 def test_families_with_gates_windows_and_shared_layers_pass(family: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "model", family)
     save_tokenizer(tmp_path / "model")
@@ -565,16 +569,16 @@ def test_first_different_token_id_is_reported(
 
 
 def test_layer_norm_stress_rows_pass_on_the_installed_onnxruntime() -> None:
-    for width in (24, 384, 768, 1024):
+    for width, kind in product((24, 384, 768, 1024), KINDS):
         for eps in (1e-12, 1e-5):
-            rows = layer_norm_stress(width, eps)
+            rows = norm_stress(width, eps, kind)
             assert [stress.row for stress in rows] == list(STRESS_ROWS)
             assert all(stress.finite and stress.error <= stress.bound for stress in rows)
 
 
 @pytest.mark.parametrize("width", [6, 30, 450])
 def test_rows_with_large_means_are_left_out_at_widths_where_they_are_not_exact(width: int) -> None:
-    rows = layer_norm_stress(width, 1e-12)
+    rows = norm_stress(width, 1e-12)
     assert {row.row for row in rows} == {"constant", "zero", "tiny values", "huge"}
     assert all(row.finite and row.error <= row.bound for row in rows)
 

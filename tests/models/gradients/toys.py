@@ -36,6 +36,23 @@ NARROW: dict[str, Any] = {
     "attention": (AttentionConfig(rotary=Rotary(20.0)),) * 2,
 }
 
+# Those of Qwen3 and EmbeddingGemma together: RMS norms everywhere, shared heads of another width,
+# causal attention and a window.
+LLAMA: dict[str, Any] = {
+    **GATED,
+    "first_norm": True,
+    "norm": "rms_norm",
+    "branch_norms": True,
+    "embedding_norm": False,
+    "num_kv_heads": 2,
+    "head_width": 6,
+    "head_norms": True,
+    "attention": (
+        AttentionConfig(rotary=Rotary(20.0), causal=True),
+        AttentionConfig(rotary=Rotary(5.0), window=1),
+    ),
+}
+
 # Rows and width of the operands of a norm.
 N, D = 4, 16
 
@@ -70,19 +87,25 @@ def toy_model(
     return ReferenceModel(model.eval().requires_grad_(False), normalize)
 
 
-def random_case(residual: bool = True, dtype: type = np.float64) -> Operands:
+def random_case(
+    residual: bool = True, dtype: type = np.float64, *, centred: bool = True
+) -> Operands:
     rng = np.random.default_rng(0)
     x, other, dout = rng.normal(size=(3, N, D)).astype(dtype)
     gamma, beta = rng.normal(size=(2, D)).astype(dtype)
-    return Operands(x, other if residual else None, gamma, beta, EPS, dout, None)
+    beta = beta * centred
+    return Operands(x, other if residual else None, gamma, beta, EPS, dout, None, centred)
 
 
 def by_torch(operands: Operands) -> dict[str, Array]:
     """Return the output and its gradients by torch, in float64."""
-    x, residual, gamma, beta, eps, dout, _ = operands
+    x, residual, gamma, beta, eps, dout, _, centred = operands
     rows = x.astype(np.float64) + (0 if residual is None else residual.astype(np.float64))
     leaves = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in (rows, gamma, beta)]
-    out = F.layer_norm(leaves[0], (x.shape[-1],), leaves[1], leaves[2], eps)
+    if centred:
+        out = F.layer_norm(leaves[0], (x.shape[-1],), leaves[1], leaves[2], eps)
+    else:
+        out = F.rms_norm(leaves[0], (x.shape[-1],), leaves[1], eps) + leaves[2]
     gradients = torch.autograd.grad(out, leaves, torch.tensor(dout, dtype=torch.float64))
     by_name = dict(zip(("dx", "dgamma", "dbeta"), (g.numpy() for g in gradients), strict=True))
     return {"out": out.detach().numpy(), **by_name}

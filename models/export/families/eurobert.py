@@ -1,0 +1,37 @@
+"""EuroBERT: a Llama whose tokens attend to each other in both directions.
+
+Source: Boizard et al. 2025, arXiv:2503.05500.
+"""
+
+from typing import Any
+
+from models.export.families import llama
+from models.export.families.family import Family, Settings, read_biases
+from models.export.families.rotary import read_rotary
+from models.network.config import AttentionConfig
+
+
+def _derived(config: Settings) -> dict[str, Any]:
+    heads = llama.read_heads(config)
+    rotary = read_rotary(config, heads["head_width"], 10000.0)
+    return {
+        **heads,
+        "attention": (AttentionConfig(rotary=rotary),) * config["num_hidden_layers"],
+        "biases": read_biases(config, llama.BIASES),
+    }
+
+
+EUROBERT = Family(
+    config=llama.CONFIG,
+    defaults={
+        "hidden_act": "silu",
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+    },
+    constants=llama.CONSTANTS,
+    derived=_derived,
+    layouts=(llama.TENSORS,),
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+    code=("EuroBert",),
+)

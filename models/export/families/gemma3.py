@@ -1,0 +1,82 @@
+"""Gemma 3's text model, such as EmbeddingGemma: a Llama with more norms, and windows.
+
+The outputs of the sublayers have norms too, and five of six layers have a window. Tokens attend to
+each other in both directions if the config says so.
+Source: Schechter Vera et al. 2025, arXiv:2509.20354 (EmbeddingGemma).
+"""
+
+import math
+from typing import Any
+
+from models.export.families import llama
+from models.export.families.family import Family, Settings, read_biases, read_count, tensors
+from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
+from models.export.model_folder import CheckpointError
+from models.network.config import AttentionConfig
+
+
+def _derived(config: Settings) -> dict[str, Any]:
+    heads = llama.read_heads(config)
+    width = heads["head_width"]
+    if (scalar := config.get("query_pre_attn_scalar", 256)) != width:
+        raise CheckpointError(
+            f"config.json: query_pre_attn_scalar is {scalar!r}; only that of head_dim, {width}, is "
+            "supported"
+        )
+    causal = not config.get("use_bidirectional_attention")
+    # transformers counts the token itself, and halves the window of both directions.
+    size = read_count(config, "sliding_window", 4096)
+    window = size - 1 if causal else size // 2
+    full = read_rotary(config, width, 1e6, layer_type=FULL)
+    sliding = read_rotary(
+        {**config, "rope_scaling": None},
+        width,
+        1e4,
+        name="rope_local_base_freq",
+        layer_type=SLIDING,
+    )
+    kinds = {
+        FULL: AttentionConfig(rotary=full, causal=causal),
+        SLIDING: AttentionConfig(rotary=sliding, window=window, causal=causal),
+    }
+    period = read_count(config, "_sliding_window_pattern", 6)
+    period = read_count(config, "sliding_window_pattern", period)
+    types = [SLIDING if (i + 1) % period else FULL for i in range(config["num_hidden_layers"])]
+    return {
+        **heads,
+        "attention": layers_of_types(config, kinds, types),
+        "biases": read_biases(config, {"attention_bias": ("attention",)}),
+    }
+
+
+GEMMA3 = Family(
+    config=llama.CONFIG,
+    defaults={
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+    },
+    constants={**llama.CONSTANTS, "head_norms": True, "branch_norms": True},
+    derived=_derived,
+    required={"attn_logit_softcapping": None},
+    layouts=(
+        tensors(
+            weights=llama.WEIGHTS,
+            modules={
+                **llama.MODULES,
+                "layers.{i}.branch_norm1": "layers.{i}.post_attention_layernorm",
+                "layers.{i}.norm2": "layers.{i}.pre_feedforward_layernorm",
+                "layers.{i}.branch_norm2": "layers.{i}.post_feedforward_layernorm",
+            },
+        ),
+    ),
+    # The checkpoint holds the weights of norms less 1, and embeddings before they are scaled.
+    values={
+        r".*norm\d?\.weight": lambda weight, _: 1.0 + weight,
+        r"embeddings\.word\.weight": lambda weight, config: weight * math.sqrt(config.d_model),
+    },
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+)
