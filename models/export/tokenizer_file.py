@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from models.artifact import Artifact
 from models.export.checkpoint import read_configs
@@ -56,6 +56,29 @@ def _as_albert(tokenizer: Tokenizer, config: Config) -> None:
     tokenizer.normalizer = normalizers.Sequence([*parts, *([charsmap] if charsmap else [])])
 
 
+# Words with the space before them, single digits, runs of other characters, and white space.
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _as_qwen2(tokenizer: Tokenizer, config: Config) -> None:
+    prefix_space = bool(config.get("add_prefix_space", False))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN2_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=False),
+        ]
+    )
+
+
+def _as_gemma(tokenizer: Tokenizer, _: Config) -> None:
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+
+
 def _charsmap(tokenizer: Tokenizer) -> normalizers.Precompiled | None:
     """Return SentencePiece's normaliser, which can be a part of the tokenizer's normaliser."""
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
@@ -73,7 +96,9 @@ _REBUILT: Mapping[str, Callable[[Tokenizer, Config], None]] = {
     "Camembert": _as_xlm_roberta,
     "DistilBert": _as_bert,
     "Electra": _as_bert,
+    "Gemma": _as_gemma,
     "MPNet": _as_bert,
+    "Qwen2": _as_qwen2,
     "Roberta": _as_roberta,
     "XLMRoberta": _as_xlm_roberta,
 }
@@ -84,10 +109,12 @@ _DEFAULT_CLASS = {
     "camembert": "Camembert",
     "distilbert": "Bert",
     "electra": "Bert",
+    "gemma3_text": "Gemma",
     "gte": "XLMRoberta",
     "jina_embeddings_v3": "XLMRoberta",
     "mpnet": "MPNet",
     "nomic_bert": "Bert",
+    "qwen3": "Qwen2",
     "roberta": "Roberta",
     "xlm-roberta": "XLMRoberta",
 }

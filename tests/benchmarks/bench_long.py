@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
 from models.engines import available_cpus, open_engine
 from models.engines.with_onnxruntime import onnxruntime_session
-from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
@@ -33,12 +33,13 @@ from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 
 ROUNDS = 3
 _PORTS = (8140, 8141)
-_SMALL = {
+_SMALL: dict[str, object] = {
     "hidden_size": 384,
     "num_hidden_layers": 6,
     "num_attention_heads": 12,
     "intermediate_size": 1536,
 }
+_QWEN3: dict[str, object] = {"num_key_value_heads": 12, "head_dim": 32, "layer_types": None}
 _LARGE = {
     "vocab_size": 30_522,
     "hidden_size": 1024,
@@ -101,26 +102,27 @@ def _status_mb(field: str) -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
-def bench_rows(folder: Path, lengths: Iterable[int]) -> None:
-    """Compare one row in onnxruntime with PyTorch's scaled_dot_product_attention."""
-    artifact = exported(folder, "bert", max(lengths), **_SMALL)
-    model, _ = load(folder / "model", Overrides(pooling=["mean"]))
+def bench_rows(folder: Path, family: str, lengths: Iterable[int]) -> None:
+    """Compare one row in onnxruntime with transformers, whose attention PyTorch fuses."""
+    config = _SMALL | (_QWEN3 if family == "qwen3" else {})
+    artifact = exported(folder, family, max(lengths), **config)
+    model = transformers.AutoModel.from_pretrained(folder / "model").eval()
     torch.set_num_threads(available_cpus())
     engine = open_engine(artifact, "onnxruntime")
     for length in lengths:
         row = [5] * length
-        ids, mask = torch.tensor([row]), torch.ones(1, length)
 
-        def run_torch(ids: torch.Tensor = ids, mask: torch.Tensor = mask) -> None:
+        def run_torch(row: list[int] = row) -> None:
             with torch.no_grad():
-                model(ids, None, mask)
+                model(torch.tensor([row]))
 
         batch = pack([row])
         seconds = median_s({"torch": run_torch, "engine": partial(engine.run, batch)})
         peak = peak_mb(partial(engine.run, batch))
         ratio = seconds["engine"] / seconds["torch"]
         figures = f"{seconds['engine']:.2f}", f"{ratio:.2f}", f"{peak:.0f}"
-        line(f"one row of {length:,} tokens: s, ratio to PyTorch's, MB above idle", *figures)
+        title = f"{family}, one row of {length:,} tokens: s, ratio to PyTorch's, MB above idle"
+        line(title, *figures)
 
 
 def bench_window(folder: Path) -> None:
@@ -257,7 +259,8 @@ def main() -> None:
     print("| | | | |\n|---|--:|--:|--:|")
     bench_tokenizer()
     for bench in (
-        lambda folder: bench_rows(folder, options.lengths),
+        lambda folder: bench_rows(folder, "bert", options.lengths),
+        lambda folder: bench_rows(folder, "qwen3", options.lengths),
         bench_window,
         lambda folder: bench_beside(folder, options.seconds),
         lambda folder: bench_large(folder, options.seconds // 3),

@@ -109,6 +109,38 @@ def save_tokenizer(folder: Path) -> None:
     )
 
 
+UNIGRAMS = [(piece, -5.0) for piece in "▁abcdefghijklmnopqrstuvwxyzABCW5679é."]
+UNIGRAMS += [(f"▁{word}", -7.0) for word in ("the", "cat", "w5", "W5")]
+
+
+def save_sentencepiece(folder: Path, kind: str) -> None:
+    """Save a tokenizer of transformers with a few characters and words."""
+    names = {"AlbertTokenizer": ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")}
+    special = names.get(kind, ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
+    vocabulary = [*((name, 0.0) for name in special), *UNIGRAMS]
+    getattr(transformers, kind)(vocab=vocabulary).save_pretrained(folder)
+
+
+def save_byte_level(folder: Path, kind: str) -> None:
+    """Save a tokenizer of transformers with bytes as characters and two more tokens."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*special, *alphabet, "ca", "Ġca"])}
+    merges = [("c", "a"), ("Ġ", "ca")]
+    tokenizer = getattr(transformers, kind)(vocab=vocabulary, merges=merges)
+    tokenizer.save_pretrained(folder)
+
+
+def save_byte_fallback(folder: Path, kind: str) -> None:
+    """Save a tokenizer of transformers with a few characters, and bytes for all others."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    characters = [*"▁abcdefghijklmnopqrstuvwxyz.", "ca", "▁ca"]
+    tokens = [*special, *characters, *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = getattr(transformers, kind)(vocab=vocabulary, merges=[("c", "a"), ("▁", "ca")])
+    tokenizer.save_pretrained(folder)
+
+
 def save_small(folder: Path, source: Path, family: str = "bert") -> None:
     """Save a small random model with the tokenizer and sentence settings of another one."""
     shutil.copytree(

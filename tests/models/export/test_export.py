@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from onnxruntime.quantization import quantize_dynamic
-from tokenizers import pre_tokenizers
 
 from models.add_layer_norm import AddLayerNorm
 from models.artifact import Artifact, ArtifactError
@@ -29,8 +28,11 @@ from models.packing import INPUT_NAMES, pack
 from tests.models.checkpoints import (
     CONFIGS,
     edit_json,
+    save_byte_fallback,
+    save_byte_level,
     save_checkpoint,
     save_dense,
+    save_sentencepiece,
     save_tokenizer,
     write_json,
     write_modules,
@@ -342,32 +344,18 @@ def test_tokenizer_ids_equal_transformers(
         assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
 
 
-UNIGRAMS = [(piece, -5.0) for piece in "▁abcdefghijklmnopqrstuvwxyzABCW5679é."]
-UNIGRAMS += [(f"▁{word}", -7.0) for word in ("the", "cat", "w5", "W5")]
-
-
-def save_sentencepiece(folder: Path, kind: str) -> None:
-    """Save a tokenizer of transformers with a few characters and words."""
-    names = {"AlbertTokenizer": ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")}
-    special = names.get(kind, ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
-    vocabulary = [*((name, 0.0) for name in special), *UNIGRAMS]
-    getattr(transformers, kind)(vocab=vocabulary).save_pretrained(folder)
-
-
-def save_byte_level(folder: Path, kind: str) -> None:
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate([*special, *alphabet, "ca", "Ġca"])}
-    merges = [("c", "a"), ("Ġ", "ca")]
-    tokenizer = getattr(transformers, kind)(vocab=vocabulary, merges=merges)
-    tokenizer.save_pretrained(folder)
-
-
 SAVE = {
     "XLMRobertaTokenizer": save_sentencepiece,
     "CamembertTokenizer": save_sentencepiece,
     "AlbertTokenizer": save_sentencepiece,
     "RobertaTokenizer": save_byte_level,
+    "Qwen2Tokenizer": save_byte_level,
+    "GemmaTokenizer": save_byte_fallback,
+}
+FAMILY_OF = {
+    "XLMRobertaTokenizer": "xlm-roberta",
+    "Qwen2Tokenizer": "qwen3",
+    "GemmaTokenizer": "gemma3_text",
 }
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 
@@ -390,7 +378,7 @@ def test_ids_of_rebuilt_tokenizers_equal_transformers(
     kind: str, parts: dict[str, object], changes: dict[str, object], tmp_path: Path
 ) -> None:
     SAVE[kind](tmp_path, kind)
-    family = {"XLMRoberta": "xlm-roberta"}.get(kind[:-9], kind[:-9].lower())
+    family = FAMILY_OF.get(kind, kind[:-9].lower())
     write_json(tmp_path / "config.json", {"model_type": family})
     file = tmp_path / "tokenizer.json"
     if kind == "RobertaTokenizer" and "pre_tokenizer" in parts:
@@ -402,7 +390,13 @@ def test_ids_of_rebuilt_tokenizers_equal_transformers(
     sentence_config = replace(load(tmp_path / "model")[1], family=family)
     tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 500)
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in (*TEXTS, *SENTENCES, " the cat ", "\ta\u00a0cat \n", "\uff21\uff22 \ufb01 ``x''"):
+    texts = [
+        " the cat ",
+        "\ta\u00a0cat \n",
+        "\uff21\uff22 \ufb01 ``x''",
+        "e\u0301 don't 2026\r\n\n!",
+    ]
+    for text in (*TEXTS, *SENTENCES, *texts):
         assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
 
 
