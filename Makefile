@@ -1,6 +1,6 @@
 # make serve   install, export the default model if need be, serve on 127.0.0.1:8000 with gradients
-# make check   lint, types, import contracts and the fast tests, in about two minutes
-# make test    the whole test suite, in about ten minutes
+# make check   lint, types, import contracts and the fast tests, in about five minutes
+# make test    the whole test suite, in about 14 minutes
 # make lint    ruff, mypy and the import contracts
 # make coverage   the whole test suite, with the lines that it does not cover
 # make bench      this service against infinity, over HTTP (a quarter of an hour; needs wrk)

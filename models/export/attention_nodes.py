@@ -19,6 +19,7 @@ from onnx_ir.tape import Tape
 from onnxscript.values import Op, Opset
 
 from models.network.packed_attention import MASKED_SCORE
+from models.network.positions import alibi_slopes
 
 _DOMAIN, _OP = "vitrine", "PackedAttention"
 _NO_WINDOW = -1
@@ -47,7 +48,7 @@ def _placeholder() -> Op:
         ],
         attributes=[
             attribute(name, onnx.defs.OpSchema.AttrType.INT)
-            for name in ("num_heads", "window", "causal")
+            for name in ("num_heads", "window", "causal", "alibi")
         ],
     )
     return Op(Opset(_DOMAIN, 1), _OP, schema)
@@ -58,9 +59,11 @@ _PLACEHOLDER = _placeholder()
 
 def packed_attention(*inputs: Any) -> Any:  # noqa: ANN401
     """Translate `torch.ops.vitrine.packed_attention` to the placeholder node."""
-    *tensors, num_heads, window, causal = inputs
+    *tensors, num_heads, window, causal, alibi = inputs
     window = _NO_WINDOW if window is None else window
-    return _PLACEHOLDER(*tensors, num_heads=num_heads, window=window, causal=int(causal))
+    return _PLACEHOLDER(
+        *tensors, num_heads=num_heads, window=window, causal=int(causal), alibi=int(alibi)
+    )
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class _Attention:
         shape: `(B, L)`.
         flat_index: `padded_index`, flattened to `(B * L,)`.
         padding: Bias of the scores of padding keys, `(B, 1, 1, L)`.
-        window, causal: As in `models.network.packed_attention.PackedRows`.
+        window, causal, alibi: As in `models.network.positions.Reach`.
     """
 
     q: ir.Value
@@ -86,6 +89,7 @@ class _Attention:
     num_heads: int
     window: int | None
     causal: bool
+    alibi: bool
 
     @property
     def width(self) -> int:
@@ -192,9 +196,10 @@ def _padded(nodes: _Nodes, a: _Attention) -> ir.Value:
     """Attention on padded rows, with all scores of a batch in memory: `(B, H, L, L)`."""
     q, k, v = _heads(nodes, a)
     bias = a.padding if a.bias is None else nodes("Add", a.bias, a.padding)
-    if a.window is not None or a.causal:
-        masked = nodes("CastLike", nodes.constant(MASKED_SCORE, np.float32), a.q)
-        bias = nodes("Where", _is_out_of_reach(nodes, a), masked, bias)
+    L = nodes("Gather", a.shape, nodes.constant(1), axis=0)
+    positions = nodes("Range", nodes.constant(0), L, nodes.constant(1))
+    queries = nodes("Unsqueeze", positions, nodes.constant([1]))
+    bias = _with_positions(nodes, a, nodes("Sub", positions, queries), bias)
     return _packed(nodes, a, _attend(nodes, a, q, k, v, bias))
 
 
@@ -211,17 +216,28 @@ def _attend(
     return nodes("Transpose", context, perm=[0, 2, 1, 3])
 
 
-def _is_out_of_reach(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Whether a query does not attend to a key because of their positions, `(L, L)`."""
-    L = nodes("Gather", a.shape, nodes.constant(1), axis=0)
-    positions = nodes("Range", nodes.constant(0), L, nodes.constant(1))
-    distance = nodes("Sub", positions, nodes("Unsqueeze", positions, nodes.constant([1])))
-    if a.window is None:
-        return nodes("Greater", distance, nodes.constant(0))
-    outside = nodes("Greater", nodes("Abs", distance), nodes.constant(a.window))
-    if not a.causal:
-        return outside
-    return nodes("Or", outside, nodes("Greater", distance, nodes.constant(0)))
+def _with_positions(nodes: _Nodes, a: _Attention, distance: ir.Value, bias: ir.Value) -> ir.Value:
+    """A bias of scores, and what the distances of keys from queries add to it.
+
+    Args:
+        nodes: Builder of nodes.
+        a: Inputs of the attention.
+        distance: Position of the key minus that of the query, `(..., keys)`.
+        bias: Broadcastable to the scores.
+    """
+    if a.alibi:
+        slopes = nodes.constant([[[-slope]] for slope in alibi_slopes(a.num_heads)], np.float32)
+        size = nodes("Cast", nodes("Abs", distance), to=ir.DataType.FLOAT)
+        bias = nodes("Add", bias, nodes("CastLike", nodes("Mul", size, slopes), a.q))
+    excluded = []
+    if a.causal:
+        excluded.append(nodes("Greater", distance, nodes.constant(0)))
+    if a.window is not None:
+        excluded.append(nodes("Greater", nodes("Abs", distance), nodes.constant(a.window)))
+    masked = nodes("CastLike", nodes.constant(MASKED_SCORE, np.float32), a.q)
+    for outside in excluded:
+        bias = nodes("Where", outside, masked, bias)
+    return bias
 
 
 def _unpadded(nodes: _Nodes, a: _Attention) -> ir.Value:
@@ -287,14 +303,14 @@ def _banded(nodes: _Nodes, a: _Attention) -> ir.Value:
     return nodes("Slice", nodes("Reshape", context, constant([-1, D])), zero, T)
 
 
-# Scores per head of a block of causal attention, and the largest number of its queries.
+# Scores per head of a block of attention, and the largest number of its queries.
 _BLOCK_SCORES, _BLOCK_QUERIES = 2**20, 128
 
 
-def _causal_blocks(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Causal attention, block by block of queries: `(B, H, block, L)` scores at a time.
+def _in_blocks(nodes: _Nodes, a: _Attention) -> ir.Value:
+    """Attention block by block of queries: `(B, H, block, L)` scores at a time.
 
-    A block's keys end with its last query, so that half of the scores are never computed.
+    If it is causal, a block's keys end with its last query: half of the scores are not computed.
     """
     constant = nodes.constant
     L = nodes("Slice", a.shape, constant([1]), constant([2]))
@@ -310,19 +326,18 @@ def _causal_blocks(nodes: _Nodes, a: _Attention) -> ir.Value:
     positions = nodes("Range", constant(0), nodes("Squeeze", L), constant(1))  # (L,)
     within = nodes("Range", constant(0), nodes("Squeeze", size), constant(1))  # (block,)
     within = nodes("Unsqueeze", within, constant([1]))  # (block, 1)
-    masked = nodes("CastLike", constant(MASKED_SCORE, np.float32), a.q)
 
     def block(nodes: _Nodes, index: ir.Value) -> ir.Value:
         start = nodes("Mul", nodes("Unsqueeze", index, constant([0])), size)
         end = nodes("Add", start, size)
 
         def first(x: ir.Value, axis: int) -> ir.Value:
-            """Return the keys or values up to the end of the block."""
-            return nodes("Slice", x, constant([0]), end, constant([axis]))
+            """Return the keys or values that the block attends to."""
+            return nodes("Slice", x, constant([0]), end, constant([axis])) if a.causal else x
 
         queries = nodes("Slice", q, start, end, constant([2]))  # (B, H, block, K)
-        is_later = nodes("Greater", first(positions, 0), nodes("Add", within, start))
-        bias = nodes("Where", is_later, masked, first(a.padding, 3))
+        distance = nodes("Sub", first(positions, 0), nodes("Add", within, start))
+        bias = _with_positions(nodes, a, distance, first(a.padding, 3))
         scores = nodes("Add", nodes("MatMul", queries, first(k, 3)), bias)
         context = nodes("MatMul", nodes("Softmax", scores, axis=-1), first(v, 2))
         return nodes("Transpose", context, perm=[0, 2, 1, 3])  # (B, block, H, K)
@@ -333,8 +348,8 @@ def _causal_blocks(nodes: _Nodes, a: _Attention) -> ir.Value:
     return _packed(nodes, a, nodes("Slice", whole, constant([0]), L, constant([1])))
 
 
-# Length of rows from which blocks of causal attention take less time, and always less memory.
-_CAUSAL_BLOCKS_FROM = 512
+# Length of rows from which blocks take no more time than all scores at once, and less memory.
+_BLOCKS_FROM = 512
 # Length of rows, in windows, from which blocks take less time than padded rows. Measured with
 # windows of 64 and 256 tokens, on two cores of an AMD EPYC with AVX2.
 _BANDED_FROM = 4
@@ -346,8 +361,14 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
     On rows of equal length, onnxruntime's kernel keeps no scores; a model takes 0.94 (9 tokens) to
     0.90 (512 tokens) of the time. In blocks, 8,192 tokens with a window of 64 take 0.08 of it.
     """
+    longest = nodes("Gather", a.shape, nodes.constant(1), axis=0)
     if a.bias is not None:
         return _padded(nodes, a)
+    if a.alibi:
+        is_short = nodes("LessOrEqual", longest, nodes.constant(_BLOCKS_FROM))
+        return nodes.branches(
+            is_short, a.q, lambda nodes: _padded(nodes, a), lambda nodes: _in_blocks(nodes, a)
+        )
     is_full = nodes("Cast", nodes("ReduceMin", a.attention_mask, keepdims=0), to=ir.DataType.BOOL)
 
     def whole_rows(nodes: _Nodes) -> ir.Value:
@@ -357,12 +378,11 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
             is_full, a.q, lambda nodes: _unpadded(nodes, whole), lambda nodes: _padded(nodes, whole)
         )
 
-    longest = nodes("Gather", a.shape, nodes.constant(1), axis=0)
     if (window := a.window) is None:
         if not a.causal:
             return whole_rows(nodes)
-        is_short = nodes("LessOrEqual", longest, nodes.constant(_CAUSAL_BLOCKS_FROM))
-        return nodes.branches(is_short, a.q, whole_rows, lambda nodes: _causal_blocks(nodes, a))
+        is_short = nodes("LessOrEqual", longest, nodes.constant(_BLOCKS_FROM))
+        return nodes.branches(is_short, a.q, whole_rows, lambda nodes: _in_blocks(nodes, a))
     is_covered = nodes("LessOrEqual", longest, nodes.constant(window + 1))
     is_short = nodes("LessOrEqual", longest, nodes.constant(_BANDED_FROM * window))
 
@@ -403,6 +423,7 @@ def _read(nodes: _Nodes, node: ir.Node) -> _Attention:
         num_heads=node.attributes["num_heads"].as_int(),
         window=None if window == _NO_WINDOW else window,
         causal=bool(node.attributes["causal"].as_int()),
+        alibi=bool(node.attributes["alibi"].as_int()),
     )
 
 

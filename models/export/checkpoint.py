@@ -13,7 +13,14 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from models.export.families import FAMILIES, Family, Names, Part, Tensors
+from models.export.families import (
+    FAMILIES,
+    FAMILIES_OF_CODE,
+    Family,
+    Names,
+    Part,
+    Tensors,
+)
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.export.sentence_config import (
     Overrides,
@@ -93,11 +100,7 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
     """Return the family, the `model_type` and the encoder's config of a file config.json."""
     config = folder.json(name, dict)
     model_type = str(config.get("model_type"))
-    if model_type not in FAMILIES:
-        raise CheckpointError(
-            f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
-        )
-    family = FAMILIES[model_type]
+    family = _family(model_type, _network_classes(config))
     _check_supported(config, family, name)
     architectures = config.get("architectures")
     for head in architectures if isinstance(architectures, list) else ():
@@ -135,6 +138,18 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
     return family, model_type, EncoderConfig(**{**values, **changes})
 
 
+def _family(model_type: str, classes: Sequence[str]) -> Family:
+    """Return the family of a `model_type`, or that of the classes in `auto_map`."""
+    for start, family in FAMILIES_OF_CODE.items():
+        if any(path.startswith(start) for path in classes):
+            return family
+    if model_type not in FAMILIES:
+        raise CheckpointError(
+            f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
+        )
+    return FAMILIES[model_type]
+
+
 def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
     """Raise CheckpointError if a field means that the model is not what its family computes."""
     for key, expected in family.required.items():
@@ -146,15 +161,23 @@ def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
         raise CheckpointError(
             f"{name} has a quantization_config; export the model from its unquantized weights"
         )
-    code = config.get("auto_map") or {}
-    classes = code if isinstance(code, dict) else {"AutoModel": code}
-    for auto_class, path in classes.items():
-        is_network = auto_class == "AutoConfig" or auto_class.startswith("AutoModel")
-        if is_network and not str(path).rpartition(".")[2].startswith(family.code):
+    for path in _network_classes(config):
+        if not path.rpartition(".")[2].startswith(family.code):
             raise CheckpointError(
                 f"{name}: auto_map names {path}, whose code is not run; without it, the model "
                 f"would be another {config['model_type']!r} model"
             )
+
+
+def _network_classes(config: dict[str, Any]) -> list[str]:
+    """Return the classes of a network and of its config that `auto_map` names."""
+    code = config.get("auto_map") or {}
+    classes = code if isinstance(code, dict) else {"AutoModel": code}
+    return [
+        str(path)
+        for name, path in classes.items()
+        if name == "AutoConfig" or name.startswith("AutoModel")
+    ]
 
 
 def _fill(

@@ -45,11 +45,12 @@ _INPUTS = {
     "MatMul": {1: "matrix", 2: "bias"},
     "MatMulInteger": {1: "matrix"},
 }
-# Modules of a layer in the order in which they run, as far as their weights have one kind.
-_PARTS = (
+# Modules of a layer in the order in which they run, among those whose weights have one kind.
+_PRE_NORM = (
     *("norm1", "self_attn", "branch_norm1", "norm2"),
     *("gate", "linear1", "linear2", "branch_norm2"),
 )
+_POST_NORM = ("self_attn", "branch_norm1", "norm1", "gate", "linear1", "linear2", "norm2")
 # Suffixes of the three tensors that onnxruntime's quantizer makes of a weight.
 _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
 # The exporter omits weights of these kinds if they are zero.
@@ -133,12 +134,13 @@ def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
     layers = "encoder.layers."
     named = dict(network.named_parameters())
     inner = {name: p for name, p in named.items() if name.startswith(layers)}
+    order = _PRE_NORM if network.encoder.config.norm_first else _POST_NORM
     after = [name for name in named if re.match(r"heads|encoder\.final_norm", name)]
     yield from ((name, p) for name, p in named.items() if name not in {*inner, *after})
     for run, index in enumerate(network.encoder.layer_order):
         own = f"{layers}{index}."
         parts = {name.removeprefix(own): p for name, p in inner.items() if name.startswith(own)}
-        for name in sorted(parts, key=lambda name: _PARTS.index(name.split(".")[0])):
+        for name in sorted(parts, key=lambda name: order.index(name.split(".")[0])):
             yield f"{layers}{run}.{name}", parts[name]
     yield from ((name, named[name]) for name in after)
 

@@ -76,7 +76,8 @@ class SelfAttention(nn.Module):
         heads: Shape of the heads.
         dropout: Dropout probability of attention weights.
         bias: Whether the linear layers have a bias.
-        norm: Norm of each head of queries and keys; None: no norm.
+        norm: The norm of queries and keys.
+        qk_norm: What it normalises: each "head", "all" heads together, or nothing ("").
     """
 
     def __init__(
@@ -84,8 +85,9 @@ class SelfAttention(nn.Module):
         d_model: int,
         heads: Heads,
         dropout: float,
-        bias: bool = True,
-        norm: NormConfig | None = None,
+        bias: bool,
+        norm: NormConfig,
+        qk_norm: str = "",
     ) -> None:
         super().__init__()
         self.shape = heads
@@ -94,8 +96,10 @@ class SelfAttention(nn.Module):
         self.in_proj_weight = nn.Parameter(torch.empty(width, d_model))
         self.in_proj_bias = nn.Parameter(torch.zeros(width)) if bias else None
         self.out_proj = nn.Linear(heads.count * heads.width, d_model, bias=bias)
-        self.q_norm = None if norm is None else norm.norm(heads.width)
-        self.k_norm = None if norm is None else norm.norm(heads.width)
+        self.qk_norm = qk_norm
+        q_width, k_width, _ = heads.widths if qk_norm == "all" else (heads.width,) * 3
+        self.q_norm = norm.norm(q_width) if qk_norm else None
+        self.k_norm = norm.norm(k_width) if qk_norm else None
         nn.init.xavier_uniform_(self.in_proj_weight)
         if bias:
             nn.init.zeros_(self.out_proj.bias)
@@ -141,7 +145,7 @@ class SelfAttention(nn.Module):
         return q, k, v
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return queries `(..., H * K)`, keys and values `(..., G * K)`, after the heads' norms."""
+        """Return queries `(..., H * K)`, keys and values `(..., G * K)`, after their norms."""
         # Three matrix products instead of one, whose three slices ONNX engines would copy. The
         # slices of weights become constants when the model is exported.
         ends = list(itertools.accumulate(self.shape.widths))
@@ -151,10 +155,13 @@ class SelfAttention(nn.Module):
             for a, b in zip([0, *ends], ends, strict=False)
         )
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = (
-                norm(part.unflatten(-1, (-1, self.shape.width))).flatten(-2)
-                for norm, part in ((self.q_norm, q), (self.k_norm, k))
-            )
+            norms = (self.q_norm, q), (self.k_norm, k)
+            if self.qk_norm == "all":
+                q, k = (norm(x) for norm, x in norms)
+            else:
+                q, k = (
+                    norm(x.unflatten(-1, (-1, self.shape.width))).flatten(-2) for norm, x in norms
+                )
         return q, k, v
 
 

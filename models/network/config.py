@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from models.network.attention import Heads
 from models.network.layer import BIASES
 from models.network.norms import NormConfig
-from models.network.positions import Rotary
+from models.network.positions import Reach, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +16,18 @@ class AttentionConfig:
         rotary: Rotary positions; None: queries and keys are not rotated.
         window: Largest distance of two tokens that attend to each other; None: no limit.
         causal: Whether tokens attend to earlier tokens and themselves only.
+        alibi: Whether attention scores fall with the distance of tokens.
     """
 
     rotary: Rotary | None = None
     window: int | None = None
     causal: bool = False
+    alibi: bool = False
+
+    @property
+    def reach(self) -> Reach:
+        """Which tokens of a row attend to each other."""
+        return Reach(self.window, self.causal, self.alibi)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +45,14 @@ class EncoderConfig:
         num_kv_heads: Number of heads of keys and values, each of which several heads of queries
             share; 0: as many as `num_heads`.
         head_width: Width of a head; 0: `d_model / num_heads`.
-        head_norms: Whether each head of queries and keys has a norm, before rotary positions.
+        qk_norm: What is normalised in queries and keys, before rotary positions: each "head",
+            "all" heads together, or nothing ("").
         norm: Name of the norm in `models.network.norms.KINDS`.
         norm_eps: Constant added to the variance in every norm.
         biases: Parts of a layer that have a bias, names in `models.network.layer.BIASES`.
         gated: Whether the feed-forward layer has a gate; see `EncoderLayer`.
         norm_first: Whether norms precede the sublayers (pre-norm) or follow them (post-norm).
-        branch_norms: Whether the output of each sublayer has a norm too, before the residual is
-            added, in a pre-norm encoder.
+        branch_norms: Whether the sublayers have more norms; see `EncoderLayer`.
         embedding_norm: Whether the embeddings have a norm.
         first_norm: Whether a norm precedes the first layer's attention, in a pre-norm encoder.
         position_embeddings: Whether a position embedding is added to each token.
@@ -69,7 +76,7 @@ class EncoderConfig:
     activation: str = "gelu"
     num_kv_heads: int = 0
     head_width: int = 0
-    head_norms: bool = False
+    qk_norm: str = ""
     norm: str = "layer_norm"
     norm_eps: float = 1e-12
     biases: frozenset[str] = BIASES

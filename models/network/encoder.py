@@ -62,7 +62,7 @@ class Encoder(nn.Module):
                 branch_norms=config.branch_norms,
                 norm=config.norm,
                 heads=config.heads,
-                head_norms=config.head_norms,
+                qk_norm=config.qk_norm,
             )
             for i in range(distinct)
         ]
@@ -196,19 +196,17 @@ class Encoder(nn.Module):
             rotary: None if rotary is None else rotation(positions, rotary, width, x.dtype)
             for rotary in {attention.rotary for attention in self._attention}
         }
-        reaches = {(attention.window, attention.causal) for attention in self._attention}
+        reaches = {attention.reach for attention in self._attention}
         if rows is not None and attention_mask is not None:
-            packed = {reach: PackedRows(rows, attention_mask, *reach) for reach in reaches}
+            packed = {reach: PackedRows(rows, attention_mask, reach) for reach in reaches}
             return tuple(
-                AttentionInputs(relative, rotations[a.rotary], packed[a.window, a.causal])
+                AttentionInputs(relative, rotations[a.rotary], packed[a.reach])
                 for a in self._attention
             )
-        masks = {reach: mask_bias(x, length, attention_mask, *reach) for reach in reaches}
+        heads = self.config.num_heads
+        masks = {reach: mask_bias(x, length, heads, attention_mask, reach) for reach in reaches}
         biases = {
             reach: relative if mask is None else mask if relative is None else relative + mask
             for reach, mask in masks.items()
         }
-        return tuple(
-            AttentionInputs(biases[a.window, a.causal], rotations[a.rotary])
-            for a in self._attention
-        )
+        return tuple(AttentionInputs(biases[a.reach], rotations[a.rotary]) for a in self._attention)

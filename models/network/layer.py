@@ -55,11 +55,13 @@ class EncoderLayer(nn.Module):
             of `linear2(activation(linear1(x)))`.
         first_norm: Whether a norm precedes the attention; False in the first layer of an encoder
             that has normalised its input already. Only for pre-norm layers.
-        branch_norms: Whether the outputs of attention and feed-forward have a norm too, before the
-            residual is added. Only for pre-norm layers.
+        branch_norms: Whether the sublayers have more norms. In pre-norm layers, the outputs of
+            attention and feed-forward have a norm before the residual is added. In post-norm
+            layers, the residual of the attention is added twice, each time with a norm.
         norm: Name of the norm in `models.network.norms.KINDS`.
         heads: Shape of the attention heads; None: `num_heads` heads that divide `d_model`.
-        head_norms: Whether each head of queries and keys has a norm.
+        qk_norm: What is normalised in queries and keys: each "head", "all" heads together, or
+            nothing ("").
 
     Sources: Vaswani et al. 2017, arXiv:1706.03762; Shazeer 2020, arXiv:2002.05202 (gates).
 
@@ -82,7 +84,7 @@ class EncoderLayer(nn.Module):
         branch_norms: bool = False,
         norm: str = "layer_norm",
         heads: Heads | None = None,
-        head_norms: bool = False,
+        qk_norm: str = "",
     ) -> None:
         super().__init__()
         if isinstance(activation, str):
@@ -97,7 +99,7 @@ class EncoderLayer(nn.Module):
                 raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
             heads = Heads(num_heads, num_heads, d_model // num_heads)
         self.self_attn = SelfAttention(
-            d_model, heads, dropout, "attention" in biases, norms if head_norms else None
+            d_model, heads, dropout, "attention" in biases, norms, qk_norm
         )
         self.gate = nn.Linear(d_model, dim_feedforward, bias=linear1_bias) if gated else None
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=linear1_bias)
@@ -108,8 +110,11 @@ class EncoderLayer(nn.Module):
         elif first_norm:
             self.norm1 = norms.norm(d_model)
         self.norm2 = norms.add_norm(d_model)
-        self.branch_norm1 = norms.norm(d_model) if branch_norms else None
-        self.branch_norm2 = norms.norm(d_model) if branch_norms else None
+        self.branch_norm1: Norm | AddNorm | None = None
+        self.branch_norm2: Norm | None = None
+        if branch_norms:
+            self.branch_norm1 = norms.norm(d_model) if norm_first else norms.add_norm(d_model)
+            self.branch_norm2 = norms.norm(d_model) if norm_first else None
         self.dropout = nn.Dropout(dropout)
         self.activation = activation
         self.norm_first = norm_first
@@ -167,6 +172,9 @@ class EncoderLayer(nn.Module):
                 branch = tap.step(f"{name}.branch_norm2", norm, norm, branch)
             return tap.step(f"{name}.sum2", None, torch.add, branch, x)
         attended = self._attend(x, inputs, tap, name)
+        if (inner := self.branch_norm1) is not None:
+            steps = f"{name}.branch_sum1", f"{name}.branch_norm1"
+            attended, _ = tap.add_norm(*steps, cast(AddNorm, inner), attended, x)
         x, _ = tap.add_norm(f"{name}.sum1", f"{name}.norm1", cast(AddNorm, norm1), attended, x)
         expanded = self._expand(x, tap, name)
         return tap.add_norm(f"{name}.sum2", f"{name}.norm2", self.norm2, expanded, x)[0]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library
 
-from models.network.positions import is_out_of_reach
+from models.network.positions import Reach, alibi_bias
 
 # Added to the attention scores of masked keys. It is finite in float16, and low enough that the
 # softmax gives masked keys a weight of exactly zero.
@@ -20,7 +20,8 @@ MASKED_SCORE = -30000.0
 _LIBRARY = Library("vitrine", "FRAGMENT")
 _LIBRARY.define(
     "packed_attention(Tensor q, Tensor k, Tensor v, Tensor padded_index, Tensor packed_index, "
-    "Tensor attention_mask, Tensor? bias, int num_heads, int? window, bool causal) -> Tensor"
+    "Tensor attention_mask, Tensor? bias, int num_heads, int? window, bool causal, "
+    "bool alibi) -> Tensor"
 )
 
 
@@ -54,14 +55,12 @@ class PackedRows:
     Attributes:
         rows: Index maps of the batch.
         attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding.
-        window: Largest distance of two tokens that attend to each other; None: no limit.
-        causal: Whether tokens attend to earlier tokens and themselves only.
+        reach: Which tokens of a row attend to each other.
     """
 
     rows: Rows
     attention_mask: Tensor
-    window: int | None = None
-    causal: bool = False
+    reach: Reach
 
 
 def packed_attention(
@@ -78,7 +77,7 @@ def packed_attention(
         num_heads: Number of heads, H.
     """
     layout = packed.rows.padded_index, packed.rows.packed_index, packed.attention_mask
-    choices = num_heads, packed.window, packed.causal
+    choices = num_heads, packed.reach.window, packed.reach.causal, packed.reach.alibi
     return torch.ops.vitrine.packed_attention(q, k, v, *layout, bias, *choices)
 
 
@@ -93,12 +92,14 @@ def _packed_attention(
     num_heads: int,
     window: int | None,
     causal: bool,
+    alibi: bool,
 ) -> Tensor:
     rows = Rows(padded_index, packed_index)
     q, k, v = (
         rows.pad(x).unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v)
     )  # (B, H, L, K)
-    mask = mask_bias(q, padded_index.shape[1], attention_mask, window, causal)
+    length, reach = padded_index.shape[1], Reach(window, causal, alibi)
+    mask = mask_bias(q, length, num_heads, attention_mask, reach)
     bias = mask if bias is None or mask is None else bias + mask
     context = F.scaled_dot_product_attention(q, k, v, bias)  # (B, H, L, K)
     return rows.pack(context.transpose(1, 2).flatten(2))
@@ -109,16 +110,16 @@ _LIBRARY.impl("packed_attention", _packed_attention, "CompositeImplicitAutograd"
 
 
 def mask_bias(
-    x: Tensor, length: int, attention_mask: Tensor | None, window: int | None, causal: bool
+    x: Tensor, length: int, num_heads: int, attention_mask: Tensor | None, reach: Reach
 ) -> Tensor | None:
     """Return a bias with `MASKED_SCORE` at padding keys and at keys out of reach of the query.
 
     Args:
         x: Any tensor with the dtype and device of the bias.
         length: Length of the longest row, L.
+        num_heads: Number of heads, H.
         attention_mask: `(B, L)`, 1 or True at tokens, 0 or False at padding; None: no padding.
-        window: Largest distance of two tokens that attend to each other; None: no limit.
-        causal: Whether tokens attend to earlier tokens and themselves only.
+        reach: Which tokens of a row attend to each other.
 
     Returns:
         A bias that is broadcastable to `(B, H, L, L)`; None if nothing is masked.
@@ -126,8 +127,11 @@ def mask_bias(
     bias = None
     if attention_mask is not None:
         bias = ((1.0 - attention_mask.to(x.dtype)) * MASKED_SCORE)[:, None, None, :]
-    if window is not None or causal:
-        outside = is_out_of_reach(length, window, causal, x.device)[None, None]  # (1, 1, L, L)
+    if reach.alibi:
+        slopes = alibi_bias(length, num_heads, x)
+        bias = slopes if bias is None else bias + slopes
+    if (excluded := reach.excludes(length, x.device)) is not None:
         masked = x.new_tensor(MASKED_SCORE)
-        bias = torch.where(outside, masked, x.new_zeros(()) if bias is None else bias)
+        bias = torch.where(excluded, masked, x.new_zeros(()) if bias is None else bias)
+        bias = bias.view((1,) * (4 - bias.dim()) + bias.shape)
     return bias

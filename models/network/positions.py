@@ -1,7 +1,7 @@
-"""Positions of tokens: their ids, rotary positions, windows, and MPNet's relative position bias.
+"""Positions of tokens: ids, rotary positions, the reach of attention, and MPNet's position bias.
 
-Sources: Su et al. 2021, arXiv:2104.09864 (rotary positions); Raffel et al. 2019, arXiv:1910.10683
-(distance buckets).
+Sources: Su et al. 2021, arXiv:2104.09864 (rotary positions); Press et al. 2021, arXiv:2108.12409
+(ALiBi); Raffel et al. 2019, arXiv:1910.10683 (distance buckets).
 """
 
 import math
@@ -58,20 +58,57 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     return rotated.to(x.dtype)
 
 
-def is_out_of_reach(length: int, window: int | None, causal: bool, device: torch.device) -> Tensor:
-    """Return whether a query does not attend to a key because of their positions, `(L, L)` bool.
+@dataclass(frozen=True)
+class Reach:
+    """Which tokens attend to each other, by their positions.
 
-    Args:
-        length: Number of positions, L.
+    Attributes:
         window: Largest distance of two tokens that attend to each other; None: no limit.
         causal: Whether tokens attend to earlier tokens and themselves only.
-        device: Device of the result.
+        alibi: Whether attention scores fall with the distance, by `alibi_slopes`.
     """
+
+    window: int | None = None
+    causal: bool = False
+    alibi: bool = False
+
+    def excludes(self, length: int, device: torch.device) -> Tensor | None:
+        """Return whether a query does not attend to a key, `(L, L)` bool; None: all attend.
+
+        Args:
+            length: Number of positions, L.
+            device: Device of the result.
+        """
+        if self.window is None and not self.causal:
+            return None
+        distance = _distances(length, device)  # (L, L)
+        latest = 0 if self.causal else self.window
+        outside = distance > (length if latest is None else latest)
+        return outside if self.window is None else outside | (distance < -self.window)
+
+
+def alibi_bias(length: int, num_heads: int, like: Tensor) -> Tensor:
+    """Return the bias of attention scores by distance, `(1, H, L, L)`, in the dtype of `like`."""
+    slopes = like.new_tensor(alibi_slopes(num_heads))[:, None, None]  # (H, 1, 1)
+    return (-slopes * _distances(length, like.device).abs())[None]
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Return how far the attention scores of each head fall per position of distance.
+
+    For a power of two heads, they are a geometric sequence. For another number, those of twice the
+    next lower power of two are added, every second one.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    more = [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * power, 2)]
+    return slopes + more[: num_heads - power]
+
+
+def _distances(length: int, device: torch.device) -> Tensor:
+    """Return the position of each key minus that of each query, `(L, L)`."""
     positions = torch.arange(length, device=device)
-    distance = positions[None, :] - positions[:, None]  # (L, L), key minus query
-    latest = 0 if causal else window
-    outside = distance > (length if latest is None else latest)
-    return outside if window is None else outside | (distance < -window)
+    return positions[None, :] - positions[:, None]
 
 
 class RelativePositionBias(nn.Module):

@@ -3,12 +3,15 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
+
+from tests.models.jina_bert import CODE_OF, save_jina_bert
 
 VOCABULARY = 60
 
@@ -77,8 +80,13 @@ CONFIGS = {
 }
 
 
-def save_checkpoint(folder: Path, family: str, **changes: object) -> transformers.PreTrainedModel:
-    """Save a random model of the family, with every tensor away from its initial value."""
+def save_checkpoint(folder: Path, family: str, **changes: object) -> Any:  # noqa: ANN401
+    """Save a random model of the family, with every tensor away from its initial value.
+
+    The models are those of transformers, or of `tests.models.jina_bert`.
+    """
+    if family in CODE_OF:
+        return save_jina_bert(folder, family, **changes)
     torch.manual_seed(0)
     config = type(CONFIGS[family]()).from_dict({**CONFIGS[family]().to_dict(), **changes})
     model = transformers.AutoModel.from_config(config).eval()

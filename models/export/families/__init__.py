@@ -13,6 +13,7 @@ from models.export.families.eurobert import EUROBERT
 from models.export.families.family import Family, Names, Part, Tensors
 from models.export.families.gemma3 import GEMMA3
 from models.export.families.gte import GTE
+from models.export.families.jina_bert import JINA_BERT, JINA_BERT_CODE
 from models.export.families.jina_v3 import JINA_V3
 from models.export.families.modernbert import MODERNBERT
 from models.export.families.mpnet import MPNET
@@ -20,7 +21,7 @@ from models.export.families.nomic_bert import NOMIC_BERT
 from models.export.families.qwen3 import QWEN3
 from models.export.families.roberta import ROBERTA
 
-__all__ = ["FAMILIES", "Family", "Names", "Part", "Tensors"]
+__all__ = ["FAMILIES", "FAMILIES_OF_CODE", "Family", "Names", "Part", "Tensors"]
 
 FAMILIES: Mapping[str, Family] = {
     "albert": ALBERT,
@@ -39,4 +40,10 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": QWEN3,
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
+}
+
+# Families whose `model_type` is that of another one: how their classes in `auto_map` begin.
+FAMILIES_OF_CODE: Mapping[str, Family] = {
+    "jinaai/jina-bert-implementation--": JINA_BERT,
+    "jinaai/jina-bert-v2-qk-post-norm--": JINA_BERT_CODE,
 }

@@ -58,7 +58,7 @@ GEMMA3 = Family(
         "num_key_value_heads": 4,
         "head_dim": 256,
     },
-    constants={**llama.CONSTANTS, "head_norms": True, "branch_norms": True},
+    constants={**llama.CONSTANTS, "qk_norm": "head", "branch_norms": True},
     derived=_derived,
     required={"attn_logit_softcapping": None},
     layouts=(

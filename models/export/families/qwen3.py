@@ -38,7 +38,7 @@ QWEN3 = Family(
         "rms_norm_eps": 1e-6,
         "head_dim": 128,
     },
-    constants={**llama.CONSTANTS, "head_norms": True},
+    constants={**llama.CONSTANTS, "qk_norm": "head"},
     derived=_derived,
     layouts=(llama.TENSORS,),
     prefixes=llama.PREFIXES,

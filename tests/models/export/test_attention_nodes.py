@@ -20,6 +20,7 @@ from models.engines import ENGINES
 from models.export import attention_nodes
 from models.export.attention_nodes import lower_attention
 from models.network.packed_attention import PackedRows, Rows, packed_attention
+from models.network.positions import Reach
 from models.packing import pack, round_up
 
 HEADS, WIDTH = 2, 8
@@ -35,9 +36,9 @@ BATCHES = [
 class Attention(nn.Module):
     """The operator as a module, for the exporter."""
 
-    def __init__(self, window: int | None, *, causal: bool = False, has_bias: bool = False) -> None:
+    def __init__(self, reach: Reach, *, has_bias: bool = False) -> None:
         super().__init__()
-        self.reach = window, causal
+        self.reach = reach
         self.bias = nn.Parameter(torch.tensor([[[[0.5]], [[-1.0]]]])) if has_bias else None
 
     def forward(
@@ -49,7 +50,7 @@ class Attention(nn.Module):
         packed_index: Tensor,
         attention_mask: Tensor,
     ) -> Tensor:
-        packed = PackedRows(Rows(padded_index, packed_index), attention_mask, *self.reach)
+        packed = PackedRows(Rows(padded_index, packed_index), attention_mask, self.reach)
         L = padded_index.shape[1]
         bias = None
         if self.bias is not None:  # a bias that differs by position
@@ -58,14 +59,12 @@ class Attention(nn.Module):
 
 
 @cache
-def lowered(
-    engine: str, window: int | None, causal: bool = False, has_bias: bool = False
-) -> onnx.ModelProto:
+def lowered(engine: str, reach: Reach, has_bias: bool = False) -> onnx.ModelProto:
     """Return the graph of the operator for an engine."""
     T, B, L = (torch.export.Dim(name) for name in "TBL")
     tokens, rows, flat = {0: T}, {0: B, 1: L}, {0: T}
     program = torch.onnx.export(
-        Attention(window, causal=causal, has_bias=has_bias).eval(),
+        Attention(reach, has_bias=has_bias).eval(),
         (
             *(torch.randn(11, WIDTH) for _ in range(3)),
             *(torch.ones(3, 5, dtype=torch.int64), torch.ones(11, dtype=torch.int64)),
@@ -93,9 +92,7 @@ def projections(tokens: int) -> list[Tensor]:
     return [torch.randn(tokens, WIDTH) for _ in range(3)]
 
 
-def expected_context(
-    lengths: Sequence[int], window: int | None, causal: bool, has_bias: bool = False
-) -> Tensor:
+def expected_context(lengths: Sequence[int], reach: Reach, has_bias: bool = False) -> Tensor:
     """Return the context, `(T, D)`, from PyTorch's attention on each row alone, in float64."""
     contexts: list[Tensor] = []
     parts = [x.double().split(list(lengths)) for x in projections(sum(lengths))]
@@ -105,9 +102,11 @@ def expected_context(
         mask = torch.zeros(1, HEADS, L, L, dtype=torch.float64)
         if has_bias:
             mask += torch.tensor([0.5, -1.0]).view(1, 2, 1, 1) * torch.arange(L)
-        if window is not None:
-            mask = mask.masked_fill(distance.abs() > window, -torch.inf)
-        if causal:
+        if reach.alibi:  # for two heads
+            mask -= torch.tensor([2**-4, 2**-8]).view(1, 2, 1, 1) * distance.abs()
+        if reach.window is not None:
+            mask = mask.masked_fill(distance.abs() > reach.window, -torch.inf)
+        if reach.causal:
             mask = mask.masked_fill(distance > 0, -torch.inf)
         q, k, v = (x.view(1, L, HEADS, -1).transpose(1, 2) for x in (q, k, v))
         context = F.scaled_dot_product_attention(q, k, v, mask)
@@ -128,61 +127,62 @@ def inputs(lengths: Sequence[int], *, rounded: bool = False) -> dict[str, NDArra
     }
 
 
-REACHES = [(None, False), (3, False), (1, False), (0, False), (None, True), (3, True), (0, True)]
+REACHES = [
+    *(Reach(window) for window in (None, 3, 1, 0)),
+    *(Reach(window, causal=True) for window in (None, 3, 0)),
+    *(Reach(alibi=True), Reach(3, causal=True, alibi=True)),
+]
 
 
 def assert_equal(
-    engine: str, graph: onnx.ModelProto, window: int | None, causal: bool, has_bias: bool = False
+    engine: str, graph: onnx.ModelProto, reach: Reach, *, has_bias: bool = False
 ) -> None:
     """Compare the graph with attention on each row alone."""
     session = onnxruntime.InferenceSession(
         graph.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     for lengths in BATCHES:
-        expected = expected_context(lengths, window, causal, has_bias)
+        expected = expected_context(lengths, reach, has_bias)
         for rounded in (False, True)[: 1 + (engine == "openvino")]:
             (actual,) = session.run(None, inputs(lengths, rounded=rounded))
             context = torch.from_numpy(np.asarray(actual)[: sum(lengths)]).double()
             torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("window", "causal"), REACHES)
+@pytest.mark.parametrize("reach", REACHES, ids=str)
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
 @pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_context_equals_attention_on_each_row_alone(
-    engine: str, window: int | None, causal: bool
-) -> None:
-    assert_equal(engine, lowered(engine, window, causal), window, causal)
+def test_context_equals_attention_on_each_row_alone(engine: str, reach: Reach) -> None:
+    assert_equal(engine, lowered(engine, reach), reach)
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_context_with_a_bias_equals_attention_on_each_row_alone(engine: str) -> None:
-    graph = lowered(engine, None, has_bias=True)
-    assert_equal(engine, graph, None, causal=False, has_bias=True)
+    assert_equal(engine, lowered(engine, Reach(), has_bias=True), Reach(), has_bias=True)
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
-def test_causal_attention_in_blocks_equals_attention_on_each_row_alone(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("reach", [Reach(causal=True), Reach(alibi=True)], ids=str)
+def test_attention_in_blocks_equals_attention_on_each_row_alone(
+    reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_nodes, "_CAUSAL_BLOCKS_FROM", 3)
+    monkeypatch.setattr(attention_nodes, "_BLOCKS_FROM", 3)
     monkeypatch.setattr(attention_nodes, "_BLOCK_QUERIES", 4)
     monkeypatch.setattr(attention_nodes, "_BLOCK_SCORES", 40)
-    graph = lowered.__wrapped__("onnxruntime", None, causal=True)
-    assert_equal("onnxruntime", graph, None, causal=True)
+    assert_equal("onnxruntime", lowered.__wrapped__("onnxruntime", reach), reach)
 
 
-@pytest.mark.parametrize(("window", "causal"), REACHES)
-def test_operator_equals_attention_on_each_row_alone(window: int | None, causal: bool) -> None:
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_operator_equals_attention_on_each_row_alone(reach: Reach) -> None:
     for lengths in BATCHES:
         arrays = inputs(lengths)
         arguments = [torch.from_numpy(array) for array in arrays.values()]
-        actual = Attention(window, causal=causal)(*arguments).double()
-        expected = expected_context(lengths, window, causal)
+        actual = Attention(reach)(*arguments).double()
+        expected = expected_context(lengths, reach)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -194,11 +194,11 @@ def test_operator_is_registered_correctly() -> None:
         x.requires_grad_()
     torch.library.opcheck(
         torch.ops.vitrine.packed_attention.default,
-        (q, k, v, *layout, None, HEADS, 3, True),
+        (q, k, v, *layout, None, HEADS, 3, True, True),
         test_utils=("test_schema", "test_faketensor"),
     )
     q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
-    module = Attention(3, causal=True)
+    module = Attention(Reach(3, causal=True, alibi=True))
     assert torch.autograd.gradcheck(lambda q, k, v: module(q, k, v, *layout), (q, k, v))
 
 
@@ -219,12 +219,14 @@ print(peaks[1] - peaks[0])
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit")
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
-@pytest.mark.parametrize(("window", "causal"), [(None, False), (3, False), (None, True)])
+@pytest.mark.parametrize(
+    "reach", [Reach(), Reach(3), Reach(causal=True), Reach(alibi=True)], ids=str
+)
 def test_onnxruntime_keeps_no_scores_of_a_long_row(
-    window: int | None, causal: bool, tmp_path_factory: pytest.TempPathFactory
+    reach: Reach, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("graph") / "attention.onnx"
-    onnx.save(lowered("onnxruntime", window, causal), file)
+    onnx.save(lowered("onnxruntime", reach), file)
     command = [sys.executable, "-c", LONG_ROW, str(file)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     scores_kib = HEADS * 6000**2 * 4 / 1024  # 281,250

@@ -37,6 +37,7 @@ from tests.models.checkpoints import (
     write_json,
     write_modules,
 )
+from tests.models.jina_bert import CODE_OF
 from tests.sentences import SENTENCES
 
 pytestmark = pytest.mark.slow  # exports three dozen models
@@ -226,7 +227,9 @@ def test_float16_for_cpu_target_is_rejected(tmp_path: Path) -> None:
 
 # Each family exports with two layers. One layer of BERT and of MPNet, without and with relative
 # positions, covers every pooling, because pooling sees the last layer only.
-CASES: list[tuple[str, str, dict[str, object]]] = [(family, "mean", {}) for family in CONFIGS]
+CASES: list[tuple[str, str, dict[str, object]]] = [
+    (family, "mean", {}) for family in (*CONFIGS, *CODE_OF)
+]
 CASES += [
     (family, pooling, {"num_hidden_layers": 1})
     for family in ("bert", "mpnet")

@@ -239,7 +239,7 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["modernbert", "gte", "albert", "eurobert", "qwen3", "gemma3_text"]
+    "family", ["modernbert", "gte", "albert", "eurobert", "qwen3", "gemma3_text", "jina_bert_code"]
 )
 def test_families_with_gates_windows_and_shared_layers_pass(family: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "model", family)

@@ -46,7 +46,7 @@ LLAMA: dict[str, Any] = {
     "embedding_norm": False,
     "num_kv_heads": 2,
     "head_width": 6,
-    "head_norms": True,
+    "qk_norm": "head",
     "attention": (
         AttentionConfig(rotary=Rotary(20.0), causal=True),
         AttentionConfig(rotary=Rotary(5.0), window=1),

@@ -1,0 +1,77 @@
+"""JinaBERT v2 and its code variant: BERT with gates, and with ALiBi in place of positions.
+
+Both have the `model_type` of BERT; `auto_map` tells them apart. The code variant normalises queries
+and keys, and adds the residual of the attention twice, each time with a norm.
+Sources: Günther et al. 2023, arXiv:2310.19923; Press et al. 2021, arXiv:2108.12409 (ALiBi).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from models.export.families import bert, rotary
+from models.export.families.family import Family, Part, Settings, tensors
+from models.export.model_folder import CheckpointError
+from models.network.config import AttentionConfig
+
+_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
+
+
+def _derived(config: Settings) -> dict[str, Any]:
+    kind = config.get("feed_forward_type")
+    if kind not in _ACTIVATIONS:
+        raise CheckpointError(
+            f"config.json: feed_forward_type is {kind!r}; supported: {', '.join(_ACTIVATIONS)}"
+        )
+    return {
+        "activation": _ACTIVATIONS[kind],
+        "attention": (AttentionConfig(alibi=True),) * config["num_hidden_layers"],
+    }
+
+
+JINA_BERT = Family(
+    config=bert.CONFIG,
+    defaults=bert.DEFAULTS,
+    constants={
+        "gated": True,
+        "biases": frozenset({"attention", "linear2", "norms"}),
+        "position_embeddings": False,
+    },
+    derived=_derived,
+    required={**bert.REQUIRED, "position_embedding_type": "alibi"},
+    layouts=(
+        tensors(
+            weights=rotary.EMBEDDINGS,
+            modules={
+                **bert.MODULES,
+                "layers.{i}.gate": (Part("encoder.layer.{i}.mlp.gated_layers", 0, 2),),
+                "layers.{i}.linear1": (Part("encoder.layer.{i}.mlp.gated_layers", 1, 2),),
+                "layers.{i}.linear2": "encoder.layer.{i}.mlp.wo",
+                "layers.{i}.norm2": "encoder.layer.{i}.mlp.layernorm",
+            },
+        ),
+    ),
+    prefixes=bert.BERT.prefixes,
+    ignored=bert.BERT.ignored,
+    code=("JinaBert",),
+)
+
+JINA_BERT_CODE = replace(
+    JINA_BERT,
+    constants={**JINA_BERT.constants, "qk_norm": "all", "branch_norms": True},
+    layouts=(
+        tensors(
+            weights=rotary.EMBEDDINGS,
+            modules={
+                **bert.MODULES,
+                "layers.{i}.self_attn.q_norm": "encoder.layer.{i}.attention.self.layer_norm_q",
+                "layers.{i}.self_attn.k_norm": "encoder.layer.{i}.attention.self.layer_norm_k",
+                "layers.{i}.branch_norm1": "encoder.layer.{i}.attention.output.LayerNorm",
+                "layers.{i}.norm1": "encoder.layer.{i}.layer_norm_1",
+                "layers.{i}.linear1": (Part("encoder.layer.{i}.mlp.up_gated_layer", 0, 2),),
+                "layers.{i}.gate": (Part("encoder.layer.{i}.mlp.up_gated_layer", 1, 2),),
+                "layers.{i}.linear2": "encoder.layer.{i}.mlp.down_layer",
+                "layers.{i}.norm2": "encoder.layer.{i}.layer_norm_2",
+            },
+        ),
+    ),
+)
