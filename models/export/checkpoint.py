@@ -23,6 +23,10 @@ from models.export.families import (
 )
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.export.sentence_config import (
+    DenseConfig,
+    HeadConfig,
+    LayerNormConfig,
+    NormalizeConfig,
     Overrides,
     SentenceConfig,
     read_sentence_config,
@@ -31,21 +35,34 @@ from models.export.sentence_config import (
 from models.network.config import EncoderConfig
 from models.network.encoder import Encoder
 from models.network.layer import ACTIVATIONS
-from models.network.sentence_encoder import DenseHead, SentenceEncoder
+from models.network.sentence_encoder import (
+    DenseHead,
+    Head,
+    LayerNormHead,
+    NormalizeHead,
+    SentenceEncoder,
+)
 
 NO_OVERRIDES = Overrides()
 _TYPES = get_type_hints(EncoderConfig)
+# Prefixes that wrappers put before all tensor names: DataParallel and sentence-transformers.
+_WRAPPERS = ("module.", "0.auto_model.", "0_auto_model.", "auto_model.")
+# Heads of any family that a sentence encoder does not use.
+_UNUSED_HEADS = (r"qa_outputs\..*",)
 _CAN_BE_ZERO = ("type_vocab_size", "position_padding_id", "dropout", "norm_eps")
 
 
 def load(
-    folder: ModelFolder | Path, overrides: Overrides = NO_OVERRIDES
+    folder: ModelFolder | Path,
+    overrides: Overrides = NO_OVERRIDES,
+    report: Callable[[str], None] = lambda _: None,
 ) -> tuple[SentenceEncoder, SentenceConfig]:
     """Return the model of a folder, in evaluation mode, and its sentence-transformers config.
 
     Args:
         folder: Model folder with config.json and safetensors weights.
         overrides: Replacements for settings in the folder.
+        report: Called with a message that names the tensors that are left out.
 
     Raises:
         CheckpointError: A file, setting or tensor is missing, invalid or unsupported; the message
@@ -56,26 +73,37 @@ def load(
     transformer = sentence_config.transformer
     try:
         encoder = Encoder(config)
-        heads = [
-            DenseHead(head.in_features, head.out_features, head.bias, head.activation)
-            for head in sentence_config.heads
-        ]
+        heads = [_head(head) for head in sentence_config.heads]
         model = SentenceEncoder(encoder, sentence_config.pooling, heads)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     tensors = _plain_names(family, folder.tensors(transformer))
-    _fill(
+    unused = _fill(
         encoder,
         tensors,
         "the checkpoint",
         names=partial(_family_names, _layout(family, encoder, tensors)),
         value=partial(_family_value, family, config),
         widths=config.heads.widths,
-        ignored=family.ignored,
+        ignored=(*family.ignored, *_UNUSED_HEADS),
     )
+    if unused:
+        report(f"Left out, because vectors do not need them: {', '.join(unused)}")
     for head, module in zip(sentence_config.heads, heads, strict=True):
-        _fill(module, folder.tensors(head.folder), head.folder)
+        if not isinstance(head, NormalizeConfig):
+            _fill(module, folder.tensors(head.folder), head.folder)
     return model.eval().requires_grad_(False), sentence_config
+
+
+def _head(config: HeadConfig) -> Head:
+    match config:
+        case DenseConfig():
+            sizes = config.in_features, config.out_features
+            return DenseHead(*sizes, config.bias, config.activation)
+        case LayerNormConfig():
+            return LayerNormHead(config.width)
+        case NormalizeConfig():
+            return NormalizeHead()
 
 
 def read_configs(
@@ -188,8 +216,10 @@ def _fill(
     value: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
     widths: Sequence[int] = (),
     ignored: Sequence[str] = (),
-) -> None:
-    """Load checkpoint tensors into a module; a missing, misshaped or unused tensor is an error.
+) -> list[str]:
+    """Load checkpoint tensors into a module; return the names of those that are not used.
+
+    A missing, misshaped or unexpected tensor is an error.
 
     Args:
         module: Module to load the tensors into.
@@ -222,15 +252,13 @@ def _fill(
             used.add(name)
         with torch.no_grad():
             parameter.copy_(value(key, torch.cat(values)))
-    extra = sorted(
-        name
-        for name in tensors.keys() - used
-        if not any(re.fullmatch(pattern, name) for pattern in ignored)
-    )
+    unused = sorted(tensors.keys() - used)
+    extra = [n for n in unused if not any(re.fullmatch(pattern, n) for pattern in ignored)]
     if extra:
         raise CheckpointError(
             f"{source} has unexpected tensors ({len(extra)}): {', '.join(extra[:5])}"
         )
+    return unused
 
 
 def _family_names(layout: Tensors, key: str) -> Names:
@@ -265,10 +293,13 @@ def _layout(family: Family, encoder: Encoder, tensors: Mapping[str, Tensor]) -> 
 
 
 def _plain_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Strip the prefix of a task model, such as `bert.`, from the tensor names.
+    """Strip prefixes of wrappers, and that of a task model, such as `bert.`, from tensor names.
 
     TensorFlow's names of norm parameters, gamma and beta, become weight and bias.
     """
+    for wrapper in _WRAPPERS:
+        if all(name.startswith(wrapper) for name in tensors):
+            tensors = {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
     prefix = next((p for p in family.prefixes if any(name.startswith(p) for name in tensors)), "")
     modern = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
     plain: dict[str, Tensor] = {}

@@ -107,7 +107,7 @@ def export(
     started = time.monotonic()
     report(f"Reading {source.name}")
     files = ModelFolder(source.folder)
-    model, config = load(files, overrides)
+    model, config = load(files, overrides, report)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))

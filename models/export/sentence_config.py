@@ -1,9 +1,9 @@
-"""The sentence-transformers config of a model: pooling, dense heads, prompts and maximum length.
+"""The sentence-transformers config of a model: pooling, heads, prompts and maximum length.
 
 An unsupported setting that would change vectors is an error that names the setting.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from models.network.sentence_encoder import HEAD_ACTIVATIONS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class DenseConfig:
     """Config of a dense layer after pooling.
 
     Attributes:
@@ -33,6 +33,27 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerNormConfig:
+    """Config of a layer norm after pooling.
+
+    Attributes:
+        folder: Subfolder with the config and weights of the norm.
+        width: Width of its input.
+    """
+
+    folder: str
+    width: int
+
+
+@dataclass(frozen=True)
+class NormalizeConfig:
+    """Normalisation to unit length after pooling, before other heads."""
+
+
+HeadConfig = DenseConfig | LayerNormConfig | NormalizeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
 class SentenceConfig:
     """Settings of a sentence encoder.
 
@@ -42,7 +63,7 @@ class SentenceConfig:
         max_tokens: Maximum input length in tokens, special tokens included.
         pooling: Names in `models.network.pooling.POOLINGS`, whose results are concatenated.
         include_prompt: Whether pooling includes prompt tokens.
-        heads: Dense layers after pooling, in order.
+        heads: Modules after pooling, in order, without a `Normalize` at the end.
         normalize: Whether vectors are normalised to unit length.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
@@ -54,7 +75,7 @@ class SentenceConfig:
     max_tokens: int
     pooling: tuple[str, ...]
     include_prompt: bool
-    heads: tuple[Head, ...]
+    heads: tuple[HeadConfig, ...]
     normalize: bool
     lowercase: bool
     prompts: Mapping[str, str]
@@ -164,10 +185,8 @@ def read_sentence_config(
     for mode in pooling:
         if mode not in POOLINGS:
             raise CheckpointError(f"the pooling {mode!r} is not one of {', '.join(POOLINGS)}")
-    normalize = bool(modules) and modules[-1][0] == "Normalize"
-    if normalize:
-        name = join(modules[-1][1], "config.json")
-        _check_defaults(folder.json(name, dict, {}), _SENTENCE_EMBEDDING, name)
+    heads = [_HEADS[kind](folder, path) for kind, path in modules[2:]]
+    normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
     prompts, default_prompt = _prompts(folder, overrides)
     return SentenceConfig(
         family=family,
@@ -175,7 +194,7 @@ def read_sentence_config(
         max_tokens=_max_tokens(folder, transformer, config, settings, overrides),
         pooling=pooling,
         include_prompt=_override(include_prompt, overrides.include_prompt),
-        heads=tuple(_head(folder, path) for kind, path in modules if kind == "Dense"),
+        heads=tuple(heads[:-1] if normalize else heads),
         normalize=_override(normalize, overrides.normalize),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
@@ -203,12 +222,10 @@ def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
         if kind != "Dropout":  # only training uses it
             modules.append((kind, module["path"]))
     kinds = [kind for kind, _ in modules]
-    normalize = kinds[-1:] == ["Normalize"]
-    dense = ["Dense"] * (len(kinds) - 2 - normalize)
-    if kinds and kinds != ["Transformer", "Pooling", *dense, *["Normalize"] * normalize]:
+    if kinds and (kinds[:2] != ["Transformer", "Pooling"] or not _HEADS.keys() >= {*kinds[2:]}):
         raise CheckpointError(
-            f"modules.json lists {' -> '.join(kinds)}; supported: "
-            "Transformer -> Pooling -> Dense (any number) -> Normalize (optional)"
+            f"modules.json lists {' -> '.join(kinds)}; supported: Transformer -> Pooling, then any "
+            f"of {', '.join(_HEADS)}"
         )
     return modules
 
@@ -231,7 +248,7 @@ def _pooling(
     return tuple(unknown or known or ["mean"]), include_prompt
 
 
-def _head(folder: ModelFolder, subfolder: str) -> Head:
+def _dense(folder: ModelFolder, subfolder: str) -> DenseConfig:
     name = join(subfolder, "config.json")
     config = folder.json(name, dict)
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
@@ -244,13 +261,35 @@ def _head(folder: ModelFolder, subfolder: str) -> Head:
     sizes = (config.get("in_features"), config.get("out_features"))
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise CheckpointError(f"{name}: in_features and out_features must be positive integers")
-    return Head(
+    return DenseConfig(
         folder=subfolder,
         in_features=int(str(sizes[0])),
         out_features=int(str(sizes[1])),
         bias=bool(config.get("bias", True)),
         activation=kind,
     )
+
+
+def _layer_norm(folder: ModelFolder, subfolder: str) -> LayerNormConfig:
+    name = join(subfolder, "config.json")
+    width = folder.json(name, dict).get("dimension")
+    if not isinstance(width, int) or width < 1:
+        raise CheckpointError(f"{name}: dimension must be a positive integer")
+    return LayerNormConfig(folder=subfolder, width=width)
+
+
+def _normalize(folder: ModelFolder, subfolder: str) -> NormalizeConfig:
+    name = join(subfolder, "config.json")
+    _check_defaults(folder.json(name, dict, {}), _SENTENCE_EMBEDDING, name)
+    return NormalizeConfig()
+
+
+# Modules that can follow the pooling, and the functions that read their configs.
+_HEADS: Mapping[str, Callable[[ModelFolder, str], HeadConfig]] = {
+    "Dense": _dense,
+    "LayerNorm": _layer_norm,
+    "Normalize": _normalize,
+}
 
 
 def _prompts(folder: ModelFolder, overrides: Overrides) -> tuple[dict[str, str], str | None]:

@@ -1,10 +1,11 @@
-"""The complete network: encoder, pooling and dense heads as one module."""
+"""The complete network: encoder, pooling and heads as one module."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from models.add_layer_norm import LayerNorm
 from models.network.encoder import Encoder
 from models.network.packed_attention import Rows
 from models.network.pooling import pool
@@ -22,10 +23,16 @@ HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class DenseHead(nn.Module):
-    """A linear layer and an activation, equivalent to sentence-transformers' `Dense` module."""
+    """A linear layer and an activation, equivalent to sentence-transformers' `Dense` module.
+
+    Attributes:
+        in_features: Width of the input.
+        out_features: Width of the output.
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool, activation: str) -> None:
         super().__init__()
+        self.in_features, self.out_features = in_features, out_features
         self.linear = nn.Linear(in_features, out_features, bias=bias)
         self.activation = HEAD_ACTIVATIONS[activation]
 
@@ -34,13 +41,51 @@ class DenseHead(nn.Module):
         return self.activation(self.linear(x.to(self.linear.weight.dtype)))
 
 
+class LayerNormHead(nn.Module):
+    """A layer norm, equivalent to sentence-transformers' `LayerNorm` module.
+
+    Attributes:
+        in_features: Width of the input.
+        out_features: Width of the output, the same.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.in_features = self.out_features = width
+        self.norm = LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of `x`, `(B, width)`."""
+        normed: Tensor = self.norm(x.to(self.norm.weight.dtype))
+        return normed
+
+
+class NormalizeHead(nn.Module):
+    """Normalisation to unit length before other heads, as by a `Normalize` module.
+
+    Attributes:
+        in_features: None: the input can have any width.
+        out_features: None: the output has that of the input.
+    """
+
+    in_features: int | None = None
+    out_features: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` `(B, W)` with rows of unit length."""
+        return nn.functional.normalize(x)
+
+
+Head = DenseHead | LayerNormHead | NormalizeHead
+
+
 class SentenceEncoder(nn.Module):
     """Network that turns the token ids of each row into one vector, which is not normalised.
 
     Args:
         encoder: Encoder that computes the token vectors.
         pooling: Names in `models.network.pooling.POOLINGS`, whose results are concatenated.
-        heads: Dense layers applied to the pooled vector, in order.
+        heads: Modules applied to the pooled vector, in order.
 
     Attributes:
         width: Width of a row vector, W.
@@ -51,7 +96,7 @@ class SentenceEncoder(nn.Module):
     """
 
     def __init__(
-        self, encoder: Encoder, pooling: Sequence[str], heads: Sequence[DenseHead] = ()
+        self, encoder: Encoder, pooling: Sequence[str], heads: Sequence[Head] = ()
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -59,12 +104,12 @@ class SentenceEncoder(nn.Module):
         self.heads = nn.ModuleList(heads)
         self.width = encoder.config.d_model * len(self.pooling)
         for head in heads:
-            if head.linear.in_features != self.width:
+            if head.in_features not in (None, self.width):
                 raise ValueError(
-                    f"a dense head has in_features {head.linear.in_features}; "
-                    f"the width of its input is {self.width}"
+                    f"a head takes vectors of width {head.in_features}; its input has the width "
+                    f"{self.width}"
                 )
-            self.width = head.linear.out_features
+            self.width = head.out_features or self.width
 
     def forward(
         self,
@@ -102,7 +147,7 @@ class SentenceEncoder(nn.Module):
         return self.head(padded, pooling_mask), tokens
 
     def head(self, tokens: Tensor, pooling_mask: Tensor, tap: Tap = NO_TAP) -> Tensor:
-        """Pool the token vectors and apply the dense heads; return row vectors `(B, W)`.
+        """Pool the token vectors and apply the heads; return row vectors `(B, W)`.
 
         The result is float32, or float64 for float64 token vectors.
 

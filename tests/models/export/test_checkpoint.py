@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from models.export.checkpoint import load
@@ -39,8 +40,6 @@ def test_activation_vectors_equal_transformers(act: str, tmp_path: Path) -> None
 
 
 def test_prefixed_and_gamma_beta_tensor_names_load(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     reference = save_checkpoint(tmp_path, "bert")
     tensors = {
         "bert."
@@ -55,6 +54,38 @@ def test_prefixed_and_gamma_beta_tensor_names_load(tmp_path: Path) -> None:
     torch.testing.assert_close(
         load(tmp_path)[0].encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "0.auto_model.", "0_auto_model.", "module.bert."])
+def test_tensor_names_with_the_prefix_of_a_wrapper_load(wrapper: str, tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, "bert")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {f"{wrapper}{name}": tensor for name, tensor in tensors.items()},
+        tmp_path / "model.safetensors",
+    )
+    ids = torch.tensor(IDS[:1])
+    torch.testing.assert_close(
+        load(tmp_path)[0].encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_unused_heads_are_left_out_and_named(tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, "bert")
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = {"qa_outputs.weight": torch.ones(2, 32), "qa_outputs.bias": torch.ones(2)}
+    prefixed = {f"bert.{name}": tensor for name, tensor in tensors.items()}
+    save_file({**prefixed, **head}, tmp_path / "model.safetensors")
+    messages: list[str] = []
+    model, _ = load(tmp_path, report=messages.append)
+    ids = torch.tensor(IDS[:1])
+    torch.testing.assert_close(
+        model.encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
+    )
+    assert messages == [
+        "Left out, because vectors do not need them: pooler.dense.bias, pooler.dense.weight, "
+        "qa_outputs.bias, qa_outputs.weight"
+    ]
 
 
 def test_sharded_checkpoint_loads_the_same_model(tmp_path: Path) -> None:
@@ -224,13 +255,58 @@ def test_dense_head_vectors_equal_sentence_transformers(activation: str, tmp_pat
     torch.testing.assert_close(normed, expected, rtol=1e-5, atol=1e-5)
 
 
+HEADS = {
+    "Dense": ("Dense", "2_Dense"),
+    "LayerNorm": ("LayerNorm", "4_LayerNorm"),
+    "Normalize": ("Normalize", "3_Normalize"),
+}
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["Normalize", "Dense"],
+        ["LayerNorm", "Normalize", "Dense", "Normalize"],
+        ["Dense", "Normalize", "Normalize"],
+        ["LayerNorm"],
+    ],
+)
+def test_heads_in_any_order_equal_sentence_transformers(kinds: list[str], tmp_path: Path) -> None:
+    save_dense(tmp_path)
+    write_modules(
+        tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"), *(HEADS[kind] for kind in kinds)
+    )
+    write_json(tmp_path / "4_LayerNorm" / "config.json", {"dimension": 32})
+    parameters = {"norm.weight": torch.randn(32), "norm.bias": torch.randn(32)}
+    save_file(parameters, tmp_path / "4_LayerNorm" / "model.safetensors")
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    expected = reference.encode(["w5 w6 w7"], convert_to_tensor=True)
+    model, sentence_config = load(tmp_path)
+    assert sentence_config.normalize == (kinds[-1] == "Normalize")
+    actual = model(torch.tensor([[0, 5, 6, 7, 2]]), torch.ones(1, 5), torch.ones(1, 5))
+    actual = torch.nn.functional.normalize(actual) if sentence_config.normalize else actual
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dimension", [None, 0, "32"])
+def test_layer_norm_without_a_width_raises_checkpoint_error(
+    dimension: object, tmp_path: Path
+) -> None:
+    save_dense(tmp_path)
+    modules = ("Transformer", ""), ("Pooling", "1_Pooling"), HEADS["LayerNorm"]
+    write_modules(tmp_path, *modules)
+    write_json(tmp_path / "4_LayerNorm" / "config.json", {"dimension": dimension})
+    with pytest.raises(CheckpointError, match="dimension must be a positive integer"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"activation_function": "torch.nn.modules.activation.Softmax"}, "Softmax' is not one of"),
         ({"activation_function": "mine.Tanh"}, "'mine.Tanh' is not one of"),
         ({"use_residual": True}, "use_residual is True"),
-        ({"in_features": 31}, "in_features 31; the width of its input is 32"),
+        ({"in_features": 31}, "a head takes vectors of width 31; its input has the width 32"),
         ({"out_features": 13}, r"linear.weight is \(12, 32\)"),
         ({"in_features": None}, "in_features and out_features must be positive integers"),
         ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
