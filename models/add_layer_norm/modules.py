@@ -93,7 +93,9 @@ class AddRMSNorm(nn.RMSNorm):
 
 
 def _eps(norm: nn.RMSNorm, x: Tensor) -> float:
-    return torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
+    # torch's default, that of the dtype in which the norm is computed.
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.finfo(wide).eps if norm.eps is None else norm.eps
 
 
 def _flatten(

@@ -217,7 +217,7 @@ def _attend(
 
 
 def _with_positions(nodes: _Nodes, a: _Attention, distance: ir.Value, bias: ir.Value) -> ir.Value:
-    """A bias of scores, and what the distances of keys from queries add to it.
+    """Return the attention bias with the terms that depend on the distance of query and key.
 
     Args:
         nodes: Builder of nodes.

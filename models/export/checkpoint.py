@@ -179,7 +179,7 @@ def _family(model_type: str, classes: Sequence[str]) -> Family:
 
 
 def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
-    """Raise CheckpointError if a field means that the model is not what its family computes."""
+    """Raise CheckpointError if a field selects a variant that its family does not support."""
     for key, expected in family.required.items():
         # In these fields, an empty object, zero, false and null are equivalent.
         actual = config.get(key, expected)
@@ -193,7 +193,7 @@ def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
         if not path.rpartition(".")[2].startswith(family.code):
             raise CheckpointError(
                 f"{name}: auto_map names {path}, whose code is not run; without it, the model "
-                f"would be another {config['model_type']!r} model"
+                f"would be another {config.get('model_type')!r} model"
             )
 
 
@@ -234,9 +234,8 @@ def _fill(
     used: set[str] = set()
     for key, parameter in module.state_dict().items():
         parts = [n if isinstance(n, Part) else Part(n, 0, 1) for n in names(key)]
-        sizes = (
-            widths if len(parts) == len(widths) else [parameter.shape[0] // len(parts)] * len(parts)
-        )
+        is_split = "in_proj" in key and len(parts) > 1
+        sizes = widths if is_split else [parameter.shape[0] // len(parts)] * len(parts)
         values: list[Tensor] = []
         for part, size in zip(parts, sizes, strict=True):
             name, shape = part.name, (size * part.count, *parameter.shape[1:])

@@ -181,7 +181,10 @@ def read_sentence_config(
     if modules:
         pooling, include_prompt = _pooling(folder, modules[1][1], overrides)
     else:  # default of sentence-transformers
-        pooling, include_prompt = tuple(overrides.pooling or ["mean"]), True
+        architectures = folder.json("config.json", dict).get("architectures")
+        first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+        own = "last" if first.endswith("ForCausalLM") else "mean"
+        pooling, include_prompt = tuple(overrides.pooling or [own]), True
     for mode in pooling:
         if mode not in POOLINGS:
             raise CheckpointError(f"the pooling {mode!r} is not one of {', '.join(POOLINGS)}")

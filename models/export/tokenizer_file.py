@@ -144,6 +144,7 @@ def read_tokenizer(
         tokenizer = Tokenizer.from_buffer(folder.bytes(name))
     except ValueError as error:
         raise CheckpointError(f"{name} is not a tokenizer: {error}") from error
+    tokenizer = _without_images(tokenizer, vocab_size)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     config: Config = folder.json(
@@ -177,6 +178,23 @@ def tokenizer_of_source(artifact: Artifact) -> Tokenizer:
     return tokenizer
 
 
+# Token of Gemma 3's images, which text models have in the tokenizer but not in the embeddings.
+_IMAGE_TOKENS = ("<image_soft_token>",)
+
+
+def _without_images(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
+    """Return the tokenizer without tokens of images that are beyond the model's vocabulary."""
+    content = json.loads(tokenizer.to_str())
+    kept = [
+        token
+        for token in content["added_tokens"]
+        if token["content"] not in _IMAGE_TOKENS or token["id"] < vocab_size
+    ]
+    if len(kept) == len(content["added_tokens"]):
+        return tokenizer
+    return Tokenizer.from_str(json.dumps({**content, "added_tokens": kept}))
+
+
 def _check_tokens(tokenizer: Tokenizer, config: dict[str, Any], vocab_size: int) -> None:
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
@@ -193,6 +211,7 @@ def _check_tokens(tokenizer: Tokenizer, config: dict[str, Any], vocab_size: int)
     ]
     known = json.loads(tokenizer.to_str())["added_tokens"]
     missing = set(contents) - {entry["content"] for entry in known} - vocabulary.keys()
+    missing -= set(_IMAGE_TOKENS)
     if missing:
         raise CheckpointError(
             f"tokenizer_config.json adds the token {min(missing)!r}, which tokenizer.json lacks"

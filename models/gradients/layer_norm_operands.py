@@ -15,7 +15,7 @@ EPS = float(np.float32(1e-5))
 
 
 class Operands(NamedTuple):
-    """Operands of add + norm, which returns `out` and, with a residual, `sum`."""
+    """Operands of the fused norm; its outputs are `out` and, with a residual, `sum`."""
 
     x: Array  #                (N, D)
     residual: Array | None  #  (N, D)

@@ -25,9 +25,9 @@ class AttentionInputs:
 
     Attributes:
         bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias. In a
-            dense batch it includes the masks of padding and of the window.
+            dense batch it includes the masks of padding and reach, and ALiBi.
         rotation: Rotation of queries and keys by their positions; None: no rotation.
-        packed: Layout and window of a packed batch; None for a dense batch.
+        packed: Layout and reach of a packed batch; None for a dense batch.
     """
 
     bias: Tensor | None = None

@@ -22,7 +22,7 @@ class Encoder(nn.Module):
 
     Attributes:
         layers: The distinct layers, in the order of their first use.
-        layer_order: Index in `layers` of each layer that runs.
+        layer_order: Indices into `layers`, in the order of execution; shared layers repeat.
         layer_steps: Name of each layer's last step, whose output is the layer's output.
         last_step: Name of the encoder's last step, whose output is the encoder's output.
 

@@ -100,7 +100,7 @@ class OutputTap(Tap):
 
 
 class NormTap(Tap):
-    """Tap that records the inputs of every norm.
+    """Tap that records the inputs of every norm, except those of queries and keys.
 
     Attributes:
         calls: Norm module, input `x` and residual of each norm, by step name, in order of

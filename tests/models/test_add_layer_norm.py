@@ -319,7 +319,8 @@ def test_modules_are_drop_in_replacements_for_torch(arguments: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"normalized_shape": 8},  # eps is that of the dtype
+        {"normalized_shape": 8},  # eps is that of the dtype, or of float32 if that is wider
+        {"normalized_shape": 8, "dtype": torch.bfloat16},
         {"normalized_shape": (5, 8), "eps": 1e-3},
         {"normalized_shape": [8], "elementwise_affine": False},
         {"normalized_shape": 8, "eps": 1e-6, "dtype": torch.float64, "device": "cpu"},

@@ -30,6 +30,7 @@ EUROBERT = Family(
     },
     constants=llama.CONSTANTS,
     derived=_derived,
+    required={**llama.REQUIRED, "is_causal": False},
     layouts=(llama.TENSORS,),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,

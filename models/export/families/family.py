@@ -72,7 +72,7 @@ def read_number(config: Settings, name: str, default: float) -> float:
     """
     value = config.get(name)
     value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 2**63:
         raise CheckpointError(f"config.json: {name} has the invalid value {value!r}")
     return value
 
@@ -89,6 +89,18 @@ def read_count(config: Settings, name: str, default: int) -> int:
     return number
 
 
+def read_flag(config: Settings, name: str) -> bool:
+    """Return a field of config.json that is true or false; False if it is absent or null.
+
+    Raises:
+        CheckpointError: The field is neither true nor false.
+    """
+    value = config.get(name)
+    if not isinstance(value, bool | None):
+        raise CheckpointError(f"config.json: {name} has the invalid value {value!r}")
+    return bool(value)
+
+
 def read_biases(config: Settings, fields: Mapping[str, Sequence[str]]) -> frozenset[str]:
     """Return the parts of a layer that have a bias.
 
@@ -100,12 +112,8 @@ def read_biases(config: Settings, fields: Mapping[str, Sequence[str]]) -> frozen
     Raises:
         CheckpointError: A field is neither true nor false.
     """
-    biases: list[str] = []
-    for name, parts in fields.items():
-        if not isinstance(config.get(name, False), bool):
-            raise CheckpointError(f"config.json: {name} has the invalid value {config[name]!r}")
-        biases += parts if config.get(name) else ()
-    return frozenset(biases)
+    with_bias = (parts for name, parts in fields.items() if read_flag(config, name))
+    return frozenset(part for parts in with_bias for part in parts)
 
 
 def tensors(*, weights: Mapping[str, str], modules: Modules) -> Tensors:

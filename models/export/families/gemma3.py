@@ -9,7 +9,14 @@ import math
 from typing import Any
 
 from models.export.families import llama
-from models.export.families.family import Family, Settings, read_biases, read_count, tensors
+from models.export.families.family import (
+    Family,
+    Settings,
+    read_biases,
+    read_count,
+    read_flag,
+    tensors,
+)
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
@@ -23,7 +30,9 @@ def _derived(config: Settings) -> dict[str, Any]:
             f"config.json: query_pre_attn_scalar is {scalar!r}; only that of head_dim, {width}, is "
             "supported"
         )
-    causal = not config.get("use_bidirectional_attention")
+    causal = not read_flag(config, "use_bidirectional_attention")
+    if config.get("sliding_window", 4096) is None:
+        raise CheckpointError("config.json: sliding_window has the invalid value None")
     # transformers counts the token itself, and halves the window of both directions.
     size = read_count(config, "sliding_window", 4096)
     window = size - 1 if causal else size // 2
@@ -39,8 +48,7 @@ def _derived(config: Settings) -> dict[str, Any]:
         FULL: AttentionConfig(rotary=full, causal=causal),
         SLIDING: AttentionConfig(rotary=sliding, window=window, causal=causal),
     }
-    period = read_count(config, "_sliding_window_pattern", 6)
-    period = read_count(config, "sliding_window_pattern", period)
+    period = read_count(config, "sliding_window_pattern", 6)
     types = [SLIDING if (i + 1) % period else FULL for i in range(config["num_hidden_layers"])]
     return {
         **heads,
@@ -50,9 +58,9 @@ def _derived(config: Settings) -> dict[str, Any]:
 
 
 GEMMA3 = Family(
-    config=llama.CONFIG,
+    config={**llama.CONFIG, "activation": "hidden_activation"},
     defaults={
-        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
         "max_position_embeddings": 131_072,
         "rms_norm_eps": 1e-6,
         "num_key_value_heads": 4,
@@ -60,7 +68,7 @@ GEMMA3 = Family(
     },
     constants={**llama.CONSTANTS, "qk_norm": "head", "branch_norms": True},
     derived=_derived,
-    required={"attn_logit_softcapping": None},
+    required={**llama.REQUIRED, "attn_logit_softcapping": None},
     layouts=(
         tensors(
             weights=llama.WEIGHTS,

@@ -18,7 +18,7 @@ _ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
 def _derived(config: Settings) -> dict[str, Any]:
     kind = config.get("feed_forward_type")
-    if kind not in _ACTIVATIONS:
+    if not isinstance(kind, str) or kind not in _ACTIVATIONS:
         raise CheckpointError(
             f"config.json: feed_forward_type is {kind!r}; supported: {', '.join(_ACTIVATIONS)}"
         )

@@ -14,7 +14,7 @@ CONFIG: dict[str, str | tuple[str, ...]] = {
     "num_heads": "num_attention_heads",
     "dim_feedforward": "intermediate_size",
     "max_positions": "max_position_embeddings",
-    "activation": ("hidden_act", "hidden_activation"),
+    "activation": "hidden_act",
     "norm_eps": "rms_norm_eps",
 }
 CONSTANTS: dict[str, Any] = {
@@ -25,6 +25,8 @@ CONSTANTS: dict[str, Any] = {
     "position_embeddings": False,
     "embedding_norm": False,
 }
+# transformers can make attention causal or not, and layers different, whatever the family.
+REQUIRED: dict[str, Any] = {"is_causal": True, "per_layer_config": None}
 # Fields of config.json that give parts of a layer a bias.
 BIASES = {"attention_bias": ("attention",), "mlp_bias": ("linear1", "linear2")}
 

@@ -6,7 +6,7 @@ Source: Zhang et al. 2025, arXiv:2506.05176 (Qwen3-Embedding).
 from typing import Any
 
 from models.export.families import llama
-from models.export.families.family import Family, Settings, read_biases, read_count
+from models.export.families.family import Family, Settings, read_biases, read_count, read_flag
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
 from models.network.config import AttentionConfig
 
@@ -17,11 +17,12 @@ def _derived(config: Settings) -> dict[str, Any]:
     rotary = read_rotary(config, heads["head_width"], 10000.0)
     kinds = {FULL: AttentionConfig(rotary=rotary, causal=True)}
     types = [FULL] * count
-    if config.get("use_sliding_window"):
+    if read_flag(config, "use_sliding_window") and config.get("sliding_window", 4096) is not None:
         # transformers counts the token itself.
         window = read_count(config, "sliding_window", 4096) - 1
         kinds[SLIDING] = AttentionConfig(rotary=rotary, window=window, causal=True)
-        first = read_count(config, "max_window_layers", 28)
+        first = config.get("max_window_layers")
+        first = 0 if first == 0 else read_count(config, "max_window_layers", 28)
         types = [SLIDING if i >= first else FULL for i in range(count)]
     return {
         **heads,
@@ -40,6 +41,7 @@ QWEN3 = Family(
     },
     constants={**llama.CONSTANTS, "qk_norm": "head"},
     derived=_derived,
+    required=llama.REQUIRED,
     layouts=(llama.TENSORS,),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,

@@ -78,7 +78,7 @@ def read_rotary(
 
 
 def layers_of_types(
-    config: Settings, kinds: dict[str, AttentionConfig], default: Sequence[str]
+    config: Settings, kinds: dict[str, AttentionConfig], default: list[str]
 ) -> tuple[AttentionConfig, ...]:
     """Return the attention of each layer, by its type.
 
@@ -92,6 +92,8 @@ def layers_of_types(
     """
     types = config.get("layer_types")
     types = default if types is None else types
+    if not isinstance(types, list):
+        raise CheckpointError(f"config.json: layer_types is {types!r}; it must be a list")
     _check_types("layer_types", types, list(kinds))
     if len(types) != len(default):
         raise CheckpointError(

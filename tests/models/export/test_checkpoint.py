@@ -11,6 +11,7 @@ from models.export.sentence_config import Overrides
 from tests.models.checkpoints import (
     edit_json,
     edit_tensors,
+    save_byte_level,
     save_checkpoint,
     save_dense,
     save_tokenizer,
@@ -68,6 +69,20 @@ def test_tensor_names_with_the_prefix_of_a_wrapper_load(wrapper: str, tmp_path: 
     torch.testing.assert_close(
         load(tmp_path)[0].encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pooling"), [("Qwen3ForCausalLM", "last"), ("Qwen3Model", "mean")]
+)
+def test_default_pooling_equals_sentence_transformers(
+    architecture: str, pooling: str, tmp_path: Path
+) -> None:
+    save_byte_level(tmp_path, "Qwen2Tokenizer")
+    save_checkpoint(tmp_path, "qwen3", vocab_size=300)
+    edit_json(tmp_path / "config.json", architectures=[architecture])
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    assert load(tmp_path)[1].pooling == (pooling,)
+    assert {"last": "lasttoken"}.get(pooling, pooling) == reference[1].pooling_mode
 
 
 def test_unused_heads_are_left_out_and_named(tmp_path: Path) -> None:

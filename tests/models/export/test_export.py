@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from onnxruntime.quantization import quantize_dynamic
+from tokenizers import Tokenizer
 
 from models.add_layer_norm import AddLayerNorm
 from models.artifact import Artifact, ArtifactError
@@ -401,6 +402,22 @@ def test_ids_of_rebuilt_tokenizers_equal_transformers(
     ]
     for text in (*TEXTS, *SENTENCES, *texts):
         assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
+
+
+def test_token_of_images_beyond_the_vocabulary_is_left_out(tmp_path: Path) -> None:
+    save_byte_fallback(tmp_path, "GemmaTokenizer")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(["<image_soft_token>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    entry = {"content": "<image_soft_token>", "special": True}
+    edit_json(tmp_path / "tokenizer_config.json", added_tokens_decoder={str(size): entry})
+    save_checkpoint(tmp_path / "model", "bert")
+    sentence_config = replace(load(tmp_path / "model")[1], family="gemma3_text")
+    served = read_tokenizer(ModelFolder(tmp_path), sentence_config, size)
+    assert max(served.get_vocab(with_added_tokens=True).values()) == size - 1
+    assert served.encode("ca the <eos>").ids == tokenizer.encode("ca the <eos>").ids
+    assert max(served.encode("<image_soft_token>").ids) < size
 
 
 def test_do_lower_case_is_built_into_the_tokenizer(tmp_path: Path) -> None:
