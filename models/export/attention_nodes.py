@@ -171,9 +171,11 @@ class _Nodes:
             value.type, value.shape = ir.TensorType(dtype), ir.Shape([])
         result = body(nodes, index)
         result.type = like.type
-        goes_on = nodes("Identity", condition)
-        goes_on.type, goes_on.shape = condition.type, condition.shape
-        graph = ir.Graph((index, condition), (goes_on, result), nodes=nodes.tape.nodes, name="body")
+        next_condition = nodes("Identity", condition)
+        next_condition.type, next_condition.shape = condition.type, condition.shape
+        graph = ir.Graph(
+            (index, condition), (next_condition, result), nodes=nodes.tape.nodes, name="body"
+        )
         always = self.constant(True, np.bool_)
         return self("Loop", count, always, body=graph)
 

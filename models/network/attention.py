@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
         dropout: Dropout probability of attention weights.
         bias: Whether the linear layers have a bias.
         norm: The norm of queries and keys.
-        qk_norm: What it normalises: each "head", "all" heads together, or nothing ("").
+        qk_norm: Scope of that norm: "head" (each head), "all" (all heads together) or "" (no norm).
     """
 
     def __init__(

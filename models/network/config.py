@@ -45,8 +45,8 @@ class EncoderConfig:
         num_kv_heads: Number of heads of keys and values, each of which several heads of queries
             share; 0: as many as `num_heads`.
         head_width: Width of a head; 0: `d_model / num_heads`.
-        qk_norm: What is normalised in queries and keys, before rotary positions: each "head",
-            "all" heads together, or nothing ("").
+        qk_norm: Scope of the norm of queries and keys, before rotary positions: "head" (each head),
+            "all" (all heads together) or "" (no norm).
         norm: Name of the norm in `models.network.norms.KINDS`.
         norm_eps: Constant added to the variance in every norm.
         biases: Parts of a layer that have a bias, names in `models.network.layer.BIASES`.

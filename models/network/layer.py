@@ -60,8 +60,8 @@ class EncoderLayer(nn.Module):
             layers, the residual of the attention is added twice, each time with a norm.
         norm: Name of the norm in `models.network.norms.KINDS`.
         heads: Shape of the attention heads; None: `num_heads` heads that divide `d_model`.
-        qk_norm: What is normalised in queries and keys: each "head", "all" heads together, or
-            nothing ("").
+        qk_norm: Scope of the norm of queries and keys: "head" (each head), "all" (all heads
+            together) or "" (no norm).
 
     Sources: Vaswani et al. 2017, arXiv:1706.03762; Shazeer 2020, arXiv:2002.05202 (gates).
 
