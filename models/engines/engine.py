@@ -122,13 +122,12 @@ _MAX_BYTES_COMPILED_TWICE = 256 * 2**20
 
 
 class CpuEngine:
-    """A graph compiled twice: for concurrent batches of one thread each, and for a single batch.
+    """A graph compiled for a single batch and, unless it is large, also for concurrent batches.
 
-    Concurrent batches give more throughput than one batch at a time on all threads, because
-    threads that share a batch synchronise at every node: 1.03 times for all-MiniLM-L6-v2, 1.02
-    times for BERT-base (full batches in onnxruntime, two cores of an AMD EPYC with AVX2). A batch
-    that runs alone uses all threads, for the lowest latency. Large graphs are compiled once, and
-    run one batch at a time.
+    A single batch uses all threads, for the lowest latency. Concurrent batches have one thread each
+    and give more throughput, because threads that share a batch synchronise at every node. The
+    throughput was 1.03 times as high for all-MiniLM-L6-v2, and 1.02 times for BERT-base (full
+    batches in onnxruntime, two cores of an AMD EPYC with AVX2).
 
     Args:
         name: Name in `models.engines.ENGINES`.

@@ -141,7 +141,7 @@ class ModelFolder:
 
 
 def source_folder(artifact: Artifact) -> ModelFolder:
-    """Return the copy of the model folder in an artifact; `artifact.read` verifies its files."""
+    """Return an artifact's copy of its model folder; each file is verified when it is read."""
     return ModelFolder(
         artifact.path / SOURCE,
         read=lambda file: artifact.read(str(file.relative_to(artifact.path))),

@@ -449,16 +449,16 @@ class FileHash:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Comparison of a text's token ids from the served tokenizer with those at export.
+    """Comparison of a text's token ids from the served tokenizer with the expected ids.
 
-    The ids of the check texts were recorded. Those of other texts are computed by the tokenizer of
-    the source model.
+    The expected ids of check texts were recorded at export; for other texts, the tokenizer of the
+    source model computes them.
 
     Attributes:
         text: The text, with its prompt.
         position: Index of the first token that differs; null if all are equal.
         served: Id of this token from the served tokenizer; null if there are fewer tokens.
-        expected: Id of this token at export; null if there were fewer tokens.
+        expected: Expected id of this token; null if fewer tokens are expected.
     """
 
     text: str
@@ -546,7 +546,7 @@ class Parity:
 
     Attributes:
         files: Hashes of all files of the artifact: at the start of the service, and on disk now.
-        unreadable: Why the CPU graph cannot be compared, if its file has changed; else null.
+        unreadable: Error from reading the changed file of the CPU graph; null if it was compared.
         tokenizer: Comparison of the token ids of the check texts and of the texts in the request.
         engine: Engine that computed the vectors.
         precision: Precision of the engine.

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with headers, limits and the bodies that handlers parse."""
+"""FastAPI's OpenAPI document, plus headers, limits and the bodies parsed by handlers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

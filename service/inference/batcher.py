@@ -454,10 +454,10 @@ class Batcher(Generic[Item, Result]):
         work: Callable[..., BaseException | None],
         *arguments: object,
     ) -> _Failure | None:
-        """Call `work` in a thread, and return the failure of its run, if any.
+        """Call `work` in a thread, and return its result.
 
-        `work` returns the error of a run that raised, or None. An error that `work` itself raises
-        is a defect of the batcher and propagates.
+        The result is the error that the engine's run raised, or None. An error that `work` itself
+        raises is a defect of the batcher and propagates.
 
         Raises:
             TimeoutError: A run did not return, even after its cancellation.
