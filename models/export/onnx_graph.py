@@ -94,14 +94,32 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
                 torch.ops.vitrine.packed_attention.default: packed_attention,
             },
             verbose=False,
+            optimize=False,  # done below, after norms of constants are folded
         )
     if program is None:
         raise RuntimeError("torch.onnx.export returned None")
     # Constants are folded once here, instead of whenever an engine opens the graph.
+    _fold_norms(program.model.graph)
     onnxscript.optimizer.optimize(
         program.model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT
     )
     return program.model
+
+
+def _fold_norms(graph: ir.Graph) -> None:
+    """Fold layer norms of constants, which the optimizer skips: they can have more outputs."""
+    for node in list(graph):
+        constants = [value and value.const_value for value in node.inputs]
+        if node.op_type != "LayerNormalization" or None in constants:
+            continue
+        x, weight, bias = (torch.tensor(constant.numpy()) for constant in constants if constant)
+        eps = node.attributes["epsilon"].as_float()
+        folded = nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+        name = node.outputs[0].name
+        value = ir.Value(name=name, const_value=ir.tensor(folded.numpy(), name=name))
+        ir.convenience.replace_all_uses_with(node.outputs[0], value)
+        graph.remove(node, safe=True)
+        graph.register_initializer(value)
 
 
 def write_weights(graph: ir.Model, file: Path) -> None:

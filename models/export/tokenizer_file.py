@@ -56,6 +56,22 @@ def _as_albert(tokenizer: Tokenizer, config: Config) -> None:
     tokenizer.normalizer = normalizers.Sequence([*parts, *([charsmap] if charsmap else [])])
 
 
+def _as_deberta(tokenizer: Tokenizer, config: Config) -> None:
+    parts: list[normalizers.Normalizer] = [
+        normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),
+        normalizers.NFC(),
+        normalizers.Strip(left=False, right=True),
+    ]
+    if config.get("do_lower_case", False):
+        parts.insert(0, normalizers.Lowercase())
+    tokenizer.normalizer = normalizers.Sequence(parts)
+    scheme = "always" if config.get("add_prefix_space", True) else "first"
+    splits: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Metaspace("▁", scheme)]
+    if config.get("split_by_punct", False):
+        splits.insert(0, pre_tokenizers.Punctuation("isolated"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+
+
 # Words with the space before them, single digits, runs of other characters, and white space.
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
@@ -94,6 +110,7 @@ _REBUILT: Mapping[str, Callable[[Tokenizer, Config], None]] = {
     "Albert": _as_albert,
     "Bert": _as_bert,
     "Camembert": _as_xlm_roberta,
+    "DebertaV2": _as_deberta,
     "DistilBert": _as_bert,
     "Electra": _as_bert,
     "Gemma": _as_gemma,
@@ -107,6 +124,7 @@ _DEFAULT_CLASS = {
     "albert": "Albert",
     "bert": "Bert",
     "camembert": "Camembert",
+    "deberta-v2": "DebertaV2",
     "distilbert": "Bert",
     "electra": "Bert",
     "gemma3_text": "Gemma",

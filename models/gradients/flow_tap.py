@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
@@ -53,7 +53,8 @@ class RecordingTap(Tap):
     The fused add + norm is recorded as two steps, such as "layers.0.sum1" and "layers.0.norm1",
     because each of them can overflow by itself. If values are rounded, attention is recorded as
     "layers.0.attention.projections" (queries, keys and values), "rotated" (with rotary positions),
-    "scores", "scaled_scores", "softmax", "context" and the output itself, "layers.0.attention".
+    "scores", "scaled_scores", "distance_scores" (with disentangled attention), "softmax", "context"
+    and the output itself, "layers.0.attention".
 
     Args:
         dtype: Dtype to which each step's output and its gradient are rounded; None: no rounding.
@@ -117,7 +118,17 @@ class RecordingTap(Tap):
         )  # (B, H, L, L)
         scale = math.sqrt(attention.shape.width)
         scaled = self.step(f"{name}.scaled_scores", None, lambda s: s / scale, scores)
-        biases = () if inputs.bias is None else (inputs.bias,)
+        biases = [] if inputs.bias is None else [inputs.bias]
+        if (distances := inputs.distances) is not None:
+
+            def distance_scores(projections: Tensor, embeddings: Tensor) -> Tensor:
+                q, k, _ = projections.split(widths, -1)
+                return attention.distance_scores(q, k, replace(distances, embeddings=embeddings))
+
+            step = f"{name}.distance_scores"
+            biases.append(  # (B, H, L, L)
+                self.step(step, None, distance_scores, projections, distances.embeddings)
+            )
         weights = self.step(
             f"{name}.softmax", None, lambda s, *b: sum(b, start=s).softmax(-1), scaled, *biases
         )

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import onnx
@@ -19,13 +19,16 @@ from torch import Tensor
 
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import WeightDifference
+from models.network.disentangled import CONTENT_TO_POSITION, POSITION_TO_CONTENT
+from models.network.encoder import Encoder
+from models.network.layer import EncoderLayer
 from models.network.sentence_encoder import SentenceEncoder
 
 Array = NDArray[np.float32]
 
 # Maps patterns of parameter names to the kind of the weight. The first matching pattern counts.
 _KINDS = {
-    r"embeddings\.(word|position)|relative_bias": "table",
+    r"embeddings\.(word|position)|relative_bias|distance_": "table",
     r"token_type": "row",
     r"norm\d?\.weight": "scale",
     r"norm\d?\.bias": "shift",
@@ -53,6 +56,9 @@ _PRE_NORM = (
 _POST_NORM = ("self_attn", "branch_norm1", "norm1", "gate", "linear1", "linear2", "norm2")
 # Suffixes of the three tensors that onnxruntime's quantizer makes of a weight.
 _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
+# Largest rounding error of tables that the exporter computes from weights, relative to their
+# largest element.
+_ROUNDING = 1e-5
 # The exporter omits weights of these kinds if they are zero.
 _LEFT_OUT_IF_ZERO = ("row", "bias")
 
@@ -77,20 +83,27 @@ def compare_weights(graph: LoadedGraph, model: ReferenceModel) -> tuple[WeightDi
         model: Reference model of the graph.
     """
     used = _weights_of_nodes(graph)
+    computed = _distance_tables(model.network.encoder).keys()
     return tuple(
-        WeightDifference(name, _weight_difference(kind, expected, actual))
+        WeightDifference(
+            name,
+            _weight_difference(kind, expected, actual, _ROUNDING if name in computed else 0.0),
+        )
         for kind, weights in _model_weights(model).items()
         for (name, expected), actual in zip_longest(weights.items(), used[kind][: len(weights)])
         if expected is not None
     )
 
 
-def _weight_difference(kind: str, expected: Array, actual: Array | None) -> float | None:
+def _weight_difference(
+    kind: str, expected: Array, actual: Array | None, rounding: float
+) -> float | None:
     if actual is None and kind in _LEFT_OUT_IF_ZERO and not expected.any():
         return 0.0
     if actual is None or actual.shape != expected.shape:
         return None
-    return float(np.abs(actual - expected).max())
+    difference = float(np.abs(actual - expected).max())
+    return 0.0 if difference <= rounding * np.abs(expected).max() else difference
 
 
 def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
@@ -129,10 +142,11 @@ def norm_nodes(graph: onnx.ModelProto, model: ReferenceModel) -> dict[str, onnx.
 def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
     """Yield names and parameters; those of a layer that runs several times for each run.
 
-    The order is that of the forward pass among parameters of one kind.
+    The order is that of the forward pass among parameters of one kind. In place of the embeddings
+    of distances and their projections are the tables that the exporter computes from them.
     """
     layers = "encoder.layers."
-    named = dict(network.named_parameters())
+    named = {n: p for n, p in network.named_parameters() if "distance_" not in n}
     inner = {name: p for name, p in named.items() if name.startswith(layers)}
     order = _PRE_NORM if network.encoder.config.norm_first else _POST_NORM
     after = [name for name in named if re.match(r"heads|encoder\.final_norm", name)]
@@ -142,7 +156,25 @@ def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
         parts = {name.removeprefix(own): p for name, p in inner.items() if name.startswith(own)}
         for name in sorted(parts, key=lambda name: order.index(name.split(".")[0])):
             yield f"{layers}{run}.{name}", parts[name]
+    yield from _distance_tables(network.encoder).items()
     yield from ((name, named[name]) for name in after)
+
+
+def _distance_tables(encoder: Encoder) -> dict[str, Tensor]:
+    """Return the keys and queries of distances in each layer, by name, in the order of use."""
+    if (embeddings := encoder.distance_embeddings) is None:
+        return {}
+    tables: dict[str, Tensor] = {}
+    for run, index in enumerate(encoder.layer_order):
+        layer = cast(EncoderLayer, encoder.layers[index])
+        queries, keys = layer.self_attn.distance_tables(embeddings())
+        for term, name, table in (
+            (CONTENT_TO_POSITION, "keys", keys),
+            (POSITION_TO_CONTENT, "queries", queries),
+        ):
+            if term in embeddings.terms:
+                tables[f"encoder.layers.{run}.self_attn.distance_{name}"] = table
+    return tables
 
 
 def _weights_of_nodes(graph: LoadedGraph) -> dict[str, list[Array | None]]:

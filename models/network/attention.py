@@ -8,12 +8,20 @@ Source: Vaswani et al. 2017, arXiv:1706.03762.
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.network.disentangled import (
+    CONTENT_TO_POSITION,
+    POSITION_TO_CONTENT,
+    DistanceConfig,
+    Distances,
+    distance_scores,
+)
 from models.network.norms import NormConfig
 from models.network.packed_attention import PackedRows, packed_attention
 from models.network.positions import Rotation, rotate
@@ -27,12 +35,27 @@ class AttentionInputs:
         bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias. In a
             dense batch it includes the masks of padding and reach, and ALiBi.
         rotation: Rotation of queries and keys by their positions; None: no rotation.
+        distances: Distances of disentangled attention; None: scores do not depend on distances.
         packed: Layout and reach of a packed batch; None for a dense batch.
     """
 
     bias: Tensor | None = None
     rotation: Rotation | None = None
+    distances: Distances | None = None
     packed: PackedRows | None = None
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Those of the inputs that are outputs of earlier steps."""
+        embeddings = None if self.distances is None else self.distances.embeddings
+        return tuple(x for x in (self.bias, embeddings) if x is not None)
+
+    def with_outputs(self, outputs: Sequence[Tensor]) -> "AttentionInputs":
+        """Return these inputs with other tensors in the place of `outputs`."""
+        given = iter(outputs)
+        bias = None if self.bias is None else next(given)
+        distances = self.distances and replace(self.distances, embeddings=next(given))
+        return replace(self, bias=bias, distances=distances)
 
 
 NO_INPUTS = AttentionInputs()
@@ -78,6 +101,8 @@ class SelfAttention(nn.Module):
         bias: Whether the linear layers have a bias.
         norm: The norm of queries and keys.
         qk_norm: Scope of that norm: "head" (each head), "all" (all heads together) or "" (no norm).
+        distances: Hyperparameters of disentangled attention; None: scores do not depend on
+            distances.
     """
 
     def __init__(
@@ -88,6 +113,7 @@ class SelfAttention(nn.Module):
         bias: bool,
         norm: NormConfig,
         qk_norm: str = "",
+        distances: DistanceConfig | None = None,
     ) -> None:
         super().__init__()
         self.shape = heads
@@ -100,6 +126,11 @@ class SelfAttention(nn.Module):
         q_width, k_width, _ = heads.widths if qk_norm == "all" else (heads.width,) * 3
         self.q_norm = norm.norm(q_width) if qk_norm else None
         self.k_norm = norm.norm(k_width) if qk_norm else None
+        terms = distances.terms if distances is not None and not distances.shared else ()
+        self.distance_queries, self.distance_keys = (
+            nn.Linear(d_model, heads.widths[0]) if term in terms else None
+            for term in (POSITION_TO_CONTENT, CONTENT_TO_POSITION)
+        )
         nn.init.xavier_uniform_(self.in_proj_weight)
         if bias:
             nn.init.zeros_(self.out_proj.bias)
@@ -110,14 +141,57 @@ class SelfAttention(nn.Module):
         If all scores of a query are minus infinity, its context is zero instead of NaN.
         """
         q, k, v = self.rotated(self.project(x), inputs)
+        bias = self.bias(q, k, inputs)
         if inputs.packed is not None:
             k, v = self.repeated(k), self.repeated(v)
-            context = packed_attention(q, k, v, inputs.packed, inputs.bias, self.shape.count)
+            context = packed_attention(q, k, v, inputs.packed, bias, self.shape.count)
             return self.out_proj(context)
         q, k, v = (self.heads(part) for part in (q, k, v))  # (B, H, L, K)
         dropout = self.dropout if self.training else 0.0
-        context = F.scaled_dot_product_attention(q, k, v, inputs.bias, dropout)  # (B, H, L, K)
+        context = F.scaled_dot_product_attention(q, k, v, bias, dropout)  # (B, H, L, K)
         return self.out_proj(context.transpose(1, 2).flatten(2))
+
+    def bias(self, q: Tensor, k: Tensor, inputs: AttentionInputs) -> Tensor | None:
+        """Return the bias of the attention scores with their terms that depend on distances.
+
+        Args:
+            q: Queries in the layout of the batch.
+            k: Keys in the layout of the batch.
+            inputs: Other inputs of the attention.
+
+        Returns:
+            A bias that is broadcastable to `(B, H, L, L)`; None: no bias.
+        """
+        if (distances := inputs.distances) is None:
+            return inputs.bias
+        if inputs.packed is not None:
+            q, k = (inputs.packed.rows.pad(x) for x in (q, k))  # (B, L, ...)
+        scores = self.distance_scores(q, k, distances)
+        return scores if inputs.bias is None else scores + inputs.bias
+
+    def distance_scores(self, q: Tensor, k: Tensor, distances: Distances) -> Tensor:
+        """Return the terms of the scores that depend on distances, `(B, H, L, L)`.
+
+        Args:
+            q: Queries of dense rows, `(B, L, H * K)`.
+            k: Keys of dense rows, `(B, L, G * K)`.
+            distances: Distances in the rows.
+        """
+        tables = self.distance_tables(distances.embeddings)
+        return distance_scores((self.heads(q), self.heads(k)), tables, distances)
+
+    def distance_tables(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the queries and keys of embeddings of distances, `(2 * S, H * K)` each.
+
+        They are scaled like the attention scores.
+        """
+        queries, keys, _ = self.project(embeddings)
+        if self.distance_queries is not None:
+            queries = self.distance_queries(embeddings)
+        if self.distance_keys is not None:
+            keys = self.distance_keys(embeddings)
+        scale = self.shape.width**-0.5
+        return queries * scale, self.repeated(keys) * scale
 
     def heads(self, x: Tensor) -> Tensor:
         """Return queries, keys or values of dense rows, split into heads, `(B, H, L, K)`."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from models.network.attention import Heads
+from models.network.disentangled import DistanceConfig
 from models.network.layer import BIASES
 from models.network.norms import NormConfig
 from models.network.positions import Reach, Rotary
@@ -59,6 +60,8 @@ class EncoderConfig:
         position_padding_id: Position id of padding in RoBERTa's numbering; None: positions are
             numbered from 0. See `positions.position_ids`.
         relative_buckets: Number of buckets of the relative position bias; 0: no bias.
+        distances: Hyperparameters of disentangled attention; None: scores do not depend on
+            distances.
         attention: Hyperparameters of each layer's attention; empty: full attention without rotary
             positions in all layers.
     """
@@ -88,6 +91,7 @@ class EncoderConfig:
     position_embeddings: bool = True
     position_padding_id: int | None = None
     relative_buckets: int = 0
+    distances: DistanceConfig | None = None
     attention: tuple[AttentionConfig, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from models.network.attention import AttentionInputs
 from models.network.config import AttentionConfig, EncoderConfig
+from models.network.disentangled import DistanceEmbeddings
 from models.network.embeddings import Embeddings
 from models.network.layer import EncoderLayer
 from models.network.norms import Norm
@@ -31,6 +32,7 @@ class Encoder(nn.Module):
     """
 
     relative_bias: RelativePositionBias | None
+    distance_embeddings: DistanceEmbeddings | None
     final_norm: Norm | None
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -40,6 +42,11 @@ class Encoder(nn.Module):
         self.relative_bias = (
             RelativePositionBias(config.relative_buckets, config.num_heads, config.max_positions)
             if config.relative_buckets
+            else None
+        )
+        self.distance_embeddings = (
+            DistanceEmbeddings(config.distances, config.norms, config.d_model, config.max_positions)
+            if config.distances
             else None
         )
         count = config.num_layers
@@ -63,6 +70,7 @@ class Encoder(nn.Module):
                 norm=config.norm,
                 heads=config.heads,
                 qk_norm=config.qk_norm,
+                distances=config.distances,
             )
             for i in range(distinct)
         ]
@@ -191,6 +199,9 @@ class Encoder(nn.Module):
         relative = None
         if (module := self.relative_bias) is not None:
             relative = tap.step("relative_bias", module, lambda: module(length))  # (1, H, L, L)
+        distances = None
+        if (table := self.distance_embeddings) is not None:
+            distances = table.distances(tap.step("distance_embeddings", table, table), length)
         width = self.config.heads.width
         rotations = {
             rotary: None if rotary is None else rotation(positions, rotary, width, x.dtype)
@@ -200,7 +211,7 @@ class Encoder(nn.Module):
         if rows is not None and attention_mask is not None:
             packed = {reach: PackedRows(rows, attention_mask, reach) for reach in reaches}
             return tuple(
-                AttentionInputs(relative, rotations[a.rotary], packed[a.reach])
+                AttentionInputs(relative, rotations[a.rotary], distances, packed[a.reach])
                 for a in self._attention
             )
         heads = self.config.num_heads
@@ -209,4 +220,7 @@ class Encoder(nn.Module):
             reach: relative if mask is None else mask if relative is None else relative + mask
             for reach, mask in masks.items()
         }
-        return tuple(AttentionInputs(biases[a.reach], rotations[a.rotary]) for a in self._attention)
+        return tuple(
+            AttentionInputs(biases[a.reach], rotations[a.rotary], distances)
+            for a in self._attention
+        )

@@ -14,6 +14,7 @@ from models.network.attention import (
     SelfAttention,
     attention_bias,
 )
+from models.network.disentangled import DistanceConfig
 from models.network.norms import AddNorm, Norm, NormConfig
 from models.network.taps import NO_TAP, Tap
 
@@ -62,6 +63,8 @@ class EncoderLayer(nn.Module):
         heads: Shape of the attention heads; None: `num_heads` heads that divide `d_model`.
         qk_norm: Scope of the norm of queries and keys: "head" (each head), "all" (all heads
             together) or "" (no norm).
+        distances: Hyperparameters of disentangled attention; None: scores do not depend on
+            distances.
 
     Sources: Vaswani et al. 2017, arXiv:1706.03762; Shazeer 2020, arXiv:2002.05202 (gates).
 
@@ -85,6 +88,7 @@ class EncoderLayer(nn.Module):
         norm: str = "layer_norm",
         heads: Heads | None = None,
         qk_norm: str = "",
+        distances: DistanceConfig | None = None,
     ) -> None:
         super().__init__()
         if isinstance(activation, str):
@@ -99,7 +103,7 @@ class EncoderLayer(nn.Module):
                 raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
             heads = Heads(num_heads, num_heads, d_model // num_heads)
         self.self_attn = SelfAttention(
-            d_model, heads, dropout, "attention" in biases, norms, qk_norm
+            d_model, heads, dropout, "attention" in biases, norms, qk_norm, distances
         )
         self.gate = nn.Linear(d_model, dim_feedforward, bias=linear1_bias) if gated else None
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=linear1_bias)

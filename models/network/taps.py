@@ -5,7 +5,6 @@ flow, layer parity and norm traces use taps of their own on the same forward pas
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -17,11 +16,11 @@ class Tap:
     """Default tap: it runs each step of a forward pass. Subclasses record or change the steps.
 
     Step names are "embeddings.words", "embeddings.types", "embeddings.positions",
-    "embeddings.norm", "embeddings.projection", "relative_bias", "layers.0.attention",
-    "layers.0.norm1", "layers.0.gate", "layers.0.linear1", "layers.0.product", "layers.0.linear2",
-    "layers.0.norm2" and so on, "final_norm", "pooling", "heads.0". A model has those of its own
-    parts, such as "layers.0.branch_norm1" and "layers.0.branch_norm2". The last step of a pre-norm
-    layer is "layers.0.sum2".
+    "embeddings.norm", "embeddings.projection", "relative_bias", "distance_embeddings",
+    "layers.0.attention", "layers.0.norm1", "layers.0.gate", "layers.0.linear1",
+    "layers.0.product", "layers.0.linear2", "layers.0.norm2" and so on, "final_norm", "pooling",
+    "heads.0". A model has those of its own parts, such as "layers.0.branch_norm1" and
+    "layers.0.branch_norm2". The last step of a pre-norm layer is "layers.0.sum2".
     """
 
     def step(
@@ -46,14 +45,14 @@ class Tap:
             name: Step name of the attention.
             attention: Module that computes it.
             x: Token vectors, the output of an earlier step.
-            inputs: Other inputs. Their bias can be the output of an earlier step.
+            inputs: Other inputs. Some of them are outputs of earlier steps.
         """
 
-        def run(x: Tensor, bias: Tensor | None = None) -> Tensor:
-            attended: Tensor = attention(x, replace(inputs, bias=bias))
+        def run(x: Tensor, *others: Tensor) -> Tensor:
+            attended: Tensor = attention(x, inputs.with_outputs(others))
             return attended
 
-        return self.step(name, attention, run, x, *(() if inputs.bias is None else (inputs.bias,)))
+        return self.step(name, attention, run, x, *inputs.outputs)
 
     def add_norm(
         self, sum_name: str, name: str, norm: AddNorm, x: Tensor, residual: Tensor

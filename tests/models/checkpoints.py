@@ -56,6 +56,15 @@ CONFIGS = {
         bos_token_id=0,
         eos_token_id=2,
     ),
+    "deberta-v2": lambda: transformers.DebertaV2Config(
+        **_BERT_LIKE,
+        relative_attention=True,
+        pos_att_type="p2c|c2p",
+        position_buckets=8,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        position_biased_input=False,
+    ),
     "modernbert": lambda: transformers.ModernBertConfig(
         **{**_BERT_LIKE, "num_hidden_layers": 4, "layer_norm_eps": None},
         norm_eps=1e-3,
@@ -123,7 +132,10 @@ UNIGRAMS += [(f"▁{word}", -7.0) for word in ("the", "cat", "w5", "W5")]
 
 def save_sentencepiece(folder: Path, kind: str) -> None:
     """Save a tokenizer of transformers with a few characters and words."""
-    names = {"AlbertTokenizer": ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")}
+    names = {
+        "AlbertTokenizer": ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
+        "DebertaV2Tokenizer": ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
+    }
     special = names.get(kind, ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
     vocabulary = [*((name, 0.0) for name in special), *UNIGRAMS]
     getattr(transformers, kind)(vocab=vocabulary).save_pretrained(folder)

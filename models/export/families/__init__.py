@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from models.export.families.albert import ALBERT
 from models.export.families.bert import BERT
+from models.export.families.deberta import DEBERTA
 from models.export.families.distilbert import DISTILBERT
 from models.export.families.electra import ELECTRA
 from models.export.families.eurobert import EUROBERT
@@ -27,6 +28,7 @@ FAMILIES: Mapping[str, Family] = {
     "albert": ALBERT,
     "bert": BERT,
     "camembert": ROBERTA,
+    "deberta-v2": DEBERTA,
     "distilbert": DISTILBERT,
     "electra": ELECTRA,
     "eurobert": EUROBERT,

@@ -352,12 +352,14 @@ SAVE = {
     "XLMRobertaTokenizer": save_sentencepiece,
     "CamembertTokenizer": save_sentencepiece,
     "AlbertTokenizer": save_sentencepiece,
+    "DebertaV2Tokenizer": save_sentencepiece,
     "RobertaTokenizer": save_byte_level,
     "Qwen2Tokenizer": save_byte_level,
     "GemmaTokenizer": save_byte_fallback,
 }
 FAMILY_OF = {
     "XLMRobertaTokenizer": "xlm-roberta",
+    "DebertaV2Tokenizer": "deberta-v2",
     "Qwen2Tokenizer": "qwen3",
     "GemmaTokenizer": "gemma3_text",
 }
@@ -372,6 +374,7 @@ METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "alway
         ({}, {"add_prefix_space": False}),
         ({}, {"add_prefix_space": True}),
         ({}, {"do_lower_case": False, "keep_accents": True}),
+        ({}, {"do_lower_case": True, "split_by_punct": True}),
         # As converted by earlier versions: white space at the ends is a token.
         ({"pre_tokenizer": METASPACE}, {}),
         ({"normalizer": {"type": "Lowercase"}}, {}),

@@ -22,7 +22,7 @@ from models.network.attention import NO_INPUTS, AttentionInputs
 from models.network.layer import Activation, EncoderLayer
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
 from tests.models.checkpoints import save_checkpoint
-from tests.models.gradients.toys import GATED, LLAMA, NARROW, A, B, toy_model
+from tests.models.gradients.toys import DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model
 
 C = Row([0, 5, 2])
 E = Row([0, 17, 30, 30, 12, 11, 2], prompt_tokens=2)
@@ -36,6 +36,7 @@ KINDS: list[dict[str, Any]] = [
     GATED,
     NARROW,
     LLAMA,
+    DEBERTA,
 ]
 
 
@@ -138,6 +139,7 @@ def test_steps_are_in_forward_pass_order() -> None:
         *("final_norm", "pooling", "normalize", "objective"),
     ]
     assert names(flow(toy_model(**NARROW), [A, B], COSINE))[5] == "embeddings.projection"
+    assert names(flow(toy_model(**DEBERTA), [A, B], COSINE))[3] == "distance_embeddings"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -510,8 +512,9 @@ def test_scores_overflow_in_float16_where_those_of_transformers_do(
     assert (first and (first.phase, first.step)) == (broken_step and ("forward", broken_step))
 
 
-def test_rounded_attention_equals_attention_but_for_the_rounding() -> None:
-    model = toy_model(relative_buckets=8)
+@pytest.mark.parametrize("kind", [{"relative_buckets": 8}, DEBERTA])
+def test_rounded_attention_equals_attention_but_for_the_rounding(kind: dict[str, Any]) -> None:
+    model = toy_model(**kind)
     exact = flow(model, [A, B], COSINE)
     tap = RecordingTap(torch.float64)  # rounds nothing, but splits attention
     value = objective_value(tap, model, [A, B], COSINE)

@@ -32,6 +32,7 @@ from models.gradients.parity import (
 )
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import FileHash, Parity, VectorDifference
+from models.network.disentangled import DistanceConfig
 from models.network.norms import KINDS
 from models.network.sentence_encoder import DenseHead
 from models.packing import pack
@@ -238,8 +239,28 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
     )
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_tables_of_distances_are_compared(shared: bool) -> None:
+    distances = DistanceConfig(span=4, max_distance=9, shared=shared, norm=True)
+    model = toy_model(distances=distances, position_embeddings=False, type_vocab_size=0)
+    network = model.network.float()
+    graph = graph_for("onnxruntime", trace(network, "cpu"))
+    assert differences(graph, model) == {}
+    assert first_divergence(loaded(graph), model, [Row([3, 9, 4]), Row([5])])[1] is None
+    network.get_parameter("encoder.distance_embeddings.norm.weight")[3] += 1e-3
+    tables = {
+        f"encoder.layers.{i}.self_attn.distance_{kind}"
+        for i, kind in product((0, 1), ("keys", "queries"))
+    }
+    assert differences(graph, model).keys() == tables
+
+
 @pytest.mark.parametrize(
-    "family", ["modernbert", "gte", "albert", "eurobert", "qwen3", "gemma3_text", "jina_bert_code"]
+    "family",
+    [
+        *("modernbert", "gte", "albert", "eurobert", "qwen3"),
+        *("gemma3_text", "jina_bert_code", "deberta-v2"),
+    ],
 )
 def test_families_with_gates_windows_and_shared_layers_pass(family: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "model", family)

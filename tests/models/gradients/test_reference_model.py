@@ -11,7 +11,7 @@ from models.engines import open_engine
 from models.gradients.inputs import Row
 from models.gradients.reference_model import ReferenceModel
 from models.packing import pack
-from tests.models.gradients.toys import GATED, LLAMA, NARROW, A, B, toy_model
+from tests.models.gradients.toys import DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model
 
 
 def test_reference_model_vectors_equal_those_of_the_served_graph(artifact: Artifact) -> None:
@@ -30,6 +30,7 @@ def test_reference_model_vectors_equal_those_of_the_served_graph(artifact: Artif
         GATED,
         NARROW,
         LLAMA,
+        DEBERTA,
         {"distinct_layers": 1},
     ],
 )

@@ -12,6 +12,7 @@ from models.gradients.inputs import Row
 from models.gradients.layer_norm_operands import EPS, Operands
 from models.gradients.reference_model import ReferenceModel
 from models.network.config import AttentionConfig, EncoderConfig
+from models.network.disentangled import DistanceConfig
 from models.network.encoder import Encoder
 from models.network.positions import Rotary
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
@@ -51,6 +52,12 @@ LLAMA: dict[str, Any] = {
         AttentionConfig(rotary=Rotary(20.0), causal=True),
         AttentionConfig(rotary=Rotary(5.0), window=1),
     ),
+}
+
+# Those of DeBERTa: embeddings of distances, in place of positions.
+DEBERTA: dict[str, Any] = {
+    "position_embeddings": False,
+    "distances": DistanceConfig(span=4, max_distance=9, norm=True),
 }
 
 # Rows and width of the operands of a norm.
