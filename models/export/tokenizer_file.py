@@ -134,6 +134,7 @@ _DEFAULT_CLASS = {
     "nomic_bert": "Bert",
     "qwen3": "Qwen2",
     "roberta": "Roberta",
+    "roformer": "RoFormer",
     "xlm-roberta": "XLMRoberta",
 }
 
@@ -173,6 +174,11 @@ def read_tokenizer(
     _check_tokens(tokenizer, config, vocab_size)
     kind = str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
     kind = kind or _DEFAULT_CLASS.get(sentence_config.family, "")
+    if kind == "RoFormer":
+        raise CheckpointError(
+            f"{folder.name}: RoFormerTokenizer splits words with code that tokenizer.json does not "
+            "contain (jieba); only tokenizers that tokenizer.json describes are supported"
+        )
     # Whatever class the files of ModernBERT name, transformers reads tokenizer.json as it is.
     if kind in _REBUILT and sentence_config.family != "modernbert":
         _REBUILT[kind](tokenizer, config)

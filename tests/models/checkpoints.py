@@ -65,6 +65,7 @@ CONFIGS = {
         share_att_key=True,
         position_biased_input=False,
     ),
+    "roformer": lambda: transformers.RoFormerConfig(**_BERT_LIKE),
     "modernbert": lambda: transformers.ModernBertConfig(
         **{**_BERT_LIKE, "num_hidden_layers": 4, "layer_norm_eps": None},
         norm_eps=1e-3,
@@ -100,6 +101,8 @@ def save_checkpoint(folder: Path, family: str, **changes: object) -> Any:  # noq
     config = type(CONFIGS[family]()).from_dict({**CONFIGS[family]().to_dict(), **changes})
     model = transformers.AutoModel.from_config(config).eval()
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # RoFormer's positions
+            continue
         is_scale = "norm" in name.lower() and name.endswith("weight")
         # Gemma's scales are stored less 1.
         mean = 1.0 if is_scale and family != "gemma3_text" else 0.0

@@ -21,6 +21,7 @@ from models.export.families.mpnet import MPNET
 from models.export.families.nomic_bert import NOMIC_BERT
 from models.export.families.qwen3 import QWEN3
 from models.export.families.roberta import ROBERTA
+from models.export.families.roformer import ROFORMER
 
 __all__ = ["FAMILIES", "FAMILIES_OF_CODE", "Family", "Names", "Part", "Tensors"]
 
@@ -41,6 +42,7 @@ FAMILIES: Mapping[str, Family] = {
     "nomic_bert": NOMIC_BERT,
     "qwen3": QWEN3,
     "roberta": ROBERTA,
+    "roformer": ROFORMER,
     "xlm-roberta": ROBERTA,
 }
 

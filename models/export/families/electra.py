@@ -7,7 +7,8 @@ from models.export.families import bert
 from models.export.families.family import Family, Settings, read_number, tensors
 
 
-def _embedding_width(config: Settings) -> dict[str, int]:
+def embedding_width(config: Settings) -> dict[str, int]:
+    """Return the width of the embeddings as a field of `EncoderConfig`."""
     width = int(read_number(config, "embedding_size", 128))
     return {"embedding_width": 0 if width == config["hidden_size"] else width}
 
@@ -15,7 +16,7 @@ def _embedding_width(config: Settings) -> dict[str, int]:
 ELECTRA = Family(
     config=bert.CONFIG,
     defaults=bert.DEFAULTS,
-    derived=_embedding_width,
+    derived=embedding_width,
     required=bert.REQUIRED,
     layouts=(
         tensors(

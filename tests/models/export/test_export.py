@@ -407,6 +407,16 @@ def test_ids_of_rebuilt_tokenizers_equal_transformers(
         assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
 
 
+@pytest.mark.parametrize("kind", ["RoFormerTokenizer", None])
+def test_tokenizer_with_code_of_its_own_is_refused(kind: str | None, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "roformer")
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class=kind)
+    _, sentence_config = load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"RoFormerTokenizer splits words with code .*jieba"):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+
+
 def test_token_of_images_beyond_the_vocabulary_is_left_out(tmp_path: Path) -> None:
     save_byte_fallback(tmp_path, "GemmaTokenizer")
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

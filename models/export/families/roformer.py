@@ -1,0 +1,51 @@
+"""RoFormer: BERT with rotary positions.
+
+Source: Su et al. 2021, arXiv:2104.09864.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.export.families import bert, electra, rotary
+from models.export.families.family import Family, Settings, tensors
+from models.network.config import AttentionConfig, EncoderConfig
+from models.network.positions import Rotary
+
+
+def _derived(config: Settings) -> dict[str, Any]:
+    embeddings = {"embedding_size": config["hidden_size"], **config}
+    return {
+        **electra.embedding_width(embeddings),
+        "attention": (AttentionConfig(rotary=Rotary(10000.0)),) * config["num_hidden_layers"],
+    }
+
+
+def _halves(projections: Tensor, config: EncoderConfig) -> Tensor:
+    """Return projections whose queries and keys have the first elements of all pairs first.
+
+    RoFormer rotates pairs of neighbours, and the network rotates elements half a head apart.
+    """
+    q, k, v = projections.split(config.heads.widths)
+    pairs = (part.unflatten(0, (config.num_heads, -1, 2)) for part in (q, k))
+    return torch.cat([*(part.transpose(1, 2).flatten(0, 2) for part in pairs), v])
+
+
+ROFORMER = Family(
+    config=bert.CONFIG,
+    defaults=bert.DEFAULTS,
+    constants={"position_embeddings": False},
+    derived=_derived,
+    required={**bert.REQUIRED, "rotary_value": False},
+    layouts=(
+        tensors(
+            weights=rotary.EMBEDDINGS,
+            modules={**bert.MODULES, "embeddings.projection": "embeddings_project"},
+        ),
+    ),
+    values={r"layers\.\d+\.self_attn\.in_proj_(weight|bias)": _halves},
+    prefixes=("roformer.",),
+    # The positions are those of the formula: transformers computes them, and does not train them.
+    ignored=(r"encoder\.embed_positions\.weight", r"cls\..*"),
+)
