@@ -22,12 +22,12 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
@@ -79,6 +79,8 @@ class Manifest:
         normalize: Whether vectors are normalised to unit length by default.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
+        adapters: Name of each adapter, in the order of their indices. A text with the prompt of the
+            same name uses it.
         graphs: Descriptions of the ONNX files.
         files: SHA-256 of every file except the manifest, by path relative to the artifact.
         versions: Versions of the libraries used for the export, by library name.
@@ -97,6 +99,7 @@ class Manifest:
     normalize: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
+    adapters: tuple[str, ...]
     graphs: tuple[Graph, ...]
     files: Mapping[str, str]
     versions: Mapping[str, str]
@@ -110,12 +113,14 @@ class Check:
         rows: Token ids of each input.
         outputs: Reference vectors, by output name. "pooled" has one vector per input; "tokens" has
             one vector per token of the first few inputs, concatenated.
-        texts: Text of each input; empty in artifacts of earlier versions.
+        texts: Text of each input.
+        adapters: Index of each input's adapter, or `models.packing.NO_ADAPTER`.
     """
 
     rows: list[list[int]]
     outputs: dict[str, list[list[float]]]
-    texts: list[str] = field(default_factory=list)
+    texts: list[str]
+    adapters: list[int]
 
 
 @dataclass(frozen=True)
@@ -280,6 +285,7 @@ def _parse(content: bytes) -> Manifest:
             )
         values["graphs"] = tuple(Graph(**graph) for graph in values["graphs"])
         values["pooling"] = tuple(values["pooling"])
+        values["adapters"] = tuple(values["adapters"])
         values["files"] = dict(values["files"])
         return Manifest(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

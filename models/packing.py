@@ -5,14 +5,20 @@ activations compute nothing on padding. Two index maps convert between this pack
 the padded layout `(B, L)`, which attention needs.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Number = TypeVar("Number", np.int64, np.float32)
+
+
+# Inputs of every graph. That of a model with adapters has the input "adapters" too.
+INPUT_NAMES = ("input_ids", "padded_index", "packed_index", "attention_mask", "pooling_mask")
+# Index of the adapter of a row without one.
+NO_ADAPTER = -1
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class PackedBatch:
         packed_index: `(T,)` int64, index into the `B * L` padded positions for each packed token.
         attention_mask: `(B, L)` float32, 1 at tokens and 0 at padding.
         pooling_mask: `(B, L)` float32, 1 at the tokens to pool and 0 elsewhere.
+        adapters: `(T,)` int64, index of each token's adapter, or `NO_ADAPTER`.
     """
 
     input_ids: NDArray[np.int64]
@@ -33,15 +40,18 @@ class PackedBatch:
     packed_index: NDArray[np.int64]
     attention_mask: NDArray[np.float32]
     pooling_mask: NDArray[np.float32]
+    adapters: NDArray[np.int64]
 
     @property
     def rows(self) -> int:
         """Number of rows, B."""
         return self.padded_index.shape[0]
 
-    def inputs(self) -> dict[str, NDArray[np.int64] | NDArray[np.float32]]:
-        """Return the arrays, by input name of the graph."""
-        return {name: getattr(self, name) for name in INPUT_NAMES}
+    def inputs(
+        self, names: Iterable[str] = INPUT_NAMES
+    ) -> dict[str, NDArray[np.int64] | NDArray[np.float32]]:
+        """Return the arrays that a graph has as inputs, by name."""
+        return {name: getattr(self, name) for name in names}
 
 
 def round_up(batch: PackedBatch, tokens: int, length: int) -> PackedBatch:
@@ -64,6 +74,7 @@ def round_up(batch: PackedBatch, tokens: int, length: int) -> PackedBatch:
         packed_index=_zero_pad(row * padded[1] + position, flat),
         attention_mask=_zero_pad(batch.attention_mask, padded),
         pooling_mask=_zero_pad(batch.pooling_mask, padded),
+        adapters=_zero_pad(batch.adapters, flat),
     )
 
 
@@ -74,16 +85,18 @@ def _zero_pad(array: NDArray[Number], shape: tuple[int, ...]) -> NDArray[Number]
     return padded
 
 
-INPUT_NAMES = tuple(field.name for field in fields(PackedBatch))
-
-
-def pack(rows: Sequence[Sequence[int]], prompt_tokens: Sequence[int] | None = None) -> PackedBatch:
+def pack(
+    rows: Sequence[Sequence[int]],
+    prompt_tokens: Sequence[int] | None = None,
+    adapters: Sequence[int] | None = None,
+) -> PackedBatch:
     """Return the rows as one packed batch.
 
     Args:
         rows: Token ids of each row; at least one row, and at least one id per row.
         prompt_tokens: Number of leading tokens of each row to exclude from pooling; None: pool all
             tokens.
+        adapters: Index of each row's adapter, or `NO_ADAPTER`; None: no adapters.
 
     Raises:
         ValueError: There are no rows, or no token of a row would be pooled.
@@ -102,10 +115,13 @@ def pack(rows: Sequence[Sequence[int]], prompt_tokens: Sequence[int] | None = No
     input_ids = np.concatenate([np.asarray(row, np.int64) for row in rows])  # (T,)
     padded_index = np.zeros(is_token.shape, np.int64)
     padded_index[is_token] = np.arange(len(input_ids))
+    if adapters is None:
+        adapters = [NO_ADAPTER] * len(rows)
     return PackedBatch(
         input_ids=input_ids,
         padded_index=padded_index,
         packed_index=np.flatnonzero(is_token),
         attention_mask=is_token.astype(np.float32),
         pooling_mask=(is_token & (positions >= skipped[:, None])).astype(np.float32),
+        adapters=np.repeat(np.asarray(adapters, np.int64), lengths),
     )

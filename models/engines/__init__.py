@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact
+from models.artifact import Artifact, Check
 from models.engines import with_onnxruntime, with_openvino
 from models.engines.cpus import available_cpus
 from models.engines.engine import (
@@ -156,7 +156,7 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
     for output, spec in OUTPUTS.items():
         reference = np.asarray(check.outputs[output], np.float64)
         runs = [
-            compare(_results(run, output, check.rows)[: len(reference)], reference)
+            compare(_results(run, output, check)[: len(reference)], reference)
             for run in engine.runs
         ]
         # np.min and np.max propagate NaN, which is outside any bounds.
@@ -173,15 +173,16 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
     return agreements
 
 
-def _results(run: Run, output: Output, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+def _results(run: Run, output: Output, check: Check) -> NDArray[np.float32]:
     """Return the results of all rows, which run in batches of similar length."""
     results: dict[int, NDArray[np.float32]] = {}
-    for indices in _similar(list(map(len, rows))):
-        batch = [rows[index] for index in indices]
-        result = run(pack(batch), output)  # (B, W), or (T, D)
+    for indices in _similar(list(map(len, check.rows))):
+        batch = [check.rows[index] for index in indices]
+        adapters = [check.adapters[index] for index in indices]
+        result = run(pack(batch, adapters=adapters), output)  # (B, W), or (T, D)
         sizes = [len(row) if output == "tokens" else 1 for row in batch]
         results |= zip(indices, np.split(result, np.cumsum(sizes)[:-1]), strict=True)
-    return np.concatenate([results[index] for index in range(len(rows))])
+    return np.concatenate([results[index] for index in range(len(check.rows))])
 
 
 def _similar(lengths: Sequence[int]) -> Iterator[list[int]]:

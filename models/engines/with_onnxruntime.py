@@ -153,6 +153,7 @@ def _compiled(session: "onnxruntime.InferenceSession") -> CompiledGraph:
     import onnxruntime
 
     in_flight: set[onnxruntime.RunOptions] = set()
+    names = [port.name for port in session.get_inputs()]
     is_on_cpu = session.get_providers() == ["CPUExecutionProvider"]
 
     def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
@@ -161,7 +162,7 @@ def _compiled(session: "onnxruntime.InferenceSession") -> CompiledGraph:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         in_flight.add(options)
         try:
-            (result,) = session.run([output], batch.inputs(), options)
+            (result,) = session.run([output], batch.inputs(names), options)
         finally:
             in_flight.discard(options)
         return result

@@ -27,6 +27,7 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
 
     core = openvino.Core()
     model = core.read_model(graph.path)
+    names = [port.any_name for port in model.inputs]
 
     def compile_graph(concurrent_runs: int) -> CompiledGraph:
         compiled = core.compile_model(
@@ -53,7 +54,7 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
             rounded = round_up(batch, tokens=16, length=8)
             request = idle.get()
             try:
-                request.infer(rounded.inputs(), share_inputs=True, share_outputs=True)
+                request.infer(rounded.inputs(names), share_inputs=True, share_outputs=True)
                 # Copied because the next run of this InferRequest overwrites the buffer.
                 result: NDArray[np.float32] = request.get_tensor(output).data.copy()
             finally:

@@ -129,6 +129,8 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
     config = folder.json(name, dict)
     model_type = str(config.get("model_type"))
     family = _family(model_type, _network_classes(config))
+    if config.get("model_type") is None:  # as in the first files of Jina v3
+        model_type = next(name for name, known in FAMILIES.items() if known is family)
     _check_supported(config, family, name)
     architectures = config.get("architectures")
     for head in architectures if isinstance(architectures, list) else ():
@@ -265,12 +267,16 @@ def _family_names(layout: Tensors, key: str) -> Names:
 
     For example, `layers.3.linear1.bias` is `encoder.layer.3.intermediate.dense.bias` in BERT.
     """
-    match = re.fullmatch(r"layers\.(\d+)\.(.*)", key)
-    template, layer = (f"layers.{{i}}.{match[2]}", match[1]) if match else (key, "")
+    layer = key.split(".")[1]
     return tuple(
         replace(n, name=n.name.format(i=layer)) if isinstance(n, Part) else n.format(i=layer)
-        for n in layout[template]
+        for n in layout[_template(key)]
     )
+
+
+def _template(key: str) -> str:
+    """Return a key of the encoder's state dict with `{i}` for the index of its layer."""
+    return re.sub(r"^layers\.\d+", "layers.{i}", key)
 
 
 def _family_value(family: Family, config: EncoderConfig, key: str, tensor: Tensor) -> Tensor:
@@ -282,13 +288,17 @@ def _family_value(family: Family, config: EncoderConfig, key: str, tensor: Tenso
 
 
 def _layout(family: Family, encoder: Encoder, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the layout of the family of which the checkpoint has the most tensors."""
+    """Return the layout of the encoder of which the checkpoint has the most tensors."""
+    keys = encoder.state_dict().keys()
 
     def found(layout: Tensors) -> int:
-        names = (n for key in encoder.state_dict() for n in _family_names(layout, key))
+        names = (n for key in keys for n in _family_names(layout, key))
         return sum((n.name if isinstance(n, Part) else n) in tensors for n in names)
 
-    return max(family.layouts, key=found)
+    complete = (
+        layout for layout in family.layouts if {_template(key) for key in keys} <= layout.keys()
+    )
+    return max(complete, key=found)
 
 
 def _plain_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

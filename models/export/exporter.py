@@ -33,6 +33,7 @@ from models.export.model_folder import ModelFolder
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
 from models.export.parity import (
     Parity,
+    adapters_in_turn,
     measure_parity,
     reference_cases,
     reference_tokens,
@@ -177,10 +178,13 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, max_tokens: int) -> Che
     tokenizer.enable_truncation(min(max_tokens, _MAX_CHECK_TOKENS))
     rows = [encoding.ids for encoding in tokenizer.encode_batch(list(_CHECK_TEXTS))]
     tokenizer.no_truncation()
-    tokens = np.concatenate([reference_tokens(model, row) for row in rows[:_TOKEN_ROWS]])
-    pooled = reference_vectors(model, rows)
+    adapters = adapters_in_turn(model, len(rows))
+    tokens = np.concatenate(
+        [reference_tokens(model, rows[i], adapters[i]) for i in range(_TOKEN_ROWS)]
+    )
+    pooled = reference_vectors(model, rows, adapters=adapters)
     outputs = {"pooled": pooled.tolist(), "tokens": tokens.tolist()}
-    return Check(rows, outputs, list(_CHECK_TEXTS))
+    return Check(rows, outputs, list(_CHECK_TEXTS), adapters)
 
 
 def _copy(files: ModelFolder, target: Path) -> None:
@@ -213,6 +217,7 @@ def _manifest(
         normalize=config.normalize,
         prompts=config.prompts,
         default_prompt=config.default_prompt,
+        adapters=model.encoder.config.adapters.names if model.encoder.config.adapters else (),
         graphs=tuple(graphs),
         files=file_hashes,
         versions={**VERSIONS, **_engine_versions()},

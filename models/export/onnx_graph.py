@@ -43,9 +43,10 @@ class _Packed(nn.Module):
         packed_index: Tensor,
         attention_mask: Tensor,
         pooling_mask: Tensor,
+        adapters: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         pooled, tokens = self.model.forward_packed(
-            input_ids, padded_index, packed_index, attention_mask, pooling_mask
+            input_ids, padded_index, packed_index, attention_mask, pooling_mask, adapters
         )
         return pooled, tokens.float()
 
@@ -68,13 +69,15 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
         "packed_index": ("T",),
         "attention_mask": ("B", "L"),
         "pooling_mask": ("B", "L"),
+        "adapters": ("T",),
     }
     sizes = {"B": B, "L": L, "T": T}
     dimensions = {name: torch.export.Dim(name) for name in sizes}
     dtypes = {"attention_mask": torch.float32, "pooling_mask": torch.float32}
+    names = [*INPUT_NAMES, *(["adapters"] if model.encoder.config.adapters else [])]
     inputs = tuple(
         torch.ones([sizes[d] for d in shapes[name]], dtype=dtypes.get(name, torch.int64))
-        for name in INPUT_NAMES
+        for name in names
     )
     with warnings.catch_warnings():
         for message in _EXPECTED_WARNINGS:
@@ -84,10 +87,10 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
             inputs,
             dynamo=True,
             opset_version=OPSET,
-            input_names=list(INPUT_NAMES),
+            input_names=names,
             output_names=list(OUTPUT_NAMES),
             dynamic_shapes=tuple(
-                {i: dimensions[d] for i, d in enumerate(shapes[n])} for n in INPUT_NAMES
+                {i: dimensions[d] for i, d in enumerate(shapes[n])} for n in names
             ),
             custom_translation_table={
                 **onnx_translations(target),

@@ -11,7 +11,7 @@ from models.artifact import Artifact, Check
 from models.engines import EngineError, Precision, open_engine, self_check
 from models.engines.outputs import OUTPUTS, compare
 from models.network.sentence_encoder import SentenceEncoder
-from models.packing import PackedBatch, pack
+from models.packing import NO_ADAPTER, PackedBatch, pack
 
 # Attention scores take memory in proportion to the squared length, so rows of similar length share
 # a batch, and the longest row runs alone.
@@ -75,27 +75,43 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
         random_rows(*lengths) for lengths in (_SHORT_ROWS, _LONG_ROWS, (_LONGEST_ROW,))
     )
     rows = short + long
+    adapters = adapters_in_turn(model, len(rows))
+    of_short, of_long = adapters[: len(short)], adapters[len(short) :]
     # The first quarter of each row stands for a prompt that is excluded from pooling.
     prompts = [[len(row) // 4 for row in part] for part in (short, long)]
     order = rng.permutation(len(short))
-    expected = reference_vectors(model, rows)  # (B, W)
+    expected = reference_vectors(model, rows, adapters=adapters)  # (B, W)
     return [
         Case(
             "check inputs",
-            tuple(pack([row]) for row in check.rows),
+            tuple(
+                pack([row], adapters=[adapter])
+                for row, adapter in zip(check.rows, check.adapters, strict=True)
+            ),
             np.asarray(check.outputs["pooled"], np.float32),
         ),
         Case(
             "each row alone",
-            tuple(pack([row]) for row in rows + longest),
+            (
+                *(pack([rows[i]], adapters=[adapters[i]]) for i in range(len(rows))),
+                pack(longest),
+            ),
             np.concatenate([expected, reference_vectors(model, longest)]),
         ),
-        Case("in batches", (pack(short), pack(long)), expected),
-        Case("batch, shuffled", (pack([short[i] for i in order]),), expected[order]),
+        Case(
+            "in batches",
+            (pack(short, adapters=of_short), pack(long, adapters=of_long)),
+            expected,
+        ),
+        Case(
+            "batch, shuffled",
+            (pack([short[i] for i in order], adapters=[of_short[i] for i in order]),),
+            expected[order],
+        ),
         Case(
             "prompts not pooled",
-            (pack(short, prompts[0]), pack(long, prompts[1])),
-            reference_vectors(model, rows, prompts[0] + prompts[1]),
+            (pack(short, prompts[0], of_short), pack(long, prompts[1], of_long)),
+            reference_vectors(model, rows, prompts[0] + prompts[1], adapters),
         ),
     ]
 
@@ -134,8 +150,18 @@ def measure_parity(
     return parity
 
 
+def adapters_in_turn(model: SentenceEncoder, rows: int) -> list[int]:
+    """Return an adapter for each row: none, then each adapter of the model in turn."""
+    config = model.encoder.config.adapters
+    count = len(config.names) if config else 0
+    return [index % (count + 1) - 1 for index in range(rows)]
+
+
 def reference_vectors(
-    model: SentenceEncoder, rows: list[list[int]], prompt_tokens: list[int] | None = None
+    model: SentenceEncoder,
+    rows: list[list[int]],
+    prompt_tokens: list[int] | None = None,
+    adapters: list[int] | None = None,
 ) -> NDArray[np.float32]:
     """Return PyTorch's row vectors `(B, W)`, computed one row at a time without padding.
 
@@ -144,18 +170,28 @@ def reference_vectors(
         rows: Token ids of each row.
         prompt_tokens: Number of leading tokens of each row to exclude from pooling; None: pool all
             tokens.
+        adapters: Index of each row's adapter, or `NO_ADAPTER`; None: no adapters.
     """
+    prompt_tokens = prompt_tokens or [0] * len(rows)
+    adapters = adapters or [NO_ADAPTER] * len(rows)
     vectors: list[torch.Tensor] = []
-    for row, skipped in zip(rows, prompt_tokens or [0] * len(rows), strict=True):
+    for row, skipped, adapter in zip(rows, prompt_tokens, adapters, strict=True):
         ones = torch.ones(1, len(row))
         pooled = (torch.arange(len(row)) >= skipped).float()[None]
         with torch.no_grad():
-            vectors.append(model(torch.tensor([row]), ones, pooled)[0])
+            ids, own = torch.tensor([row]), adapter_index(adapter)
+            vectors.append(model(ids, ones, pooled, adapters=own)[0])
     return torch.stack(vectors).numpy()
 
 
-def reference_tokens(model: SentenceEncoder, row: list[int]) -> NDArray[np.float32]:
+def reference_tokens(model: SentenceEncoder, row: list[int], adapter: int) -> NDArray[np.float32]:
     """Return PyTorch's token vectors `(L, D)` for one row of L token ids."""
     with torch.no_grad():
-        tokens: NDArray[np.float32] = model.encoder(torch.tensor([row]))[0].numpy()
+        own = adapter_index(adapter)
+        tokens: NDArray[np.float32] = model.encoder(torch.tensor([row]), adapters=own)[0].numpy()
     return tokens
+
+
+def adapter_index(adapter: int) -> torch.Tensor | None:
+    """Return the argument `adapters` of a network for one row, `(1,)`; None: no adapter."""
+    return None if adapter == NO_ADAPTER else torch.tensor([adapter])

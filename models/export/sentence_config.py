@@ -145,6 +145,10 @@ _SENTENCE_EMBEDDING = {
 }
 
 
+# Jina v3's own Transformer module, which passes the task to the encoder.
+_OF_JINA_V3 = "custom_st.Transformer"
+
+
 def transformer_folder(folder: ModelFolder) -> str:
     """Return the subfolder with the encoder's config.json and weights.
 
@@ -190,7 +194,8 @@ def read_sentence_config(
             raise CheckpointError(f"the pooling {mode!r} is not one of {', '.join(POOLINGS)}")
     heads = [_HEADS[kind](folder, path) for kind, path in modules[2:]]
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
-    prompts, default_prompt = _prompts(folder, overrides)
+    of_tasks = _task_prompts(folder, transformer, config)
+    prompts, default_prompt = _prompts(folder, of_tasks, overrides)
     return SentenceConfig(
         family=family,
         transformer=transformer,
@@ -217,7 +222,8 @@ def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
         if not isinstance(module, dict) or not isinstance(module.get("path"), str):
             raise CheckpointError("modules.json: every module needs a type and a path")
         package, _, kind = str(module.get("type")).rpartition(".")
-        if package.split(".")[0] != "sentence_transformers":
+        is_known = package.split(".")[0] == "sentence_transformers"
+        if not (is_known or (module.get("type") == _OF_JINA_V3 and _is_jina_v3(folder))):
             raise CheckpointError(
                 f"modules.json names {module.get('type')}; "
                 "code from outside sentence-transformers is never run"
@@ -231,6 +237,12 @@ def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
             f"of {', '.join(_HEADS)}"
         )
     return modules
+
+
+def _is_jina_v3(folder: ModelFolder) -> bool:
+    classes = folder.json("config.json", dict, {}).get("auto_map")
+    model = classes.get("AutoModel") if isinstance(classes, dict) else None
+    return str(model).startswith("jinaai/xlm-roberta-flash-implementation--")
 
 
 def _pooling(
@@ -295,7 +307,17 @@ _HEADS: Mapping[str, Callable[[ModelFolder, str], HeadConfig]] = {
 }
 
 
-def _prompts(folder: ModelFolder, overrides: Overrides) -> tuple[dict[str, str], str | None]:
+def _task_prompts(folder: ModelFolder, transformer: str, config: EncoderConfig) -> dict[str, str]:
+    """Return the prompt of each adapter's task, by name of the adapter."""
+    instructions = folder.json(join(transformer, "config.json"), dict).get("task_instructions")
+    texts = instructions if isinstance(instructions, dict) else {}
+    names = config.adapters.names if config.adapters else ()
+    return {name: texts.get(name, "") for name in names}
+
+
+def _prompts(
+    folder: ModelFolder, of_tasks: Mapping[str, str], overrides: Overrides
+) -> tuple[dict[str, str], str | None]:
     """Return the prompts, by name, and the name of the default prompt.
 
     As in sentence-transformers, the prompts "query" and "document" always exist.
@@ -307,7 +329,7 @@ def _prompts(folder: ModelFolder, overrides: Overrides) -> tuple[dict[str, str],
     if not isinstance(own, dict):
         raise CheckpointError(f"{name}: prompts is not an object")
     prompts = {"query": "", "document": ""}
-    for key, text in {**own, **(overrides.prompts or {})}.items():
+    for key, text in {**of_tasks, **own, **(overrides.prompts or {})}.items():
         if not isinstance(text, str | None):
             raise CheckpointError(f"{name}: the prompt {key!r} is not a string")
         prompts[key] = text or ""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.gradients.inputs import Objective, Row
 from models.gradients.objectives import OBJECTIVES
 from models.gradients.reference_model import ReferenceModel
-from models.network.attention import AttentionInputs, SelfAttention
+from models.network.attention import LayerInputs, SelfAttention
 from models.network.norms import AddNorm
 from models.network.taps import Tap
 
@@ -86,7 +86,7 @@ class RecordingTap(Tap):
         return y
 
     def attention(
-        self, name: str, attention: SelfAttention, x: Tensor, inputs: AttentionInputs
+        self, name: str, attention: SelfAttention, x: Tensor, inputs: LayerInputs
     ) -> Tensor:
         """Return `attention(x, inputs)`; with rounding, record its parts as separate steps.
 
@@ -97,7 +97,10 @@ class RecordingTap(Tap):
             return super().attention(name, attention, x, inputs)
         widths = list(attention.shape.widths)
         projections = self.step(
-            f"{name}.projections", None, lambda x: torch.cat(attention.project(x), -1), x
+            f"{name}.projections",
+            None,
+            lambda x: torch.cat(attention.project(x, inputs.chosen), -1),
+            x,
         )  # (B, L, H * K + 2 * G * K)
         if inputs.rotation is not None:
             projections = self.step(
@@ -139,7 +142,7 @@ class RecordingTap(Tap):
             weights,
             projections,
         )  # (B, L, H * K)
-        return self.step(name, attention, attention.out_proj, context)
+        return self.step(name, attention, lambda x: attention.out_proj(x, inputs.chosen), context)
 
     def add_norm(
         self, sum_name: str, name: str, norm: AddNorm, x: Tensor, residual: Tensor

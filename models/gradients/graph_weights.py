@@ -19,6 +19,7 @@ from torch import Tensor
 
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import WeightDifference
+from models.network.adapters import EmbeddingAdapters, LinearAdapters
 from models.network.disentangled import CONTENT_TO_POSITION, POSITION_TO_CONTENT
 from models.network.encoder import Encoder
 from models.network.layer import EncoderLayer
@@ -28,7 +29,9 @@ Array = NDArray[np.float32]
 
 # Maps patterns of parameter names to the kind of the weight. The first matching pattern counts.
 _KINDS = {
-    r"embeddings\.(word|position)|relative_bias|distance_": "table",
+    r"embeddings\.\w+\.adapters\.down": "table",
+    r"adapters\.(down|up)": "matrix",
+    r"embeddings\.(word|position)\.|relative_bias|distance_": "table",
     r"token_type": "row",
     r"norm\d?\.weight": "scale",
     r"norm\d?\.bias": "shift",
@@ -120,7 +123,7 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
         if kind == "row":
             # Packed inputs have no token types, so all tokens have the first token type.
             parts = {f"{name}[0]": value[0]}
-        elif "in_proj" in name:
+        elif re.search(r"in_proj_(weight|bias)$", name):
             ends = np.cumsum(model.network.encoder.config.heads.widths)[:-1]
             own = zip(("query", "key", "value"), np.split(value, ends), strict=True)
             parts = {f"{name}[{part}]": array for part, array in own}
@@ -143,10 +146,17 @@ def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
     """Yield names and parameters; those of a layer that runs several times for each run.
 
     The order is that of the forward pass among parameters of one kind. In place of the embeddings
-    of distances and their projections are the tables that the exporter computes from them.
+    of distances and their projections are the tables that the exporter computes from them, and
+    adapters are stacked.
     """
     layers = "encoder.layers."
-    named = {n: p for n, p in network.named_parameters() if "distance_" not in n}
+    named: dict[str, Tensor] = {
+        name: p for name, p in network.named_parameters() if "distance_" not in name
+    }
+    for name in [name for name in named if name.endswith("adapters.down")]:
+        module = name.removesuffix(".down")
+        adapters = cast(LinearAdapters | EmbeddingAdapters, network.get_submodule(module))
+        named[name], named[f"{module}.up"] = adapters.stacked()
     inner = {name: p for name, p in named.items() if name.startswith(layers)}
     order = _PRE_NORM if network.encoder.config.norm_first else _POST_NORM
     after = [name for name in named if re.match(r"heads|encoder\.final_norm", name)]

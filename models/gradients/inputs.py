@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from models.packing import NO_ADAPTER
+
 Method = Literal["integrated_gradients", "saliency", "grad_x_input", "smoothgrad", "occlusion"]
 TargetName = Literal["cosine", "margin", "dot", "dim", "norm"]
 BaselineName = Literal["pad", "mask", "zero"]
@@ -20,10 +22,12 @@ class Row:
     Attributes:
         ids: Token ids, special tokens included.
         prompt_tokens: Number of leading tokens that are excluded from pooling, as part of a prompt.
+        adapter: Index of the adapter, or `NO_ADAPTER`.
     """
 
     ids: Sequence[int]
     prompt_tokens: int = 0
+    adapter: int = NO_ADAPTER
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,11 @@ def compare_vectors(
 
 
 def _pack(rows: Sequence[Row]) -> PackedBatch:
-    return pack([row.ids for row in rows], [row.prompt_tokens for row in rows])
+    return pack(
+        [row.ids for row in rows],
+        [row.prompt_tokens for row in rows],
+        [row.adapter for row in rows],
+    )
 
 
 def _difference(served: Array, expected: Array) -> tuple[float, float]:
@@ -211,7 +215,8 @@ def first_divergence(
     session = onnxruntime_session(
         onnx_model.SerializeToString(), available_cpus(), folder=graph.folder
     )
-    outputs = session.run(list(names.values()), _pack(rows).inputs())
+    inputs = _pack(rows).inputs(value.name for value in onnx_model.graph.input)
+    outputs = session.run(list(names.values()), inputs)
     served = dict(zip(names, outputs, strict=True))
     passes = [_outputs(model, row) for row in rows]
     curve = []

@@ -17,6 +17,7 @@ from models.export.sentence_config import Overrides
 from models.gradients.inputs import Row
 from models.network.sentence_encoder import SentenceEncoder
 from models.network.taps import NO_TAP, OutputTap, Tap
+from models.packing import NO_ADAPTER
 
 
 class ReferenceModel:
@@ -78,7 +79,8 @@ class ReferenceModel:
 
     def run(self, row: Row, tap: Tap) -> Tensor:
         """Return the row's vector `(1, W)`, not normalised; run every step through the tap."""
-        return self.network(self._ids(row.ids), None, self._pooling_mask(row), tap)
+        mask = self._pooling_mask(row)
+        return self.network(self._ids(row.ids), None, mask, tap, self._adapters(row))
 
     def tokens(self, layer_name: str, row: Row, ids: Sequence[int] | None = None) -> Tensor:
         """Return the row's tokens `(L, D)` at a layer.
@@ -92,7 +94,12 @@ class ReferenceModel:
         encoder, tap = self.network.encoder, OutputTap()
         positions = encoder.positions(self._ids(row.ids))  # (1, L)
         with torch.no_grad():
-            encoder(self._ids(row.ids if ids is None else ids), positions=positions, tap=tap)
+            encoder(
+                self._ids(row.ids if ids is None else ids),
+                positions=positions,
+                tap=tap,
+                adapters=self._adapters(row),
+            )
         return tap.outputs[self.steps[layer_name]][0]
 
     def continue_from(self, layer_name: str, tokens: Tensor, row: Row) -> Tensor:
@@ -108,15 +115,24 @@ class ReferenceModel:
         encoder, x = self.network.encoder, tokens
         index = self.layer_names.index(layer_name)
         positions = encoder.positions(self._ids(row.ids))  # (1, L)
+        adapters = self._adapters(row)
+        chosen = encoder.chosen(None if adapters is None else adapters[:, None])
         if index == 0:
-            x = encoder.embeddings(x, positions.expand(len(x), -1))
-        inputs = encoder.attention_inputs(x, positions, len(row.ids))
+            x = encoder.embeddings(x, positions.expand(len(x), -1), chosen=chosen)
+        inputs = encoder.layer_inputs(x, positions, len(row.ids), chosen=chosen)
         x = encoder.encode(x, inputs, first_layer=max(0, index - 1))
         return self.network.head(x, self._pooling_mask(row).expand(len(x), -1))
 
     def _pooling_mask(self, row: Row) -> Tensor:
         mask = torch.arange(len(row.ids)) >= row.prompt_tokens  # (L,)
         return mask.to(self.network.encoder.embeddings.word.weight)[None]  # (1, L)
+
+    def _adapters(self, row: Row) -> Tensor | None:
+        if row.adapter == NO_ADAPTER:
+            return None
+        return torch.tensor(
+            [row.adapter], device=self.network.encoder.embeddings.word.weight.device
+        )
 
     def _ids(self, ids: Sequence[int]) -> Tensor:
         device = self.network.encoder.embeddings.word.weight.device

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.network.adapters import AdaptedLinear, AdapterConfig, LinearAdapters
 from models.network.disentangled import (
     CONTENT_TO_POSITION,
     POSITION_TO_CONTENT,
@@ -28,8 +29,8 @@ from models.network.positions import Rotation, rotate
 
 
 @dataclass(frozen=True)
-class AttentionInputs:
-    """Inputs of a layer's attention besides the token vectors.
+class LayerInputs:
+    """Inputs of a layer besides the token vectors.
 
     Attributes:
         bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias. In a
@@ -37,12 +38,14 @@ class AttentionInputs:
         rotation: Rotation of queries and keys by their positions; None: no rotation.
         distances: Distances of disentangled attention; None: scores do not depend on distances.
         packed: Layout and reach of a packed batch; None for a dense batch.
+        chosen: Factors of the adapters, `(..., N * R)`; None: no adapters.
     """
 
     bias: Tensor | None = None
     rotation: Rotation | None = None
     distances: Distances | None = None
     packed: PackedRows | None = None
+    chosen: Tensor | None = None
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -50,7 +53,7 @@ class AttentionInputs:
         embeddings = None if self.distances is None else self.distances.embeddings
         return tuple(x for x in (self.bias, embeddings) if x is not None)
 
-    def with_outputs(self, outputs: Sequence[Tensor]) -> "AttentionInputs":
+    def with_outputs(self, outputs: Sequence[Tensor]) -> "LayerInputs":
         """Return these inputs with other tensors in the place of `outputs`."""
         given = iter(outputs)
         bias = None if self.bias is None else next(given)
@@ -58,7 +61,7 @@ class AttentionInputs:
         return replace(self, bias=bias, distances=distances)
 
 
-NO_INPUTS = AttentionInputs()
+NO_INPUTS = LayerInputs()
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class SelfAttention(nn.Module):
         qk_norm: Scope of that norm: "head" (each head), "all" (all heads together) or "" (no norm).
         distances: Hyperparameters of disentangled attention; None: scores do not depend on
             distances.
+        adapters: Hyperparameters of adapters; None: no adapters.
     """
 
     def __init__(
@@ -114,6 +118,7 @@ class SelfAttention(nn.Module):
         norm: NormConfig,
         qk_norm: str = "",
         distances: DistanceConfig | None = None,
+        adapters: AdapterConfig | None = None,
     ) -> None:
         super().__init__()
         self.shape = heads
@@ -121,7 +126,8 @@ class SelfAttention(nn.Module):
         width = sum(heads.widths)
         self.in_proj_weight = nn.Parameter(torch.empty(width, d_model))
         self.in_proj_bias = nn.Parameter(torch.zeros(width)) if bias else None
-        self.out_proj = nn.Linear(heads.count * heads.width, d_model, bias=bias)
+        self.in_proj_adapters = LinearAdapters(adapters, d_model, width) if adapters else None
+        self.out_proj = AdaptedLinear(heads.count * heads.width, d_model, bias, adapters)
         self.qk_norm = qk_norm
         q_width, k_width, _ = heads.widths if qk_norm == "all" else (heads.width,) * 3
         self.q_norm = norm.norm(q_width) if qk_norm else None
@@ -135,23 +141,23 @@ class SelfAttention(nn.Module):
         if bias:
             nn.init.zeros_(self.out_proj.bias)
 
-    def forward(self, x: Tensor, inputs: AttentionInputs = NO_INPUTS) -> Tensor:
+    def forward(self, x: Tensor, inputs: LayerInputs = NO_INPUTS) -> Tensor:
         """Return the attention output in the layout of `x`, `(B, L, D)` or `(T, D)`.
 
         If all scores of a query are minus infinity, its context is zero instead of NaN.
         """
-        q, k, v = self.rotated(self.project(x), inputs)
+        q, k, v = self.rotated(self.project(x, inputs.chosen), inputs)
         bias = self.bias(q, k, inputs)
         if inputs.packed is not None:
             k, v = self.repeated(k), self.repeated(v)
             context = packed_attention(q, k, v, inputs.packed, bias, self.shape.count)
-            return self.out_proj(context)
+            return self.out_proj(context, inputs.chosen)
         q, k, v = (self.heads(part) for part in (q, k, v))  # (B, H, L, K)
         dropout = self.dropout if self.training else 0.0
         context = F.scaled_dot_product_attention(q, k, v, bias, dropout)  # (B, H, L, K)
-        return self.out_proj(context.transpose(1, 2).flatten(2))
+        return self.out_proj(context.transpose(1, 2).flatten(2), inputs.chosen)
 
-    def bias(self, q: Tensor, k: Tensor, inputs: AttentionInputs) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, inputs: LayerInputs) -> Tensor | None:
         """Return the bias of the attention scores with their terms that depend on distances.
 
         Args:
@@ -205,9 +211,7 @@ class SelfAttention(nn.Module):
         grouped = x.unflatten(-1, (-1, 1, self.shape.width))  # (..., G, 1, K)
         return grouped.expand(*grouped.shape[:-2], repeats, -1).flatten(-3)
 
-    def rotated(
-        self, projections: tuple[Tensor, ...], inputs: AttentionInputs
-    ) -> tuple[Tensor, ...]:
+    def rotated(self, projections: tuple[Tensor, ...], inputs: LayerInputs) -> tuple[Tensor, ...]:
         """Return queries, keys and values with queries and keys rotated, shaped as they are."""
         if (rotation := inputs.rotation) is None:
             return projections
@@ -218,8 +222,13 @@ class SelfAttention(nn.Module):
         )
         return q, k, v
 
-    def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return queries `(..., H * K)`, keys and values `(..., G * K)`, after their norms."""
+    def project(self, x: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return queries `(..., H * K)`, keys and values `(..., G * K)`, after their norms.
+
+        Args:
+            x: Token vectors, `(..., D)`.
+            chosen: Factors of the adapters; None: no adapters.
+        """
         # Three matrix products instead of one, whose three slices ONNX engines would copy. The
         # slices of weights become constants when the model is exported.
         ends = list(itertools.accumulate(self.shape.widths))
@@ -228,6 +237,9 @@ class SelfAttention(nn.Module):
             F.linear(x, self.in_proj_weight[a:b], None if bias is None else bias[a:b])
             for a, b in zip([0, *ends], ends, strict=False)
         )
+        if self.in_proj_adapters is not None and chosen is not None:
+            changes = self.in_proj_adapters(x, chosen).split(self.shape.widths, -1)
+            q, k, v = (y + change for y, change in zip((q, k, v), changes, strict=True))
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm, q), (self.k_norm, k)
             if self.qk_norm == "all":

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from models.network.adapters import AdapterConfig
 from models.network.attention import Heads
 from models.network.disentangled import DistanceConfig
 from models.network.layer import BIASES
@@ -62,6 +63,7 @@ class EncoderConfig:
         relative_buckets: Number of buckets of the relative position bias; 0: no bias.
         distances: Hyperparameters of disentangled attention; None: scores do not depend on
             distances.
+        adapters: Hyperparameters of adapters; None: no adapters.
         attention: Hyperparameters of each layer's attention; empty: full attention without rotary
             positions in all layers.
     """
@@ -92,6 +94,7 @@ class EncoderConfig:
     position_padding_id: int | None = None
     relative_buckets: int = 0
     distances: DistanceConfig | None = None
+    adapters: AdapterConfig | None = None
     attention: tuple[AttentionConfig, ...] = ()
 
     @property

@@ -2,8 +2,10 @@
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
+from models.network.adapters import AdaptedEmbedding
 from models.network.config import EncoderConfig
 from models.network.norms import AddNorm, Norm
 from models.network.taps import NO_TAP, Tap
@@ -24,12 +26,14 @@ class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         E = config.embedding_width or config.d_model
-        self.word = nn.Embedding(config.vocab_size, E)
+        self.word = AdaptedEmbedding(config.vocab_size, E, config.adapters)
+        self.token_type = (
+            AdaptedEmbedding(config.type_vocab_size, E, config.adapters)
+            if config.type_vocab_size
+            else None
+        )
         self.position = (
             nn.Embedding(config.max_positions, E) if config.position_embeddings else None
-        )
-        self.token_type = (
-            nn.Embedding(config.type_vocab_size, E) if config.type_vocab_size else None
         )
         if self.position is not None:
             self.norm = config.norms.add_norm(E)
@@ -47,6 +51,7 @@ class Embeddings(nn.Module):
         positions: Tensor,
         token_types: Tensor | None = None,
         tap: Tap = NO_TAP,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """Return the input of the first layer, `(..., D)`.
 
@@ -55,6 +60,7 @@ class Embeddings(nn.Module):
             positions: Position of each token, `(...)`.
             token_types: Type of each token, `(...)`; None: type 0.
             tap: Tap that runs each step.
+            chosen: Factors of the adapters, `(..., N * R)`; None: no adapters.
 
         Raises:
             ValueError: `token_types` is given, but the encoder has no token type embeddings.
@@ -62,7 +68,11 @@ class Embeddings(nn.Module):
         if (types := self.token_type) is not None:
 
             def add_type(words: Tensor) -> Tensor:
-                return words + (types.weight[0] if token_types is None else types(token_types))
+                words = words + (types.weight[0] if token_types is None else types(token_types))
+                if types.adapters is None or chosen is None:
+                    return words
+                ids = torch.zeros_like(positions) if token_types is None else token_types
+                return words + types.adapters(ids, chosen)
 
             words = tap.step("embeddings.types", types, add_type, words)
         elif token_types is not None:

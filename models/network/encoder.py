@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from models.network.attention import AttentionInputs
+from models.network.attention import LayerInputs
 from models.network.config import AttentionConfig, EncoderConfig
 from models.network.disentangled import DistanceEmbeddings
 from models.network.embeddings import Embeddings
@@ -71,6 +71,7 @@ class Encoder(nn.Module):
                 heads=config.heads,
                 qk_norm=config.qk_norm,
                 distances=config.distances,
+                adapters=config.adapters,
             )
             for i in range(distinct)
         ]
@@ -90,6 +91,7 @@ class Encoder(nn.Module):
         token_type_ids: Tensor | None = None,
         positions: Tensor | None = None,
         tap: Tap = NO_TAP,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Return the token vectors `(B, L, D)` of a dense batch.
 
@@ -99,13 +101,15 @@ class Encoder(nn.Module):
             token_type_ids: Type of each token, `(B, L)`; None: type 0.
             positions: Position of each token, `(B, L)`; None: computed by `positions`.
             tap: Tap that runs each step.
+            adapters: Index of each row's adapter, `(B,)`; None: no adapters.
         """
         positions = self.positions(input_ids) if positions is None else positions
-        x = self.embed(input_ids, positions, token_type_ids, tap)  # (B, L, D)
+        chosen = self.chosen(None if adapters is None else adapters[:, None])  # (B, 1, N * R)
+        x = self.embed(input_ids, positions, token_type_ids, tap, chosen)  # (B, L, D)
         if attention_mask is not None:
             attention_mask = attention_mask != 0
         length = input_ids.shape[1]
-        inputs = self.attention_inputs(x, positions, length, attention_mask, tap=tap)
+        inputs = self.layer_inputs(x, positions, length, attention_mask, tap=tap, chosen=chosen)
         return self.encode(x, inputs, tap)
 
     def forward_packed(
@@ -114,6 +118,7 @@ class Encoder(nn.Module):
         padded_index: Tensor,
         packed_index: Tensor,
         attention_mask: Tensor,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Return the token vectors `(T, D)` of a packed batch, equal to those of a dense batch.
 
@@ -123,12 +128,30 @@ class Encoder(nn.Module):
                 valid index at padding.
             packed_index: `(T,)`, index into the `B * L` padded positions for each packed token.
             attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding.
+            adapters: Index of each token's adapter, `(T,)`; None: no adapters.
         """
         rows = Rows(padded_index, packed_index)
         positions = rows.pack(self.positions(rows.pad(input_ids)))  # (T,)
-        x = self.embed(input_ids, positions)  # (T, D)
+        chosen = self.chosen(adapters)  # (T, N * R)
+        x = self.embed(input_ids, positions, chosen=chosen)  # (T, D)
         length = padded_index.shape[1]
-        return self.encode(x, self.attention_inputs(x, positions, length, attention_mask, rows))
+        inputs = self.layer_inputs(x, positions, length, attention_mask, rows, chosen=chosen)
+        return self.encode(x, inputs)
+
+    def chosen(self, adapters: Tensor | None) -> Tensor | None:
+        """Return the factors of the adapters' ranks, `(..., N * R)`; None: no adapters.
+
+        Args:
+            adapters: Index of each token's adapter, `(...)`; -1: none. None: no adapters.
+
+        Raises:
+            ValueError: `adapters` is given, but the encoder has no adapters.
+        """
+        if adapters is None:
+            return None
+        if (config := self.config.adapters) is None:
+            raise ValueError("adapters must be None: this encoder has none")
+        return config.chosen(adapters, self.embeddings.word.weight.dtype)
 
     def embed(
         self,
@@ -136,19 +159,21 @@ class Encoder(nn.Module):
         positions: Tensor,
         token_types: Tensor | None = None,
         tap: Tap = NO_TAP,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """Return the input of the first layer, `(..., D)`.
 
-        Token ids, positions and token types all have the shape `(...)`.
+        Token ids, positions and token types all have the shape `(...)`, and the factors of the
+        adapters `(..., N * R)`.
         """
         word = self.embeddings.word
-        words = tap.step("embeddings.words", word, lambda: word(input_ids))  # (..., E)
-        return self.embeddings(words, positions, token_types, tap)
+        words = tap.step("embeddings.words", word, lambda: word(input_ids, chosen))  # (..., E)
+        return self.embeddings(words, positions, token_types, tap, chosen)
 
     def encode(
         self,
         x: Tensor,
-        inputs: tuple[AttentionInputs, ...],
+        inputs: tuple[LayerInputs, ...],
         tap: Tap = NO_TAP,
         first_layer: int = 0,
     ) -> Tensor:
@@ -156,7 +181,7 @@ class Encoder(nn.Module):
 
         Args:
             x: Input of the layer `first_layer`, `(B, L, D)` or `(T, D)`.
-            inputs: Other inputs of each layer's attention; see `attention_inputs`.
+            inputs: Other inputs of each layer; see `layer_inputs`.
             tap: Tap that runs each step.
             first_layer: Index of the first layer to run. If it equals the number of layers, `x` is
                 returned unchanged, without the final norm.
@@ -174,7 +199,7 @@ class Encoder(nn.Module):
         """Return the position of each token, `(B, L)`, numbered as the config requires."""
         return position_ids(input_ids, self.config.position_padding_id)
 
-    def attention_inputs(
+    def layer_inputs(
         self,
         x: Tensor,
         positions: Tensor,
@@ -182,8 +207,9 @@ class Encoder(nn.Module):
         attention_mask: Tensor | None = None,
         rows: Rows | None = None,
         tap: Tap = NO_TAP,
-    ) -> tuple[AttentionInputs, ...]:
-        """Return the inputs of each layer's attention besides the token vectors.
+        chosen: Tensor | None = None,
+    ) -> tuple[LayerInputs, ...]:
+        """Return the inputs of each layer besides the token vectors.
 
         Layers with the same mask or the same rotary positions share a bias or a rotation.
 
@@ -195,6 +221,7 @@ class Encoder(nn.Module):
                 Required for a packed batch.
             rows: Index maps of a packed batch; None for a dense batch.
             tap: Tap that runs each step.
+            chosen: Factors of the adapters, `(..., N * R)`; None: no adapters.
         """
         relative = None
         if (module := self.relative_bias) is not None:
@@ -211,7 +238,7 @@ class Encoder(nn.Module):
         if rows is not None and attention_mask is not None:
             packed = {reach: PackedRows(rows, attention_mask, reach) for reach in reaches}
             return tuple(
-                AttentionInputs(relative, rotations[a.rotary], distances, packed[a.reach])
+                LayerInputs(relative, rotations[a.rotary], distances, packed[a.reach], chosen)
                 for a in self._attention
             )
         heads = self.config.num_heads
@@ -221,6 +248,6 @@ class Encoder(nn.Module):
             for reach, mask in masks.items()
         }
         return tuple(
-            AttentionInputs(biases[a.reach], rotations[a.rotary], distances)
+            LayerInputs(biases[a.reach], rotations[a.rotary], distances, chosen=chosen)
             for a in self._attention
         )

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.network.adapters import AdaptedLinear, AdapterConfig
 from models.network.attention import (
     NO_INPUTS,
-    AttentionInputs,
     Heads,
+    LayerInputs,
     SelfAttention,
     attention_bias,
 )
@@ -65,6 +66,7 @@ class EncoderLayer(nn.Module):
             together) or "" (no norm).
         distances: Hyperparameters of disentangled attention; None: scores do not depend on
             distances.
+        adapters: Hyperparameters of adapters; None: no adapters.
 
     Sources: Vaswani et al. 2017, arXiv:1706.03762; Shazeer 2020, arXiv:2002.05202 (gates).
 
@@ -89,6 +91,7 @@ class EncoderLayer(nn.Module):
         heads: Heads | None = None,
         qk_norm: str = "",
         distances: DistanceConfig | None = None,
+        adapters: AdapterConfig | None = None,
     ) -> None:
         super().__init__()
         if isinstance(activation, str):
@@ -103,11 +106,12 @@ class EncoderLayer(nn.Module):
                 raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
             heads = Heads(num_heads, num_heads, d_model // num_heads)
         self.self_attn = SelfAttention(
-            d_model, heads, dropout, "attention" in biases, norms, qk_norm, distances
+            d_model, heads, dropout, "attention" in biases, norms, qk_norm, distances, adapters
         )
-        self.gate = nn.Linear(d_model, dim_feedforward, bias=linear1_bias) if gated else None
-        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=linear1_bias)
-        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=linear2_bias)
+        inner = d_model, dim_feedforward, linear1_bias, adapters
+        self.gate = AdaptedLinear(*inner) if gated else None
+        self.linear1 = AdaptedLinear(*inner)
+        self.linear2 = AdaptedLinear(dim_feedforward, d_model, linear2_bias, adapters)
         self.norm1: Norm | AddNorm | None = None
         if not norm_first:
             self.norm1 = norms.add_norm(d_model)
@@ -147,12 +151,12 @@ class EncoderLayer(nn.Module):
         bias = attention_bias(
             src, self.self_attn.shape.count, src_mask, src_key_padding_mask, is_causal
         )
-        return self.encode(src, AttentionInputs(bias))
+        return self.encode(src, LayerInputs(bias))
 
     def encode(
         self,
         x: Tensor,
-        inputs: AttentionInputs = NO_INPUTS,
+        inputs: LayerInputs = NO_INPUTS,
         tap: Tap = NO_TAP,
         name: str = "layer",
     ) -> Tensor:
@@ -160,7 +164,7 @@ class EncoderLayer(nn.Module):
 
         Args:
             x: Token vectors, `(B, L, D)` or `(T, D)`.
-            inputs: Other inputs of the attention.
+            inputs: Other inputs.
             tap: Tap that runs each step.
             name: Prefix of the step names, without the dot: "layers.0".
         """
@@ -171,7 +175,7 @@ class EncoderLayer(nn.Module):
             if (norm := self.branch_norm1) is not None:
                 branch = tap.step(f"{name}.branch_norm1", norm, norm, branch)
             normed, x = tap.add_norm(f"{name}.sum1", f"{name}.norm2", self.norm2, branch, x)
-            branch = self._expand(normed, tap, name)
+            branch = self._expand(normed, inputs.chosen, tap, name)
             if (norm := self.branch_norm2) is not None:
                 branch = tap.step(f"{name}.branch_norm2", norm, norm, branch)
             return tap.step(f"{name}.sum2", None, torch.add, branch, x)
@@ -180,7 +184,7 @@ class EncoderLayer(nn.Module):
             steps = f"{name}.branch_sum1", f"{name}.branch_norm1"
             attended, _ = tap.add_norm(*steps, cast(AddNorm, inner), attended, x)
         x, _ = tap.add_norm(f"{name}.sum1", f"{name}.norm1", cast(AddNorm, norm1), attended, x)
-        expanded = self._expand(x, tap, name)
+        expanded = self._expand(x, inputs.chosen, tap, name)
         return tap.add_norm(f"{name}.sum2", f"{name}.norm2", self.norm2, expanded, x)[0]
 
     @property
@@ -188,25 +192,25 @@ class EncoderLayer(nn.Module):
         """Name of this layer's last step, without the prefix "layers.0."."""
         return "sum2" if self.norm_first else "norm2"
 
-    def _attend(self, x: Tensor, inputs: AttentionInputs, tap: Tap, name: str) -> Tensor:
+    def _attend(self, x: Tensor, inputs: LayerInputs, tap: Tap, name: str) -> Tensor:
         attended: Tensor = self.dropout(
             tap.attention(f"{name}.attention", self.self_attn, x, inputs)
         )
         return attended
 
-    def _expand(self, x: Tensor, tap: Tap, name: str) -> Tensor:
-        def activated(linear: nn.Linear) -> Activation:
-            return lambda x: self.activation(linear(x))
+    def _expand(self, x: Tensor, chosen: Tensor | None, tap: Tap, name: str) -> Tensor:
+        def activated(linear: AdaptedLinear) -> Activation:
+            return lambda x: self.activation(linear(x, chosen))
 
         if (gate := self.gate) is None:
             x = tap.step(f"{name}.linear1", self.linear1, activated(self.linear1), x)  # (..., F)
         else:
             gates = tap.step(f"{name}.gate", gate, activated(gate), x)  # (..., F)
-            x = tap.step(f"{name}.linear1", self.linear1, self.linear1, x)
+            x = tap.step(f"{name}.linear1", self.linear1, lambda x: self.linear1(x, chosen), x)
             x = tap.step(f"{name}.product", None, torch.mul, gates, x)
         return tap.step(
             f"{name}.linear2",
             self.linear2,
-            lambda x: self.dropout(self.linear2(self.dropout(x))),
+            lambda x: self.dropout(self.linear2(self.dropout(x), chosen)),
             x,
         )  # (..., D)

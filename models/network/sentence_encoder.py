@@ -117,6 +117,7 @@ class SentenceEncoder(nn.Module):
         attention_mask: Tensor | None,
         pooling_mask: Tensor,
         tap: Tap = NO_TAP,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Return the row vectors `(B, W)` of a dense batch.
 
@@ -125,8 +126,10 @@ class SentenceEncoder(nn.Module):
             attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding; None: no padding.
             pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
             tap: Tap that runs each step.
+            adapters: Index of each row's adapter, `(B,)`; None: no adapters.
         """
-        return self.head(self.encoder(input_ids, attention_mask, tap=tap), pooling_mask, tap)
+        tokens = self.encoder(input_ids, attention_mask, tap=tap, adapters=adapters)
+        return self.head(tokens, pooling_mask, tap)
 
     def forward_packed(
         self,
@@ -135,13 +138,14 @@ class SentenceEncoder(nn.Module):
         packed_index: Tensor,
         attention_mask: Tensor,
         pooling_mask: Tensor,
+        adapters: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the row vectors `(B, W)` and the token vectors `(T, D)` of a packed batch.
 
         The arguments are the fields of `models.packing.PackedBatch`.
         """
         tokens = self.encoder.forward_packed(
-            input_ids, padded_index, packed_index, attention_mask
+            input_ids, padded_index, packed_index, attention_mask, adapters
         )  # (T, D)
         padded = Rows(padded_index, packed_index).pad(tokens)  # (B, L, D)
         return self.head(padded, pooling_mask), tokens

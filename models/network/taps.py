@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from models.network.attention import AttentionInputs, SelfAttention
+from models.network.attention import LayerInputs, SelfAttention
 from models.network.norms import AddNorm, Norm
 
 
@@ -37,7 +37,7 @@ class Tap:
         return function(*inputs)
 
     def attention(
-        self, name: str, attention: SelfAttention, x: Tensor, inputs: AttentionInputs
+        self, name: str, attention: SelfAttention, x: Tensor, inputs: LayerInputs
     ) -> Tensor:
         """Return `attention(x, inputs)`, for subclasses that split attention in steps.
 

@@ -141,6 +141,7 @@ async def info(state: State) -> ServiceInfo:
         normalize=manifest.normalize,
         prompts=sorted(manifest.prompts),
         default_prompt=manifest.default_prompt,
+        adapters=list(manifest.adapters),
         weights_sha256=dict(manifest.weights_sha256),
         graph_sha256=model.graph_sha256,
         tokenizer_sha256=manifest.files["tokenizer.json"],

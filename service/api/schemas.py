@@ -56,7 +56,8 @@ class EncodeRequest(BaseModel):
     )
     prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None,
-        description="Name of the model's prompt to prepend to each text; null: its default prompt",
+        description="Name of the model's prompt to prepend to each text, and of the adapter to "
+        "use; null: the default prompt",
     )
     normalize: bool | None = Field(
         None,
@@ -194,6 +195,9 @@ class ServiceInfo(BaseModel):
     normalize: bool
     prompts: list[str]
     default_prompt: str | None
+    adapters: list[str] = Field(
+        description="Adapters of the model, each of which the prompt of the same name selects"
+    )
     weights_sha256: dict[str, str]
     graph_sha256: str
     tokenizer_sha256: str

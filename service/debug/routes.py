@@ -184,7 +184,10 @@ async def parity(request: Request, state: State) -> Response:
     body = await read_body(request, state, ParityRequest, _MAX_BODY_BYTES)
     model = state.ready_model()
     tokenized = await _tokenize_all(state, body.texts)
-    rows = [_row(text) for text in tokenized] or [Row(ids) for ids in model.check.rows]
+    rows = [_row(text) for text in tokenized] or [
+        Row(ids, adapter=adapter)
+        for ids, adapter in zip(model.check.rows, model.check.adapters, strict=True)
+    ]
     cost = _cost(state, parity_token_steps(len(row.ids) for row in rows))
     check_ids = await asyncio.to_thread(model.tokenizer.ids, model.check.texts)
     files = await asyncio.to_thread(_files, model)
@@ -400,7 +403,7 @@ def _cost(state: DebugState, steps: int) -> Cost:
 
 
 def _row(text: TokenizedText) -> Row:
-    return Row(text.row.ids, text.row.prompt_tokens)
+    return Row(text.row.ids, text.row.prompt_tokens, text.row.adapter)
 
 
 def _baseline(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence[int] | None:
@@ -442,7 +445,7 @@ def _compare(
 async def _encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
     """Encode rows with the served model, without normalisation; return `(B, W)`."""
     outcome = await model.encode_rows(
-        [tokenizer.Row(row.ids, truncated=False, prompt_tokens=row.prompt_tokens) for row in rows]
+        [tokenizer.Row(row.ids, False, row.prompt_tokens, row.adapter) for row in rows]
     )
     return np.stack(outcome.results)
 

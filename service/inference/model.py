@@ -174,8 +174,8 @@ class Model:
         Args:
             inputs: One text, or a list of texts and lists of token ids. Token ids are used
                 unchanged; no special tokens are added to them.
-            prompt_name: Name of the model's prompt to prepend to each text; None: its default
-                prompt.
+            prompt_name: Name of the model's prompt to prepend to each text, and of the adapter to
+                use if the model has one of this name; None: its default prompt.
             dimensions: Number of leading dimensions to keep; None: all. Vectors are truncated
                 before they are normalised.
             normalize: Whether to scale vectors to unit length; None: the model's own setting.
@@ -397,7 +397,8 @@ async def open_model(
     # The self-check runs the check inputs once per output and compiled graph.
     check_cost = sum(len(row) + pair_cost * len(row) ** 2 for row in check.rows)
     cost_s = self_check_s / (check_cost * len(engine.runs) * len(get_args(Output)))
-    probe = [BatchItem(Row(check.rows[0], truncated=False, prompt_tokens=0), "pooled")]
+    known = Row(check.rows[0], truncated=False, prompt_tokens=0)
+    probe = [BatchItem(known, "pooled")]
     batcher: Batcher[BatchItem, Vectors] = Batcher(
         run,
         lambda item: len(item.row.ids),
@@ -476,7 +477,11 @@ def _run(engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]) 
 def _run_rows(
     engine: Engine, metrics: InferenceMetrics, rows: Sequence[Row], output: Output
 ) -> Sequence[Vectors]:
-    batch = pack([row.ids for row in rows], [row.prompt_tokens for row in rows])
+    batch = pack(
+        [row.ids for row in rows],
+        [row.prompt_tokens for row in rows],
+        [row.adapter for row in rows],
+    )
     with metrics.batch_seconds.time():
         vectors: NDArray[np.float32] = engine.run(batch, output)  # (B, W), or (T, D)
     if not np.isfinite(vectors).all():

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 from tokenizers import Encoding, Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
+from models.packing import NO_ADAPTER
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of, tokens_span_words
 
@@ -37,6 +38,7 @@ class Row:
         truncated: Whether the input had too many tokens and was truncated.
         prompt_tokens: Number of leading tokens that are not pooled: a prompt and the special tokens
             before it. 0 if there is no prompt, or the model pools it.
+        adapter: Index of the adapter, that with the name of the prompt; `NO_ADAPTER`: none.
         offsets: Span of each token in the text, in characters; None for special tokens and prompt
             tokens. The attribute is None if offsets were not requested or the input was token ids.
     """
@@ -44,7 +46,26 @@ class Row:
     ids: Sequence[int]
     truncated: bool
     prompt_tokens: int
+    adapter: int = NO_ADAPTER
     offsets: Sequence[Span | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt, and what its name stands for.
+
+    Attributes:
+        text: Text that is prepended to inputs.
+        tokens: Number of leading tokens that are not pooled.
+        adapter: Index of the adapter of the same name, or `NO_ADAPTER`.
+    """
+
+    text: str
+    tokens: int
+    adapter: int
+
+
+_NO_PROMPT = _Prompt("", 0, NO_ADAPTER)
 
 
 @dataclass(frozen=True)
@@ -83,9 +104,13 @@ class TextTokenizer:
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._tokens_span_words = tokens_span_words([token.content for token in added])
-        # Number of tokens that are not pooled, by name of the prompt.
-        self._skipped_tokens = {
-            name: 0 if manifest.include_prompt or not text else self._prompt_tokens(text)
+        adapters = {name: index for index, name in enumerate(manifest.adapters)}
+        self._prompts = {
+            name: _Prompt(
+                text,
+                0 if manifest.include_prompt or not text else self._prompt_tokens(text),
+                adapters.get(name, NO_ADAPTER),
+            )
             for name, text in manifest.prompts.items()
         }
 
@@ -144,7 +169,7 @@ class TextTokenizer:
         Raises:
             InvalidInput: The prompt is unknown.
         """
-        return self._prompt(prompt_name)[0] + text
+        return self._prompt(prompt_name).text + text
 
     def rows_of_ids(self, inputs: Sequence[Sequence[int]], on_overflow: OnOverflow) -> list[Row]:
         """Return the row of each list of token ids; the ids are used unchanged.
@@ -195,7 +220,7 @@ class TextTokenizer:
         """
         for index, text in enumerate(texts):
             self._check_text(text, index)
-        prompt, _ = self._prompt(prompt_name)
+        prompt = self._prompt(prompt_name).text
         tokens: list[list[tuple[int, str, Span | None]]] = []
         for part in _slices(texts):
             prompted = [prompt + text for text in part]
@@ -233,30 +258,31 @@ class TextTokenizer:
     ) -> list[tuple[Row, Encoding]]:
         for index, text in enumerate(texts):
             self._check_text(text, index)
-        prompt, prompt_tokens = self._prompt(prompt_name)
+        prompt = self._prompt(prompt_name)
         encoded: list[tuple[Row, Encoding]] = []
         for part in _slices(texts):
-            prompted = [prompt + text for text in part]
+            prompted = [prompt.text + text for text in part]
             for encoding in self._encode(prompted, on_overflow, with_offsets):
-                offsets = _spans(encoding, len(prompt)) if with_offsets else None
+                offsets = _spans(encoding, len(prompt.text)) if with_offsets else None
                 is_truncated = bool(encoding.overflowing)
-                encoded.append((Row(encoding.ids, is_truncated, prompt_tokens, offsets), encoding))
+                row = Row(encoding.ids, is_truncated, prompt.tokens, prompt.adapter, offsets)
+                encoded.append((row, encoding))
         rows = [row for row, _ in encoded]
         for index, row in enumerate(rows):
             # A prompt's last token can merge with the text's first, so the text of a short row is
             # encoded again without the prompt.
-            is_short = len(row.ids) <= self._special_tokens + prompt_tokens
+            is_short = len(row.ids) <= self._special_tokens + prompt.tokens
             if is_short and not self._has_tokens(texts[index]):
                 raise InvalidInput(
                     "the text has no token that the model knows", code="no_tokens", index=index
                 )
-            if row.truncated and prompt_tokens and on_overflow == "truncate_left":
+            if row.truncated and prompt.tokens and on_overflow == "truncate_left":
                 raise InvalidInput(
                     "a text with a prompt that is not pooled cannot be truncated at its left end",
                     code="too_long",
                     index=index,
                 )
-            if row.truncated and len(row.ids) <= prompt_tokens:
+            if row.truncated and len(row.ids) <= prompt.tokens:
                 raise InvalidInput(
                     "the prompt leaves no room for the text", code="too_long", index=index
                 )
@@ -347,20 +373,20 @@ class TextTokenizer:
                     index=index,
                 )
 
-    def _prompt(self, name: str | None) -> tuple[str, int]:
-        """Return the named or default prompt, and the number of its tokens that are not pooled."""
+    def _prompt(self, name: str | None) -> _Prompt:
+        """Return the named or default prompt."""
         if name is None:
             name = self._manifest.default_prompt
         if name is None:
-            return "", 0
-        if name not in self._manifest.prompts:
-            names = ", ".join(sorted(self._manifest.prompts)) or "none"
+            return _NO_PROMPT
+        if name not in self._prompts:
+            names = ", ".join(sorted(self._prompts)) or "none"
             raise InvalidInput(
                 f"unknown prompt; the model's prompts: {names}",
                 code="unknown_prompt",
                 pointer="/prompt_name",
             )
-        return self._manifest.prompts[name], self._skipped_tokens[name]
+        return self._prompts[name]
 
     def _prompt_tokens(self, prompt: str) -> int:
         """Return the number of tokens of a prompt and of the special tokens before it."""

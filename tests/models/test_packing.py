@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.packing import INPUT_NAMES, pack, round_up
+from models.packing import INPUT_NAMES, NO_ADAPTER, pack, round_up
 
 ROWS = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=9)
 
@@ -29,6 +29,14 @@ def test_prompt_tokens_are_attended_to_but_not_pooled(
     difference = batch.attention_mask - batch.pooling_mask
     assert difference.sum(1).tolist() == prompt_tokens
     assert all((difference[i, :n] == 1).all() for i, n in enumerate(prompt_tokens))
+
+
+def test_tokens_have_the_adapter_of_their_row() -> None:
+    batch = pack([[5, 6, 7], [8], [9, 9]], adapters=[1, NO_ADAPTER, 0])
+    assert batch.adapters.tolist() == [1, 1, 1, -1, 0, 0]
+    assert "adapters" not in batch.inputs()
+    assert round_up(batch, tokens=16, length=8).adapters.tolist() == [1, 1, 1, -1, *[0] * 12]
+    assert pack([[5, 6], [8]]).adapters.tolist() == [NO_ADAPTER] * 3
 
 
 def test_inputs_have_the_names_and_dtypes_of_the_graph() -> None:

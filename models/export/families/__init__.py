@@ -50,4 +50,5 @@ FAMILIES: Mapping[str, Family] = {
 FAMILIES_OF_CODE: Mapping[str, Family] = {
     "jinaai/jina-bert-implementation--": JINA_BERT,
     "jinaai/jina-bert-v2-qk-post-norm--": JINA_BERT_CODE,
+    "jinaai/xlm-roberta-flash-implementation--": JINA_V3,
 }

@@ -1,48 +1,115 @@
-"""Jina v3: XLM-RoBERTa with rotary positions, in the files of transformers.
+"""Jina v3: XLM-RoBERTa with rotary positions and task adapters.
 
-Task adapters are not supported yet; files with them have other tensors, and are refused.
+Files with adapters name each weight as a parametrization, and have the changes of all tasks beside
+it: stacked, A and B for linear layers in the order of LoRA, and reversed for embeddings.
 Source: Sturua et al. 2024, arXiv:2409.10173.
 """
 
 from typing import Any
 
 from models.export.families import bert, rotary
-from models.export.families.family import Family, Settings, tensors
+from models.export.families.family import (
+    Family,
+    Modules,
+    Settings,
+    Tensors,
+    read_count,
+    read_flag,
+    read_number,
+    tensors,
+)
+from models.export.model_folder import CheckpointError
+from models.network.adapters import AdapterConfig
 from models.network.config import AttentionConfig
 
-
-def _derived(config: Settings) -> dict[str, Any]:
-    width = config["hidden_size"] // config["num_attention_heads"]
-    attention = AttentionConfig(rotary=rotary.read_rotary(config, width, 20000.0))
-    return {"attention": (attention,) * config["num_hidden_layers"]}
-
-
+_BASE = "rotary_emb_base"
+_CHANGES = "parametrizations.weight"
+_MODULES: Modules = {
+    "embeddings.norm": "emb_ln",
+    "layers.{i}.self_attn.in_proj": "encoder.layers.{i}.mixer.Wqkv",
+    "layers.{i}.self_attn.out_proj": "encoder.layers.{i}.mixer.out_proj",
+    "layers.{i}.norm1": "encoder.layers.{i}.norm1",
+    "layers.{i}.linear1": "encoder.layers.{i}.mlp.fc1",
+    "layers.{i}.linear2": "encoder.layers.{i}.mlp.fc2",
+    "layers.{i}.norm2": "encoder.layers.{i}.norm2",
+}
+# Checkpoint module of each module with adapters.
+_ADAPTED = {
+    "embeddings.word.adapters": "embeddings.word_embeddings",
+    "embeddings.token_type.adapters": "embeddings.token_type_embeddings",
+    "layers.{i}.self_attn.in_proj_adapters": "encoder.layers.{i}.mixer.Wqkv",
+    "layers.{i}.self_attn.out_proj.adapters": "encoder.layers.{i}.mixer.out_proj",
+    "layers.{i}.linear1.adapters": "encoder.layers.{i}.mlp.fc1",
+    "layers.{i}.linear2.adapters": "encoder.layers.{i}.mlp.fc2",
+}
 _FEED_FORWARD = {
     "layers.{i}.linear1": "layers.{i}.mlp.fc1",
     "layers.{i}.linear2": "layers.{i}.mlp.fc2",
 }
+
+
+def _derived(config: Settings) -> dict[str, Any]:
+    width = config["hidden_size"] // config["num_attention_heads"]
+    if config.get("auto_map") and config.get(_BASE) is None:
+        raise CheckpointError(f"config.json lacks {_BASE}")
+    name = _BASE if config.get(_BASE) is not None else "rope_theta"
+    rotation = rotary.read_rotary(config, width, 20000.0, name=name)
+    return {
+        "attention": (AttentionConfig(rotary=rotation),) * config["num_hidden_layers"],
+        "adapters": _read_adapters(config),
+    }
+
+
+def _read_adapters(config: Settings) -> AdapterConfig | None:
+    if not read_flag(config, "load_trained_adapters"):
+        return None
+    names = config.get("lora_adaptations")
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        raise CheckpointError(f"config.json: lora_adaptations has the invalid value {names!r}")
+    rank = read_count(config, "lora_rank", 4)
+    return AdapterConfig(tuple(names), rank, read_number(config, "lora_alpha", 1) / rank)
+
+
+def _with_changes(layout: Tensors) -> Tensors:
+    """Return the names of a layout whose weights have adapters."""
+    weights = {f"{module}.weight" for module in _ADAPTED.values()}
+    changes = {
+        f"{module}.{ours}": (f"{source}.{_CHANGES}.0.lora_{theirs}",)
+        for module, source in _ADAPTED.items()
+        for ours, theirs in (("down", "A"), ("up", "B"))
+    }
+    return {
+        **{
+            key: tuple(
+                f"{str(name).removesuffix('.weight')}.{_CHANGES}.original"
+                if name in weights
+                else name
+                for name in names
+            )
+            for key, names in layout.items()
+        },
+        **changes,
+    }
+
+
+_PLAIN = tensors(weights=rotary.EMBEDDINGS, modules=_MODULES)
 
 JINA_V3 = Family(
     config=bert.CONFIG,
     defaults={**bert.DEFAULTS, "layer_norm_eps": 1e-5, "type_vocab_size": 1},
     constants={"position_embeddings": False},
     derived=_derived,
-    required={"is_decoder": False, "add_cross_attention": False},
+    required={
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "position_embedding_type": "rotary",
+    },
     layouts=(
-        tensors(
-            weights=rotary.EMBEDDINGS,
-            modules={
-                "embeddings.norm": "emb_ln",
-                "layers.{i}.self_attn.in_proj": "encoder.layers.{i}.mixer.Wqkv",
-                "layers.{i}.self_attn.out_proj": "encoder.layers.{i}.mixer.out_proj",
-                "layers.{i}.norm1": "encoder.layers.{i}.norm1",
-                "layers.{i}.linear1": "encoder.layers.{i}.mlp.fc1",
-                "layers.{i}.linear2": "encoder.layers.{i}.mlp.fc2",
-                "layers.{i}.norm2": "encoder.layers.{i}.norm2",
-            },
-        ),
+        _with_changes(_PLAIN),
+        _PLAIN,
         tensors(weights=rotary.EMBEDDINGS, modules={**rotary.MODULES, **_FEED_FORWARD}),
     ),
     prefixes=("roberta.",),
     ignored=(r"pooler\..*", r"lm_head\..*"),
+    code=("XLMRoberta",),
 )

@@ -1,6 +1,6 @@
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +18,12 @@ from models.gradients.flow_tap import RecordingTap, objective_value
 from models.gradients.inputs import EmulatedPrecision, Objective, ObjectiveName, Row
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Flow, FlowStep
-from models.network.attention import NO_INPUTS, AttentionInputs
+from models.network.attention import NO_INPUTS, LayerInputs
 from models.network.layer import Activation, EncoderLayer
 from models.network.sentence_encoder import DenseHead, SentenceEncoder
+from models.packing import NO_ADAPTER
 from tests.models.checkpoints import save_checkpoint
-from tests.models.gradients.toys import DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model
+from tests.models.gradients.toys import ADAPTED, DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model
 
 C = Row([0, 5, 2])
 E = Row([0, 17, 30, 30, 12, 11, 2], prompt_tokens=2)
@@ -37,6 +38,7 @@ KINDS: list[dict[str, Any]] = [
     NARROW,
     LLAMA,
     DEBERTA,
+    ADAPTED,
 ]
 
 
@@ -82,7 +84,8 @@ def forward_all(model: ReferenceModel, rows: Sequence[Row]) -> Tensor:
         ones = torch.ones(1, len(row.ids), dtype=torch.float64)
         pooled = ones.clone()
         pooled[:, : row.prompt_tokens] = 0
-        vectors.append(model.network(torch.tensor([row.ids]), ones, pooled))
+        own = None if row.adapter == NO_ADAPTER else torch.tensor([row.adapter])
+        vectors.append(model.network(torch.tensor([row.ids]), ones, pooled, adapters=own))
     return torch.cat(vectors)
 
 
@@ -194,7 +197,8 @@ def test_parameter_gradient_norms_add_up_to_the_global_norm(
     kind: dict[str, Any], heads: bool
 ) -> None:
     model = with_heads(toy_model(**kind)) if heads else toy_model(**kind)
-    rows = [A, B, C, E]
+    count = len(kind["adapters"].names) if "adapters" in kind else 0
+    rows = [replace(row, adapter=i % (count + 1) - 1) for i, row in enumerate([A, B, C, E])]
     result = flow(model, rows, COSINE)
     parameters = list(model.network.requires_grad_(True).parameters())
     gradients = torch.autograd.grad(cosines(forward_all(model, rows)), parameters)
@@ -372,7 +376,7 @@ def test_nan_gradient_of_attention_is_separated_from_the_residual(
     attention = layer(model, 1).self_attn
     ordinary = attention.forward
 
-    def forward(x: Tensor, inputs: AttentionInputs = NO_INPUTS) -> Tensor:
+    def forward(x: Tensor, inputs: LayerInputs = NO_INPUTS) -> Tensor:
         is_b = x.shape[1] == len(B.ids)
         return ordinary(with_nan_gradient(x, (0, 3, 1)) if is_b else x, inputs)
 
@@ -395,7 +399,7 @@ def test_nonfinite_parameter_gradient_alone_is_reported(monkeypatch: pytest.Monk
     model = toy_model()
     linear = layer(model, 1).linear2
 
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, _chosen: None) -> Tensor:
         return F.linear(x, with_nan_gradient(linear.weight, (0, 0)), linear.bias)
 
     monkeypatch.setattr(linear, "forward", forward)
@@ -640,7 +644,7 @@ def test_one_detached_parameter_gives_a_missing_gradient_verdict(
     model = toy_model()
     linear = layer(model, 1).linear2
     monkeypatch.setattr(
-        linear, "forward", lambda x: F.linear(x, linear.weight, linear.bias.detach())
+        linear, "forward", lambda x, _: F.linear(x, linear.weight, linear.bias.detach())
     )
     result = flow(model, [A, B], COSINE)
     assert [(verdict.step, verdict.kind) for verdict in result.verdicts] == [

@@ -37,7 +37,7 @@ from models.network.norms import KINDS
 from models.network.sentence_encoder import DenseHead
 from models.packing import pack
 from tests.models.checkpoints import save_checkpoint, save_tokenizer
-from tests.models.gradients.toys import toy_model
+from tests.models.gradients.toys import ADAPTED, toy_model
 
 LAYER = "encoder.layers.3"
 LAYERS = 5
@@ -237,6 +237,23 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
     assert differences(graph, model) == {zero: None} | dict.fromkeys(
         names, pytest.approx(1, rel=1e-5)
     )
+
+
+def test_adapters_are_compared() -> None:
+    model = toy_model(**ADAPTED)
+    network = model.network.float()
+    graph = graph_for("onnxruntime", trace(network, "cpu"))
+    assert differences(graph, model) == {}
+    rows = [Row([3, 9, 4]), Row([5], adapter=0), Row([6, 7, 8], adapter=1)]
+    assert first_divergence(loaded(graph), model, rows)[1] is None
+    names = [
+        *("encoder.embeddings.word.adapters.down", "encoder.embeddings.token_type.adapters.up"),
+        *("encoder.layers.1.self_attn.in_proj_adapters.up", "encoder.layers.0.linear2.adapters.up"),
+    ]
+    for name in names:
+        network.get_parameter(name)[1, 0, 1] += 1e-3
+    assert differences(graph, model) == dict.fromkeys(names, pytest.approx(1e-3, rel=1e-3))
+    assert first_divergence(loaded(graph), model, rows)[1] == "embeddings"
 
 
 @pytest.mark.parametrize("shared", [False, True])

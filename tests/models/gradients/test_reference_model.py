@@ -1,4 +1,5 @@
 import json
+from itertools import combinations
 from pathlib import Path
 from shutil import copytree
 
@@ -10,8 +11,8 @@ from models.artifact import Artifact, ArtifactError
 from models.engines import open_engine
 from models.gradients.inputs import Row
 from models.gradients.reference_model import ReferenceModel
-from models.packing import pack
-from tests.models.gradients.toys import DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model
+from models.packing import NO_ADAPTER, pack
+from tests.models.gradients.toys import ADAPTED, DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model
 
 
 def test_reference_model_vectors_equal_those_of_the_served_graph(artifact: Artifact) -> None:
@@ -48,6 +49,23 @@ def test_continuing_from_any_layer_gives_the_same_vector(changes: dict[str, obje
         versions = torch.stack([tokens, 2 * tokens])
         torch.testing.assert_close(model.continue_from(layer_name, versions, row)[0], expected)
     torch.testing.assert_close(model.vector(row), expected)
+
+
+@pytest.mark.parametrize("layer_name", ["words", "embeddings", "layers.0", "output"])
+def test_adapter_of_the_row_is_used_from_every_layer_on(layer_name: str) -> None:
+    model = toy_model(**ADAPTED)
+    ids = [0, 7, 21, 4, 9, 2]
+    ones = torch.ones(1, len(ids), dtype=torch.float64)
+    vectors = []
+    for adapter in (NO_ADAPTER, 0, 1):
+        row = Row(ids, adapter=adapter)
+        own = None if adapter == NO_ADAPTER else torch.tensor([adapter])
+        expected = model.network(torch.tensor([ids]), ones, ones, adapters=own)[0]
+        tokens = model.tokens(layer_name, row)[None]
+        torch.testing.assert_close(model.continue_from(layer_name, tokens, row)[0], expected)
+        torch.testing.assert_close(model.vector(row), expected)
+        vectors.append(expected)
+    assert min(torch.dist(a, b) for a, b in combinations(vectors, 2)) > 0.1
 
 
 def test_replacement_ids_use_the_positions_of_the_row() -> None:

@@ -11,6 +11,7 @@ from models.add_layer_norm.reference import Array
 from models.gradients.inputs import Row
 from models.gradients.layer_norm_operands import EPS, Operands
 from models.gradients.reference_model import ReferenceModel
+from models.network.adapters import AdapterConfig
 from models.network.config import AttentionConfig, EncoderConfig
 from models.network.disentangled import DistanceConfig
 from models.network.encoder import Encoder
@@ -58,6 +59,11 @@ LLAMA: dict[str, Any] = {
 DEBERTA: dict[str, Any] = {
     "position_embeddings": False,
     "distances": DistanceConfig(span=4, max_distance=9, norm=True),
+}
+
+# Those of Jina v3: adapters.
+ADAPTED: dict[str, Any] = {
+    "adapters": AdapterConfig(("first", "second"), rank=2, scale=0.5),
 }
 
 # Rows and width of the operands of a norm.

@@ -1,0 +1,156 @@
+"""Jina v3's task adapters against transformers, with the changes of a task added to its weights."""
+
+import shutil
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitrine
+from models.artifact import Artifact
+from models.export.checkpoint import load
+from models.export.exporter import export
+from models.export.model_folder import CheckpointError
+from models.export.sources import resolve
+from models.network.encoder import Encoder
+from models.packing import INPUT_NAMES, NO_ADAPTER, pack
+from tests.models.checkpoints import edit_json, edit_tensors, save_tokenizer, write_json
+from tests.models.jina_v3 import TASKS, save_jina_v3
+
+ROWS = [[0, 7, 21, 4, 9, 2], [0, 33, 8, 15, 2], [0, 5, 2], [0, 50, 44, 6, 7, 8, 2]]
+# The first row has no adapter, and the others have one each.
+ADAPTERS = [NO_ADAPTER, 0, 1, 2]
+INSTRUCTION = "w4 w5 "
+
+
+def expected_tokens(models: dict[str, Any], task: str, ids: list[int]) -> Tensor:
+    with torch.no_grad():
+        tokens: Tensor = models[task](torch.tensor([ids])).last_hidden_state[0]
+    return tokens
+
+
+def test_every_task_equals_a_model_with_the_changes_in_its_weights(tmp_path: Path) -> None:
+    models = save_jina_v3(tmp_path)
+    encoder = load(tmp_path)[0].encoder
+    for row, (index, task) in product(ROWS, enumerate(["", *TASKS], start=NO_ADAPTER)):
+        tokens = encoder(torch.tensor([row]), adapters=torch.tensor([index]))[0]
+        torch.testing.assert_close(tokens, expected_tokens(models, task, row), rtol=1e-5, atol=1e-5)
+    alone = encoder(torch.tensor([ROWS[0]]))[0]
+    torch.testing.assert_close(alone, expected_tokens(models, "", ROWS[0]), rtol=1e-5, atol=1e-5)
+
+
+def test_tasks_share_dense_and_packed_batches(tmp_path: Path) -> None:
+    models = save_jina_v3(tmp_path)
+    encoder = load(tmp_path)[0].encoder
+    expected = torch.cat(
+        [expected_tokens(models, task, row) for task, row in zip(["", *TASKS], ROWS, strict=True)]
+    )
+    longest = max(map(len, ROWS))
+    ids = torch.tensor([row + [1] * (longest - len(row)) for row in ROWS])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ROWS])
+    dense = encoder(ids, mask, adapters=torch.tensor(ADAPTERS))[mask.bool()]
+    for tokens in (dense, packed_tokens(encoder)):
+        torch.testing.assert_close(tokens, expected, rtol=1e-5, atol=1e-5)
+
+
+def packed_tokens(encoder: Encoder) -> Tensor:
+    batch = pack(ROWS, adapters=ADAPTERS).inputs((*INPUT_NAMES, "adapters"))
+    arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
+    del arrays["pooling_mask"]
+    return encoder.forward_packed(**arrays)
+
+
+@pytest.mark.parametrize("model_type", ["xlm-roberta", None])
+def test_files_are_recognised_by_their_code_alone(model_type: str | None, tmp_path: Path) -> None:
+    models = save_jina_v3(tmp_path)
+    edit_json(tmp_path / "config.json", model_type=model_type)
+    tokens = load(tmp_path)[0].encoder(torch.tensor([ROWS[0]]))[0]
+    torch.testing.assert_close(tokens, expected_tokens(models, "", ROWS[0]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rotary_emb_base": None}, "config.json lacks rotary_emb_base"),
+        ({"lora_adaptations": []}, r"lora_adaptations has the invalid value \[\]"),
+        ({"lora_adaptations": [1]}, r"lora_adaptations has the invalid value \[1\]"),
+        ({"lora_rank": 0}, "lora_rank has the invalid value 0"),
+        ({"lora_alpha": "1"}, "lora_alpha has the invalid value '1'"),
+        ({"lora_adaptations": ["one"]}, r"lora_A is \(3, .*; its config requires \(1, "),
+        ({"load_trained_adapters": False}, "unexpected tensors .*lora_A"),
+        ({"position_embedding_type": "absolute"}, "only 'rotary' is supported"),
+    ],
+)
+def test_invalid_adapters_are_refused(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_jina_v3(tmp_path)
+    edit_json(tmp_path / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_missing_changes_are_refused_by_name(tmp_path: Path) -> None:
+    save_jina_v3(tmp_path)
+    name = "roberta.encoder.layers.0.mlp.fc1.parametrizations.weight.0.lora_B"
+    edit_tensors(tmp_path, **{name: None})
+    with pytest.raises(CheckpointError, match=f"lacks the tensor {name.removeprefix('roberta.')}"):
+        load(tmp_path)
+
+
+def save_with_tokenizer(folder: Path) -> dict[str, Any]:
+    """Save a model with a tokenizer and the modules of Jina v3."""
+    models = save_jina_v3(folder)
+    shutil.rmtree(folder / "plain")
+    save_tokenizer(folder)
+    package = "sentence_transformers.models"
+    kinds = "custom_st.Transformer", f"{package}.Pooling", f"{package}.Normalize"
+    paths = "", "1_Pooling", "2_Normalize"
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": kind}
+        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
+    return models
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("jina-v3")
+    models = save_with_tokenizer(folder)
+    edit_json(folder / "config.json", task_instructions={TASKS[0]: INSTRUCTION})
+    return export(resolve(str(folder)), folder / "artifact")[0], models
+
+
+def test_prompt_selects_the_adapter_of_its_name(
+    exported: tuple[Artifact, dict[str, Any]],
+) -> None:
+    artifact, models = exported
+    assert artifact.manifest.adapters == TASKS
+    texts = ["w7 w9", "w21", "w8 w15 w33 w6"]
+    words = [[7, 9], [21], [8, 15, 33, 6]]
+    with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=2)) as model:
+        for prompt in (None, "query", *TASKS):
+            task, instruction = prompt if prompt in TASKS else "", [4, 5] * (prompt == TASKS[0])
+            rows = [[0, *instruction, *ids, 2] for ids in words]
+            pooled = [expected_tokens(models, str(task), row).mean(0) for row in rows]
+            expected = torch.nn.functional.normalize(torch.stack(pooled)).numpy()
+            actual = model.encode(texts, prompt_name=prompt).vectors
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_self_check_compares_every_adapter(exported: tuple[Artifact, dict[str, Any]]) -> None:
+    adapters = exported[0].check().adapters
+    assert {NO_ADAPTER, 0, 1, 2} == {*adapters}
+
+
+def test_module_of_jina_v3_is_refused_in_other_models(tmp_path: Path) -> None:
+    save_with_tokenizer(tmp_path)
+    edit_json(tmp_path / "config.json", auto_map=None)
+    with pytest.raises(CheckpointError, match=r"modules.json names custom_st.Transformer; code"):
+        load(tmp_path)
