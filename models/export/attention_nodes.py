@@ -366,31 +366,37 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
     longest = nodes("Gather", a.shape, nodes.constant(1), axis=0)
     if a.bias is not None:
         return _padded(nodes, a)
-    if a.alibi:
-        is_short = nodes("LessOrEqual", longest, nodes.constant(_BLOCKS_FROM))
+    is_short = nodes("LessOrEqual", longest, nodes.constant(_BLOCKS_FROM))
+
+    def padded_or_blocks(nodes: _Nodes) -> ir.Value:
         return nodes.branches(
             is_short, a.q, lambda nodes: _padded(nodes, a), lambda nodes: _in_blocks(nodes, a)
         )
+
+    if a.alibi:
+        return padded_or_blocks(nodes)
+    # A window that covers all rows changes nothing.
+    whole = replace(a, window=None)
     is_full = nodes("Cast", nodes("ReduceMin", a.attention_mask, keepdims=0), to=ir.DataType.BOOL)
 
-    def whole_rows(nodes: _Nodes) -> ir.Value:
-        # A window that covers all rows changes nothing.
-        whole = replace(a, window=None)
+    def by_padding(nodes: _Nodes) -> ir.Value:
         return nodes.branches(
             is_full, a.q, lambda nodes: _unpadded(nodes, whole), lambda nodes: _padded(nodes, whole)
         )
 
-    if (window := a.window) is None:
+    def whole_rows(nodes: _Nodes) -> ir.Value:
         if not a.causal:
-            return whole_rows(nodes)
-        is_short = nodes("LessOrEqual", longest, nodes.constant(_BLOCKS_FROM))
-        return nodes.branches(is_short, a.q, whole_rows, lambda nodes: _in_blocks(nodes, a))
+            return by_padding(nodes)
+        return nodes.branches(is_short, a.q, by_padding, lambda nodes: _in_blocks(nodes, whole))
+
+    if (window := a.window) is None:
+        return whole_rows(nodes)
     is_covered = nodes("LessOrEqual", longest, nodes.constant(window + 1))
-    is_short = nodes("LessOrEqual", longest, nodes.constant(_BANDED_FROM * window))
+    is_few_windows = nodes("LessOrEqual", longest, nodes.constant(_BANDED_FROM * window))
 
     def part_of_rows(nodes: _Nodes) -> ir.Value:
         return nodes.branches(
-            is_short, a.q, lambda nodes: _padded(nodes, a), lambda nodes: _banded(nodes, a)
+            is_few_windows, a.q, padded_or_blocks, lambda nodes: _banded(nodes, a)
         )
 
     return nodes.branches(is_covered, a.q, whole_rows, part_of_rows)

@@ -47,6 +47,11 @@ def read_rotary(
     if layer_type:
         _check_types("rope_parameters", current, (FULL, SLIDING))
         current = _section(current, layer_type)
+    elif nested := [key for key, value in current.items() if isinstance(value, dict)]:
+        raise CheckpointError(
+            f"config.json: rope_parameters has {nested[0]!r}; only one object for all layers is "
+            "supported"
+        )
     if head_width % 2:
         raise CheckpointError(
             f"config.json: rotary positions need heads of even width, not {head_width}"

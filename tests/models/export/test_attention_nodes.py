@@ -166,7 +166,15 @@ def test_context_with_a_bias_equals_attention_on_each_row_alone(engine: str) -> 
 
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
-@pytest.mark.parametrize("reach", [Reach(causal=True), Reach(alibi=True)], ids=str)
+@pytest.mark.parametrize(
+    "reach",
+    [
+        *(Reach(causal=True), Reach(alibi=True)),
+        # Rows of a few windows, and rows that a window covers.
+        *(Reach(3), Reach(3, causal=True), Reach(20, causal=True)),
+    ],
+    ids=str,
+)
 def test_attention_in_blocks_equals_attention_on_each_row_alone(
     reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +228,12 @@ print(peaks[1] - peaks[0])
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
 @pytest.mark.parametrize(
-    "reach", [Reach(), Reach(3), Reach(causal=True), Reach(alibi=True)], ids=str
+    "reach",
+    [
+        *(Reach(), Reach(3), Reach(causal=True), Reach(alibi=True)),
+        *(Reach(4000), Reach(4000, causal=True), Reach(8000, causal=True)),
+    ],
+    ids=str,
 )
 def test_onnxruntime_keeps_no_scores_of_a_long_row(
     reach: Reach, tmp_path_factory: pytest.TempPathFactory

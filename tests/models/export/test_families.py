@@ -317,6 +317,7 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ("qwen3", {"per_layer_config": [{}]}, "per_layer_config is .*; only None is supported"),
         ("qwen3", {"use_sliding_window": "false"}, "use_sliding_window has the invalid value"),
         ("qwen3", {"layer_types": 5}, "layer_types is 5; it must be a list"),
+        ("qwen3", {"rope_parameters": {FULL: {"rope_theta": 5.0}}}, "only one object for all"),
         ("qwen3", {"head_dim": 7.5}, "head_dim has the invalid value 7.5"),
         ("qwen3", {"num_key_value_heads": 3}, "3 heads of keys cannot serve 4 heads"),
         ("qwen3", {"rope_parameters": {"rope_theta": float("inf")}}, "invalid value inf"),
@@ -350,7 +351,7 @@ def test_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_jina_v3_files_with_task_adapters_are_refused(tmp_path: Path) -> None:
+def test_jina_v3_files_with_adapters_of_some_weights_are_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "jina_embeddings_v3")
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
