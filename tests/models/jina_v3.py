@@ -1,5 +1,6 @@
 """Files of Jina v3 with task adapters, and its models of each task, for tests."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.models.checkpoints import edit_json, save_checkpoint
+from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer, write_json
 
 TASKS = ("retrieval.query", "retrieval.passage", "classification")
 RANK, ALPHA = 2, 3
@@ -55,6 +56,23 @@ def save_jina_v3(folder: Path, **changes: object) -> dict[str, Any]:
         lora_rank=RANK,
         lora_alpha=ALPHA,
     )
+    return models
+
+
+def save_with_tokenizer(folder: Path) -> dict[str, Any]:
+    """Save a model with a tokenizer and the modules of Jina v3."""
+    models = save_jina_v3(folder)
+    shutil.rmtree(folder / "plain")
+    save_tokenizer(folder)
+    package = "sentence_transformers.models"
+    kinds = "custom_st.Transformer", f"{package}.Pooling", f"{package}.Normalize"
+    paths = "", "1_Pooling", "2_Normalize"
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": kind}
+        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
     return models
 
 

@@ -44,14 +44,7 @@ def read_rotary(
             "config.json: rope_scaling beside rope_parameters or with a rope_theta of its own is "
             "not supported"
         )
-    if layer_type:
-        _check_types("rope_parameters", current, (FULL, SLIDING))
-        current = _section(current, layer_type)
-    elif nested := [key for key, value in current.items() if isinstance(value, dict)]:
-        raise CheckpointError(
-            f"config.json: rope_parameters has {nested[0]!r}; only one object for all layers is "
-            "supported"
-        )
+    current = _of_layer_type(current, layer_type)
     if head_width % 2:
         raise CheckpointError(
             f"config.json: rotary positions need heads of even width, not {head_width}"
@@ -105,6 +98,19 @@ def layers_of_types(
             f"config.json: layer_types has length {len(types)}; the model has {len(default)} layers"
         )
     return tuple(kinds[kind] for kind in types)
+
+
+def _of_layer_type(parameters: Settings, layer_type: str) -> Settings:
+    """Return the part of `rope_parameters` for a layer type; "": all, which all layers share."""
+    if layer_type:
+        _check_types("rope_parameters", parameters, (FULL, SLIDING))
+        return _section(parameters, layer_type)
+    if nested := [key for key, value in parameters.items() if isinstance(value, dict)]:
+        raise CheckpointError(
+            f"config.json: rope_parameters has {nested[0]!r}; only one object for all layers is "
+            "supported"
+        )
+    return parameters
 
 
 def _check_types(name: str, types: Iterable[str], supported: Sequence[str]) -> None:

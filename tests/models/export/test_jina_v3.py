@@ -1,6 +1,5 @@
 """Jina v3's task adapters against transformers, with the changes of a task added to its weights."""
 
-import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from models.export.model_folder import CheckpointError
 from models.export.sources import resolve
 from models.network.encoder import Encoder
 from models.packing import INPUT_NAMES, NO_ADAPTER, pack
-from tests.models.checkpoints import edit_json, edit_tensors, save_tokenizer, write_json
-from tests.models.jina_v3 import TASKS, save_jina_v3
+from tests.models.checkpoints import edit_json, edit_tensors
+from tests.models.jina_v3 import TASKS, save_jina_v3, save_with_tokenizer
 
 ROWS = [[0, 7, 21, 4, 9, 2], [0, 33, 8, 15, 2], [0, 5, 2], [0, 50, 44, 6, 7, 8, 2]]
 # The first row has no adapter, and the others have one each.
@@ -100,23 +99,6 @@ def test_missing_changes_are_refused_by_name(tmp_path: Path) -> None:
     edit_tensors(tmp_path, **{name: None})
     with pytest.raises(CheckpointError, match=f"lacks the tensor {name.removeprefix('roberta.')}"):
         load(tmp_path)
-
-
-def save_with_tokenizer(folder: Path) -> dict[str, Any]:
-    """Save a model with a tokenizer and the modules of Jina v3."""
-    models = save_jina_v3(folder)
-    shutil.rmtree(folder / "plain")
-    save_tokenizer(folder)
-    package = "sentence_transformers.models"
-    kinds = "custom_st.Transformer", f"{package}.Pooling", f"{package}.Normalize"
-    paths = "", "1_Pooling", "2_Normalize"
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": kind}
-        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
-    ]
-    write_json(folder / "modules.json", modules)
-    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
-    return models
 
 
 @pytest.fixture(scope="module")

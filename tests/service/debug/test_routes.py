@@ -27,6 +27,7 @@ from service.debug.request_models import FlowRequest
 from service.debug.responses import ParityResponse
 from service.settings import DebugSettings, Settings
 from tests.models.checkpoints import save_small
+from tests.models.jina_v3 import TASKS, save_with_tokenizer
 from tests.service.debug.held_worker import held, held_workers
 from tests.serving import flat_routes, ready_model, serving, state_of
 
@@ -688,22 +689,17 @@ def tampered(artifact: Artifact, folder: Path, edit: Callable[[Json], None]) -> 
     return folder
 
 
-def test_parity_without_recorded_texts_compares_all_but_their_token_ids(
-    small_artifact: Artifact, debugging: Settings, tmp_path: Path
-) -> None:
-    path = tampered(small_artifact, tmp_path / "artifact", lambda _tokenizer: None)
-    check, manifest = path / "check.json", path / "manifest.json"
-    content = json.loads(check.read_text())
-    del content["texts"]  # as exported by an earlier version
-    check.write_text(json.dumps(content))
-    described = json.loads(manifest.read_text())
-    described["files"]["check.json"] = sha256(check)
-    manifest.write_text(json.dumps(described))
-    model = debugging.model.model_copy(update={"path": path})
+def test_gradients_use_the_adapter_of_the_prompt(debugging: Settings, tmp_path: Path) -> None:
+    save_with_tokenizer(tmp_path / "model")
+    export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
+    model = debugging.model.model_copy(update={"path": tmp_path / "artifact"})
     with serving(create_app(debugging.model_copy(update={"model": model}))) as client:
-        result = ask(client, "parity")
-    assert (result["passes"], result["tokenizer"]) == (True, [])
-    assert len(result["vectors"]) == len(content["rows"])
+        assert ask(client, "parity")["failures"] == []
+        texts = [{"text": "w7 w9 w21", "prompt_name": task} for task in (None, *TASKS)]
+        assert ask(client, "parity", texts=texts)["failures"] == []
+        results = [ask(client, "attribute", text=text, target=COSINE) for text in texts]
+    assert all(result["completeness"]["converged"] for result in results)
+    assert len({result["value"] for result in results}) == len(texts)
 
 
 @pytest.mark.parametrize("family", ["modernbert", "gte", "albert"])
