@@ -23,7 +23,7 @@ NO_ADAPTER = -1
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Input arrays of an exported graph; the field names are the graph's input names.
+    """Input arrays of an exported graph, by input name. Only a model with adapters has `adapters`.
 
     Attributes:
         input_ids: `(T,)` int64, token ids of all rows, concatenated.

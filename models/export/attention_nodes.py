@@ -379,15 +379,15 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
     whole = replace(a, window=None)
     is_full = nodes("Cast", nodes("ReduceMin", a.attention_mask, keepdims=0), to=ir.DataType.BOOL)
 
-    def by_padding(nodes: _Nodes) -> ir.Value:
+    def padded_or_not(nodes: _Nodes) -> ir.Value:
         return nodes.branches(
             is_full, a.q, lambda nodes: _unpadded(nodes, whole), lambda nodes: _padded(nodes, whole)
         )
 
     def whole_rows(nodes: _Nodes) -> ir.Value:
         if not a.causal:
-            return by_padding(nodes)
-        return nodes.branches(is_short, a.q, by_padding, lambda nodes: _in_blocks(nodes, whole))
+            return padded_or_not(nodes)
+        return nodes.branches(is_short, a.q, padded_or_not, lambda nodes: _in_blocks(nodes, whole))
 
     if (window := a.window) is None:
         return whole_rows(nodes)

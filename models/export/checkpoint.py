@@ -78,6 +78,8 @@ def load(
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     tensors = _plain_names(family, folder.tensors(transformer))
+    for name, value in family.fixed.items():
+        _check_fixed(name, tensors.get(name), value(config))
     unused = _fill(
         encoder,
         tensors,
@@ -85,7 +87,7 @@ def load(
         names=partial(_family_names, _layout(family, encoder, tensors)),
         value=partial(_family_value, family, config),
         widths=config.heads.widths,
-        ignored=(*family.ignored, *_UNUSED_HEADS),
+        ignored=(*family.ignored, *map(re.escape, family.fixed), *_UNUSED_HEADS),
     )
     if unused:
         report(f"Left out, because vectors do not need them: {', '.join(unused)}")
@@ -93,6 +95,17 @@ def load(
         if not isinstance(head, NormalizeConfig):
             _fill(module, folder.tensors(head.folder), head.folder)
     return model.eval().requires_grad_(False), sentence_config
+
+
+def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
+    """Raise CheckpointError if a tensor has other values, beyond the rounding of float16."""
+    if actual is None:
+        return
+    if actual.shape != expected.shape or not torch.allclose(actual.float(), expected, atol=1e-3):
+        raise CheckpointError(
+            f"the checkpoint: {name} differs from the formula of {tuple(expected.shape)} values "
+            "that the network computes; other values are not supported"
+        )
 
 
 def _head(config: HeadConfig) -> Head:
@@ -117,8 +130,8 @@ def read_configs(
     transformer = transformer_folder(folder)
     if folder.has(join(transformer, "adapter_config.json")):
         raise CheckpointError(
-            f"{join(transformer, 'adapter_config.json')}: adapters are not supported; merge them "
-            "into the weights with peft's merge_and_unload, and save the model again"
+            f"{join(transformer, 'adapter_config.json')}: PEFT adapters are not supported; merge "
+            "them into the weights with peft's merge_and_unload, and save the model again"
         )
     family, model_type, config = _read_config(folder, join(transformer, "config.json"))
     return family, config, read_sentence_config(folder, model_type, config, overrides)
@@ -130,7 +143,7 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
     model_type = str(config.get("model_type"))
     family = _family(model_type, _network_classes(config))
     if config.get("model_type") is None:  # as in the first files of Jina v3
-        model_type = next(name for name, known in FAMILIES.items() if known is family)
+        model_type = next((n for n, known in FAMILIES.items() if known is family), model_type)
     _check_supported(config, family, name)
     architectures = config.get("architectures")
     for head in architectures if isinstance(architectures, list) else ():

@@ -54,7 +54,7 @@ class _Packed(nn.Module):
 def trace(model: SentenceEncoder, target: str) -> ir.Model:
     """Return `model` as a graph that computes in the dtype of the model's weights.
 
-    The inputs are the fields of `models.packing.PackedBatch`, with dynamic B, L and T. The outputs
+    The inputs are fields of `models.packing.PackedBatch`, with dynamic B, L and T. The outputs
     are "pooled" `(B, W)` and "tokens" `(T, D)`, both float32. Attention is a placeholder, which
     `graph_for` replaces.
 

@@ -309,10 +309,15 @@ _HEADS: Mapping[str, Callable[[ModelFolder, str], HeadConfig]] = {
 
 def _task_prompts(folder: ModelFolder, transformer: str, config: EncoderConfig) -> dict[str, str]:
     """Return the prompt of each adapter's task, by name of the adapter."""
-    instructions = folder.json(join(transformer, "config.json"), dict).get("task_instructions")
+    if config.adapters is None:
+        return {}
+    name = join(transformer, "config.json")
+    instructions = folder.json(name, dict).get("task_instructions")
     texts = instructions if isinstance(instructions, dict) else {}
-    names = config.adapters.names if config.adapters else ()
-    return {name: texts.get(name, "") for name in names}
+    for task in config.adapters.names:
+        if not isinstance(texts.get(task), str):
+            raise CheckpointError(f"{name}: task_instructions has no text for {task!r}")
+    return {task: texts[task] for task in config.adapters.names}
 
 
 def _prompts(

@@ -91,7 +91,9 @@ class RecordingTap(Tap):
         """Return `attention(x, inputs)`; with rounding, record its parts as separate steps.
 
         They are those of transformers' eager attention: the products of queries and keys are
-        rounded before they are scaled. The parameters belong to the last step.
+        rounded before they are scaled. transformers' DeBERTa scales keys before the product, and
+        distances after it; here it is as for all other models. The parameters belong to the last
+        step.
         """
         if self.dtype is None:
             return super().attention(name, attention, x, inputs)
@@ -99,7 +101,7 @@ class RecordingTap(Tap):
         projections = self.step(
             f"{name}.projections",
             None,
-            lambda x: torch.cat(attention.project(x, inputs.chosen), -1),
+            lambda x: torch.cat(attention.project(x, inputs.scales), -1),
             x,
         )  # (B, L, H * K + 2 * G * K)
         if inputs.rotation is not None:
@@ -142,7 +144,7 @@ class RecordingTap(Tap):
             weights,
             projections,
         )  # (B, L, H * K)
-        return self.step(name, attention, lambda x: attention.out_proj(x, inputs.chosen), context)
+        return self.step(name, attention, lambda x: attention.out_proj(x, inputs.scales), context)
 
     def add_norm(
         self, sum_name: str, name: str, norm: AddNorm, x: Tensor, residual: Tensor

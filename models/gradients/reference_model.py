@@ -17,7 +17,6 @@ from models.export.sentence_config import Overrides
 from models.gradients.inputs import Row
 from models.network.sentence_encoder import SentenceEncoder
 from models.network.taps import NO_TAP, OutputTap, Tap
-from models.packing import NO_ADAPTER
 
 
 class ReferenceModel:
@@ -29,7 +28,7 @@ class ReferenceModel:
 
     Attributes:
         steps: Maps each layer name, in order, to the name of the step whose output is the tokens at
-            the layer. "words" are rows of the word embedding table, without positions. "embeddings"
+            the layer. "words" are word embeddings, without positions. "embeddings"
             is the input of the first layer, "layers.0" the output of the first layer, and so on.
             "output" is the input of pooling.
     """
@@ -110,16 +109,16 @@ class ReferenceModel:
         Args:
             layer_name: Layer of the tokens, one of `layer_names`.
             tokens: S versions of the row's tokens, `(S, L, D)`.
-            row: Input of the model, from which positions and pooling mask are computed.
+            row: Input of the model, from which positions, adapter and pooling mask are computed.
         """
         encoder, x = self.network.encoder, tokens
         index = self.layer_names.index(layer_name)
         positions = encoder.positions(self._ids(row.ids))  # (1, L)
         adapters = self._adapters(row)
-        chosen = encoder.chosen(None if adapters is None else adapters[:, None])
+        scales = encoder.scales(None if adapters is None else adapters[:, None])
         if index == 0:
-            x = encoder.embeddings(x, positions.expand(len(x), -1), chosen=chosen)
-        inputs = encoder.layer_inputs(x, positions, len(row.ids), chosen=chosen)
+            x = encoder.embeddings(x, positions.expand(len(x), -1), scales=scales)
+        inputs = encoder.layer_inputs(x, positions, len(row.ids), scales=scales)
         x = encoder.encode(x, inputs, first_layer=max(0, index - 1))
         return self.network.head(x, self._pooling_mask(row).expand(len(x), -1))
 
@@ -128,7 +127,8 @@ class ReferenceModel:
         return mask.to(self.network.encoder.embeddings.word.weight)[None]  # (1, L)
 
     def _adapters(self, row: Row) -> Tensor | None:
-        if row.adapter == NO_ADAPTER:
+        # Without an adapter, the updates are multiplied by zero: they have gradients of zero.
+        if self.network.encoder.config.adapters is None:
             return None
         return torch.tensor(
             [row.adapter], device=self.network.encoder.embeddings.word.weight.device

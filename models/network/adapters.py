@@ -1,4 +1,4 @@
-"""Low-rank adapters: changes of the weights, one set per task, of which each row has one or none.
+"""Low-rank adapters: updates of the weights, one set per task; each row has one adapter or none.
 
 The adapters of all tasks are stacked. A token's vector is projected to the ranks of all of them,
 those of other tasks are set to zero, and the rest is projected to the output. So rows of several
@@ -20,16 +20,16 @@ class AdapterConfig:
 
     Attributes:
         names: Name of each adapter; there are N.
-        rank: Rank of the change of a weight, R.
-        scale: Factor of the changes.
+        rank: Rank of the update of a weight, R.
+        scale: Factor of the updates.
     """
 
     names: tuple[str, ...]
     rank: int
     scale: float
 
-    def chosen(self, adapters: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the factors of the stacked ranks, `(..., N * R)`.
+    def scales(self, adapters: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the scale of each of the stacked ranks, `(..., N * R)`.
 
         They are `scale` for the adapter of a token, and zero for all others.
 
@@ -51,10 +51,10 @@ class LinearAdapters(nn.Module):
         self.down = nn.Parameter(torch.empty(N, R, in_features).normal_(std=0.02))
         self.up = nn.Parameter(torch.zeros(N, out_features, R))
 
-    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
-        """Return the change of the output `(..., out_features)` for the input `x`."""
+    def forward(self, x: Tensor, scales: Tensor) -> Tensor:
+        """Return the update of the output `(..., out_features)` for the input `x`."""
         down, up = self.stacked()
-        return F.linear(F.linear(x, down) * chosen, up)
+        return F.linear(F.linear(x, down) * scales, up)
 
     def stacked(self) -> tuple[Tensor, Tensor]:
         """Return the projections to all ranks, `(N * R, in)`, and back, `(out, N * R)`."""
@@ -70,10 +70,10 @@ class EmbeddingAdapters(nn.Module):
         self.down = nn.Parameter(torch.zeros(N, count, R))
         self.up = nn.Parameter(torch.empty(N, R, width).normal_(std=0.02))
 
-    def forward(self, ids: Tensor, chosen: Tensor) -> Tensor:
-        """Return the change of the embeddings `(..., width)` of the ids `(...)`."""
+    def forward(self, ids: Tensor, scales: Tensor) -> Tensor:
+        """Return the update of the embeddings `(..., width)` of the ids `(...)`."""
         table, up = self.stacked()
-        return F.linear(F.embedding(ids, table) * chosen, up)
+        return F.linear(F.embedding(ids, table) * scales, up)
 
     def stacked(self) -> tuple[Tensor, Tensor]:
         """Return the table of all ranks, `(count, N * R)`, and the projection, `(width, N * R)`."""
@@ -89,15 +89,15 @@ class AdaptedEmbedding(nn.Embedding):
         super().__init__(count, width)
         self.adapters = EmbeddingAdapters(adapters, count, width) if adapters else None
 
-    def forward(self, ids: Tensor, chosen: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, scales: Tensor | None = None) -> Tensor:
         """Return the embeddings of the ids `(...)`, `(..., width)`.
 
         Args:
             ids: Row indices of the table, `(...)`.
-            chosen: Factors from `AdapterConfig.chosen`; None: no adapters.
+            scales: Scales from `AdapterConfig.scales`; None: no adapters.
         """
         y = super().forward(ids)
-        return y if self.adapters is None or chosen is None else y + self.adapters(ids, chosen)
+        return y if self.adapters is None or scales is None else y + self.adapters(ids, scales)
 
 
 class AdaptedLinear(nn.Linear):
@@ -111,12 +111,12 @@ class AdaptedLinear(nn.Linear):
         super().__init__(in_features, out_features, bias)
         self.adapters = LinearAdapters(adapters, in_features, out_features) if adapters else None
 
-    def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, scales: Tensor | None = None) -> Tensor:
         """Return the output `(..., out_features)`.
 
         Args:
             x: Input, `(..., in_features)`.
-            chosen: Factors from `AdapterConfig.chosen`; None: no adapters.
+            scales: Scales from `AdapterConfig.scales`; None: no adapters.
         """
         y = super().forward(x)
-        return y if self.adapters is None or chosen is None else y + self.adapters(x, chosen)
+        return y if self.adapters is None or scales is None else y + self.adapters(x, scales)

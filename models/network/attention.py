@@ -38,14 +38,14 @@ class LayerInputs:
         rotation: Rotation of queries and keys by their positions; None: no rotation.
         distances: Distances of disentangled attention; None: scores do not depend on distances.
         packed: Layout and reach of a packed batch; None for a dense batch.
-        chosen: Factors of the adapters, `(..., N * R)`; None: no adapters.
+        scales: Scale of each rank of the adapters, `(..., N * R)`; None: no adapters.
     """
 
     bias: Tensor | None = None
     rotation: Rotation | None = None
     distances: Distances | None = None
     packed: PackedRows | None = None
-    chosen: Tensor | None = None
+    scales: Tensor | None = None
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -146,16 +146,16 @@ class SelfAttention(nn.Module):
 
         If all scores of a query are minus infinity, its context is zero instead of NaN.
         """
-        q, k, v = self.rotated(self.project(x, inputs.chosen), inputs)
+        q, k, v = self.rotated(self.project(x, inputs.scales), inputs)
         bias = self.bias(q, k, inputs)
         if inputs.packed is not None:
             k, v = self.repeated(k), self.repeated(v)
             context = packed_attention(q, k, v, inputs.packed, bias, self.shape.count)
-            return self.out_proj(context, inputs.chosen)
+            return self.out_proj(context, inputs.scales)
         q, k, v = (self.heads(part) for part in (q, k, v))  # (B, H, L, K)
         dropout = self.dropout if self.training else 0.0
         context = F.scaled_dot_product_attention(q, k, v, bias, dropout)  # (B, H, L, K)
-        return self.out_proj(context.transpose(1, 2).flatten(2), inputs.chosen)
+        return self.out_proj(context.transpose(1, 2).flatten(2), inputs.scales)
 
     def bias(self, q: Tensor, k: Tensor, inputs: LayerInputs) -> Tensor | None:
         """Return the bias of the attention scores with their terms that depend on distances.
@@ -222,12 +222,12 @@ class SelfAttention(nn.Module):
         )
         return q, k, v
 
-    def project(self, x: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor, scales: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return queries `(..., H * K)`, keys and values `(..., G * K)`, after their norms.
 
         Args:
             x: Token vectors, `(..., D)`.
-            chosen: Factors of the adapters; None: no adapters.
+            scales: Scale of each rank of the adapters; None: no adapters.
         """
         # Three matrix products instead of one, whose three slices ONNX engines would copy. The
         # slices of weights become constants when the model is exported.
@@ -237,9 +237,9 @@ class SelfAttention(nn.Module):
             F.linear(x, self.in_proj_weight[a:b], None if bias is None else bias[a:b])
             for a, b in zip([0, *ends], ends, strict=False)
         )
-        if self.in_proj_adapters is not None and chosen is not None:
-            changes = self.in_proj_adapters(x, chosen).split(self.shape.widths, -1)
-            q, k, v = (y + change for y, change in zip((q, k, v), changes, strict=True))
+        if self.in_proj_adapters is not None and scales is not None:
+            updates = self.in_proj_adapters(x, scales).split(self.shape.widths, -1)
+            q, k, v = (y + update for y, update in zip((q, k, v), updates, strict=True))
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm, q), (self.k_norm, k)
             if self.qk_norm == "all":

@@ -25,8 +25,8 @@ class DistanceConfig:
     Attributes:
         span: Half the number of distance embeddings, S: those below it are for keys after the
             query.
-        max_distance: Distance from which buckets have their final size; 0: each distance below
-            `span` has an embedding, and longer ones have the last.
+        max_distance: Length of rows for which the buckets are made: the longest distance in it is
+            in the last but one. 0: no buckets, each distance below `span` has an embedding.
         terms: Names in `TERMS`; not empty.
         shared: Whether distances are projected by the matrices of the tokens' queries and keys.
         norm: Whether the embeddings have a norm.
@@ -45,10 +45,10 @@ class Distances:
 
     Attributes:
         embeddings: `(2 * S, D)`.
-        of_queries: `(2 * L,)`, index of the embedding for each distance of a key from a query, from
-            `-L`.
-        of_keys: `(2 * L,)`, index of the embedding for each distance of a query from a key, from
-            `-L`.
+        of_queries: `(2 * L,)`, index of the embedding for each position of a key less that of its
+            query, from `-L`.
+        of_keys: `(2 * L,)`, index of the embedding for each position of a query less that of its
+            key, from `-L`.
         terms: Names in `TERMS`.
     """
 
@@ -91,8 +91,8 @@ class DistanceEmbeddings(nn.Module):
 def embedding_index(distance: Tensor, config: DistanceConfig) -> Tensor:
     """Return the index of the embedding of each query-minus-key distance, int64.
 
-    With buckets, the shorter half of the distances below `span` have one each. The others cover
-    ranges that grow exponentially up to `max_distance`.
+    With buckets, distances up to half of `span` have one each. The others cover ranges that grow
+    exponentially. Distances beyond the last embedding have the last one.
     """
     span = config.span
     if config.max_distance:

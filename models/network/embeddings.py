@@ -51,7 +51,7 @@ class Embeddings(nn.Module):
         positions: Tensor,
         token_types: Tensor | None = None,
         tap: Tap = NO_TAP,
-        chosen: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """Return the input of the first layer, `(..., D)`.
 
@@ -60,7 +60,7 @@ class Embeddings(nn.Module):
             positions: Position of each token, `(...)`.
             token_types: Type of each token, `(...)`; None: type 0.
             tap: Tap that runs each step.
-            chosen: Factors of the adapters, `(..., N * R)`; None: no adapters.
+            scales: Scale of each rank of the adapters, `(..., N * R)`; None: no adapters.
 
         Raises:
             ValueError: `token_types` is given, but the encoder has no token type embeddings.
@@ -69,10 +69,10 @@ class Embeddings(nn.Module):
 
             def add_type(words: Tensor) -> Tensor:
                 words = words + (types.weight[0] if token_types is None else types(token_types))
-                if types.adapters is None or chosen is None:
+                if types.adapters is None or scales is None:
                     return words
                 ids = torch.zeros_like(positions) if token_types is None else token_types
-                return words + types.adapters(ids, chosen)
+                return words + types.adapters(ids, scales)
 
             words = tap.step("embeddings.types", types, add_type, words)
         elif token_types is not None:

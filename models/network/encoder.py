@@ -104,12 +104,12 @@ class Encoder(nn.Module):
             adapters: Index of each row's adapter, `(B,)`; None: no adapters.
         """
         positions = self.positions(input_ids) if positions is None else positions
-        chosen = self.chosen(None if adapters is None else adapters[:, None])  # (B, 1, N * R)
-        x = self.embed(input_ids, positions, token_type_ids, tap, chosen)  # (B, L, D)
+        scales = self.scales(None if adapters is None else adapters[:, None])  # (B, 1, N * R)
+        x = self.embed(input_ids, positions, token_type_ids, tap, scales)  # (B, L, D)
         if attention_mask is not None:
             attention_mask = attention_mask != 0
         length = input_ids.shape[1]
-        inputs = self.layer_inputs(x, positions, length, attention_mask, tap=tap, chosen=chosen)
+        inputs = self.layer_inputs(x, positions, length, attention_mask, tap=tap, scales=scales)
         return self.encode(x, inputs, tap)
 
     def forward_packed(
@@ -132,14 +132,14 @@ class Encoder(nn.Module):
         """
         rows = Rows(padded_index, packed_index)
         positions = rows.pack(self.positions(rows.pad(input_ids)))  # (T,)
-        chosen = self.chosen(adapters)  # (T, N * R)
-        x = self.embed(input_ids, positions, chosen=chosen)  # (T, D)
+        scales = self.scales(adapters)  # (T, N * R)
+        x = self.embed(input_ids, positions, scales=scales)  # (T, D)
         length = padded_index.shape[1]
-        inputs = self.layer_inputs(x, positions, length, attention_mask, rows, chosen=chosen)
+        inputs = self.layer_inputs(x, positions, length, attention_mask, rows, scales=scales)
         return self.encode(x, inputs)
 
-    def chosen(self, adapters: Tensor | None) -> Tensor | None:
-        """Return the factors of the adapters' ranks, `(..., N * R)`; None: no adapters.
+    def scales(self, adapters: Tensor | None) -> Tensor | None:
+        """Return the scale of each rank of the adapters, `(..., N * R)`; None: no adapters.
 
         Args:
             adapters: Index of each token's adapter, `(...)`; -1: none. None: no adapters.
@@ -151,7 +151,7 @@ class Encoder(nn.Module):
             return None
         if (config := self.config.adapters) is None:
             raise ValueError("adapters must be None: this encoder has none")
-        return config.chosen(adapters, self.embeddings.word.weight.dtype)
+        return config.scales(adapters, self.embeddings.word.weight.dtype)
 
     def embed(
         self,
@@ -159,16 +159,16 @@ class Encoder(nn.Module):
         positions: Tensor,
         token_types: Tensor | None = None,
         tap: Tap = NO_TAP,
-        chosen: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """Return the input of the first layer, `(..., D)`.
 
-        Token ids, positions and token types all have the shape `(...)`, and the factors of the
+        Token ids, positions and token types all have the shape `(...)`, and the scales of the
         adapters `(..., N * R)`.
         """
         word = self.embeddings.word
-        words = tap.step("embeddings.words", word, lambda: word(input_ids, chosen))  # (..., E)
-        return self.embeddings(words, positions, token_types, tap, chosen)
+        words = tap.step("embeddings.words", word, lambda: word(input_ids, scales))  # (..., E)
+        return self.embeddings(words, positions, token_types, tap, scales)
 
     def encode(
         self,
@@ -207,7 +207,7 @@ class Encoder(nn.Module):
         attention_mask: Tensor | None = None,
         rows: Rows | None = None,
         tap: Tap = NO_TAP,
-        chosen: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> tuple[LayerInputs, ...]:
         """Return the inputs of each layer besides the token vectors.
 
@@ -221,7 +221,7 @@ class Encoder(nn.Module):
                 Required for a packed batch.
             rows: Index maps of a packed batch; None for a dense batch.
             tap: Tap that runs each step.
-            chosen: Factors of the adapters, `(..., N * R)`; None: no adapters.
+            scales: Scale of each rank of the adapters, `(..., N * R)`; None: no adapters.
         """
         relative = None
         if (module := self.relative_bias) is not None:
@@ -238,7 +238,7 @@ class Encoder(nn.Module):
         if rows is not None and attention_mask is not None:
             packed = {reach: PackedRows(rows, attention_mask, reach) for reach in reaches}
             return tuple(
-                LayerInputs(relative, rotations[a.rotary], distances, packed[a.reach], chosen)
+                LayerInputs(relative, rotations[a.rotary], distances, packed[a.reach], scales)
                 for a in self._attention
             )
         heads = self.config.num_heads
@@ -248,6 +248,6 @@ class Encoder(nn.Module):
             for reach, mask in masks.items()
         }
         return tuple(
-            LayerInputs(biases[a.reach], rotations[a.rotary], distances, chosen=chosen)
+            LayerInputs(biases[a.reach], rotations[a.rotary], distances, scales=scales)
             for a in self._attention
         )

@@ -175,7 +175,7 @@ class EncoderLayer(nn.Module):
             if (norm := self.branch_norm1) is not None:
                 branch = tap.step(f"{name}.branch_norm1", norm, norm, branch)
             normed, x = tap.add_norm(f"{name}.sum1", f"{name}.norm2", self.norm2, branch, x)
-            branch = self._expand(normed, inputs.chosen, tap, name)
+            branch = self._expand(normed, inputs.scales, tap, name)
             if (norm := self.branch_norm2) is not None:
                 branch = tap.step(f"{name}.branch_norm2", norm, norm, branch)
             return tap.step(f"{name}.sum2", None, torch.add, branch, x)
@@ -184,7 +184,7 @@ class EncoderLayer(nn.Module):
             steps = f"{name}.branch_sum1", f"{name}.branch_norm1"
             attended, _ = tap.add_norm(*steps, cast(AddNorm, inner), attended, x)
         x, _ = tap.add_norm(f"{name}.sum1", f"{name}.norm1", cast(AddNorm, norm1), attended, x)
-        expanded = self._expand(x, inputs.chosen, tap, name)
+        expanded = self._expand(x, inputs.scales, tap, name)
         return tap.add_norm(f"{name}.sum2", f"{name}.norm2", self.norm2, expanded, x)[0]
 
     @property
@@ -198,19 +198,19 @@ class EncoderLayer(nn.Module):
         )
         return attended
 
-    def _expand(self, x: Tensor, chosen: Tensor | None, tap: Tap, name: str) -> Tensor:
+    def _expand(self, x: Tensor, scales: Tensor | None, tap: Tap, name: str) -> Tensor:
         def activated(linear: AdaptedLinear) -> Activation:
-            return lambda x: self.activation(linear(x, chosen))
+            return lambda x: self.activation(linear(x, scales))
 
         if (gate := self.gate) is None:
             x = tap.step(f"{name}.linear1", self.linear1, activated(self.linear1), x)  # (..., F)
         else:
             gates = tap.step(f"{name}.gate", gate, activated(gate), x)  # (..., F)
-            x = tap.step(f"{name}.linear1", self.linear1, lambda x: self.linear1(x, chosen), x)
+            x = tap.step(f"{name}.linear1", self.linear1, lambda x: self.linear1(x, scales), x)
             x = tap.step(f"{name}.product", None, torch.mul, gates, x)
         return tap.step(
             f"{name}.linear2",
             self.linear2,
-            lambda x: self.dropout(self.linear2(self.dropout(x), chosen)),
+            lambda x: self.dropout(self.linear2(self.dropout(x), scales)),
             x,
         )  # (..., D)

@@ -99,7 +99,7 @@ class OutputTap(Tap):
 
 
 class NormTap(Tap):
-    """Tap that records the inputs of every norm, except those of queries and keys.
+    """Tap that records the inputs of every norm, except those of queries, keys and distances.
 
     Attributes:
         calls: Norm module, input `x` and residual of each norm, by step name, in order of

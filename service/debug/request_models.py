@@ -20,7 +20,7 @@ class StrictModel(BaseModel):
 
 
 class PromptedText(StrictModel):
-    """A text, and the name of one of the model's prompts to prepend."""
+    """A text, and the name of the prompt to prepend to it, and of the adapter to use."""
 
     text: str
     prompt_name: str | None = None

@@ -173,7 +173,7 @@ class Model:
 
         Args:
             inputs: One text, or a list of texts and lists of token ids. Token ids are used
-                unchanged; no special tokens are added to them.
+                unchanged: no prompt and no special tokens are added to them.
             prompt_name: Name of the model's prompt to prepend to each text, and of the adapter to
                 use if the model has one of this name; None: its default prompt.
             dimensions: Number of leading dimensions to keep; None: all. Vectors are truncated

@@ -38,7 +38,7 @@ class Row:
         truncated: Whether the input had too many tokens and was truncated.
         prompt_tokens: Number of leading tokens that are not pooled: a prompt and the special tokens
             before it. 0 if there is no prompt, or the model pools it.
-        adapter: Index of the adapter, that with the name of the prompt; `NO_ADAPTER`: none.
+        adapter: Index of the adapter that has the prompt's name; `NO_ADAPTER`: none.
         offsets: Span of each token in the text, in characters; None for special tokens and prompt
             tokens. The attribute is None if offsets were not requested or the input was token ids.
     """
@@ -126,19 +126,20 @@ class TextTokenizer:
 
         Raises:
             InvalidInput: An input is invalid (see `rows_of_texts` and `rows_of_ids`), or
-                `prompt_name` is given although an input is a list of token ids.
+                `prompt_name` is given although an input is a list of token ids and the model has no
+                adapters.
             TooLarge: A text has too many characters.
         """
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         ids = {index: row for index, row in enumerate(inputs) if not isinstance(row, str)}
-        if ids and prompt_name is not None:
+        if ids and prompt_name is not None and not self._manifest.adapters:
             raise InvalidInput(
                 "prompt_name applies to texts, not to token ids", pointer="/prompt_name"
             )
         rows = _by_index(
             texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow, with_offsets)
         )
-        rows |= _by_index(ids, lambda ids: self.rows_of_ids(ids, on_overflow))
+        rows |= _by_index(ids, lambda ids: self.rows_of_ids(ids, prompt_name, on_overflow))
         return [rows[index] for index in range(len(inputs))]
 
     def rows_of_texts(
@@ -171,17 +172,22 @@ class TextTokenizer:
         """
         return self._prompt(prompt_name).text + text
 
-    def rows_of_ids(self, inputs: Sequence[Sequence[int]], on_overflow: OnOverflow) -> list[Row]:
+    def rows_of_ids(
+        self, inputs: Sequence[Sequence[int]], prompt_name: str | None, on_overflow: OnOverflow
+    ) -> list[Row]:
         """Return the row of each list of token ids; the ids are used unchanged.
 
+        Of the named or default prompt, only the adapter applies to them.
+
         Raises:
-            InvalidInput: A list is empty, an id is not in the vocabulary, or a list is too long
-                with `on_overflow` "error".
+            InvalidInput: The prompt is unknown, a list is empty, an id is not in the vocabulary, or
+                a list is too long with `on_overflow` "error".
         """
         self._check_ids(inputs)
         limit = self._manifest.max_tokens
         kept = slice(-limit, None) if on_overflow == "truncate_left" else slice(limit)
-        rows = [Row(ids[kept], len(ids) > limit, 0) for ids in inputs]
+        adapter = self._prompt(prompt_name).adapter
+        rows = [Row(ids[kept], len(ids) > limit, 0, adapter) for ids in inputs]
         self._check_overflow(rows, on_overflow)
         return rows
 

@@ -53,6 +53,7 @@ def save_jina_v3(folder: Path, **changes: object) -> dict[str, Any]:
         position_embedding_type="rotary",
         load_trained_adapters=True,
         lora_adaptations=list(TASKS),
+        task_instructions=dict.fromkeys(TASKS, ""),
         lora_rank=RANK,
         lora_alpha=ALPHA,
     )

@@ -46,6 +46,7 @@ class Family:
             return their values; other values are those of the checkpoint.
         prefixes: Prefixes that all tensor names may have, in checkpoints with a task head.
         ignored: Regular expressions for the names of tensors that a sentence encoder does not use.
+        fixed: Values of tensors that a checkpoint may have and the encoder computes, by name.
         ignored_heads: More of them for each entry of `architectures` in config.json.
         code: Names with which classes in `auto_map` of config.json begin, if the family is what
             they compute. Code in a model folder is never run.
@@ -60,6 +61,7 @@ class Family:
     values: Mapping[str, Value] = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    fixed: Mapping[str, Callable[[EncoderConfig], Tensor]] = field(default_factory=dict)
     ignored_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     code: tuple[str, ...] = ()
 

@@ -1,7 +1,7 @@
 """Jina v3: XLM-RoBERTa with rotary positions and task adapters.
 
-Files with adapters name each weight as a parametrization, and have the changes of all tasks beside
-it: stacked, A and B for linear layers in the order of LoRA, and reversed for embeddings.
+Files with adapters name each weight W as a parametrization, and have the matrices A and B of all
+tasks beside it, stacked. The update of W is B A in linear layers, and A B in embeddings.
 Source: Sturua et al. 2024, arXiv:2409.10173.
 """
 
@@ -23,7 +23,7 @@ from models.network.adapters import AdapterConfig
 from models.network.config import AttentionConfig
 
 _BASE = "rotary_emb_base"
-_CHANGES = "parametrizations.weight"
+_PARAMETRIZATION = "parametrizations.weight"
 _MODULES: Modules = {
     "embeddings.norm": "emb_ln",
     "layers.{i}.self_attn.in_proj": "encoder.layers.{i}.mixer.Wqkv",
@@ -50,6 +50,11 @@ _FEED_FORWARD = {
 
 def _derived(config: Settings) -> dict[str, Any]:
     width = config["hidden_size"] // config["num_attention_heads"]
+    if config.get("rotary_emb_dim") not in (width, None):
+        raise CheckpointError(
+            f"config.json: rotary_emb_dim is {config['rotary_emb_dim']!r}; only that of a head, "
+            f"{width}, is supported"
+        )
     if config.get("auto_map") and config.get(_BASE) is None:
         raise CheckpointError(f"config.json lacks {_BASE}")
     name = _BASE if config.get(_BASE) is not None else "rope_theta"
@@ -70,25 +75,25 @@ def _read_adapters(config: Settings) -> AdapterConfig | None:
     return AdapterConfig(tuple(names), rank, read_number(config, "lora_alpha", 1) / rank)
 
 
-def _with_changes(layout: Tensors) -> Tensors:
+def _with_adapters(layout: Tensors) -> Tensors:
     """Return the names of a layout whose weights have adapters."""
     weights = {f"{module}.weight" for module in _ADAPTED.values()}
-    changes = {
-        f"{module}.{ours}": (f"{source}.{_CHANGES}.0.lora_{theirs}",)
+    updates = {
+        f"{module}.{ours}": (f"{source}.{_PARAMETRIZATION}.0.lora_{theirs}",)
         for module, source in _ADAPTED.items()
         for ours, theirs in (("down", "A"), ("up", "B"))
     }
     return {
         **{
             key: tuple(
-                f"{str(name).removesuffix('.weight')}.{_CHANGES}.original"
+                f"{str(name).removesuffix('.weight')}.{_PARAMETRIZATION}.original"
                 if name in weights
                 else name
                 for name in names
             )
             for key, names in layout.items()
         },
-        **changes,
+        **updates,
     }
 
 
@@ -103,9 +108,11 @@ JINA_V3 = Family(
         "is_decoder": False,
         "add_cross_attention": False,
         "position_embedding_type": "rotary",
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
     },
     layouts=(
-        _with_changes(_PLAIN),
+        _with_adapters(_PLAIN),
         _PLAIN,
         tensors(weights=rotary.EMBEDDINGS, modules={**rotary.MODULES, **_FEED_FORWARD}),
     ),

@@ -11,15 +11,26 @@ from torch import Tensor
 from models.export.families import bert, electra, rotary
 from models.export.families.family import Family, Settings, tensors
 from models.network.config import AttentionConfig, EncoderConfig
-from models.network.positions import Rotary
+from models.network.positions import Rotary, rotation
+
+_BASE = 10000.0
 
 
 def _derived(config: Settings) -> dict[str, Any]:
-    embeddings = {"embedding_size": config["hidden_size"], **config}
+    width = config.get("embedding_size") or config["hidden_size"]
+    head_width = config["hidden_size"] // config["num_attention_heads"]
+    attention = AttentionConfig(rotary=rotary.read_rotary({}, head_width, _BASE))
     return {
-        **electra.embedding_width(embeddings),
-        "attention": (AttentionConfig(rotary=Rotary(10000.0)),) * config["num_hidden_layers"],
+        **electra.embedding_width({**config, "embedding_size": width}),
+        "attention": (attention,) * config["num_hidden_layers"],
     }
+
+
+def _positions(config: EncoderConfig) -> Tensor:
+    """Return the sines and cosines of all angles, `(max_positions, K)`."""
+    positions = torch.arange(config.max_positions)
+    own = rotation(positions, Rotary(_BASE), config.heads.width, torch.float32)
+    return torch.cat([own.sin, own.cos], -1).flatten(1)
 
 
 def _halves(projections: Tensor, config: EncoderConfig) -> Tensor:
@@ -46,6 +57,6 @@ ROFORMER = Family(
     ),
     values={r"layers\.\d+\.self_attn\.in_proj_(weight|bias)": _halves},
     prefixes=("roformer.",),
-    # The positions are those of the formula: transformers computes them, and does not train them.
-    ignored=(r"encoder\.embed_positions\.weight", r"cls\..*"),
+    fixed={"encoder.embed_positions.weight": _positions},
+    ignored=(r"cls\..*",),
 )

@@ -70,7 +70,8 @@ class EmbeddingsRequest(BaseModel):
     )
     prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None,
-        description="Extension of OpenAI's API: name of the model's prompt to prepend to each text",
+        description="Extension of OpenAI's API: name of the model's prompt to prepend to each "
+        "text, and of the adapter to use",
     )
     on_overflow: Literal["truncate", "error"] = Field(
         "truncate",

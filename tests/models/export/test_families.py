@@ -37,6 +37,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("albert", {"num_hidden_groups": 1}),
     ("albert", {"num_hidden_groups": 5, "embedding_size": 32}),
     ("roformer", {"embedding_size": 16}),
+    ("roformer", {"embedding_size": None}),
     ("deberta-v2", {"share_att_key": False, "norm_rel_ebd": "none"}),
     ("deberta-v2", {"share_att_key": False, "pos_att_type": ["p2c"]}),
     ("deberta-v2", {"pos_att_type": "c2p", "type_vocab_size": 2}),
@@ -292,6 +293,7 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ("gte", {"num_hidden_layers": 0}, "num_hidden_layers has the invalid value 0"),
         ("electra", {"embedding_size": "16"}, "embedding_size has the invalid value '16'"),
         ("albert", {"num_hidden_groups": 0}, "num_hidden_groups has the invalid value 0"),
+        ("roformer", {"hidden_size": 20}, "need heads of even width, not 5"),
         ("roformer", {"rotary_value": True}, "rotary_value is True; only False is supported"),
         ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size is 3; only 0 is supported"),
         ("deberta-v2", {"embedding_size": 16}, "embedding_size other than hidden_size"),
@@ -344,10 +346,29 @@ def test_model_of_another_kind_is_refused_with_the_field_name(
         load(tmp_path)
 
 
+def test_roformer_with_other_positions_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "roformer")
+    path = tmp_path / "model.safetensors"
+    name = "encoder.embed_positions.weight"
+    for change in (torch.Tensor.half, lambda x: 2 * x):
+        tensors = load_file(path)
+        save_file({**tensors, name: change(tensors[name])}, path, metadata={"format": "pt"})
+        if change is torch.Tensor.half:
+            load(tmp_path)
+    with pytest.raises(CheckpointError, match=f"{name} differs from the formula"):
+        load(tmp_path)
+
+
+def test_jina_bert_without_a_model_type_loads(tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, "jina_bert")
+    edit_json(tmp_path / "config.json", model_type=None)
+    assert_equals(load(tmp_path)[0].encoder, reference)
+
+
 def test_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="adapters are not supported; merge them"):
+    with pytest.raises(CheckpointError, match="PEFT adapters are not supported; merge them"):
         load(tmp_path)
 
 

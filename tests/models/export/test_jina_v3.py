@@ -79,9 +79,14 @@ def test_files_are_recognised_by_their_code_alone(model_type: str | None, tmp_pa
         ({"lora_adaptations": [1]}, r"lora_adaptations has the invalid value \[1\]"),
         ({"lora_rank": 0}, "lora_rank has the invalid value 0"),
         ({"lora_alpha": "1"}, "lora_alpha has the invalid value '1'"),
-        ({"lora_adaptations": ["one"]}, r"lora_A is \(3, .*; its config requires \(1, "),
+        ({"lora_adaptations": [TASKS[0]]}, r"lora_A is \(3, .*; its config requires \(1, "),
         ({"load_trained_adapters": False}, "unexpected tensors .*lora_A"),
         ({"position_embedding_type": "absolute"}, "only 'rotary' is supported"),
+        ({"rotary_emb_interleaved": True}, "rotary_emb_interleaved is True; only False"),
+        ({"rotary_emb_scale_base": 512}, "rotary_emb_scale_base is 512; only None"),
+        ({"rotary_emb_dim": 4}, "rotary_emb_dim is 4; only that of a head, 8"),
+        ({"task_instructions": None}, "task_instructions has no text for 'retrieval.query'"),
+        ({"task_instructions": {TASKS[0]: "q: "}}, "has no text for 'retrieval.passage'"),
     ],
 )
 def test_invalid_adapters_are_refused(
@@ -105,7 +110,8 @@ def test_missing_changes_are_refused_by_name(tmp_path: Path) -> None:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("jina-v3")
     models = save_with_tokenizer(folder)
-    edit_json(folder / "config.json", task_instructions={TASKS[0]: INSTRUCTION})
+    instructions = {**dict.fromkeys(TASKS, ""), TASKS[0]: INSTRUCTION}
+    edit_json(folder / "config.json", task_instructions=instructions)
     return export(resolve(str(folder)), folder / "artifact")[0], models
 
 
@@ -122,8 +128,11 @@ def test_prompt_selects_the_adapter_of_its_name(
             rows = [[0, *instruction, *ids, 2] for ids in words]
             pooled = [expected_tokens(models, str(task), row).mean(0) for row in rows]
             expected = torch.nn.functional.normalize(torch.stack(pooled)).numpy()
-            actual = model.encode(texts, prompt_name=prompt).vectors
-            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+            for inputs in (texts, rows):
+                actual = model.encode(inputs, prompt_name=prompt).vectors
+                np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+        with pytest.raises(vitrine.InvalidInput, match="unknown prompt"):
+            model.encode([[0, 5, 2]], prompt_name="classify")
 
 
 def test_self_check_compares_every_adapter(exported: tuple[Artifact, dict[str, Any]]) -> None:

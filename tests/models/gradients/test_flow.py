@@ -50,6 +50,19 @@ def with_heads(model: ReferenceModel) -> ReferenceModel:
     return ReferenceModel(network.requires_grad_(False), model.normalize)
 
 
+def adapted(rows: Sequence[Row], kind: dict[str, Any]) -> list[Row]:
+    """Return the rows with the adapters of a model in turn."""
+    count = len(kind["adapters"].names) if "adapters" in kind else 0
+    return [replace(row, adapter=i % count if count else NO_ADAPTER) for i, row in enumerate(rows)]
+
+
+def test_rows_without_an_adapter_miss_no_gradient() -> None:
+    model = toy_model(**ADAPTED)
+    result = flow(model, [A, B], COSINE)
+    assert result.verdicts == ()
+    assert at(result, "embeddings.words").parameters is not None
+
+
 def layer(model: ReferenceModel, index: int) -> EncoderLayer:
     return cast(EncoderLayer, model.network.encoder.layers[index])
 
@@ -151,7 +164,7 @@ def test_flow_objective_uses_the_vectors_of_the_model(kind: dict[str, Any], head
     model = toy_model(**{**kind, "normalize": False})
     model = with_heads(model) if heads else model
     weights = torch.linspace(-1, 2, model.network.width, dtype=torch.float64)
-    for row in (A, E):
+    for row in adapted([A, E], kind):
         result = flow(model, [row], Objective("dot", [weights.tolist()]))
         assert result.objective == pytest.approx((model.vector(row) @ weights).item(), rel=1e-12)
 
@@ -197,8 +210,7 @@ def test_parameter_gradient_norms_add_up_to_the_global_norm(
     kind: dict[str, Any], heads: bool
 ) -> None:
     model = with_heads(toy_model(**kind)) if heads else toy_model(**kind)
-    count = len(kind["adapters"].names) if "adapters" in kind else 0
-    rows = [replace(row, adapter=i % (count + 1) - 1) for i, row in enumerate([A, B, C, E])]
+    rows = adapted([A, B, C, E], kind)
     result = flow(model, rows, COSINE)
     parameters = list(model.network.requires_grad_(True).parameters())
     gradients = torch.autograd.grad(cosines(forward_all(model, rows)), parameters)
@@ -516,12 +528,12 @@ def test_scores_overflow_in_float16_where_those_of_transformers_do(
     assert (first and (first.phase, first.step)) == (broken_step and ("forward", broken_step))
 
 
-@pytest.mark.parametrize("kind", [{"relative_buckets": 8}, DEBERTA])
+@pytest.mark.parametrize("kind", [{"relative_buckets": 8}, DEBERTA, ADAPTED])
 def test_rounded_attention_equals_attention_but_for_the_rounding(kind: dict[str, Any]) -> None:
-    model = toy_model(**kind)
-    exact = flow(model, [A, B], COSINE)
+    model, rows = toy_model(**kind), adapted([A, B], kind)
+    exact = flow(model, rows, COSINE)
     tap = RecordingTap(torch.float64)  # rounds nothing, but splits attention
-    value = objective_value(tap, model, [A, B], COSINE)
+    value = objective_value(tap, model, rows, COSINE)
     assert value.item() == pytest.approx(exact.objective, rel=1e-12)
     assert "layers.1.attention.softmax" in tap.steps
 
