@@ -392,11 +392,11 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
     if (window := a.window) is None:
         return whole_rows(nodes)
     is_covered = nodes("LessOrEqual", longest, nodes.constant(window + 1))
-    is_few_windows = nodes("LessOrEqual", longest, nodes.constant(_BANDED_FROM * window))
+    has_few_windows = nodes("LessOrEqual", longest, nodes.constant(_BANDED_FROM * window))
 
     def part_of_rows(nodes: _Nodes) -> ir.Value:
         return nodes.branches(
-            is_few_windows, a.q, padded_or_blocks, lambda nodes: _banded(nodes, a)
+            has_few_windows, a.q, padded_or_blocks, lambda nodes: _banded(nodes, a)
         )
 
     return nodes.branches(is_covered, a.q, whole_rows, part_of_rows)

@@ -179,7 +179,7 @@ def reference_vectors(
         ones = torch.ones(1, len(row))
         pooled = (torch.arange(len(row)) >= skipped).float()[None]
         with torch.no_grad():
-            ids, own = torch.tensor([row]), adapter_index(adapter)
+            ids, own = torch.tensor([row]), _adapter_index(adapter)
             vectors.append(model(ids, ones, pooled, adapters=own)[0])
     return torch.stack(vectors).numpy()
 
@@ -187,11 +187,11 @@ def reference_vectors(
 def reference_tokens(model: SentenceEncoder, row: list[int], adapter: int) -> NDArray[np.float32]:
     """Return PyTorch's token vectors `(L, D)` for one row of L token ids."""
     with torch.no_grad():
-        own = adapter_index(adapter)
+        own = _adapter_index(adapter)
         tokens: NDArray[np.float32] = model.encoder(torch.tensor([row]), adapters=own)[0].numpy()
     return tokens
 
 
-def adapter_index(adapter: int) -> torch.Tensor | None:
+def _adapter_index(adapter: int) -> torch.Tensor | None:
     """Return the argument `adapters` of a network for one row, `(1,)`; None: no adapter."""
     return None if adapter == NO_ADAPTER else torch.tensor([adapter])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from models.export.families import jina_v3
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.network.config import EncoderConfig
 from models.network.pooling import POOLINGS
@@ -242,7 +243,7 @@ def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
 def _is_jina_v3(folder: ModelFolder) -> bool:
     classes = folder.json("config.json", dict, {}).get("auto_map")
     model = classes.get("AutoModel") if isinstance(classes, dict) else None
-    return str(model).startswith("jinaai/xlm-roberta-flash-implementation--")
+    return str(model).startswith(jina_v3.CODE)
 
 
 def _pooling(

@@ -28,9 +28,9 @@ class ReferenceModel:
 
     Attributes:
         steps: Maps each layer name, in order, to the name of the step whose output is the tokens at
-            the layer. "words" are word embeddings, without positions. "embeddings"
-            is the input of the first layer, "layers.0" the output of the first layer, and so on.
-            "output" is the input of pooling.
+            the layer. "words" are word embeddings, without positions. "embeddings" is the input of
+            the first layer, "layers.0" the output of the first layer, and so on. "output" is the
+            input of pooling.
     """
 
     def __init__(self, network: SentenceEncoder, normalize: bool) -> None:

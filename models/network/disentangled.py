@@ -25,8 +25,8 @@ class DistanceConfig:
     Attributes:
         span: Half the number of distance embeddings, S: those below it are for keys after the
             query.
-        max_distance: Length of rows for which the buckets are made: the longest distance in it is
-            in the last but one. 0: no buckets, each distance below `span` has an embedding.
+        max_distance: Length of rows for which the buckets are made; 0: no buckets, each distance
+            below `span` has an embedding.
         terms: Names in `TERMS`; not empty.
         shared: Whether distances are projected by the matrices of the tokens' queries and keys.
         norm: Whether the embeddings have a norm.

@@ -397,8 +397,7 @@ async def open_model(
     # The self-check runs the check inputs once per output and compiled graph.
     check_cost = sum(len(row) + pair_cost * len(row) ** 2 for row in check.rows)
     cost_s = self_check_s / (check_cost * len(engine.runs) * len(get_args(Output)))
-    known = Row(check.rows[0], truncated=False, prompt_tokens=0)
-    probe = [BatchItem(known, "pooled")]
+    probe = [BatchItem(Row(check.rows[0], truncated=False, prompt_tokens=0), "pooled")]
     batcher: Batcher[BatchItem, Vectors] = Batcher(
         run,
         lambda item: len(item.row.ids),

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from models.export.families.jina_v3 import CODE
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer, write_json
 
 TASKS = ("retrieval.query", "retrieval.passage", "classification")
 RANK, ALPHA = 2, 3
-CODE = "jinaai/xlm-roberta-flash-implementation--"
 
 
 def save_jina_v3(folder: Path, **changes: object) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def save_jina_v3(folder: Path, **changes: object) -> dict[str, Any]:
             continue
         down = torch.randn(len(TASKS), RANK, tensor.shape[1]) / 8
         up = torch.randn(len(TASKS), tensor.shape[0], RANK) / 8
-        for task, change in zip(TASKS, up @ down, strict=True):
-            _add(models[task], module, change * ALPHA / RANK)
+        for task, update in zip(TASKS, up @ down, strict=True):
+            _add(models[task], module, update * ALPHA / RANK)
         is_embedding = "embeddings" in module
         source = f"roberta.{module}.parametrizations.weight"
         tensors[f"{source}.original"] = tensor
@@ -77,14 +77,14 @@ def save_with_tokenizer(folder: Path) -> dict[str, Any]:
     return models
 
 
-def _add(model: Any, module: str, change: Tensor) -> None:  # noqa: ANN401
-    """Add a change to a weight, by its name in the first files, of a model of transformers."""
+def _add(model: Any, module: str, update: Tensor) -> None:  # noqa: ANN401
+    """Add an update to a weight, by its name in the first files, of a model of transformers."""
     layer = module.replace("encoder.layers", "layers")
     with torch.no_grad():
         if layer.endswith("Wqkv"):
-            for name, part in zip("qkv", change.chunk(3), strict=True):
+            for name, part in zip("qkv", update.chunk(3), strict=True):
                 target = layer.replace("mixer.Wqkv", f"self_attn.{name}_proj")
                 model.get_submodule(target).weight.add_(part)
         else:
             target = layer.replace("mixer.out_proj", "self_attn.o_proj")
-            model.get_submodule(target).weight.add_(change)
+            model.get_submodule(target).weight.add_(update)

@@ -5,6 +5,7 @@ To add a family, write a module like those here and add its `model_type` to the 
 
 from collections.abc import Mapping
 
+from models.export.families import jina_v3
 from models.export.families.albert import ALBERT
 from models.export.families.bert import BERT
 from models.export.families.deberta import DEBERTA
@@ -50,5 +51,5 @@ FAMILIES: Mapping[str, Family] = {
 FAMILIES_OF_CODE: Mapping[str, Family] = {
     "jinaai/jina-bert-implementation--": JINA_BERT,
     "jinaai/jina-bert-v2-qk-post-norm--": JINA_BERT_CODE,
-    "jinaai/xlm-roberta-flash-implementation--": JINA_V3,
+    jina_v3.CODE: JINA_V3,
 }

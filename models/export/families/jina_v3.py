@@ -22,6 +22,8 @@ from models.export.model_folder import CheckpointError
 from models.network.adapters import AdapterConfig
 from models.network.config import AttentionConfig
 
+# How the names of Jina's classes in `auto_map` begin.
+CODE = "jinaai/xlm-roberta-flash-implementation--"
 _BASE = "rotary_emb_base"
 _PARAMETRIZATION = "parametrizations.weight"
 _MODULES: Modules = {

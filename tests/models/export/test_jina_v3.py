@@ -1,4 +1,4 @@
-"""Jina v3's task adapters against transformers, with the changes of a task added to its weights."""
+"""Jina v3's task adapters against transformers, with the updates of a task added to its weights."""
 
 from itertools import product
 from pathlib import Path
@@ -32,7 +32,7 @@ def expected_tokens(models: dict[str, Any], task: str, ids: list[int]) -> Tensor
     return tokens
 
 
-def test_every_task_equals_a_model_with_the_changes_in_its_weights(tmp_path: Path) -> None:
+def test_every_task_equals_a_model_with_the_updates_in_its_weights(tmp_path: Path) -> None:
     models = save_jina_v3(tmp_path)
     encoder = load(tmp_path)[0].encoder
     for row, (index, task) in product(ROWS, enumerate(["", *TASKS], start=NO_ADAPTER)):
@@ -98,7 +98,7 @@ def test_invalid_adapters_are_refused(
         load(tmp_path)
 
 
-def test_missing_changes_are_refused_by_name(tmp_path: Path) -> None:
+def test_missing_updates_are_refused_by_name(tmp_path: Path) -> None:
     save_jina_v3(tmp_path)
     name = "roberta.encoder.layers.0.mlp.fc1.parametrizations.weight.0.lora_B"
     edit_tensors(tmp_path, **{name: None})
