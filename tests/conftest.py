@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from models.artifact import Artifact
 from models.export.exporter import export
+from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
@@ -99,6 +100,7 @@ def minilm_folder() -> Path:
 
 
 Export = Callable[[str, Callable[[Path], None]], Artifact]
+FamilyArtifact = Callable[[str], Artifact]
 
 
 @pytest.fixture(scope="session")
@@ -148,6 +150,23 @@ def small_artifact(exported: Export, small_folder: Path) -> Artifact:
 
 def _export(source: str, out: Path, **options: Any) -> None:  # noqa: ANN401 - export's
     export(resolve(source), out, **options)
+
+
+@pytest.fixture(scope="session")
+def family_artifact(exported: Export) -> FamilyArtifact:
+    """Return the artifact of a family's small random model, with mean pooling."""
+    from tests.models.checkpoints import save_checkpoint, save_tokenizer
+
+    def of_family(family: str) -> Artifact:
+        def write(out: Path) -> None:
+            model = out.with_name(f"{out.name}-model")
+            save_checkpoint(model, family)
+            save_tokenizer(model)
+            _export(str(model), out, overrides=Overrides(pooling=["mean"]))
+
+        return exported(f"family-{family}", write)
+
+    return of_family
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,7 @@ from models.network.disentangled import DistanceConfig
 from models.network.norms import KINDS
 from models.network.sentence_encoder import DenseHead
 from models.packing import pack
+from tests.conftest import FamilyArtifact
 from tests.models.checkpoints import save_checkpoint, save_tokenizer
 from tests.models.gradients.toys import ADAPTED, toy_model
 
@@ -279,10 +280,10 @@ def test_tables_of_distances_are_compared(shared: bool) -> None:
         *("gemma3_text", "jina_bert_code", "deberta-v2"),
     ],
 )
-def test_families_with_gates_windows_and_shared_layers_pass(family: str, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "model", family)
-    save_tokenizer(tmp_path / "model")
-    exported, _ = export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
+def test_families_with_gates_windows_and_shared_layers_pass(
+    family: str, family_artifact: FamilyArtifact
+) -> None:
+    exported = family_artifact(family)
     model = ReferenceModel.open(exported)
     result = parity_of(exported, model)
     assert result.failures == ()

@@ -26,7 +26,7 @@ from service.debug.messages import Done, NonFinite
 from service.debug.request_models import FlowRequest
 from service.debug.responses import ParityResponse
 from service.settings import DebugSettings, Settings
-from tests.models.checkpoints import save_small
+from tests.conftest import FamilyArtifact
 from tests.models.jina_v3 import TASKS, save_with_tokenizer
 from tests.service.debug.held_worker import held, held_workers
 from tests.serving import flat_routes, ready_model, serving, state_of
@@ -704,16 +704,15 @@ def test_gradients_use_the_adapter_of_the_prompt(debugging: Settings, tmp_path: 
 
 @pytest.mark.parametrize("family", ["modernbert", "gte", "albert"])
 def test_gradients_of_families_with_gates_windows_and_shared_layers(
-    family: str, minilm_folder: Path, debugging: Settings, tmp_path: Path
+    family: str, family_artifact: FamilyArtifact, debugging: Settings
 ) -> None:
-    save_small(tmp_path / "model", minilm_folder, family)
-    export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
-    model = debugging.model.model_copy(update={"path": tmp_path / "artifact"})
+    model = debugging.model.model_copy(update={"path": family_artifact(family).path})
+    texts = ["w7 w9 w21", "w5 w33 w8 " * 6]  # the second is longer than ModernBERT's window
+    target = {"type": "cosine", "text": texts[0]}
     with serving(create_app(debugging.model_copy(update={"model": model}))) as client:
-        texts = [CAT, "one two three " * 8]  # the second is longer than ModernBERT's window
         assert ask(client, "parity", texts=texts)["failures"] == []
         for layer in ("words", "embeddings", "layers.0"):
-            result = ask(client, "attribute", text=texts[1], target=COSINE, layer=layer)
+            result = ask(client, "attribute", text=texts[1], target=target, layer=layer)
             assert result["completeness"]["converged"]
             assert result["parity"]["cosine"] > 1 - 1e-6
         assert ask(client, "attribute/pair", a=texts[0], b=texts[1])["matrix"]
@@ -723,7 +722,7 @@ def test_gradients_of_families_with_gates_windows_and_shared_layers(
             assert result["first_nonfinite"] is None
         norms = client.get("/debug/capabilities").json()["norms"]
         for norm in (norms[0], norms[-1]):
-            source = {"type": "text", "text": CAT, "norm": norm}
+            source = {"type": "text", "text": texts[0], "norm": norm}
             assert ask(client, "layernorm", source=source)["passes"]
 
 
