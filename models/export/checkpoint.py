@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
+from models.export import lora
 from models.export.families import (
     FAMILIES,
     FAMILIES_OF_CODE,
@@ -21,7 +22,7 @@ from models.export.families import (
     Part,
     Tensors,
 )
-from models.export.model_folder import CheckpointError, ModelFolder, join
+from models.export.model_folder import BASE, CheckpointError, ModelFolder, join
 from models.export.sentence_config import (
     DenseConfig,
     HeadConfig,
@@ -32,6 +33,7 @@ from models.export.sentence_config import (
     read_sentence_config,
     transformer_folder,
 )
+from models.export.sources import SourceError, resolve
 from models.network.config import EncoderConfig
 from models.network.encoder import Encoder
 from models.network.layer import ACTIVATIONS
@@ -71,13 +73,16 @@ def load(
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder(folder)
     family, config, sentence_config = read_configs(folder, overrides)
     transformer = sentence_config.transformer
+    network = _network_folder(folder, transformer)
     try:
         encoder = Encoder(config)
         heads = [_head(head) for head in sentence_config.heads]
         model = SentenceEncoder(encoder, sentence_config.pooling, heads)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    tensors = _plain_names(family, folder.tensors(transformer))
+    tensors = _plain_names(family, folder.tensors(network))
+    if folder.has(join(transformer, lora.CONFIG)):
+        _add_updates(tensors, _plain_names(family, lora.read_updates(folder, transformer)))
     for name, value in family.fixed.items():
         _check_fixed(name, tensors.get(name), value(config))
     unused = _fill(
@@ -127,14 +132,41 @@ def read_configs(
     Raises:
         CheckpointError: A file or setting is missing, invalid or unsupported.
     """
-    transformer = transformer_folder(folder)
-    if folder.has(join(transformer, "adapter_config.json")):
-        raise CheckpointError(
-            f"{join(transformer, 'adapter_config.json')}: PEFT adapters are not supported; merge "
-            "them into the weights with peft's merge_and_unload, and save the model again"
-        )
-    family, model_type, config = _read_config(folder, join(transformer, "config.json"))
-    return family, config, read_sentence_config(folder, model_type, config, overrides)
+    network = _network_folder(folder, transformer_folder(folder))
+    name = join(network, "config.json")
+    family, model_type, config = _read_config(folder, name)
+    sentence_config = read_sentence_config(folder, name, model_type, config, overrides)
+    return family, config, sentence_config
+
+
+def _network_folder(folder: ModelFolder, transformer: str) -> str:
+    """Return the subfolder of the network's config and weights.
+
+    A folder can have an adapter alone; its config then names the base model, which is located here.
+    """
+    adapter, own = (join(transformer, name) for name in (lora.CONFIG, "config.json"))
+    if not folder.has(adapter) or folder.has(own):
+        return transformer
+    if folder.base is None:
+        base, revision = lora.base_model(folder, transformer)
+        try:
+            folder.base = resolve(base, None if Path(base).is_dir() else revision).folder
+        except SourceError as error:
+            raise CheckpointError(f"the base model of {adapter}: {error}") from error
+    return BASE
+
+
+def _add_updates(tensors: dict[str, Tensor], updates: Mapping[str, Tensor]) -> None:
+    """Add an adapter's updates to the weights of their names."""
+    for name, update in updates.items():
+        if name not in tensors:
+            raise CheckpointError(f"the adapter changes {name}, which its base model does not have")
+        if tensors[name].shape != update.shape:
+            raise CheckpointError(
+                f"the adapter's update of {name} is {tuple(update.shape)}; the base model's is "
+                f"{tuple(tensors[name].shape)}"
+            )
+        tensors[name] = tensors[name].float() + update
 
 
 def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderConfig]:

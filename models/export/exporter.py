@@ -192,7 +192,7 @@ def _copy(files: ModelFolder, target: Path) -> None:
     for name in files.read:
         destination = target / name
         destination.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(files.path / name, destination)
+        shutil.copyfile(files.locate(name), destination)
 
 
 def _manifest(
@@ -208,7 +208,7 @@ def _manifest(
         source=source.source,
         revision=source.revision,
         family=config.family,
-        weights_sha256={name: sha256(files.path / name) for name in files.weights},
+        weights_sha256={name: sha256(files.locate(name)) for name in files.weights},
         width=model.width,
         vocab_size=model.encoder.config.vocab_size,
         max_tokens=config.max_tokens,

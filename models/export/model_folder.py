@@ -18,7 +18,8 @@ from models.artifact import SOURCE, Artifact
 Json = TypeVar("Json", dict[str, object], list[object])
 
 WEIGHTS = "model.safetensors"
-SHARDS = "model.safetensors.index.json"
+# Subfolder under whose name the files of an adapter's base model are read.
+BASE = "base_model"
 
 
 class CheckpointError(Exception):
@@ -32,16 +33,24 @@ class ModelFolder:
         path: Path of the folder.
         read: Function that returns the verified content of a file; None: files are read unverified,
             and weights are mapped into memory.
+        base: Folder of the base model that an adapter in the folder changes; None: unknown.
 
     Attributes:
         path: Path of the folder.
+        base: Folder of the base model; the names of its files start with `BASE`.
         name: Name of the folder, for error messages.
         read: Names of the files read so far, in the order of first access.
         weights: Names of the weight files read so far.
     """
 
-    def __init__(self, path: Path, read: Callable[[Path], bytes] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        read: Callable[[Path], bytes] | None = None,
+        base: Path | None = None,
+    ) -> None:
         self.path = path
+        self.base = base
         self._read_verified = read
         self.name = path.resolve().name
         self.read: list[str] = []
@@ -53,7 +62,7 @@ class ModelFolder:
         Raises:
             CheckpointError: The path points outside the folder.
         """
-        return self._file(name).is_file()
+        return self.locate(name).is_file()
 
     def json(self, name: str, kind: type[Json], default: Json | None = None) -> Json:
         """Return the content of a JSON file.
@@ -87,16 +96,20 @@ class ModelFolder:
         with self._reading(name) as file:
             return read(file)
 
-    def tensors(self, subfolder: str = "") -> dict[str, Tensor]:
+    def tensors(self, subfolder: str = "", weights: str = WEIGHTS) -> dict[str, Tensor]:
         """Return the tensors of a subfolder's weights, by name.
 
         Weights are either one safetensors file, or shards that are listed in an index file.
+
+        Args:
+            subfolder: Path relative to the folder.
+            weights: Name of the file, or, with another ending, of the index file.
 
         Raises:
             CheckpointError: The weights are missing, cannot be read, or are pickles.
         """
         tensors: dict[str, Tensor] = {}
-        for name in self._weight_files(subfolder):
+        for name in self._weight_files(subfolder, weights):
             with self._reading(name) as file:
                 read = self._read_verified
                 tensors |= load_file(file) if read is None else load(read(file))
@@ -107,7 +120,7 @@ class ModelFolder:
     def _reading(self, name: str) -> Iterator[Path]:
         """Yield the path of a file, and note that it was read."""
         try:
-            yield self._file(name)
+            yield self.locate(name)
         except FileNotFoundError:
             raise CheckpointError(f"{self.name} has no {name}") from None
         except OSError as error:
@@ -117,34 +130,45 @@ class ModelFolder:
         if name not in self.read:
             self.read.append(name)
 
-    def _weight_files(self, subfolder: str) -> list[str]:
-        if self.has(join(subfolder, WEIGHTS)):
-            return [join(subfolder, WEIGHTS)]
-        if self.has(join(subfolder, SHARDS)):
-            shards = self.json(join(subfolder, SHARDS), dict).get("weight_map")
+    def _weight_files(self, subfolder: str, weights: str) -> list[str]:
+        if self.has(join(subfolder, weights)):
+            return [join(subfolder, weights)]
+        index = f"{weights}.index.json"
+        if self.has(join(subfolder, index)):
+            shards = self.json(join(subfolder, index), dict).get("weight_map")
             if not isinstance(shards, dict) or not shards:
-                raise CheckpointError(f"{SHARDS} has no weight_map")
+                raise CheckpointError(f"{index} has no weight_map")
             return sorted({join(subfolder, str(name)) for name in shards.values()})
-        pickles = sorted(path.name for path in self._file(subfolder).glob("*.bin"))
+        pickles = sorted(path.name for path in self.locate(subfolder).glob("*.bin"))
         if pickles:
             raise CheckpointError(
                 f"{self.name} has pickled weights only ({', '.join(pickles)}); loading a pickle "
                 "can run code. Convert them to safetensors with model.save_pretrained(folder)"
             )
-        raise CheckpointError(f"{self.name} has no {join(subfolder, WEIGHTS)}")
+        raise CheckpointError(f"{self.name} has no {join(subfolder, weights)}")
 
-    def _file(self, name: str) -> Path:
+    def locate(self, name: str) -> Path:
+        """Return the path of the file `name`, a path relative to the folder.
+
+        Raises:
+            CheckpointError: The path points outside the folder.
+        """
         # Symbolic links are not resolved: files in the hub's cache are links out of the folder.
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
             raise CheckpointError(f"{name!r} points outside the model folder")
+        if self.base is not None and path.parts[:1] == (BASE,):
+            return self.base / path.relative_to(BASE)
         return self.path / name
 
 
 def source_folder(artifact: Artifact) -> ModelFolder:
     """Return an artifact's copy of its model folder; each file is verified when it is read."""
+    source = artifact.path / SOURCE
     return ModelFolder(
-        artifact.path / SOURCE,
+        source,
         read=lambda file: artifact.read(str(file.relative_to(artifact.path))),
+        base=source / BASE,
     )
 
 

@@ -161,12 +161,13 @@ def transformer_folder(folder: ModelFolder) -> str:
 
 
 def read_sentence_config(
-    folder: ModelFolder, family: str, config: EncoderConfig, overrides: Overrides
+    folder: ModelFolder, network: str, family: str, config: EncoderConfig, overrides: Overrides
 ) -> SentenceConfig:
     """Return the sentence-transformers config of a model folder, with the overrides applied.
 
     Args:
         folder: Model folder.
+        network: Name of the network's config.json.
         family: `model_type` of config.json.
         config: Hyperparameters of the encoder.
         overrides: Replacements for settings in the folder.
@@ -186,7 +187,7 @@ def read_sentence_config(
     if modules:
         pooling, include_prompt = _pooling(folder, modules[1][1], overrides)
     else:  # default of sentence-transformers
-        architectures = folder.json("config.json", dict).get("architectures")
+        architectures = folder.json(network, dict).get("architectures")
         first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
         own = "last" if first.endswith("ForCausalLM") else "mean"
         pooling, include_prompt = tuple(overrides.pooling or [own]), True
@@ -195,7 +196,7 @@ def read_sentence_config(
             raise CheckpointError(f"the pooling {mode!r} is not one of {', '.join(POOLINGS)}")
     heads = [_HEADS[kind](folder, path) for kind, path in modules[2:]]
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
-    of_tasks = _task_prompts(folder, transformer, config)
+    of_tasks = _task_prompts(folder, network, config)
     prompts, default_prompt = _prompts(folder, of_tasks, overrides)
     return SentenceConfig(
         family=family,
@@ -308,16 +309,15 @@ _HEADS: Mapping[str, Callable[[ModelFolder, str], HeadConfig]] = {
 }
 
 
-def _task_prompts(folder: ModelFolder, transformer: str, config: EncoderConfig) -> dict[str, str]:
+def _task_prompts(folder: ModelFolder, network: str, config: EncoderConfig) -> dict[str, str]:
     """Return the prompt of each adapter's task, by name of the adapter."""
     if config.adapters is None:
         return {}
-    name = join(transformer, "config.json")
-    instructions = folder.json(name, dict).get("task_instructions")
+    instructions = folder.json(network, dict).get("task_instructions")
     texts = instructions if isinstance(instructions, dict) else {}
     for task in config.adapters.names:
         if not isinstance(texts.get(task), str):
-            raise CheckpointError(f"{name}: task_instructions has no text for {task!r}")
+            raise CheckpointError(f"{network}: task_instructions has no text for {task!r}")
     return {task: texts[task] for task in config.adapters.names}
 
 

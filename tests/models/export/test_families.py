@@ -365,13 +365,6 @@ def test_jina_bert_without_a_model_type_loads(tmp_path: Path) -> None:
     assert_equals(load(tmp_path)[0].encoder, reference)
 
 
-def test_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "bert")
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="PEFT adapters are not supported; merge them"):
-        load(tmp_path)
-
-
 def test_jina_v3_files_with_adapters_of_some_weights_are_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "jina_embeddings_v3")
     path = tmp_path / "model.safetensors"

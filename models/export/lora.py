@@ -1,0 +1,111 @@
+"""LoRA adapters in PEFT's files: the updates that they add to the weights of a base model."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.export.model_folder import CheckpointError, ModelFolder, join
+
+CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # before the names of the base model's modules
+# Fields that are read here, or that do not change an update.
+_SUPPORTED = {
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules"),
+    *("inference_mode", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout"),
+    *("megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern"),
+    *("revision", "runtime_config", "target_modules", "task_type", "use_rslora"),
+}
+
+
+def base_model(folder: ModelFolder, subfolder: str) -> tuple[str, str | None]:
+    """Return the name and the revision of the base model that an adapter's config names.
+
+    Raises:
+        CheckpointError: The config is invalid or names no base model.
+    """
+    name = join(subfolder, CONFIG)
+    config = folder.json(name, dict)
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(base, str) or not base or not isinstance(revision, str | None):
+        raise CheckpointError(f"{name} names no base model in base_model_name_or_path")
+    return base, revision
+
+
+def read_updates(folder: ModelFolder, subfolder: str) -> dict[str, Tensor]:
+    """Return the update of each weight that an adapter changes, in float32, by the weight's name.
+
+    The update is `scale * B @ A`: Hu et al. 2021, arXiv:2106.09685.
+
+    Args:
+        folder: Model folder.
+        subfolder: Subfolder with the adapter's config and weights.
+
+    Raises:
+        CheckpointError: The adapter is invalid or of another kind; the message names the field or
+            the tensor.
+    """
+    name = join(subfolder, CONFIG)
+    config = folder.json(name, dict)
+    _check(config, name)
+    tensors = folder.tensors(subfolder, _WEIGHTS)
+    updates: dict[str, Tensor] = {}
+    for of_a in sorted(tensors):
+        module, found, ending = of_a.partition(".lora_A.weight")
+        of_b = f"{module}.lora_B.weight"
+        is_table = not found
+        if is_table:  # an embedding's update is stored transposed
+            module, found, ending = of_a.partition(".lora_embedding_A")
+            of_b = f"{module}.lora_embedding_B"
+        if not found or ending:
+            continue
+        module = module.removeprefix(_PREFIX)
+        a, b = tensors.pop(of_a).float(), tensors.pop(of_b, torch.empty(0)).float()
+        rank = _of_module(config, "rank_pattern", "r", module, name)
+        if a.ndim != 2 or b.ndim != 2 or not len(a) == b.shape[1] == rank:
+            raise CheckpointError(
+                f"{join(subfolder, _WEIGHTS)}: {of_a} and {of_b} are {tuple(a.shape)} and "
+                f"{tuple(b.shape)}; {name} requires the rank {rank:g}"
+            )
+        alpha = _of_module(config, "alpha_pattern", "lora_alpha", module, name)
+        update = (b @ a) * (alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+        updates[f"{module}.weight"] = update.T if is_table else update
+    if tensors or not updates:
+        found = ", ".join(sorted(tensors)[:5]) or "no tensors"
+        raise CheckpointError(
+            f"{join(subfolder, _WEIGHTS)} has {found}; only LoRA's A and B are supported"
+        )
+    return updates
+
+
+def _check(config: Mapping[str, Any], name: str) -> None:
+    """Raise CheckpointError if a field selects another kind of adapter."""
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise CheckpointError(
+            f"{name}: peft_type is {kind!r}; only 'LORA' is supported. Merge other adapters into "
+            "the weights with peft's merge_and_unload, and save the model again"
+        )
+    # Other initial values change the base model's weights when PEFT loads the adapter.
+    allowed = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}
+    for field, value in config.items():
+        if field not in _SUPPORTED and value and value not in allowed.get(field, ()):
+            raise CheckpointError(f"{name}: {field} is {value!r}, which is not supported")
+
+
+def _of_module(
+    config: Mapping[str, Any], patterns: str, default: str, module: str, name: str
+) -> float:
+    """Return a module's value: that of the first pattern that matches its end, or the default."""
+    by_pattern = config.get(patterns) or {}
+    value = next(
+        (v for key, v in by_pattern.items() if re.match(rf"(.*\.)?({key})$", module)),
+        config.get(default),
+    )
+    if not isinstance(value, int | float) or value <= 0:
+        raise CheckpointError(f"{name}: {default} has the invalid value {value!r}")
+    return value
