@@ -27,7 +27,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
@@ -77,6 +77,8 @@ class Manifest:
         pooling: Names of the poolings, whose results are concatenated.
         include_prompt: Whether pooling includes prompt tokens.
         normalize: Whether vectors are normalised to unit length by default.
+        matryoshka_dimensions: Numbers of leading dimensions that the model was trained for.
+        truncation_side: End at which inputs with too many tokens lose tokens: "left" or "right".
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
         adapters: Name of each adapter, in the order of their indices. A text with the prompt of the
@@ -97,6 +99,8 @@ class Manifest:
     pooling: tuple[str, ...]
     include_prompt: bool
     normalize: bool
+    matryoshka_dimensions: tuple[int, ...]
+    truncation_side: str
     prompts: Mapping[str, str]
     default_prompt: str | None
     adapters: tuple[str, ...]
@@ -285,6 +289,7 @@ def _parse(content: bytes) -> Manifest:
             )
         values["graphs"] = tuple(Graph(**graph) for graph in values["graphs"])
         values["pooling"] = tuple(values["pooling"])
+        values["matryoshka_dimensions"] = tuple(values["matryoshka_dimensions"])
         values["adapters"] = tuple(values["adapters"])
         values["files"] = dict(values["files"])
         return Manifest(**values)

@@ -30,6 +30,7 @@ from models.export.sentence_config import (
     NormalizeConfig,
     Overrides,
     SentenceConfig,
+    TruncateConfig,
     read_sentence_config,
     transformer_folder,
 )
@@ -43,6 +44,7 @@ from models.network.sentence_encoder import (
     LayerNormHead,
     NormalizeHead,
     SentenceEncoder,
+    TruncateHead,
 )
 
 NO_OVERRIDES = Overrides()
@@ -97,7 +99,7 @@ def load(
     if unused:
         report(f"Left out, because vectors do not need them: {', '.join(unused)}")
     for head, module in zip(sentence_config.heads, heads, strict=True):
-        if not isinstance(head, NormalizeConfig):
+        if isinstance(head, DenseConfig | LayerNormConfig):
             _fill(module, folder.tensors(head.folder), head.folder)
     return model.eval().requires_grad_(False), sentence_config
 
@@ -122,6 +124,8 @@ def _head(config: HeadConfig) -> Head:
             return LayerNormHead(config.width)
         case NormalizeConfig():
             return NormalizeHead()
+        case TruncateConfig():
+            return TruncateHead(config.width)
 
 
 def read_configs(

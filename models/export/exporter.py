@@ -112,7 +112,7 @@ def export(
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
-        check = _check(model, tokenizer, config.max_tokens)
+        check = _check(model, tokenizer, config)
         write_check(folder, check)
         if copy_source:
             _copy(files, folder / SOURCE)
@@ -174,8 +174,9 @@ def _with_parity(graph: Graph, parity: Sequence[Parity]) -> Graph:
     return replace(graph, parity=worst)
 
 
-def _check(model: SentenceEncoder, tokenizer: Tokenizer, max_tokens: int) -> Check:
-    tokenizer.enable_truncation(min(max_tokens, _MAX_CHECK_TOKENS))
+def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig) -> Check:
+    limit = min(config.max_tokens, _MAX_CHECK_TOKENS)
+    tokenizer.enable_truncation(limit, direction=config.truncation_side)
     rows = [encoding.ids for encoding in tokenizer.encode_batch(list(_CHECK_TEXTS))]
     tokenizer.no_truncation()
     adapters = adapters_in_turn(model, len(rows))
@@ -215,6 +216,8 @@ def _manifest(
         pooling=config.pooling,
         include_prompt=config.include_prompt,
         normalize=config.normalize,
+        matryoshka_dimensions=tuple(n for n in config.matryoshka_dimensions if n <= model.width),
+        truncation_side=config.truncation_side,
         prompts=config.prompts,
         default_prompt=config.default_prompt,
         adapters=model.encoder.config.adapters.names if model.encoder.config.adapters else (),

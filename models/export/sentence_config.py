@@ -5,7 +5,7 @@ An unsupported setting that would change vectors is an error that names the sett
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from models.export.families import jina_v3
 from models.export.model_folder import CheckpointError, ModelFolder, join
@@ -51,7 +51,18 @@ class NormalizeConfig:
     """Normalisation to unit length after pooling, before other heads."""
 
 
-HeadConfig = DenseConfig | LayerNormConfig | NormalizeConfig
+@dataclass(frozen=True)
+class TruncateConfig:
+    """Truncation to the leading dimensions, after all other heads.
+
+    Attributes:
+        width: Number of dimensions to keep.
+    """
+
+    width: int
+
+
+HeadConfig = DenseConfig | LayerNormConfig | NormalizeConfig | TruncateConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +77,8 @@ class SentenceConfig:
         include_prompt: Whether pooling includes prompt tokens.
         heads: Modules after pooling, in order, without a `Normalize` at the end.
         normalize: Whether vectors are normalised to unit length.
+        matryoshka_dimensions: Numbers of leading dimensions that the model was trained for.
+        truncation_side: End at which inputs with too many tokens lose tokens: "left" or "right".
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
@@ -78,6 +91,8 @@ class SentenceConfig:
     include_prompt: bool
     heads: tuple[HeadConfig, ...]
     normalize: bool
+    matryoshka_dimensions: tuple[int, ...]
+    truncation_side: str
     lowercase: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
@@ -146,6 +161,8 @@ _SENTENCE_EMBEDDING = {
 }
 
 
+# The file with the settings of the whole model.
+_MODEL_CONFIG = "config_sentence_transformers.json"
 # Jina v3's own Transformer module, which passes the task to the encoder.
 _OF_JINA_V3 = "custom_st.Transformer"
 
@@ -196,6 +213,9 @@ def read_sentence_config(
             raise CheckpointError(f"the pooling {mode!r} is not one of {', '.join(POOLINGS)}")
     heads = [_HEADS[kind](folder, path) for kind, path in modules[2:]]
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
+    truncate_dim = _truncate_dim(folder)
+    if truncate_dim is not None:  # sentence-transformers does not normalise again
+        heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
     of_tasks = _task_prompts(folder, network, config)
     prompts, default_prompt = _prompts(folder, of_tasks, overrides)
     return SentenceConfig(
@@ -206,6 +226,8 @@ def read_sentence_config(
         include_prompt=_override(include_prompt, overrides.include_prompt),
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=_override(normalize, overrides.normalize),
+        matryoshka_dimensions=_matryoshka_dimensions(folder, network),
+        truncation_side=_truncation_side(folder, transformer),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,
@@ -328,9 +350,9 @@ def _prompts(
 
     As in sentence-transformers, the prompts "query" and "document" always exist.
     """
-    name = "config_sentence_transformers.json"
+    name = _MODEL_CONFIG
     config = folder.json(name, dict, {})
-    _check_defaults(config, {"model_type": "SentenceTransformer", "truncate_dim": None}, name)
+    _check_defaults(config, {"model_type": "SentenceTransformer"}, name)
     own = config.get("prompts") or {}
     if not isinstance(own, dict):
         raise CheckpointError(f"{name}: prompts is not an object")
@@ -345,6 +367,32 @@ def _prompts(
             f"the default prompt {default!r} is not among the prompts: {', '.join(prompts)}"
         )
     return prompts, None if default is None else str(default)
+
+
+def _truncate_dim(folder: ModelFolder) -> int | None:
+    value = folder.json(_MODEL_CONFIG, dict, {}).get("truncate_dim")
+    if value is not None and not _is_positive(value):
+        raise CheckpointError(f"{_MODEL_CONFIG}: truncate_dim has the invalid value {value!r}")
+    return value
+
+
+def _matryoshka_dimensions(folder: ModelFolder, network: str) -> tuple[int, ...]:
+    value = folder.json(network, dict).get("matryoshka_dimensions") or []
+    if not isinstance(value, list) or not all(map(_is_positive, value)):
+        raise CheckpointError(f"{network}: matryoshka_dimensions has the invalid value {value!r}")
+    return tuple(sorted(value))
+
+
+def _is_positive(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _truncation_side(folder: ModelFolder, transformer: str) -> str:
+    name = join(transformer, "tokenizer_config.json")
+    side = folder.json(name, dict, {}).get("truncation_side", "right")
+    if side not in ("left", "right"):
+        raise CheckpointError(f"{name}: truncation_side has the invalid value {side!r}")
+    return str(side)
 
 
 def _max_tokens(

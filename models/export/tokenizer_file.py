@@ -169,8 +169,6 @@ def read_tokenizer(
     config: Config = folder.json(
         join(sentence_config.transformer, "tokenizer_config.json"), dict, {}
     )
-    if config.get("truncation_side", "right") != "right":
-        raise CheckpointError("tokenizer_config.json: truncation_side must be 'right'")
     _check_tokens(tokenizer, config, vocab_size)
     kind = str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
     kind = kind or _DEFAULT_CLASS.get(sentence_config.family, "")
@@ -198,7 +196,7 @@ def tokenizer_of_source(artifact: Artifact) -> Tokenizer:
     folder, manifest = source_folder(artifact), artifact.manifest
     _, config, sentence_config = read_configs(folder, Overrides(pooling=manifest.pooling))
     tokenizer = read_tokenizer(folder, sentence_config, config.vocab_size)
-    tokenizer.enable_truncation(manifest.max_tokens)
+    tokenizer.enable_truncation(manifest.max_tokens, direction=manifest.truncation_side)
     return tokenizer
 
 

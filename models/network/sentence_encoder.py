@@ -76,7 +76,26 @@ class NormalizeHead(nn.Module):
         return nn.functional.normalize(x)
 
 
-Head = DenseHead | LayerNormHead | NormalizeHead
+class TruncateHead(nn.Module):
+    """Truncation to the leading dimensions, equivalent to sentence-transformers' `truncate_dim`.
+
+    Attributes:
+        in_features: None: the input can have any width that is not smaller.
+        out_features: Width of the output.
+    """
+
+    in_features: int | None = None
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out_features = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the leading dimensions of `x` `(B, W)`, as `(B, out_features)`."""
+        return x[:, : self.out_features]
+
+
+Head = DenseHead | LayerNormHead | NormalizeHead | TruncateHead
 
 
 class SentenceEncoder(nn.Module):
@@ -92,7 +111,7 @@ class SentenceEncoder(nn.Module):
 
     Raises:
         ValueError: The input width of a head differs from the output width of the pooling or head
-            before it.
+            before it, or vectors are truncated to more dimensions than they have.
     """
 
     def __init__(
@@ -108,6 +127,10 @@ class SentenceEncoder(nn.Module):
                 raise ValueError(
                     f"a head takes vectors of width {head.in_features}; its input has the width "
                     f"{self.width}"
+                )
+            if isinstance(head, TruncateHead) and head.out_features > self.width:
+                raise ValueError(
+                    f"truncate_dim is {head.out_features}; vectors have the width {self.width}"
                 )
             self.width = head.out_features or self.width
 

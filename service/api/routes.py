@@ -73,6 +73,7 @@ async def encode(request: Request, state: State) -> Response:
             body.input_list(),
             prompt_name=body.prompt_name,
             dimensions=body.dimensions,
+            truncate_dim=body.truncate_dim,
             normalize=body.normalize,
             on_overflow=body.on_overflow,
             timeout_s=timeout_s,
@@ -92,8 +93,9 @@ async def _encode_tokens(
     request: Request, state: AppState, body: EncodeRequest, timeout_s: float
 ) -> Response:
     """Return a response with the token vectors `(L, D)` of each input."""
-    if body.dimensions is not None:
-        raise InvalidInput('dimensions applies to the output "pooled" only', pointer="/dimensions")
+    for name in ("dimensions", "truncate_dim"):
+        if getattr(body, name) is not None:
+            raise InvalidInput(f'{name} applies to the output "pooled" only', pointer=f"/{name}")
     model = state.ready_model()
     with pointing_at(body.inputs):
         work = model.encode_tokens(
@@ -139,6 +141,8 @@ async def info(state: State) -> ServiceInfo:
         dimensions=manifest.width,
         pooling=list(manifest.pooling),
         normalize=manifest.normalize,
+        matryoshka_dimensions=list(manifest.matryoshka_dimensions),
+        truncation_side=manifest.truncation_side,
         prompts=sorted(manifest.prompts),
         default_prompt=manifest.default_prompt,
         adapters=list(manifest.adapters),

@@ -70,6 +70,12 @@ class EncodeRequest(BaseModel):
         description="Number of leading dimensions to keep, only with output `pooled`; vectors are "
         "truncated before they are normalised",
     )
+    truncate_dim: int | None = Field(
+        None,
+        ge=1,
+        description="Like `dimensions`, but vectors are truncated after they are normalised, as by "
+        "sentence-transformers",
+    )
     output: Literal["pooled", "tokens"] = Field(
         "pooled", description="One vector per input, or one per token"
     )
@@ -193,6 +199,12 @@ class ServiceInfo(BaseModel):
     dimensions: int
     pooling: list[str]
     normalize: bool
+    matryoshka_dimensions: list[int] = Field(
+        description="Values of `dimensions` that the model was trained for"
+    )
+    truncation_side: Literal["left", "right"] = Field(
+        description="End at which inputs with too many tokens lose tokens"
+    )
     prompts: list[str]
     default_prompt: str | None
     adapters: list[str] = Field(

@@ -163,6 +163,7 @@ class Model:
         *,
         prompt_name: str | None = None,
         dimensions: int | None = None,
+        truncate_dim: int | None = None,
         normalize: bool | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
@@ -177,10 +178,14 @@ class Model:
             prompt_name: Name of the model's prompt to prepend to each text, and of the adapter to
                 use if the model has one of this name; None: its default prompt.
             dimensions: Number of leading dimensions to keep; None: all. Vectors are truncated
-                before they are normalised.
+                before they are normalised, as by OpenAI.
+            truncate_dim: Number of leading dimensions to keep; None: all. Vectors are truncated
+                after they are normalised, as by sentence-transformers.
             normalize: Whether to scale vectors to unit length; None: the model's own setting.
-            on_overflow: Handling of inputs with too many tokens for the model: "truncate" drops the
-                last tokens, "truncate_left" the first; "error" raises `InvalidInput`.
+            on_overflow: Handling of inputs with too many tokens for the model: "truncate_left"
+                drops the first tokens, "truncate_right" the last, and "truncate" those at the end
+                that the model's own tokenizer truncates, mostly the last; "error" raises
+                `InvalidInput`.
             timeout_s: Deadline of the call in seconds; None: no deadline.
 
         Raises:
@@ -191,11 +196,16 @@ class Model:
             InferenceFailed: The engine failed on an input; `index` is the index of the input.
             NotReady: The model is closed, or its engine has stopped.
         """
-        if dimensions is not None and not 1 <= dimensions <= self.width:
+        for name, value in (("dimensions", dimensions), ("truncate_dim", truncate_dim)):
+            if value is not None and not 1 <= value <= self.width:
+                raise InvalidInput(
+                    f"{name} must be from 1 to {self.width}, the model's width",
+                    pointer=f"/{name}",
+                    code="dimensions",
+                )
+        if dimensions is not None and truncate_dim is not None:
             raise InvalidInput(
-                f"dimensions must be from 1 to {self.width}, the model's width",
-                pointer="/dimensions",
-                code="dimensions",
+                "dimensions and truncate_dim exclude each other", pointer="/truncate_dim"
             )
         rows, results, seconds = await self._encode(
             inputs, "pooled", prompt_name, on_overflow, timeout_s
@@ -203,6 +213,7 @@ class Model:
         if normalize is None:
             normalize = self.artifact.manifest.normalize
         vectors = truncate_and_normalize(np.array(results), dimensions, normalize)  # (B, W)
+        vectors = np.ascontiguousarray(vectors[:, :truncate_dim])
         return Embeddings(vectors, rows, seconds)
 
     async def encode_tokens(

@@ -26,7 +26,7 @@ _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
 Input = TypeVar("Input")
 # Start and end of a token in its text; the end is exclusive.
 Span = tuple[int, int]
-OnOverflow = Literal["truncate", "truncate_left", "error"]
+OnOverflow = Literal["truncate", "truncate_left", "truncate_right", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ class TextTokenizer:
         Raises:
             InvalidInput: A text is empty, has a NUL character or has no tokens. The prompt is
                 unknown or leaves no room for the text. A text is too long to encode whole and
-                cannot be truncated: `on_overflow` is "error", or it is "truncate_left" and the
-                prompt is excluded from pooling.
+                cannot be truncated: `on_overflow` is "error", or the left end would be dropped and
+                the prompt is excluded from pooling.
             TooLarge: A text has too many characters.
         """
         return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]
@@ -185,7 +185,7 @@ class TextTokenizer:
         """
         self._check_ids(inputs)
         limit = self._manifest.max_tokens
-        kept = slice(-limit, None) if on_overflow == "truncate_left" else slice(limit)
+        kept = slice(-limit, None) if self._drops_left(on_overflow) else slice(limit)
         adapter = self._prompt(prompt_name).adapter
         rows = [Row(ids[kept], len(ids) > limit, 0, adapter) for ids in inputs]
         self._check_overflow(rows, on_overflow)
@@ -282,7 +282,7 @@ class TextTokenizer:
                 raise InvalidInput(
                     "the text has no token that the model knows", code="no_tokens", index=index
                 )
-            if row.truncated and prompt.tokens and on_overflow == "truncate_left":
+            if row.truncated and prompt.tokens and self._drops_left(on_overflow):
                 raise InvalidInput(
                     "a text with a prompt that is not pooled cannot be truncated at its left end",
                     code="too_long",
@@ -298,7 +298,7 @@ class TextTokenizer:
     def _encode(
         self, texts: Sequence[str], on_overflow: OnOverflow, with_offsets: bool
     ) -> list[Encoding]:
-        is_left = on_overflow == "truncate_left"
+        is_left = self._drops_left(on_overflow)
         tokenizer = self._truncating_left if is_left else self._tokenizer
         # Offsets count from the start of the text, which a part at the end lacks.
         is_cut = not (self._tokens_span_words or (is_left and with_offsets))
@@ -344,6 +344,11 @@ class TextTokenizer:
         tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
         tokenizer.enable_truncation(self._manifest.max_tokens, direction="left")
         return tokenizer
+
+    def _drops_left(self, on_overflow: OnOverflow) -> bool:
+        """Return whether an input that is too long loses its first tokens, not its last."""
+        own = self._manifest.truncation_side == "left" and on_overflow != "truncate_right"
+        return own or on_overflow == "truncate_left"
 
     def _check_text(self, text: str, index: int) -> None:
         if not text or text.isspace():

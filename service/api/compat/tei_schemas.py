@@ -51,8 +51,10 @@ class TruncationOptions(_Body):
         None,
         description="Whether to truncate inputs with too many tokens; false: they are an error",
     )
-    truncation_direction: Literal["Left", "Right", "left", "right"] = Field(
-        "Right", description="Side on which inputs with too many tokens lose tokens"
+    truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field(
+        None,
+        description="Side on which inputs with too many tokens lose tokens; null: that of the "
+        "model's tokenizer, mostly the right one",
     )
     prompt_name: PromptName = None
 
@@ -60,7 +62,12 @@ class TruncationOptions(_Body):
         """Return the value to pass as `on_overflow` to `Model.encode`."""
         if self.truncate is False:
             return "error"
-        return "truncate_left" if self.truncation_direction.lower() == "left" else "truncate"
+        match (self.truncation_direction or "").lower():
+            case "left":
+                return "truncate_left"
+            case "right":
+                return "truncate_right"
+        return "truncate"
 
 
 class EmbedAllRequest(TruncationOptions):

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -405,6 +406,25 @@ def test_unknown_default_prompt_raises_checkpoint_error(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     write_json(tmp_path / "config_sentence_transformers.json", {"default_prompt_name": "nope"})
     with pytest.raises(CheckpointError, match="'nope' is not among the prompts: query, document"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim has the invalid"),
+        ("config_sentence_transformers.json", {"truncate_dim": 33}, "is 33; vectors .* width 32"),
+        ("config.json", {"matryoshka_dimensions": [8, "16"]}, r"invalid value \[8, '16'\]"),
+        ("tokenizer_config.json", {"truncation_side": "both"}, "truncation_side has the invalid"),
+    ],
+)
+def test_invalid_sentence_config_raises_checkpoint_error(
+    file: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    content = json.loads((tmp_path / file).read_text()) if (tmp_path / file).exists() else {}
+    write_json(tmp_path / file, {**content, **changes})
+    with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
 
 

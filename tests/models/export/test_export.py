@@ -453,7 +453,6 @@ def test_do_lower_case_is_built_into_the_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
-        ("tokenizer_config.json", {"truncation_side": "left"}, "truncation_side must be 'right'"),
         (
             "tokenizer_config.json",
             {"added_tokens_decoder": {"60": {"content": "<new>"}}},
