@@ -318,7 +318,7 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
         assert isinstance(reply_of(worker), Opened)
         worker.send_signal(signal.SIGINT)
         # The job after the interrupt has a reply.
-        unknown = VjpJob(Row([101, 102]), [1.0] * 384, "nowhere", "norm", compare=[])
+        unknown = VjpJob(Row([101, 102]), [1.0] * 32, "nowhere", "norm", compare=[])
         worker.stdin.write(frames.frame(JOB.dump_json(unknown)))
         worker.stdin.flush()
         assert reply_of(worker).code == "unknown_layer"
