@@ -72,6 +72,8 @@ class Manifest:
         family: `model_type` in the checkpoint's config.json.
         weights_sha256: SHA-256 of each weight file of the checkpoint, by name.
         width: Width of a row vector.
+        hidden_size: Width of a token vector.
+        windows: Largest distance of two tokens that attend to each other, by layer; None: no limit.
         vocab_size: Size of the model's vocabulary.
         max_tokens: Maximum input length in tokens, special tokens included.
         pooling: Names of the poolings, whose results are concatenated.
@@ -94,6 +96,8 @@ class Manifest:
     family: str
     weights_sha256: Mapping[str, str]
     width: int
+    hidden_size: int
+    windows: tuple[int | None, ...]
     vocab_size: int
     max_tokens: int
     pooling: tuple[str, ...]
@@ -289,6 +293,7 @@ def _parse(content: bytes) -> Manifest:
             )
         values["graphs"] = tuple(Graph(**graph) for graph in values["graphs"])
         values["pooling"] = tuple(values["pooling"])
+        values["windows"] = tuple(values["windows"])
         values["matryoshka_dimensions"] = tuple(values["matryoshka_dimensions"])
         values["adapters"] = tuple(values["adapters"])
         values["files"] = dict(values["files"])

@@ -94,7 +94,7 @@ def batcher_of(
             min_split_tokens=min_split_tokens,
             fixed_cost=10,
             long_row=400,
-            pair_cost=pair_cost,
+            attention_cost=lambda length: pair_cost * length**2,
         ),
         probe=probe,
         cancel=cancel,

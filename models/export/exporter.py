@@ -211,6 +211,8 @@ def _manifest(
         family=config.family,
         weights_sha256={name: sha256(files.locate(name)) for name in files.weights},
         width=model.width,
+        hidden_size=model.encoder.config.d_model,
+        windows=model.encoder.config.windows,
         vocab_size=model.encoder.config.vocab_size,
         max_tokens=config.max_tokens,
         pooling=config.pooling,

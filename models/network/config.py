@@ -109,6 +109,12 @@ class EncoderConfig:
         return NormConfig(self.norm, self.norm_eps, "norms" in self.biases)
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Largest distance of two tokens that attend to each other, by layer; None: no limit."""
+        own = tuple(layer.window for layer in self.attention)
+        return own or (None,) * self.num_layers
+
+    @property
     def max_tokens(self) -> int:
         """Maximum number of tokens in a row."""
         reserved = 0 if self.position_padding_id is None else self.position_padding_id + 1

@@ -16,7 +16,7 @@
 import bisect
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
@@ -73,7 +73,7 @@ class BatchFormer(Generic[Item]):
         min_split_tokens: Minimum share of a stream, in tokens; a smaller queue is not split.
         fixed_cost: Fixed cost of a batch, independent of its items, in tokens.
         long_row: Length above which an item is long, in tokens.
-        pair_cost: Cost of one query-key pair of the padded attention matrix, in tokens.
+        attention_cost: Cost of the attention of a row, by its padded length, in tokens.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class BatchFormer(Generic[Item]):
         min_split_tokens: int,
         fixed_cost: int,
         long_row: int,
-        pair_cost: float,
+        attention_cost: Callable[[int], float],
     ) -> None:
         self.streams = streams
         self._max_cost = max_cost
         self._min_split_tokens = min_split_tokens
         self._fixed_cost = fixed_cost
         self._long_row = long_row
-        self._pair_cost = pair_cost
+        self._attention_cost = attention_cost
         self._ring: deque[QueuedRequest[Item]] = deque()
         self._by_length: dict[int, _Entries[Item]] = {}
         self._queued_tokens = 0
@@ -186,7 +186,7 @@ class BatchFormer(Generic[Item]):
         return batch
 
     def _cost(self, tokens: int, rows: int, longest: int) -> float:
-        return tokens + self._pair_cost * rows * longest**2
+        return tokens + rows * self._attention_cost(longest)
 
     def _drop_removed(self) -> None:
         """Drop the removed entries at the head of each length's queue.

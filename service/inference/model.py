@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from models.artifact import MANIFEST, Artifact, Check, sha256
 from models.engines import Agreement, Engine, Output, Precision, open_engine, self_check
 from models.packing import pack
+from service.inference.attention_cost import AttentionCost
 from service.inference.batch_former import BatchFormer
 from service.inference.batcher import (
     Batcher,
@@ -397,16 +398,14 @@ async def open_model(
     opened = await asyncio.to_thread(_open, Path(path), options)
     artifact, tokenizer, engine, agreement, self_check_s = opened
     max_cost = options.max_cost or engine.batches.max_tokens
-    # A layer takes 24 D^2 operations per token and 4 D per query-key pair. The latter run six times
-    # slower, so that a pair costs 6 * 4 D / (24 D^2) = 1 / D tokens.
-    pair_cost = 1 / artifact.manifest.width
+    attention_cost = AttentionCost(artifact.manifest)
     if engine.target == "cuda":
-        await asyncio.to_thread(_warm_up, engine, artifact, max_cost, pair_cost)
+        await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
 
     run = partial(_run, engine, metrics)
     check = artifact.check()
     # The self-check runs the check inputs once per output and compiled graph.
-    check_cost = sum(len(row) + pair_cost * len(row) ** 2 for row in check.rows)
+    check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)
     cost_s = self_check_s / (check_cost * len(engine.runs) * len(get_args(Output)))
     probe = [BatchItem(Row(check.rows[0], truncated=False, prompt_tokens=0), "pooled")]
     batcher: Batcher[BatchItem, Vectors] = Batcher(
@@ -418,7 +417,7 @@ async def open_model(
             min_split_tokens=engine.batches.min_split_tokens,
             fixed_cost=engine.batches.fixed_cost,
             long_row=engine.batches.long_row,
-            pair_cost=pair_cost,
+            attention_cost=attention_cost,
         ),
         probe=partial(run, probe),
         cancel=engine.cancel,
@@ -504,7 +503,9 @@ def _run_rows(
     return np.split(vectors, np.cumsum([len(row.ids) for row in rows])[:-1])
 
 
-def _warm_up(engine: Engine, artifact: Artifact, max_cost: int, pair_cost: float) -> None:
+def _warm_up(
+    engine: Engine, artifact: Artifact, max_cost: int, attention_cost: AttentionCost
+) -> None:
     """Run a single row and a full batch on all streams, at each halving of the maximum length.
 
     Otherwise the first requests would wait while the GPU loads kernels and allocates memory.
@@ -512,7 +513,7 @@ def _warm_up(engine: Engine, artifact: Artifact, max_cost: int, pair_cost: float
     length = artifact.manifest.max_tokens
     with ThreadPoolExecutor(engine.streams) as streams:
         while length:
-            rows = int(max_cost / (length + pair_cost * length**2))
+            rows = int(max_cost / (length + attention_cost(length)))
             for count in {1, max(1, rows)}:
                 batch = pack([[0] * length] * count)
                 list(streams.map(engine.run, [batch] * engine.streams))

@@ -29,7 +29,7 @@ def former_of(
         min_split_tokens=min_split_tokens,
         fixed_cost=fixed_cost,
         long_row=400,
-        pair_cost=pair_cost,
+        attention_cost=lambda length: pair_cost * length**2,
     )
     for length in lengths:
         add(former, length)
@@ -112,7 +112,12 @@ def test_item_never_joins_a_batch_where_padding_costs_more_than_a_separate_run(
 
 def test_items_of_equal_length_run_in_order_of_arrival() -> None:
     former: BatchFormer[str] = BatchFormer(
-        streams=1, max_cost=100, min_split_tokens=100, fixed_cost=10, long_row=400, pair_cost=0.0
+        streams=1,
+        max_cost=100,
+        min_split_tokens=100,
+        fixed_cost=10,
+        long_row=400,
+        attention_cost=lambda _: 0.0,
     )
     for who in "ab":
         former.add([f"{who}{i}" for i in range(4)], [30] * 4)
@@ -168,7 +173,12 @@ def test_removed_items_are_in_no_batch() -> None:
 
 def test_removed_items_are_released_while_others_wait() -> None:
     former: BatchFormer[set[int]] = BatchFormer(
-        streams=1, max_cost=100, min_split_tokens=100, fixed_cost=10, long_row=400, pair_cost=0.0
+        streams=1,
+        max_cost=100,
+        min_split_tokens=100,
+        fixed_cost=10,
+        long_row=400,
+        attention_cost=lambda _: 0.0,
     )
     former.remove(former.add([leaving := {1}], [400]))
     gone = weakref.ref(leaving)
