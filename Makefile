@@ -1,6 +1,6 @@
 # make serve   install, export the default model if need be, serve on 127.0.0.1:8000 with gradients
 # make check   lint, types, import contracts and the fast tests, in about five minutes
-# make test    the whole test suite, in about 14 minutes
+# make test    the whole test suite, in about 11 minutes
 # make lint    ruff, mypy and the import contracts
 # make coverage   the whole test suite, with the lines that it does not cover
 # make bench      this service against infinity, over HTTP (a quarter of an hour; needs wrk)
@@ -44,8 +44,9 @@ PEERS := .venv-bench
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 VITRINE_DEBUG__ENABLED=true exec $(BIN)/vitrine-serve
 
-# The tests of deploy/ take longest and start first.
-PYTEST := $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+# The tests of deploy/ take longest and start first. Three processes keep two cores busy: tests often
+# wait for other processes.
+PYTEST := $(BIN)/pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 test: $(VENV)/dev.done $(PEERS)/clients.done
 	$(PYTEST) $(PYTEST_ARGS)
 

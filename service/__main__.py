@@ -47,7 +47,8 @@ def main() -> int:
         return 2
     if is_exposed:
         log.warning(
-            "%s is reachable from other machines and no API key is set: everybody has access",
+            "%s is reachable from other machines and no API key is set: everybody has "
+            "access; set API keys",
             settings.server.host,
         )
     server = Server(app, state, settings.server)
@@ -64,7 +65,7 @@ def _greet(server: Server, settings: Settings, *, is_open: bool) -> None:
     log.info("Serving %s on %s", settings.model.path, url)
     log.info("Docs on %s/docs", url)
     if settings.debug.enabled:
-        log.info("Gradients on %s/debug", url)
+        log.info("Gradient debugging page on %s/debug", url)
     log.info("Try: curl %s/encode%s -H 'Content-Type: application/json' -d '%s'", url, key, body)
 
 

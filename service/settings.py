@@ -48,7 +48,7 @@ class ServerSettings(_Group):
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free port")
     hosts: tuple[HostName, ...] = Field(
-        (), description="Host names accepted in the Host header; none: all"
+        (), description="Host names accepted in the Host header; empty: all"
     )
     cors_origins: tuple[str, ...] = Field(
         (), description="Allowed CORS origins, such as `https://app.example`"

@@ -58,7 +58,9 @@ class Case:
 
 
 def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> list[Case]:
-    """Return the test cases of a model's graphs. PyTorch computes one row at a time.
+    """Return the test cases of a model's graphs, with vectors computed by PyTorch.
+
+    PyTorch computes the expected vectors one row at a time.
 
     Args:
         model: Exported model, in float32.

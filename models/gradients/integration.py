@@ -47,17 +47,19 @@ _POINTS_PER_HALVING = 2 * (_POINTS - 2)
 
 @dataclass(frozen=True)
 class Integral:
-    """Result of an integration.
+    """Result of an integration along the line from baseline to input, in intervals called panels.
 
     Attributes:
         scores: Contribution of each of N tokens to each of K functions, `(N, K)`.
         value_input: Function values at the input, `(K,)`.
         value_baseline: Function values at the baseline, `(K,)`.
-        error: Sum over all panels of the error of the sum of the scores. With several functions,
-            the error of a panel is the Euclidean norm of the errors of all functions.
+        error: Sum of the panels' errors. The error of a panel is the difference between its scores,
+            summed over tokens, and the change of the function over the panel. With several
+            functions, it is the Euclidean norm of these differences.
         allowed: Largest `error` that counts as converged.
-        score_error: Largest estimated error of a token's score: the sum over all panels of the
-            difference between two quadratures. With several functions, the Euclidean norm counts.
+        score_error: Largest estimated error of a token's score. The estimate is the sum, over all
+            panels, of the difference between two quadratures. With several functions, it is the sum
+            of the Euclidean norms of these differences.
         score_allowed: Largest `score_error` that counts as converged.
         evaluations: Number of positions on the line at which the functions were evaluated.
         path: Positions of the final quadrature, `(P,)`, and function values at them, `(P, K)`.
@@ -95,7 +97,10 @@ class Integral:
 
 @dataclass(frozen=True)
 class _Panel:
-    """Interval of the line: function values and slopes at its nodes, and its part of the scores."""
+    """Interval of the line from baseline to input, and its contribution to the scores.
+
+    `values` and `slopes` are function values and slopes at the quadrature nodes, `points`.
+    """
 
     points: Array  #        (17,)
     values: Array  #        (17, K)

@@ -50,10 +50,10 @@ class Exact(NamedTuple):
 
 
 def _roundings(terms: int) -> float:
-    """Return the effective number of rounding errors of a sum, plus 4 for other operations.
+    """Return the effective number of rounding errors of a sum of `terms` numbers.
 
-    Independent rounding errors of n terms add up to about sqrt(n) of them. Those of equal terms can
-    add up to more, hence the factor 2.
+    n independent rounding errors add up to about sqrt(n) of them. Errors of equal terms can add up
+    to more, hence `2 * sqrt(terms)`. Another 4 are added for other operations.
 
     Source: Higham and Mary 2019, doi:10.1137/18M1226312.
     """

@@ -21,7 +21,10 @@ Role = Literal["producer", "propagator"]
 
 
 def properties(result: type) -> dict[str, property]:
-    """Return the properties of a result type by name. JSON includes them beside the fields."""
+    """Return the properties of a result type, by name.
+
+    In JSON, they appear in addition to the fields.
+    """
     return {name: value for name, value in vars(result).items() if isinstance(value, property)}
 
 
@@ -438,7 +441,7 @@ class FileHash:
 
     Attributes:
         name: Name of the file.
-        expected: SHA-256 at the start of the service.
+        expected: SHA-256 at startup.
         actual: SHA-256 of the file's content now; null if the file does not exist.
     """
 
@@ -545,19 +548,21 @@ class Parity:
     """Comparison of the served model with the reference model.
 
     Attributes:
-        files: Hashes of all files of the artifact: at the start of the service, and on disk now.
-        unreadable: Error from reading the changed file of the CPU graph; null if it was compared.
+        files: Hashes of all files of the artifact: at startup, and on disk now.
+        unreadable: Reason why the CPU graph could not be compared, if its files have changed since
+            startup; null if it was compared.
         tokenizer: Comparison of the token ids of the check texts and of the texts in the request.
         engine: Engine that computed the vectors.
         precision: Precision of the engine.
-        min_cosine: Smallest cosine similarity of two vectors that passes, for this precision.
-        max_relative: Largest relative difference of two vectors that passes, for this precision.
+        min_cosine: Smallest accepted cosine similarity of a row's two vectors, for this precision.
+        max_relative: Largest accepted relative difference of a row's two vectors, for this
+            precision.
         vectors: Differences of the vectors, by row.
         weights: Differences of the weights, for every weight of the reference model.
-        curve: Differences of the tokens after each layer, from "embeddings" on.
+        curve: Differences of the token vectors after each layer, from "embeddings" on.
         first_divergence: Name of the first layer whose difference exceeds the tolerance; null if
             there is none.
-        layer_norm: Errors of LayerNormalization on numerically difficult rows.
+        layer_norm: Errors of onnxruntime's norm on numerically difficult rows.
     """
 
     files: tuple[FileHash, ...]

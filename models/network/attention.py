@@ -54,7 +54,7 @@ class LayerInputs:
         return tuple(x for x in (self.bias, embeddings) if x is not None)
 
     def with_outputs(self, outputs: Sequence[Tensor]) -> "LayerInputs":
-        """Return these inputs with other tensors in the place of `outputs`."""
+        """Return a copy of these inputs whose `outputs` are replaced by other tensors, in order."""
         given = iter(outputs)
         bias = None if self.bias is None else next(given)
         distances = self.distances and replace(self.distances, embeddings=next(given))
@@ -212,7 +212,10 @@ class SelfAttention(nn.Module):
         return grouped.expand(*grouped.shape[:-2], repeats, -1).flatten(-3)
 
     def rotated(self, projections: tuple[Tensor, ...], inputs: LayerInputs) -> tuple[Tensor, ...]:
-        """Return queries, keys and values with queries and keys rotated, shaped as they are."""
+        """Return queries, keys and values, with queries and keys rotated by their positions.
+
+        No shape changes. Without a rotation in `inputs`, the projections are returned unchanged.
+        """
         if (rotation := inputs.rotation) is None:
             return projections
         q, k, v = projections

@@ -12,13 +12,12 @@ from models.network.taps import NO_TAP, Tap
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and token type embeddings, followed by a norm.
+    """Sum of word, position and token type embeddings, followed by a norm and a linear layer.
 
-    Position and token type embeddings are optional, and so are the norm, which only embeddings with
-    positions require, and a linear layer after it.
+    Only the word embeddings are required. Position embeddings require the norm.
 
     Attributes:
-        last_step: Name of the last step.
+        last_step: Name of the last step, such as "embeddings.norm" (see `Tap`).
     """
 
     norm: Norm | AddNorm | None

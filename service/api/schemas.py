@@ -157,7 +157,7 @@ class Problem(BaseModel):
     title: str
     status: int
     code: str = Field(description="Stable error code for programs")
-    detail: str = Field(description="Explanation for people")
+    detail: str = Field(description="Human-readable explanation of the error")
     index: int | None = Field(None, description="Index of the invalid input")
     pointer: str | None = Field(None, description="JSON pointer to the invalid field")
     request_id: str

@@ -116,7 +116,7 @@ class ParityJob:
         vectors: Served vectors of the rows, before normalisation.
         engine: Engine that computed them.
         precision: Precision of the engine.
-        files: SHA-256 of each file of the artifact: its name, that at the start, and that on disk
+        files: SHA-256 of each file of the artifact: its name, that at startup, and that on disk
             now, which is None if there is no file.
         texts: Texts with their prompts, and their token ids from the served tokenizer.
         check_texts: Texts of the self-check, and their token ids from the served tokenizer.

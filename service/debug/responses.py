@@ -53,8 +53,8 @@ class Cost(BaseModel):
     """Upper bound of the cost of a request."""
 
     token_steps: int = Field(
-        description="Cost in token steps: tokens run through the reference model. In flow and "
-        "parity, a token counts as 4; flow adds 150 per text"
+        description="Cost in token steps. A token step is one token run once through the reference "
+        "model. `flow` and `parity` cost 4 token steps per token, and `flow` another 150 per text"
     )
     limit: int = Field(description="Maximum token steps per request")
 
@@ -141,7 +141,7 @@ def _model(result: type) -> type[BaseModel]:
 
 
 def _response(name: str, result: type, *tokens: str) -> type[GradientResponse]:
-    """Create the response model of a result, with a field for the tokens of each text."""
+    """Create the response model of a result type, with a list of tokens for each name."""
     fields: dict[str, Any] = dict.fromkeys(tokens, (list[Token], ...))
     return create_model(
         name,

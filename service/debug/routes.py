@@ -332,7 +332,7 @@ async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedTex
 
 
 def _files(model: Model) -> list[tuple[str, str, str | None]]:
-    """Return the name of each file of the artifact, and its hashes at the start and now."""
+    """Return the name of each file of the artifact, and its hashes at startup and now."""
     paths = {name: model.artifact.path / name for name in model.files}
     return [
         (name, at_start, sha256(paths[name]) if paths[name].is_file() else None)

@@ -185,8 +185,8 @@ class Batcher(Generic[Item, Result]):
             engine.
         cancel: Makes all runs in flight raise.
         max_queue_tokens: Maximum number of queued tokens.
-        timeout_s: Seconds after which a run is cancelled, unless it is expected to take longer than
-            a tenth of them.
+        timeout_s: Seconds after which a run is cancelled. A run may always take ten times its
+            expected duration.
         cost_s: Expected seconds per unit of a batch's cost, before the first batch.
         on_stop: Called with the error when the batcher stops because of a failure, after all
             pending requests have failed.

@@ -67,8 +67,8 @@ class ModelOptions:
         precision: Precision of the engine.
         threads: Number of CPUs that a CPU engine keeps busy; 0: all CPUs of the process.
         gpu: Index of the GPU for the engine "cuda".
-        run_timeout_s: Seconds after which a running batch is cancelled and retried in halves,
-            unless it is expected to take longer than a tenth of them.
+        run_timeout_s: Seconds after which a running batch is cancelled and retried in halves. A
+            batch may always take ten times its expected duration.
         max_cost: Maximum cost of a batch, in tokens (see `batch_former`); 0: the engine's default.
         max_queue_tokens: Maximum number of queued tokens; calls beyond it raise `Overloaded`.
         max_chars: Maximum number of characters per text.
@@ -119,7 +119,7 @@ class Model:
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
             output.
         check: Inputs of the self-check and their reference vectors.
-        files: SHA-256 of every file of the artifact at the start, by path.
+        files: SHA-256 of every file of the artifact at startup, by path.
         metrics: Metrics of this model.
     """
 
