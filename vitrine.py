@@ -20,11 +20,13 @@ from service.inference.errors import (
 )
 from service.inference.model import Model, ModelOptions, open_model
 from service.inference.results import Embeddings, TokenEmbeddings
+from service.inference.scores import Classification
 from service.inference.sync_model import SyncModel
 from service.inference.tokenizer import Row
 
 __all__ = [
     "ArtifactError",
+    "Classification",
     "DeadlineExceeded",
     "Embeddings",
     "EngineError",

@@ -25,13 +25,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 FORMAT = 5
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
 SOURCE = "source"
+
+# Outputs of graphs.
+Output = Literal["pooled", "tokens", "logits"]
 
 
 class ArtifactError(Exception):
@@ -71,6 +74,10 @@ class Manifest:
         revision: Commit of a hub model or version of a package; None for a folder.
         family: `model_type` in the checkpoint's config.json.
         weights_sha256: SHA-256 of each weight file of the checkpoint, by name.
+        outputs: Names of the graphs' outputs, in `models.engines.OUTPUTS`; first, that of rows.
+        labels: Label of each logit of a model for sequence classification; empty: an embedding
+            model.
+        activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
         width: Width of a row vector.
         hidden_size: Width of a token vector.
         windows: Largest distance of two tokens that attend to each other, by layer; None: no limit.
@@ -95,6 +102,9 @@ class Manifest:
     revision: str | None
     family: str
     weights_sha256: Mapping[str, str]
+    outputs: tuple[Output, ...]
+    labels: tuple[str, ...]
+    activation: str
     width: int
     hidden_size: int
     windows: tuple[int | None, ...]
@@ -119,16 +129,18 @@ class Check:
 
     Attributes:
         rows: Token ids of each input.
-        outputs: Reference vectors, by output name. "pooled" has one vector per input; "tokens" has
-            one vector per token of the first few inputs, concatenated.
-        texts: Text of each input.
+        outputs: Reference vectors, by output name. "pooled" and "logits" have one vector per input;
+            "tokens" has one per token of the first few inputs, concatenated.
+        texts: Text of each input; empty: inputs are texts and pairs of texts.
         adapters: Index of each input's adapter, or `models.packing.NO_ADAPTER`.
+        token_types: Type of each token of each input; empty: all have type 0.
     """
 
     rows: list[list[int]]
     outputs: dict[str, list[list[float]]]
     texts: list[str]
     adapters: list[int]
+    token_types: list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -293,6 +305,8 @@ def _parse(content: bytes) -> Manifest:
             )
         values["graphs"] = tuple(Graph(**graph) for graph in values["graphs"])
         values["pooling"] = tuple(values["pooling"])
+        values["outputs"] = tuple(values["outputs"])
+        values["labels"] = tuple(values["labels"])
         values["windows"] = tuple(values["windows"])
         values["matryoshka_dimensions"] = tuple(values["matryoshka_dimensions"])
         values["adapters"] = tuple(values["adapters"])

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 Number = TypeVar("Number", np.int64, np.float32)
 
 
-# Inputs of every graph. That of a model with adapters has the input "adapters" too.
+# Inputs of every graph. That of a model with adapters has the input "adapters" too, and that of a
+# classifier of pairs can have "token_types".
 INPUT_NAMES = ("input_ids", "padded_index", "packed_index", "attention_mask", "pooling_mask")
 # Index of the adapter of a row without one.
 NO_ADAPTER = -1
@@ -23,7 +24,9 @@ NO_ADAPTER = -1
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Input arrays of an exported graph, by input name. Only a model with adapters has `adapters`.
+    """Input arrays of an exported graph, by input name.
+
+    Not every graph has `adapters` and `token_types`.
 
     Attributes:
         input_ids: `(T,)` int64, token ids of all rows, concatenated.
@@ -33,6 +36,7 @@ class PackedBatch:
         attention_mask: `(B, L)` float32, 1 at tokens and 0 at padding.
         pooling_mask: `(B, L)` float32, 1 at the tokens to pool and 0 elsewhere.
         adapters: `(T,)` int64, index of each token's adapter, or `NO_ADAPTER`.
+        token_types: `(T,)` int64, type of each token: 1 in the second text of a pair.
     """
 
     input_ids: NDArray[np.int64]
@@ -41,6 +45,7 @@ class PackedBatch:
     attention_mask: NDArray[np.float32]
     pooling_mask: NDArray[np.float32]
     adapters: NDArray[np.int64]
+    token_types: NDArray[np.int64]
 
     @property
     def rows(self) -> int:
@@ -75,6 +80,7 @@ def round_up(batch: PackedBatch, tokens: int, length: int) -> PackedBatch:
         attention_mask=_zero_pad(batch.attention_mask, padded),
         pooling_mask=_zero_pad(batch.pooling_mask, padded),
         adapters=_zero_pad(batch.adapters, flat),
+        token_types=_zero_pad(batch.token_types, flat),
     )
 
 
@@ -89,6 +95,7 @@ def pack(
     rows: Sequence[Sequence[int]],
     prompt_tokens: Sequence[int] | None = None,
     adapters: Sequence[int] | None = None,
+    token_types: Sequence[Sequence[int]] | None = None,
 ) -> PackedBatch:
     """Return the rows as one packed batch.
 
@@ -97,6 +104,7 @@ def pack(
         prompt_tokens: Number of leading tokens of each row to exclude from pooling; None: pool all
             tokens.
         adapters: Index of each row's adapter, or `NO_ADAPTER`; None: no adapters.
+        token_types: Type of each token of each row; None: type 0.
 
     Raises:
         ValueError: There are no rows, or no token of a row would be pooled.
@@ -112,7 +120,7 @@ def pack(
 
     positions = np.arange(lengths.max())  # (L,)
     is_token = positions < lengths[:, None]  # (B, L)
-    input_ids = np.concatenate([np.asarray(row, np.int64) for row in rows])  # (T,)
+    input_ids = _concatenated(rows)  # (T,)
     padded_index = np.zeros(is_token.shape, np.int64)
     padded_index[is_token] = np.arange(len(input_ids))
     if adapters is None:
@@ -124,4 +132,9 @@ def pack(
         attention_mask=is_token.astype(np.float32),
         pooling_mask=(is_token & (positions >= skipped[:, None])).astype(np.float32),
         adapters=np.repeat(np.asarray(adapters, np.int64), lengths),
+        token_types=np.zeros_like(input_ids) if token_types is None else _concatenated(token_types),
     )
+
+
+def _concatenated(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    return np.concatenate([np.asarray(row, np.int64) for row in rows])

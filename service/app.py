@@ -11,6 +11,7 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi_offline import FastAPIOffline
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -18,6 +19,7 @@ from starlette.routing import Match
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
+from service.api import classify, classify_schemas
 from service.api.auth import KeyRing
 from service.api.body import BodyBudget
 from service.api.compat import openai, tei, tei_schemas
@@ -108,11 +110,17 @@ def create_app(
         exception_handlers={HTTPException: _translate_http_exception},
     )
     app.state.vitrine = state
-    bodies = (EncodeRequest, *openai.BODIES, *tei_schemas.BODIES, *BODIES)
+    bodies: tuple[type[BaseModel], ...] = (
+        EncodeRequest,
+        *classify_schemas.BODIES,
+        *openai.BODIES,
+        *tei_schemas.BODIES,
+        *BODIES,
+    )
     app.openapi = lambda: openapi(  # type: ignore[method-assign]
         app, bodies, settings.limits, needs_keys=not state.keys.is_open
     )
-    routers = [raw_router, router, openai.router, tei.router, page.router]
+    routers = [raw_router, router, classify.router, openai.router, tei.router, page.router]
     if settings.server.tei_at_root:
         routers.append(tei.root_router())
     for included in routers:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, Check
+from models.artifact import Artifact, Check, Output
 from models.engines import with_onnxruntime, with_openvino
 from models.engines.cpus import available_cpus
 from models.engines.engine import (
@@ -23,7 +23,7 @@ from models.engines.engine import (
     Hardware,
     Run,
 )
-from models.engines.outputs import OUTPUTS, Agreement, Output, Precision, compare, cosines
+from models.engines.outputs import OUTPUTS, Agreement, Precision, compare, cosines
 from models.packing import pack
 
 __all__ = [
@@ -153,10 +153,11 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
     """
     check = artifact.check()
     agreements: dict[Output, Agreement] = {}
-    for output, spec in OUTPUTS.items():
+    for output in artifact.manifest.outputs:
+        spec = OUTPUTS[output]
         reference = np.asarray(check.outputs[output], np.float64)
         runs = [
-            compare(_results(run, output, check)[: len(reference)], reference)
+            compare(output, _results(run, output, check)[: len(reference)], reference)
             for run in engine.runs
         ]
         # np.min and np.max propagate NaN, which is outside any bounds.
@@ -179,7 +180,9 @@ def _results(run: Run, output: Output, check: Check) -> NDArray[np.float32]:
     for indices in _similar(list(map(len, check.rows))):
         batch = [check.rows[index] for index in indices]
         adapters = [check.adapters[index] for index in indices]
-        result = run(pack(batch, adapters=adapters), output)  # (B, W), or (T, D)
+        types = [check.token_types[index] for index in indices] if check.token_types else None
+        packed = pack(batch, adapters=adapters, token_types=types)
+        result = run(packed, output)  # (B, W), or (T, D)
         sizes = [len(row) if output == "tokens" else 1 for row in batch]
         results |= zip(indices, np.split(result, np.cumsum(sizes)[:-1]), strict=True)
     return np.concatenate([results[index] for index in range(len(check.rows))])

@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from models.engines.outputs import Output, Precision
+from models.artifact import Output
+from models.engines.outputs import Precision
 from models.packing import PackedBatch
 
 Run = Callable[[PackedBatch, Output], NDArray[np.float32]]
@@ -103,7 +104,7 @@ class Engine(Protocol):
         """Run functions of all compiled variants of the graph, for the self-check."""
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return row vectors `(B, W)` for "pooled", or token vectors `(T, D)` for "tokens"."""
+        """Return one vector per row, `(B, W)`, or for "tokens" one per token, `(T, D)`."""
 
     def cancel(self) -> None:
         """Abort the runs in flight; each of them raises an error in its caller."""
@@ -159,7 +160,7 @@ class CpuEngine:
         self._lock = threading.Lock()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return row vectors `(B, W)` for "pooled", or token vectors `(T, D)` for "tokens"."""
+        """Return one vector per row, `(B, W)`, or for "tokens" one per token, `(T, D)`."""
         single, concurrent = self.runs[0], self.runs[-1]
         with self._lock:
             # Under load, a run may start in the short gap between two others. So a run counts as

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from models.artifact import Output
+
 Precision = Literal["float32", "float16", "bfloat16"]
-# Output names of a graph.
-Output = Literal["pooled", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,33 @@ OUTPUTS: dict[Output, OutputSpec] = {
             "bfloat16": Agreement(0.999, 0.05),
         },
     ),
+    "logits": OutputSpec(
+        "(C,)",
+        {
+            "float32": Agreement(1 - 1e-6, 1e-4),
+            "float16": Agreement(0.9995, 0.02),
+            "bfloat16": Agreement(0.9995, 0.02),
+        },
+    ),
 }
 
 
-def compare(actual: NDArray[np.floating], expected: NDArray[np.floating]) -> Agreement:
+def compare(
+    output: Output, actual: NDArray[np.floating], expected: NDArray[np.floating]
+) -> Agreement:
     """Return the agreement of the vectors `actual` with their references `expected`.
 
-    Both have the shape `(N, W)` with N > 0. A NaN in either makes cosine and norm NaN.
+    Logits are compared as vectors with an additional 1. So the bounds hold for a single logit too,
+    for logits near zero, and after a shift of all logits.
+
+    Args:
+        output: Name of the output.
+        actual: Vectors `(N, W)` with N > 0. A NaN makes cosine and norm NaN.
+        expected: Reference vectors, `(N, W)`.
     """
+    if output == "logits":
+        ones = np.ones((len(expected), 1))
+        actual, expected = np.hstack([actual, ones]), np.hstack([expected, ones])
     lengths = np.linalg.norm(actual.astype(np.float64), axis=1)  # (N,)
     references = np.linalg.norm(expected.astype(np.float64), axis=1)  # (N,)
     # np.min and np.max propagate NaN; Python's min and max may not.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from models.artifact import Output
 from models.engines.engine import (
     BatchSizes,
     CompiledGraph,
@@ -18,7 +19,7 @@ from models.engines.engine import (
     Hardware,
     missing,
 )
-from models.engines.outputs import Output, Precision
+from models.engines.outputs import Precision
 from models.packing import PackedBatch
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class CudaEngine:
         self.cancel = graph.cancel
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return row vectors `(B, W)` for "pooled", or token vectors `(T, D)` for "tokens"."""
+        """Return one vector per row, `(B, W)`, or for "tokens" one per token, `(T, D)`."""
         return self.runs[0](batch, output)
 
 

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
+from models.artifact import Output
 from models.engines.engine import (
     CompiledGraph,
     CpuEngine,
@@ -14,7 +15,7 @@ from models.engines.engine import (
     Hardware,
     missing,
 )
-from models.engines.outputs import Output, Precision
+from models.engines.outputs import Precision
 from models.packing import PackedBatch, round_up
 
 # Makes OpenVINO's import of this package fail; OpenVINO would send telemetry with it.
@@ -59,7 +60,7 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
                 result: NDArray[np.float32] = request.get_tensor(output).data.copy()
             finally:
                 idle.put(request)
-            return result if output == "pooled" else result[: len(batch.input_ids)]
+            return result[: len(batch.input_ids)] if output == "tokens" else result
 
         def cancel() -> None:
             for request in requests:

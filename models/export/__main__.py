@@ -1,4 +1,4 @@
-"""`vitrine-export`: export a sentence encoder to an artifact for `vitrine-serve`."""
+"""`vitrine-export`: export a Transformer encoder to an artifact for `vitrine-serve`."""
 
 import argparse
 import importlib.util
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(
         prog="vitrine-export",
-        description="Export a sentence encoder to an artifact for vitrine-serve.",
+        description="Export a Transformer encoder to an artifact for vitrine-serve.",
     )
     parser.add_argument(
         "model", help="model folder, installed model package, or Hugging Face hub id"

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from models.export import lora
+from models.export import classifier, lora
 from models.export.families import (
     FAMILIES,
     FAMILIES_OF_CODE,
@@ -76,21 +76,31 @@ def load(
     family, config, sentence_config = read_configs(folder, overrides)
     transformer = sentence_config.transformer
     network = _network_folder(folder, transformer)
-    try:
-        encoder = Encoder(config)
-        heads = [_head(head) for head in sentence_config.heads]
-        model = SentenceEncoder(encoder, sentence_config.pooling, heads)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
     tensors = _plain_names(family, folder.tensors(network))
     if folder.has(join(transformer, lora.CONFIG)):
         _add_updates(tensors, _plain_names(family, lora.read_updates(folder, transformer)))
+    labels, of_classifier = sentence_config.labels, partial(_fill, source="the checkpoint")
+    try:
+        encoder = Encoder(config)
+        heads = [_head(head) for head in sentence_config.heads]
+        if labels:
+            heads = classifier.take_heads(family, config, len(labels), tensors, of_classifier)
+        has_types = sentence_config.token_types and config.type_vocab_size > 1
+        model = SentenceEncoder(
+            encoder,
+            sentence_config.pooling,
+            heads,
+            classifies=bool(labels),
+            has_token_types=bool(labels) and has_types,
+        )
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
     for name, value in family.fixed.items():
         _check_fixed(name, tensors.get(name), value(config))
     unused = _fill(
         encoder,
         tensors,
-        "the checkpoint",
+        source="the checkpoint",
         names=partial(_family_names, _layout(family, encoder, tensors)),
         value=partial(_family_value, family, config),
         widths=config.heads.widths,
@@ -98,9 +108,9 @@ def load(
     )
     if unused:
         report(f"Left out, because vectors do not need them: {', '.join(unused)}")
-    for head, module in zip(sentence_config.heads, heads, strict=True):
+    for head, module in zip(sentence_config.heads, heads, strict=not labels):
         if isinstance(head, DenseConfig | LayerNormConfig):
-            _fill(module, folder.tensors(head.folder), head.folder)
+            _fill(module, folder.tensors(head.folder), source=head.folder)
     return model.eval().requires_grad_(False), sentence_config
 
 
@@ -139,7 +149,7 @@ def read_configs(
     network = _network_folder(folder, transformer_folder(folder))
     name = join(network, "config.json")
     family, model_type, config = _read_config(folder, name)
-    sentence_config = read_sentence_config(folder, name, model_type, config, overrides)
+    sentence_config = read_sentence_config(folder, name, (model_type, family), config, overrides)
     return family, config, sentence_config
 
 
@@ -262,8 +272,9 @@ def _network_classes(config: dict[str, Any]) -> list[str]:
 def _fill(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
-    source: str,
     names: Callable[[str], Names] = lambda key: (key,),
+    *,
+    source: str,
     value: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
     widths: Sequence[int] = (),
     ignored: Sequence[str] = (),
@@ -275,9 +286,9 @@ def _fill(
     Args:
         module: Module to load the tensors into.
         tensors: Tensors of the checkpoint, by name.
-        source: Origin of the tensors, for error messages.
         names: Returns, for a key of the module's state dict, the checkpoint tensors, or parts of
             them, that are concatenated along the first axis.
+        source: Origin of the tensors, for error messages.
         value: Returns, for a key and the concatenated tensors, the key's value.
         widths: Widths of queries, keys and values, which can have a checkpoint tensor each.
         ignored: Regular expressions for the names of tensors that may remain unused.

@@ -177,15 +177,20 @@ def _with_parity(graph: Graph, parity: Sequence[Parity]) -> Graph:
 def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig) -> Check:
     limit = min(config.max_tokens, _MAX_CHECK_TOKENS)
     tokenizer.enable_truncation(limit, direction=config.truncation_side)
-    rows = [encoding.ids for encoding in tokenizer.encode_batch(list(_CHECK_TEXTS))]
+    texts = list(_CHECK_TEXTS)
+    # Every second input of a classifier is a pair of texts.
+    pairs = list(zip(texts, reversed(texts), strict=True))[::2] if config.labels else []
+    encodings = tokenizer.encode_batch([*(texts[1::2] if pairs else texts), *pairs])
     tokenizer.no_truncation()
+    rows = [encoding.ids for encoding in encodings]
+    types = [encoding.type_ids for encoding in encodings] if model.has_token_types else []
     adapters = adapters_in_turn(model, len(rows))
-    tokens = np.concatenate(
-        [reference_tokens(model, rows[i], adapters[i]) for i in range(_TOKEN_ROWS)]
-    )
-    pooled = reference_vectors(model, rows, adapters=adapters)
-    outputs = {"pooled": pooled.tolist(), "tokens": tokens.tolist()}
-    return Check(rows, outputs, list(_CHECK_TEXTS), adapters)
+    vectors = reference_vectors(model, rows, adapters=adapters, token_types=types or None)
+    outputs: dict[str, list[list[float]]] = {model.outputs[0]: vectors.tolist()}
+    if "tokens" in model.outputs:
+        tokens = [reference_tokens(model, rows[i], adapters[i]) for i in range(_TOKEN_ROWS)]
+        outputs["tokens"] = np.concatenate(tokens).tolist()
+    return Check(rows, outputs, [] if pairs else texts, adapters, types)
 
 
 def _copy(files: ModelFolder, target: Path) -> None:
@@ -210,6 +215,9 @@ def _manifest(
         revision=source.revision,
         family=config.family,
         weights_sha256={name: sha256(files.locate(name)) for name in files.weights},
+        outputs=model.outputs,
+        labels=config.labels,
+        activation=config.activation,
         width=model.width,
         hidden_size=model.encoder.config.d_model,
         windows=model.encoder.config.windows,

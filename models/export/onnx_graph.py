@@ -1,6 +1,7 @@
 """Export of a sentence encoder to an ONNX graph with packed inputs."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -16,7 +17,6 @@ from models.packing import INPUT_NAMES
 
 OPSET = 20
 _NO_LIMIT = 2**31
-OUTPUT_NAMES = ("pooled", "tokens")
 # Smaller constants stay in the ONNX file.
 _MIN_EXTERNAL_BYTES = 1024
 
@@ -30,33 +30,31 @@ _EXPECTED_WARNINGS = (
 
 
 class _Packed(nn.Module):
-    """Wrapper whose `forward` is the model's `forward_packed`: the exporter traces `forward`."""
+    """Wrapper whose `forward` is the model's `forward_packed`: the exporter traces `forward`.
 
-    def __init__(self, model: SentenceEncoder) -> None:
+    Args:
+        model: Model to export.
+        optional: Names of the inputs that follow `INPUT_NAMES`.
+    """
+
+    def __init__(self, model: SentenceEncoder, optional: Sequence[str]) -> None:
         super().__init__()
         self.model = model
+        self.optional = tuple(optional)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        padded_index: Tensor,
-        packed_index: Tensor,
-        attention_mask: Tensor,
-        pooling_mask: Tensor,
-        adapters: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        pooled, tokens = self.model.forward_packed(
-            input_ids, padded_index, packed_index, attention_mask, pooling_mask, adapters
-        )
-        return pooled, tokens.float()
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        count = len(INPUT_NAMES)
+        optional = dict(zip(self.optional, inputs[count:], strict=True))
+        rows, tokens = self.model.forward_packed(*inputs[:count], **optional)
+        return (rows, tokens.float())[: len(self.model.outputs)]
 
 
 def trace(model: SentenceEncoder, target: str) -> ir.Model:
     """Return `model` as a graph that computes in the dtype of the model's weights.
 
     The inputs are fields of `models.packing.PackedBatch`, with dynamic B, L and T. The outputs
-    are "pooled" `(B, W)` and "tokens" `(T, D)`, both float32. Attention is a placeholder, which
-    `graph_for` replaces.
+    are "pooled" `(B, W)` and "tokens" `(T, D)`, or "logits" `(B, C)`, in float32. Attention is a
+    placeholder, which `graph_for` replaces.
 
     Args:
         model: Model in evaluation mode.
@@ -70,11 +68,14 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
         "attention_mask": ("B", "L"),
         "pooling_mask": ("B", "L"),
         "adapters": ("T",),
+        "token_types": ("T",),
     }
     sizes = {"B": B, "L": L, "T": T}
     dimensions = {name: torch.export.Dim(name) for name in sizes}
     dtypes = {"attention_mask": torch.float32, "pooling_mask": torch.float32}
-    names = [*INPUT_NAMES, *(["adapters"] if model.encoder.config.adapters else [])]
+    has = {"adapters": model.encoder.config.adapters, "token_types": model.has_token_types}
+    optional = [name for name, is_input in has.items() if is_input]
+    names = [*INPUT_NAMES, *optional]
     inputs = tuple(
         torch.ones([sizes[d] for d in shapes[name]], dtype=dtypes.get(name, torch.int64))
         for name in names
@@ -83,14 +84,15 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
         for message in _EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message)
         program = torch.onnx.export(
-            _Packed(model).eval(),
+            _Packed(model, optional).eval(),
             inputs,
             dynamo=True,
             opset_version=OPSET,
             input_names=names,
-            output_names=list(OUTPUT_NAMES),
-            dynamic_shapes=tuple(
-                {i: dimensions[d] for i, d in enumerate(shapes[n])} for n in names
+            output_names=list(model.outputs),
+            # One argument, `*inputs`.
+            dynamic_shapes=(
+                tuple({i: dimensions[d] for i, d in enumerate(shapes[n])} for n in names),
             ),
             custom_translation_table={
                 **onnx_translations(target),

@@ -1,6 +1,6 @@
 """Parity: comparison of the vectors of an exported graph, run by an engine, with PyTorch's."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,42 +78,44 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
     )
     rows = short + long
     adapters = adapters_in_turn(model, len(rows))
-    of_short, of_long = adapters[: len(short)], adapters[len(short) :]
     # The first quarter of each row stands for a prompt that is excluded from pooling.
-    prompts = [[len(row) // 4 for row in part] for part in (short, long)]
-    order = rng.permutation(len(short))
-    expected = reference_vectors(model, rows, adapters=adapters)  # (B, W)
+    prompts = [len(row) // 4 for row in rows]
+    types = None
+    if model.has_token_types:
+        types = [[index * 2 // len(row) for index in range(len(row))] for row in rows]
+
+    def packed(indices: Iterable[int], *, skips_prompts: bool = False) -> PackedBatch:
+        chosen = list(indices)
+        return pack(
+            [rows[i] for i in chosen],
+            [prompts[i] for i in chosen] if skips_prompts else None,
+            [adapters[i] for i in chosen],
+            [types[i] for i in chosen] if types else None,
+        )
+
+    shorter, longer = range(len(short)), range(len(short), len(rows))
+    order = rng.permutation(len(short)).tolist()
+    expected = reference_vectors(model, rows, None, adapters, types)  # (B, W)
     return [
         Case(
             "check inputs",
             tuple(
-                pack([row], adapters=[adapter])
-                for row, adapter in zip(check.rows, check.adapters, strict=True)
+                pack([row], None, [adapter], [check.token_types[i]] if check.token_types else None)
+                for i, (row, adapter) in enumerate(zip(check.rows, check.adapters, strict=True))
             ),
-            np.asarray(check.outputs["pooled"], np.float32),
+            np.asarray(check.outputs[model.outputs[0]], np.float32),
         ),
         Case(
             "each row alone",
-            (
-                *(pack([rows[i]], adapters=[adapters[i]]) for i in range(len(rows))),
-                pack(longest),
-            ),
+            (*(packed([i]) for i in range(len(rows))), pack(longest)),
             np.concatenate([expected, reference_vectors(model, longest)]),
         ),
-        Case(
-            "in batches",
-            (pack(short, adapters=of_short), pack(long, adapters=of_long)),
-            expected,
-        ),
-        Case(
-            "batch, shuffled",
-            (pack([short[i] for i in order], adapters=[of_short[i] for i in order]),),
-            expected[order],
-        ),
+        Case("in batches", (packed(shorter), packed(longer)), expected),
+        Case("batch, shuffled", (packed(order),), expected[order]),
         Case(
             "prompts not pooled",
-            (pack(short, prompts[0], of_short), pack(long, prompts[1], of_long)),
-            reference_vectors(model, rows, prompts[0] + prompts[1], adapters),
+            (packed(shorter, skips_prompts=True), packed(longer, skips_prompts=True)),
+            reference_vectors(model, rows, prompts, adapters, types),
         ),
     ]
 
@@ -135,11 +137,12 @@ def measure_parity(
     """
     engine = open_engine(artifact, name, precision)
     self_check(engine, artifact)
-    bounds = OUTPUTS["pooled"].bounds[engine.precision]
+    output = artifact.manifest.outputs[0]
+    bounds = OUTPUTS[output].bounds[engine.precision]
     parity: list[Parity] = []
     for case in cases:
-        vectors = np.concatenate([engine.run(batch) for batch in case.batches])
-        agreement = compare(vectors, case.expected)
+        vectors = np.concatenate([engine.run(batch, output) for batch in case.batches])
+        agreement = compare(output, vectors, case.expected)
         if not agreement.is_within(bounds):
             raise EngineError(
                 f"the graph differs from PyTorch ({case.name}): worst cosine "
@@ -164,6 +167,7 @@ def reference_vectors(
     rows: list[list[int]],
     prompt_tokens: list[int] | None = None,
     adapters: list[int] | None = None,
+    token_types: list[list[int]] | None = None,
 ) -> NDArray[np.float32]:
     """Return PyTorch's row vectors `(B, W)`, computed one row at a time without padding.
 
@@ -173,16 +177,18 @@ def reference_vectors(
         prompt_tokens: Number of leading tokens of each row to exclude from pooling; None: pool all
             tokens.
         adapters: Index of each row's adapter, or `NO_ADAPTER`; None: no adapters.
+        token_types: Type of each token of each row; None: type 0.
     """
     prompt_tokens = prompt_tokens or [0] * len(rows)
     adapters = adapters or [NO_ADAPTER] * len(rows)
+    types = [torch.tensor([own]) for own in token_types] if token_types else [None] * len(rows)
     vectors: list[torch.Tensor] = []
-    for row, skipped, adapter in zip(rows, prompt_tokens, adapters, strict=True):
+    for row, skipped, adapter, own_types in zip(rows, prompt_tokens, adapters, types, strict=True):
         ones = torch.ones(1, len(row))
         pooled = (torch.arange(len(row)) >= skipped).float()[None]
         with torch.no_grad():
             ids, own = torch.tensor([row]), _adapter_index(adapter)
-            vectors.append(model(ids, ones, pooled, adapters=own)[0])
+            vectors.append(model(ids, ones, pooled, adapters=own, token_types=own_types)[0])
     return torch.stack(vectors).numpy()
 
 

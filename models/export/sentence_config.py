@@ -7,8 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from models.export.families import jina_v3
+from models.artifact import Manifest
+from models.export import classifier
+from models.export.families import Family, jina_v3
 from models.export.model_folder import CheckpointError, ModelFolder, join
+from models.export.tokenizer_config import (
+    gives_token_types,
+    read_tokenizer_config,
+    truncation_side,
+)
 from models.network.config import EncoderConfig
 from models.network.pooling import POOLINGS
 from models.network.sentence_encoder import HEAD_ACTIVATIONS
@@ -79,6 +86,10 @@ class SentenceConfig:
         normalize: Whether vectors are normalised to unit length.
         matryoshka_dimensions: Numbers of leading dimensions that the model was trained for.
         truncation_side: End at which inputs with too many tokens lose tokens: "left" or "right".
+        token_types: Whether the tokens of a pair's second text have type 1.
+        labels: Label of each logit of a model for sequence classification; empty: an embedding
+            model.
+        activation: Activation of the logits: "sigmoid", "softmax" or "identity".
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
@@ -93,6 +104,9 @@ class SentenceConfig:
     normalize: bool
     matryoshka_dimensions: tuple[int, ...]
     truncation_side: str
+    token_types: bool
+    labels: tuple[str, ...]
+    activation: str
     lowercase: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
@@ -111,6 +125,12 @@ class Overrides:
     normalize: bool | None = None
     prompts: Mapping[str, str] | None = None
     default_prompt: str | None = None
+
+
+def overrides_of(manifest: Manifest) -> Overrides:
+    """Return the overrides with which an artifact's source is the model of its graphs."""
+    # The pooling of a model for sequence classification is that of its family.
+    return Overrides(pooling=None if manifest.labels else manifest.pooling)
 
 
 # Pooling modes of sentence-transformers.
@@ -139,12 +159,20 @@ _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-_TEXT_MODALITY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+# Settings of the Transformer module for which only one value is supported: of embedding models, and
+# of models for sequence classification.
+_OF_EMBEDDINGS: Mapping[str, Any] = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+_OF_CLASSIFIERS: Mapping[str, Any] = {
+    "transformer_task": "sequence-classification",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    "module_output_name": "scores",
+}
 # Settings of the Transformer module for which only the default value, given here, is supported.
 _TRANSFORMER_DEFAULTS: Mapping[str, Any] = {
-    "transformer_task": "feature-extraction",
-    "modality_config": _TEXT_MODALITY,
-    "module_output_name": "token_embeddings",
     "model_args": {},
     "model_kwargs": {},
     "tokenizer_args": {},
@@ -178,14 +206,18 @@ def transformer_folder(folder: ModelFolder) -> str:
 
 
 def read_sentence_config(
-    folder: ModelFolder, network: str, family: str, config: EncoderConfig, overrides: Overrides
+    folder: ModelFolder,
+    network: str,
+    family: tuple[str, Family],
+    config: EncoderConfig,
+    overrides: Overrides,
 ) -> SentenceConfig:
     """Return the sentence-transformers config of a model folder, with the overrides applied.
 
     Args:
         folder: Model folder.
         network: Name of the network's config.json.
-        family: `model_type` of config.json.
+        family: `model_type` of config.json, and its family.
         config: Hyperparameters of the encoder.
         overrides: Replacements for settings in the folder.
 
@@ -196,15 +228,29 @@ def read_sentence_config(
     transformer = modules[0][1] if modules else ""
     name = next((n for n in _TRANSFORMER_CONFIGS if folder.has(join(transformer, n))), "")
     settings = folder.json(join(transformer, name), dict) if name else {}
-    _check_defaults(settings, _TRANSFORMER_DEFAULTS, name)
-    unknown = settings.keys() - _TRANSFORMER_DEFAULTS.keys() - _TRANSFORMER_SUPPORTED
+    model_type, known = family
+    hyperparameters = folder.json(network, dict)
+    tokenizer = read_tokenizer_config(folder, transformer)
+    classifies = (
+        len(modules) < 2 and not overrides.pooling and classifier.classifies(hyperparameters)
+    )
+    expected = {**_TRANSFORMER_DEFAULTS, **(_OF_CLASSIFIERS if classifies else _OF_EMBEDDINGS)}
+    _check_defaults(settings, expected, name)
+    unknown = settings.keys() - expected.keys() - _TRANSFORMER_SUPPORTED
     if unknown:
         raise CheckpointError(f"{name}: {min(unknown)} is not supported")
 
-    if modules:
+    if len(modules) == 1 and not classifies:
+        raise CheckpointError(
+            "modules.json lists Transformer alone, which only models for sequence classification "
+            "have; list a Pooling after it"
+        )
+    if classifies:
+        pooling, include_prompt = classifier.read_pooling(hyperparameters, known, network), True
+    elif modules:
         pooling, include_prompt = _pooling(folder, modules[1][1], overrides)
     else:  # default of sentence-transformers
-        architectures = folder.json(network, dict).get("architectures")
+        architectures = hyperparameters.get("architectures")
         first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
         own = "last" if first.endswith("ForCausalLM") else "mean"
         pooling, include_prompt = tuple(overrides.pooling or [own]), True
@@ -217,17 +263,26 @@ def read_sentence_config(
     if truncate_dim is not None:  # sentence-transformers does not normalise again
         heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
     of_tasks = _task_prompts(folder, network, config)
-    prompts, default_prompt = _prompts(folder, of_tasks, overrides)
+    kind = "CrossEncoder" if classifies else "SentenceTransformer"
+    prompts, default_prompt = _prompts(folder, kind, of_tasks, overrides)
+    if classifies and (default_prompt or any(prompts.values())):
+        raise CheckpointError(
+            f"{_MODEL_CONFIG}: prompts of models for sequence classification are not supported"
+        )
+    labels = classifier.read_labels(hyperparameters, network) if classifies else ()
     return SentenceConfig(
-        family=family,
+        family=model_type,
         transformer=transformer,
-        max_tokens=_max_tokens(folder, transformer, config, settings, overrides),
+        max_tokens=_max_tokens(tokenizer, config, settings, overrides),
         pooling=pooling,
         include_prompt=_override(include_prompt, overrides.include_prompt),
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=_override(normalize, overrides.normalize),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),
-        truncation_side=_truncation_side(folder, transformer),
+        truncation_side=truncation_side(tokenizer),
+        token_types=gives_token_types(tokenizer, model_type),
+        labels=labels,
+        activation=_activation(folder, hyperparameters, labels),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,
@@ -255,7 +310,8 @@ def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
         if kind != "Dropout":  # only training uses it
             modules.append((kind, module["path"]))
     kinds = [kind for kind, _ in modules]
-    if kinds and (kinds[:2] != ["Transformer", "Pooling"] or not _HEADS.keys() >= {*kinds[2:]}):
+    has_pooling = kinds[:2] == ["Transformer", "Pooling"] and _HEADS.keys() >= {*kinds[2:]}
+    if kinds not in ([], ["Transformer"]) and not has_pooling:
         raise CheckpointError(
             f"modules.json lists {' -> '.join(kinds)}; supported: Transformer -> Pooling, then any "
             f"of {', '.join(_HEADS)}"
@@ -344,7 +400,7 @@ def _task_prompts(folder: ModelFolder, network: str, config: EncoderConfig) -> d
 
 
 def _prompts(
-    folder: ModelFolder, of_tasks: Mapping[str, str], overrides: Overrides
+    folder: ModelFolder, kind: str, of_tasks: Mapping[str, str], overrides: Overrides
 ) -> tuple[dict[str, str], str | None]:
     """Return the prompts, by name, and the name of the default prompt.
 
@@ -352,7 +408,7 @@ def _prompts(
     """
     name = _MODEL_CONFIG
     config = folder.json(name, dict, {})
-    _check_defaults(config, {"model_type": "SentenceTransformer"}, name)
+    _check_defaults(config, {"model_type": kind}, name)
     own = config.get("prompts") or {}
     if not isinstance(own, dict):
         raise CheckpointError(f"{name}: prompts is not an object")
@@ -367,6 +423,11 @@ def _prompts(
             f"the default prompt {default!r} is not among the prompts: {', '.join(prompts)}"
         )
     return prompts, None if default is None else str(default)
+
+
+def _activation(folder: ModelFolder, config: Mapping[str, Any], labels: Sequence[str]) -> str:
+    own = folder.json(_MODEL_CONFIG, dict, {}).get("activation_fn")
+    return classifier.read_activation(config, own, len(labels)) if labels else "identity"
 
 
 def _truncate_dim(folder: ModelFolder) -> int | None:
@@ -387,17 +448,8 @@ def _is_positive(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _truncation_side(folder: ModelFolder, transformer: str) -> str:
-    name = join(transformer, "tokenizer_config.json")
-    side = folder.json(name, dict, {}).get("truncation_side", "right")
-    if side not in ("left", "right"):
-        raise CheckpointError(f"{name}: truncation_side has the invalid value {side!r}")
-    return str(side)
-
-
 def _max_tokens(
-    folder: ModelFolder,
-    transformer: str,
+    tokenizer: Mapping[str, Any],
     config: EncoderConfig,
     settings: Mapping[str, object],
     overrides: Overrides,
@@ -406,7 +458,6 @@ def _max_tokens(
 
     The setting of the folder is capped at the number of positions.
     """
-    tokenizer = folder.json(join(transformer, "tokenizer_config.json"), dict, {})
     own = next(
         (
             limit

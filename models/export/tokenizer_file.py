@@ -14,7 +14,8 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from models.artifact import Artifact
 from models.export.checkpoint import read_configs
 from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
-from models.export.sentence_config import Overrides, SentenceConfig
+from models.export.sentence_config import SentenceConfig, overrides_of
+from models.export.tokenizer_config import read_tokenizer_config, tokenizer_class
 
 Config = dict[str, Any]
 
@@ -119,24 +120,6 @@ _REBUILT: Mapping[str, Callable[[Tokenizer, Config], None]] = {
     "Roberta": _as_roberta,
     "XLMRoberta": _as_xlm_roberta,
 }
-# The class that transformers uses for a `model_type` if tokenizer_config.json names none.
-_DEFAULT_CLASS = {
-    "albert": "Albert",
-    "bert": "Bert",
-    "camembert": "Camembert",
-    "deberta-v2": "DebertaV2",
-    "distilbert": "Bert",
-    "electra": "Bert",
-    "gemma3_text": "Gemma",
-    "gte": "XLMRoberta",
-    "jina_embeddings_v3": "XLMRoberta",
-    "mpnet": "MPNet",
-    "nomic_bert": "Bert",
-    "qwen3": "Qwen2",
-    "roberta": "Roberta",
-    "roformer": "RoFormer",
-    "xlm-roberta": "XLMRoberta",
-}
 
 
 def read_tokenizer(
@@ -166,12 +149,9 @@ def read_tokenizer(
     tokenizer = _without_images(tokenizer, vocab_size)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    config: Config = folder.json(
-        join(sentence_config.transformer, "tokenizer_config.json"), dict, {}
-    )
+    config = read_tokenizer_config(folder, sentence_config.transformer)
     _check_tokens(tokenizer, config, vocab_size)
-    kind = str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
-    kind = kind or _DEFAULT_CLASS.get(sentence_config.family, "")
+    kind = tokenizer_class(config, sentence_config.family)
     if kind == "RoFormer":
         raise CheckpointError(
             f"{folder.name}: RoFormerTokenizer splits words with code that tokenizer.json does not "
@@ -194,7 +174,7 @@ def tokenizer_of_source(artifact: Artifact) -> Tokenizer:
         CheckpointError: See `read_tokenizer`.
     """
     folder, manifest = source_folder(artifact), artifact.manifest
-    _, config, sentence_config = read_configs(folder, Overrides(pooling=manifest.pooling))
+    _, config, sentence_config = read_configs(folder, overrides_of(manifest))
     tokenizer = read_tokenizer(folder, sentence_config, config.vocab_size)
     tokenizer.enable_truncation(manifest.max_tokens, direction=manifest.truncation_side)
     return tokenizer

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.artifact import SOURCE, Artifact, ArtifactError
 from models.export.checkpoint import load
 from models.export.model_folder import source_folder
-from models.export.sentence_config import Overrides
+from models.export.sentence_config import overrides_of
 from models.gradients.inputs import Row
 from models.network.sentence_encoder import SentenceEncoder
 from models.network.taps import NO_TAP, OutputTap, Tap
@@ -68,7 +68,10 @@ class ReferenceModel:
                 )
             if manifest.files[name] != sha256:
                 raise ArtifactError(f"{name} differs from the weights of the graph")
-        network, _ = load(source_folder(artifact), Overrides(pooling=manifest.pooling))
+        network, _ = load(
+            source_folder(artifact),
+            overrides_of(manifest),
+        )
         return cls(network.to(device), manifest.normalize)
 
     def vector(self, row: Row) -> Tensor:

@@ -119,6 +119,7 @@ class Encoder(nn.Module):
         packed_index: Tensor,
         attention_mask: Tensor,
         adapters: Tensor | None = None,
+        token_types: Tensor | None = None,
     ) -> Tensor:
         """Return the token vectors `(T, D)` of a packed batch, equal to those of a dense batch.
 
@@ -129,11 +130,12 @@ class Encoder(nn.Module):
             packed_index: `(T,)`, index into the `B * L` padded positions for each packed token.
             attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding.
             adapters: Index of each token's adapter, `(T,)`; None: no adapters.
+            token_types: Type of each token, `(T,)`; None: type 0.
         """
         rows = Rows(padded_index, packed_index)
         positions = rows.pack(self.positions(rows.pad(input_ids)))  # (T,)
         scales = self.scales(adapters)  # (T, N * R)
-        x = self.embed(input_ids, positions, scales=scales)  # (T, D)
+        x = self.embed(input_ids, positions, token_types, scales=scales)  # (T, D)
         length = padded_index.shape[1]
         inputs = self.layer_inputs(x, positions, length, attention_mask, rows, scales=scales)
         return self.encode(x, inputs)

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from models.add_layer_norm import LayerNorm
+from models.artifact import Output
 from models.network.encoder import Encoder
+from models.network.norms import Norm
 from models.network.packed_attention import Rows
 from models.network.pooling import pool
 from models.network.taps import NO_TAP, Tap
@@ -60,6 +62,25 @@ class LayerNormHead(nn.Module):
         return normed
 
 
+class NormHead(nn.Module):
+    """A norm of the encoder's kind after pooling.
+
+    Attributes:
+        in_features: Width of the input.
+        out_features: Width of the output, the same.
+    """
+
+    def __init__(self, norm: Norm, width: int) -> None:
+        super().__init__()
+        self.in_features = self.out_features = width
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of `x`, `(B, width)`."""
+        normed: Tensor = self.norm(x.to(self.norm.weight.dtype))
+        return normed
+
+
 class NormalizeHead(nn.Module):
     """Normalisation to unit length before other heads, as by a `Normalize` module.
 
@@ -95,18 +116,23 @@ class TruncateHead(nn.Module):
         return x[:, : self.out_features]
 
 
-Head = DenseHead | LayerNormHead | NormalizeHead | TruncateHead
+Head = DenseHead | LayerNormHead | NormHead | NormalizeHead | TruncateHead
 
 
 class SentenceEncoder(nn.Module):
-    """Network that turns the token ids of each row into one vector, which is not normalised.
+    """Network that turns the token ids of each row into one vector: an embedding, or logits.
+
+    Embeddings are not normalised.
 
     Args:
         encoder: Encoder that computes the token vectors.
         pooling: Names in `models.network.pooling.POOLINGS`, whose results are concatenated.
         heads: Modules applied to the pooled vector, in order.
+        classifies: Whether the vectors are logits.
+        has_token_types: Whether token types are an input of the exported graph.
 
     Attributes:
+        outputs: Names of the outputs of the exported graph.
         width: Width of a row vector, W.
 
     Raises:
@@ -115,11 +141,19 @@ class SentenceEncoder(nn.Module):
     """
 
     def __init__(
-        self, encoder: Encoder, pooling: Sequence[str], heads: Sequence[Head] = ()
+        self,
+        encoder: Encoder,
+        pooling: Sequence[str],
+        heads: Sequence[Head] = (),
+        *,
+        classifies: bool = False,
+        has_token_types: bool = False,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.pooling = tuple(pooling)
+        self.outputs: tuple[Output, ...] = ("logits",) if classifies else ("pooled", "tokens")
+        self.has_token_types = has_token_types
         self.heads = nn.ModuleList(heads)
         self.width = encoder.config.d_model * len(self.pooling)
         for head in heads:
@@ -141,6 +175,7 @@ class SentenceEncoder(nn.Module):
         pooling_mask: Tensor,
         tap: Tap = NO_TAP,
         adapters: Tensor | None = None,
+        token_types: Tensor | None = None,
     ) -> Tensor:
         """Return the row vectors `(B, W)` of a dense batch.
 
@@ -150,8 +185,9 @@ class SentenceEncoder(nn.Module):
             pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
             tap: Tap that runs each step.
             adapters: Index of each row's adapter, `(B,)`; None: no adapters.
+            token_types: Type of each token, `(B, L)`; None: type 0.
         """
-        tokens = self.encoder(input_ids, attention_mask, tap=tap, adapters=adapters)
+        tokens = self.encoder(input_ids, attention_mask, token_types, tap=tap, adapters=adapters)
         return self.head(tokens, pooling_mask, tap)
 
     def forward_packed(
@@ -162,13 +198,14 @@ class SentenceEncoder(nn.Module):
         attention_mask: Tensor,
         pooling_mask: Tensor,
         adapters: Tensor | None = None,
+        token_types: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the row vectors `(B, W)` and the token vectors `(T, D)` of a packed batch.
 
         The arguments are the fields of `models.packing.PackedBatch`.
         """
         tokens = self.encoder.forward_packed(
-            input_ids, padded_index, packed_index, attention_mask, adapters
+            input_ids, padded_index, packed_index, attention_mask, adapters, token_types
         )  # (T, D)
         padded = Rows(padded_index, packed_index).pad(tokens)  # (B, L, D)
         return self.head(padded, pooling_mask), tokens

@@ -81,7 +81,7 @@ def openapi(
         for model in models:
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
-            for name in ("inputs", "input"):
+            for name in ("inputs", "input", "documents", "query"):
                 _limit_inputs(schema.get("properties", {}).get(name, {}), limits)
         document["components"].pop("securitySchemes", None)
         if needs_keys:
@@ -99,14 +99,20 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def _limit_inputs(schema: dict[str, Any], limits: LimitSettings) -> None:
-    """Add the limits of inputs to the schema of a field with inputs."""
+    """Add `maxItems` and `maxLength` to the schema of a field with inputs."""
     for choice in (schema, *schema.get("oneOf", ()), *schema.get("anyOf", ())):
-        items = choice.get("items", {})
-        for text in (choice, items, *items.get("oneOf", ()), *items.get("anyOf", ())):
-            if text.get("type") == "string":
-                text["maxLength"] = limits.max_chars
-        if choice.get("type") == "array" and items.get("type") != "integer":
+        _limit_texts(choice, limits.max_chars)
+        if choice.get("type") == "array" and choice["items"].get("type") != "integer":
             choice["maxItems"] = limits.max_inputs
+
+
+def _limit_texts(schema: dict[str, Any], max_chars: int) -> None:
+    """Add `maxLength` to the schemas of all texts in a schema."""
+    if schema.get("type") == "string":
+        schema["maxLength"] = max_chars
+    items = schema.get("items", {})
+    for choice in (*([items] if items else []), *schema.get("oneOf", ()), *schema.get("anyOf", ())):
+        _limit_texts(choice, max_chars)
 
 
 def _describe_security(operation: dict[str, Any], *, needs_keys: bool) -> None:

@@ -13,6 +13,7 @@ from fastapi import Request, Response
 from service.api.state import AppState
 from service.inference.model import Model
 from service.inference.results import Embeddings, TokenEmbeddings, Vectors
+from service.inference.scores import Classification
 
 OCTETS = "application/octet-stream"
 JSON = "application/json"
@@ -30,14 +31,14 @@ async def respond(
     request: Request,
     state: AppState,
     model: Model,
-    result: Embeddings | TokenEmbeddings,
+    result: Embeddings | TokenEmbeddings | Classification,
     serialize: Callable[[], bytes],
     media_type: str = JSON,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Return a response with the serialised result, and stage durations in `Server-Timing`."""
     started = time.perf_counter()
-    is_short = sum(part.size for part in result.vectors) <= _INLINE_NUMBERS
+    is_short = result.size <= _INLINE_NUMBERS
     body = serialize() if is_short else await asyncio.to_thread(serialize)
     if state.settings.server.gzip:
         headers = {**headers, **_vary(headers)}

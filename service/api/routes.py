@@ -138,6 +138,8 @@ async def info(state: State) -> ServiceInfo:
         source=manifest.source,
         revision=manifest.revision,
         family=manifest.family,
+        outputs=list(manifest.outputs),
+        labels=list(manifest.labels),
         dimensions=manifest.width,
         pooling=list(manifest.pooling),
         normalize=manifest.normalize,

@@ -196,6 +196,13 @@ class ServiceInfo(BaseModel):
     source: str
     revision: str | None
     family: str
+    outputs: list[str] = Field(
+        description="`pooled` and `tokens` of an embedding model; `logits` of a model for sequence "
+        "classification"
+    )
+    labels: list[str] = Field(
+        description="Labels of a model for sequence classification, in the order of its logits"
+    )
     dimensions: int
     pooling: list[str]
     normalize: bool

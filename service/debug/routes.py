@@ -99,7 +99,7 @@ def _route(body: type[BaseModel], response: Any, summary: str) -> dict[str, Any]
 )
 async def attribute(request: Request, state: State) -> Response:
     """Attribute a scalar, such as a cosine similarity, to the tokens of a text."""
-    model = state.ready_model()
+    model = state.embedding_model()
     body = await read_body(request, state, AttributeRequest, _MAX_BODY_BYTES)
     text = await _tokenize(state, body.text, "/text")
     target = await _target(state, body.target)
@@ -122,7 +122,7 @@ async def attribute(request: Request, state: State) -> Response:
 )
 async def pair(request: Request, state: State) -> Response:
     """Attribute the cosine similarity of two texts to pairs of their tokens, as a matrix."""
-    model = state.ready_model()
+    model = state.embedding_model()
     body = await read_body(request, state, PairRequest, _MAX_BODY_BYTES)
     a, b = await _tokenize(state, body.a, "/a"), await _tokenize(state, body.b, "/b")
     steps = pair_token_steps(body.layer, len(a.row.ids), len(b.row.ids), body.max_evaluations)
@@ -182,7 +182,7 @@ async def layer_norm(request: Request, state: State) -> Response:
 async def parity(request: Request, state: State) -> Response:
     """Compare the served model with the reference model, and list the differences."""
     body = await read_body(request, state, ParityRequest, _MAX_BODY_BYTES)
-    model = state.ready_model()
+    model = state.embedding_model()
     tokenized = await _tokenize_all(state, body.texts)
     rows = [_row(text) for text in tokenized] or [
         Row(ids, adapter=adapter)
@@ -239,7 +239,7 @@ async def vjp(request: Request, state: State) -> Response:
 )
 async def capabilities(request: Request, state: State) -> Response:
     """Return the allowed field values, limits and device of the gradient routes."""
-    model, settings = state.ready_model(), state.settings.debug
+    model, settings = state.embedding_model(), state.settings.debug
     work = cancel_on_disconnect(request, state.gradients.start())
     opened = await within(_timeout_s(request, state), work)
     return _json(
@@ -280,7 +280,7 @@ async def _run(
     with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
         work = cancel_on_disconnect(request, state.gradients.run(job))
         done = await within(_timeout_s(request, state), work)
-    model = state.ready_model()
+    model = state.embedding_model()
     parity = None
     if job.compare:
         served = await _encode(model, job.compare) if served is None else served
@@ -316,7 +316,7 @@ async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedTex
     content, prompt = (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
     try:
         tokenized = await asyncio.to_thread(
-            state.ready_model().tokenizer.tokenized_text, content, prompt
+            state.embedding_model().tokenizer.tokenized_text, content, prompt
         )
     except (InvalidInput, TooLarge) as error:
         # The tokenizer sets index and pointer for the field `inputs` of /encode.
@@ -369,7 +369,7 @@ async def _target(state: DebugState, target: request_models.Target) -> Target:
             _check_width(state, target.vector, "/target/vector")
             return Target("dot", vector=target.vector)
         case request_models.Dim():
-            width = state.ready_model().width
+            width = state.embedding_model().width
             if target.index >= width:
                 raise InvalidInput(
                     f"index {target.index} is out of range; allowed: 0 to {width - 1}",
@@ -382,7 +382,7 @@ async def _target(state: DebugState, target: request_models.Target) -> Target:
 
 
 def _check_width(state: DebugState, vector: Sequence[float], pointer: str) -> None:
-    width = state.ready_model().width
+    width = state.embedding_model().width
     if len(vector) != width:
         raise InvalidInput(
             f"the vector has {len(vector)} numbers; it must have {width}, the model's width",
@@ -433,7 +433,7 @@ def _compare(
     model: Model, served: NDArray[np.float32], reference: NDArray[np.float32]
 ) -> VectorParity:
     """Compare served vectors with the reference model's vectors, both `(B, W)`."""
-    agreement = compare(served, reference)
+    agreement = compare(model.artifact.manifest.outputs[0], served, reference)
     return VectorParity(
         cosine=agreement.cosine,
         norm=agreement.norm,

@@ -10,7 +10,9 @@ from prometheus_client import Counter
 from service.api.state import AppState
 from service.debug.messages import KINDS
 from service.debug.process import GradientProcess
+from service.inference.errors import InvalidInput
 from service.inference.metrics import OUTCOMES
+from service.inference.model import Model
 
 
 @dataclass
@@ -36,6 +38,22 @@ class DebugState(AppState):
         # appears with the value 1.
         for kind, outcome in product(KINDS, OUTCOMES):
             self.jobs.labels(kind, outcome)
+
+    def embedding_model(self) -> Model:
+        """Return the served model, for gradients.
+
+        Raises:
+            InvalidInput: The model is for sequence classification.
+            NotReady: See `ready_model`.
+        """
+        model = self.ready_model()
+        if model.artifact.manifest.labels:
+            raise InvalidInput(
+                f"gradients of {model.name}, a model for sequence classification, are not "
+                "supported; only those of embedding models are",
+                code="wrong_model",
+            )
+        return model
 
 
 async def _get_state(request: Request) -> DebugState:

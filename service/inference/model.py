@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry
 from models.artifact import MANIFEST, Artifact, Check, sha256
 from models.engines import Agreement, Engine, Output, Precision, open_engine, self_check
 from models.packing import pack
-from service.inference.attention_cost import AttentionCost
-from service.inference.batch_former import BatchFormer
+from service.inference.batch_former import AttentionCost, BatchFormer
 from service.inference.batcher import (
     Batcher,
     ItemFailed,
@@ -42,12 +41,19 @@ from service.inference.results import (
     Vectors,
     truncate_and_normalize,
 )
-from service.inference.tokenizer import OnOverflow, Row, Span, TextTokenizer
+from service.inference.scores import ACTIVATIONS, Classification
+from service.inference.tokenizer import OnOverflow, Row, Span, TextTokenizer, size_of
 
 log = logging.getLogger("vitrine")
 
 Result = TypeVar("Result")
 Inputs = str | Sequence[str | Sequence[int]]
+# What a model with an output can do, for error messages.
+_USES: Mapping[Output, str] = {
+    "pooled": "encode texts",
+    "tokens": "encode tokens",
+    "logits": "classify texts, or rerank documents if it has one label",
+}
 
 # Largest inputs that are tokenised in the event loop, in 1 to 2 ms. A thread would wait longer for
 # a core while engines keep all cores busy.
@@ -208,9 +214,9 @@ class Model:
             raise InvalidInput(
                 "dimensions and truncate_dim exclude each other", pointer="/truncate_dim"
             )
-        rows, results, seconds = await self._encode(
-            inputs, "pooled", prompt_name, on_overflow, timeout_s
-        )
+        items = _as_list(inputs)
+        tokenize = partial(self.tokenizer.rows, items, prompt_name, on_overflow)
+        rows, results, seconds = await self._encode(items, tokenize, "pooled", timeout_s)
         if normalize is None:
             normalize = self.artifact.manifest.normalize
         vectors = truncate_and_normalize(np.array(results), dimensions, normalize)  # (B, W)
@@ -241,11 +247,69 @@ class Model:
             InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
             VitrineError: Any error of `encode`, under the same conditions.
         """
-        rows, vectors, seconds = await self._encode(
-            inputs, "tokens", prompt_name, on_overflow, timeout_s, with_offsets=with_offsets
+        items = _as_list(inputs)
+        tokenize = partial(
+            self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
         )
+        rows, vectors, seconds = await self._encode(items, tokenize, "tokens", timeout_s)
         vectors = [truncate_and_normalize(part, None, normalize) for part in vectors]  # (L, D) each
         return TokenEmbeddings(vectors, rows, seconds)
+
+    async def classify(
+        self,
+        inputs: Sequence[str | tuple[str, str]],
+        *,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> Classification:
+        """Return the score of each label for each text or pair of texts.
+
+        Args:
+            inputs: Texts, or pairs of texts, such as a query and a document.
+            on_overflow: See `encode`. Of a pair that is too long, the longer text loses tokens.
+            timeout_s: See `encode`.
+
+        Raises:
+            InvalidInput: The model is no model for sequence classification, or an input is invalid;
+                `index` is the index of the input.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        tokenize = partial(self.tokenizer.rows_of_pairs, inputs, on_overflow)
+        rows, results, seconds = await self._encode(inputs, tokenize, "logits", timeout_s)
+        manifest = self.artifact.manifest
+        logits = np.array(results, np.float64)  # (N, C)
+        scores = ACTIVATIONS[manifest.activation](logits)
+        return Classification(logits, scores, manifest.labels, rows, seconds)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> Classification:
+        """Return the score of each document for a query, in the order of the documents.
+
+        Args:
+            query: Text of the query.
+            documents: Text of each document.
+            on_overflow: See `classify`.
+            timeout_s: See `encode`.
+
+        Raises:
+            InvalidInput: The model has not exactly one label, or a text is invalid; `index` is the
+                index of the document.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        if len(labels := self.artifact.manifest.labels) > 1:
+            raise InvalidInput(
+                f"the model {self.name} has {len(labels)} labels; a model that reranks has one",
+                code="wrong_model",
+            )
+        self.tokenizer.check_text(query, "/query")
+        pairs = [(query, document) for document in documents]
+        return await self.classify(pairs, on_overflow=on_overflow, timeout_s=timeout_s)
 
     async def tokenize(
         self,
@@ -311,15 +375,17 @@ class Model:
 
     async def _encode(
         self,
-        inputs: Inputs,
+        items: Sequence[str | Sequence[int] | tuple[str, str]],
+        tokenize: Callable[[], Sequence[Row]],
         output: Output,
-        prompt_name: str | None,
-        on_overflow: OnOverflow,
         timeout_s: float | None,
-        *,
-        with_offsets: bool = False,
     ) -> tuple[Sequence[Row], Sequence[Vectors], Mapping[str, float]]:
-        items = [inputs] if isinstance(inputs, str) else inputs
+        if output not in self.artifact.manifest.outputs:
+            raise InvalidInput(
+                f"the model {self.name} cannot {_USES[output]}; it can "
+                f"{_USES[self.artifact.manifest.outputs[0]]}",
+                code="wrong_model",
+            )
         if not items:
             raise InvalidInput("there are no inputs", code="empty", pointer="/inputs")
         self.metrics.inputs_received.inc(len(items))
@@ -329,13 +395,6 @@ class Model:
                     if self.batcher.is_full:  # before tokenising inputs that will be refused
                         raise self._queue_full_error()
                     started = time.perf_counter()
-                    tokenize = partial(
-                        self.tokenizer.rows,
-                        items,
-                        prompt_name,
-                        on_overflow,
-                        with_offsets=with_offsets,
-                    )
                     rows = await self._run_tokenizer(tokenize, items)
                     tokenize_s = time.perf_counter() - started
                     if output == "tokens":
@@ -350,9 +409,11 @@ class Model:
         return rows, outcome.results, seconds
 
     async def _run_tokenizer(
-        self, work: Callable[[], Result], inputs: Sequence[str | Sequence[int]]
+        self,
+        work: Callable[[], Result],
+        inputs: Sequence[str | Sequence[int] | tuple[str, str]],
     ) -> Result:
-        size = sum(map(len, inputs))
+        size = sum(map(size_of, inputs))
         if len(inputs) <= _INLINE_INPUTS and size <= _INLINE_CHARS:
             return work()
         try:
@@ -406,8 +467,9 @@ async def open_model(
     check = artifact.check()
     # The self-check runs the check inputs once per output and compiled graph.
     check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)
-    cost_s = self_check_s / (check_cost * len(engine.runs) * len(get_args(Output)))
-    probe = [BatchItem(Row(check.rows[0], truncated=False, prompt_tokens=0), "pooled")]
+    cost_s = self_check_s / (check_cost * len(engine.runs) * len(artifact.manifest.outputs))
+    row = Row(check.rows[0], truncated=False, prompt_tokens=0)
+    probe = [BatchItem(row, artifact.manifest.outputs[0])]
     batcher: Batcher[BatchItem, Vectors] = Batcher(
         run,
         lambda item: len(item.row.ids),
@@ -468,6 +530,10 @@ def _open(
     return artifact, tokenizer, engine, agreement, time.monotonic() - started
 
 
+def _as_list(inputs: Inputs) -> Sequence[str | Sequence[int]]:
+    return [inputs] if isinstance(inputs, str) else inputs
+
+
 def _log_stop(error: BaseException) -> None:
     log.critical("the engine has stopped: %s", error)
 
@@ -475,7 +541,7 @@ def _log_stop(error: BaseException) -> None:
 def _run(engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]) -> list[Vectors]:
     """Return the result of each item; items with different outputs run one after the other."""
     results: dict[int, Vectors] = {}
-    for output in get_args(Output):
+    for output in {item.output: None for item in batch}:
         indices = [index for index, item in enumerate(batch) if item.output == output]
         if indices:
             rows = [batch[index].row for index in indices]
@@ -486,10 +552,12 @@ def _run(engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]) 
 def _run_rows(
     engine: Engine, metrics: InferenceMetrics, rows: Sequence[Row], output: Output
 ) -> Sequence[Vectors]:
+    has_types = any(row.token_types for row in rows)
     batch = pack(
         [row.ids for row in rows],
         [row.prompt_tokens for row in rows],
         [row.adapter for row in rows],
+        [row.token_types or [0] * len(row.ids) for row in rows] if has_types else None,
     )
     with metrics.batch_seconds.time():
         vectors: NDArray[np.float32] = engine.run(batch, output)  # (B, W), or (T, D)
@@ -498,7 +566,7 @@ def _run_rows(
     metrics.batch_rows.observe(batch.rows)
     metrics.batch_tokens.observe(len(batch.input_ids))
     metrics.padded_tokens.inc(batch.padded_index.size)
-    if output == "pooled":
+    if output != "tokens":
         return list(vectors)
     return np.split(vectors, np.cumsum([len(row.ids) for row in rows])[:-1])
 

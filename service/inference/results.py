@@ -27,6 +27,11 @@ class Embeddings:
     rows: Sequence[Row]
     seconds: Mapping[str, float]
 
+    @property
+    def size(self) -> int:
+        """Number of numbers in the vectors."""
+        return self.vectors.size
+
 
 @dataclass(frozen=True)
 class TokenEmbeddings:
@@ -41,6 +46,11 @@ class TokenEmbeddings:
     vectors: Sequence[Vectors]
     rows: Sequence[Row]
     seconds: Mapping[str, float]
+
+    @property
+    def size(self) -> int:
+        """Number of numbers in the vectors."""
+        return sum(part.size for part in self.vectors)
 
 
 def truncate_and_normalize(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:

@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from service.inference.model import DEFAULT_OPTIONS, Inputs, Model, ModelOptions, open_model
 from service.inference.results import Embeddings, TokenEmbeddings
+from service.inference.scores import Classification
 from service.inference.tokenizer import OnOverflow
 
 Result = TypeVar("Result")
@@ -90,6 +91,29 @@ class SyncModel:
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
             )
+        )
+
+    def classify(
+        self,
+        inputs: Sequence[str | tuple[str, str]],
+        *,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> Classification:
+        """Return the score of each label for each text or pair of texts; see `Model.classify`."""
+        return self._run(self.model.classify(inputs, on_overflow=on_overflow, timeout_s=timeout_s))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> Classification:
+        """Return the score of each document for a query; see `Model.rerank`."""
+        return self._run(
+            self.model.rerank(query, documents, on_overflow=on_overflow, timeout_s=timeout_s)
         )
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:

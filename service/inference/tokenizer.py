@@ -24,6 +24,7 @@ _SHORT_CHARS = 500
 _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
 
 Input = TypeVar("Input")
+Text = TypeVar("Text", str, tuple[str, str])
 # Start and end of a token in its text; the end is exclusive.
 Span = tuple[int, int]
 OnOverflow = Literal["truncate", "truncate_left", "truncate_right", "error"]
@@ -41,6 +42,7 @@ class Row:
         adapter: Index of the adapter that has the prompt's name; `NO_ADAPTER`: none.
         offsets: Span of each token in the text, in characters; None for special tokens and prompt
             tokens. The attribute is None if offsets were not requested or the input was token ids.
+        token_types: Type of each token of a pair of texts; empty: all tokens have type 0.
     """
 
     ids: Sequence[int]
@@ -48,6 +50,7 @@ class Row:
     prompt_tokens: int
     adapter: int = NO_ADAPTER
     offsets: Sequence[Span | None] | None = None
+    token_types: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,43 @@ class TextTokenizer:
             TooLarge: A text has too many characters.
         """
         return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]
+
+    def rows_of_pairs(
+        self, inputs: Sequence[str | tuple[str, str]], on_overflow: OnOverflow
+    ) -> list[Row]:
+        """Tokenize each text, or each pair of texts as one input, into a row, without a prompt.
+
+        Of a pair that is too long, the longer text loses tokens until both are equally long, and
+        then both do, as in transformers.
+
+        Raises:
+            InvalidInput: A text is empty, has a NUL character or has no tokens; or an input is too
+                long, and `on_overflow` is "error".
+            TooLarge: A text has too many characters.
+        """
+        texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
+        pairs = {index: pair for index, pair in enumerate(inputs) if not isinstance(pair, str)}
+        rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, None, on_overflow))
+        rows |= _by_index(pairs, lambda pairs: self._rows_of_pairs(pairs, on_overflow))
+        return [rows[index] for index in range(len(inputs))]
+
+    def _rows_of_pairs(
+        self, pairs: Sequence[tuple[str, str]], on_overflow: OnOverflow
+    ) -> list[Row]:
+        for index, pair in enumerate(pairs):
+            for text in pair:
+                self._check_text(text, index)
+        tokenizer = self._truncating_left if self._drops_left(on_overflow) else self._tokenizer
+        rows: list[Row] = []
+        for part in _slices(pairs):
+            with _panics_as_errors():
+                encodings = tokenizer.encode_batch_fast(list(part))
+            rows += [
+                Row(e.ids, bool(e.overflowing), prompt_tokens=0, token_types=e.type_ids)
+                for e in encodings
+            ]
+        self._check_overflow(rows, on_overflow)
+        return rows
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts as they are: without a prompt, but truncated."""
@@ -350,6 +390,19 @@ class TextTokenizer:
         own = self._manifest.truncation_side == "left" and on_overflow != "truncate_right"
         return own or on_overflow == "truncate_left"
 
+    def check_text(self, text: str, pointer: str) -> None:
+        """Raise the error that a text by itself gives, with a JSON pointer to it.
+
+        Raises:
+            InvalidInput: The text is empty or has a NUL character.
+            TooLarge: The text has too many characters.
+        """
+        try:
+            self._check_text(text, 0)
+        except VitrineError as error:
+            error.index, error.pointer = None, pointer
+            raise
+
     def _check_text(self, text: str, index: int) -> None:
         if not text or text.isspace():
             raise InvalidInput("the text is empty or only white space", code="empty", index=index)
@@ -463,15 +516,21 @@ def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]
     ]
 
 
-def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield slices of the texts for one tokenizer call each.
+def size_of(item: str | Sequence[int] | tuple[str, str]) -> int:
+    """Return the number of characters of a text or a pair of texts, or of token ids of a list."""
+    is_pair = not isinstance(item, str) and isinstance(next(iter(item), 0), str)
+    return sum(map(len, item)) if is_pair else len(item)  # type: ignore[arg-type]
+
+
+def _slices(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
+    """Yield slices of the texts, or pairs of texts, for one tokenizer call each.
 
     Tokens that the tokenizer truncates take memory until the call returns.
     """
     start, chars = 0, 0
     for end, text in enumerate(texts):
-        chars += len(text)
+        chars += size_of(text)
         if chars > _SLICE_CHARS and end > start:
             yield texts[start:end]
-            start, chars = end, len(text)
+            start, chars = end, size_of(text)
     yield texts[start:]

@@ -97,9 +97,21 @@ def save_checkpoint(folder: Path, family: str, **changes: object) -> Any:  # noq
     """
     if family in CODE_OF:
         return save_jina_bert(folder, family, **changes)
-    torch.manual_seed(0)
     config = type(CONFIGS[family]()).from_dict({**CONFIGS[family]().to_dict(), **changes})
-    model = transformers.AutoModel.from_config(config).eval()
+    return _save_random(folder, family, transformers.AutoModel, config)
+
+
+def save_classifier(folder: Path, family: str, labels: int, **changes: object) -> Any:  # noqa: ANN401
+    """Save a random model for sequence classification, as `save_checkpoint` does."""
+    config = CONFIGS[family]()
+    named = {"id2label": {i: f"LABEL_{i}" for i in range(labels)}}
+    config = type(config).from_dict({**config.to_dict(), **named, **changes})
+    return _save_random(folder, family, transformers.AutoModelForSequenceClassification, config)
+
+
+def _save_random(folder: Path, family: str, kind: Any, config: Any) -> Any:  # noqa: ANN401
+    torch.manual_seed(0)
+    model = kind.from_config(config).eval()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # RoFormer's positions
             continue
@@ -118,7 +130,9 @@ def save_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 0), ("[SEP]", 2)],
     )
     tokenizer.add_special_tokens(["[CLS]", "[PAD]", "[SEP]", "[UNK]"])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -71,7 +71,7 @@ def assert_agree(
 ) -> None:
     if engine.precision == "float32":
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
-    assert compare(actual, expected).is_within(OUTPUTS[output].bounds[engine.precision])
+    assert compare("pooled", actual, expected).is_within(OUTPUTS[output].bounds[engine.precision])
     assert cosines(actual, expected).mean() >= 0.9999
 
 

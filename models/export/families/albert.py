@@ -4,7 +4,7 @@ Source: Lan et al. 2019, arXiv:1909.11942.
 """
 
 from models.export.families import bert
-from models.export.families.family import Family, tensors
+from models.export.families.family import Classifier, Family, tensors
 
 _GROUP = "encoder.albert_layer_groups.{i}.albert_layers.0"
 
@@ -40,6 +40,7 @@ ALBERT = Family(
             },
         ),
     ),
+    classifier=Classifier(dense="pooler"),
     prefixes=("albert.",),
     ignored=(
         r"embeddings\.position_ids",

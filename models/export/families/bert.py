@@ -3,7 +3,7 @@
 Source: Devlin et al. 2018, arXiv:1810.04805.
 """
 
-from models.export.families.family import Family, Modules, tensors
+from models.export.families.family import Classifier, Family, Modules, tensors
 
 CONFIG = {
     "vocab_size": "vocab_size",
@@ -53,6 +53,7 @@ BERT = Family(
     defaults=DEFAULTS,
     required=REQUIRED,
     layouts=(tensors(weights=EMBEDDINGS, modules=MODULES),),
+    classifier=Classifier(dense="pooler.dense"),
     prefixes=("bert.",),
     ignored=(r"embeddings\.position_ids", r"pooler\..*", r"cls\..*"),
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.export.families import bert
-from models.export.families.family import Family, Settings, read_flag, tensors
+from models.export.families.family import Classifier, Family, Settings, read_flag, tensors
 from models.export.model_folder import CheckpointError
 from models.network.config import EncoderConfig
 from models.network.disentangled import TERMS, DistanceConfig
@@ -118,6 +118,9 @@ DEBERTA = Family(
         r"layers\.\d+\.self_attn\.in_proj_(weight|bias)": _with_scaled_query,
         r"layers\.\d+\.self_attn\.distance_queries\.(weight|bias)": _scaled,
     },
+    classifier=Classifier(
+        dense="pooler.dense", activation="GELU", required={"pooler_hidden_act": "gelu"}
+    ),
     prefixes=("deberta.",),
     ignored=(
         r"embeddings\.position_(ids|embeddings\.weight)",

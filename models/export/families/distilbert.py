@@ -3,7 +3,7 @@
 Source: Sanh et al. 2019, arXiv:1910.01108.
 """
 
-from models.export.families.family import Family, tensors
+from models.export.families.family import Classifier, Family, tensors
 
 DISTILBERT = Family(
     config={
@@ -40,6 +40,7 @@ DISTILBERT = Family(
             },
         ),
     ),
+    classifier=Classifier(dense="pre_classifier", activation="ReLU"),
     prefixes=("distilbert.",),
     ignored=(r"embeddings\.position_ids", r"vocab_(transform|layer_norm|projector)\..*"),
 )

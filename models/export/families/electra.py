@@ -4,7 +4,7 @@ Source: Clark et al. 2020, arXiv:2003.10555.
 """
 
 from models.export.families import bert
-from models.export.families.family import Family, Settings, read_number, tensors
+from models.export.families.family import Classifier, Family, Settings, read_number, tensors
 
 
 def embedding_width(config: Settings) -> dict[str, int]:
@@ -24,6 +24,7 @@ ELECTRA = Family(
             modules={**bert.MODULES, "embeddings.projection": "embeddings_project"},
         ),
     ),
+    classifier=Classifier(dense="classifier.dense", activation="GELU", out="classifier.out_proj"),
     prefixes=("electra.",),
     ignored=(r"embeddings\.position_ids", r"(generator|discriminator)_.*"),
 )

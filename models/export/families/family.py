@@ -30,6 +30,31 @@ Value = Callable[[Tensor, EncoderConfig], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """Head of a family's models for sequence classification, after pooling.
+
+    Attributes:
+        dense: Name of the checkpoint's module before the logits; "": none.
+        dense_bias: Whether that module has a bias.
+        activation: Its activation, in `models.network.sentence_encoder.HEAD_ACTIVATIONS`.
+        norm: Name of the norm after the activation; "": none.
+        out: Name of the module that computes the logits.
+        out_bias: Whether that module has a bias.
+        pooling: Pooling, unless config.json has `classifier_pooling`.
+        required: Fields of config.json for which only this one value is supported.
+    """
+
+    dense: str = ""
+    dense_bias: bool = True
+    activation: str = "Tanh"
+    norm: str = ""
+    out: str = "classifier"
+    out_bias: bool = True
+    pooling: str = "cls"
+    required: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """Mapping from checkpoints of one `model_type` to `Encoder`.
 
@@ -48,6 +73,7 @@ class Family:
         ignored: Regular expressions for the names of tensors that a sentence encoder does not use.
         fixed: Values of tensors that a checkpoint may have and the encoder computes, by name.
         ignored_heads: More of them for each entry of `architectures` in config.json.
+        classifier: Head of models for sequence classification; None: not supported.
         code: Names with which classes in `auto_map` of config.json begin, if the family is what
             they compute. Code in a model folder is never run.
     """
@@ -63,6 +89,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     fixed: Mapping[str, Callable[[EncoderConfig], Tensor]] = field(default_factory=dict)
     ignored_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    classifier: Classifier | None = None
     code: tuple[str, ...] = ()
 
 

@@ -7,7 +7,7 @@ Source: Zhang et al. 2024, arXiv:2407.19669.
 from typing import Any
 
 from models.export.families import bert, rotary
-from models.export.families.family import Family, Part, Settings, tensors
+from models.export.families.family import Classifier, Family, Part, Settings, tensors
 from models.network.config import AttentionConfig
 
 
@@ -48,6 +48,7 @@ GTE = Family(
         ),
         rotary.TENSORS,
     ),
+    classifier=Classifier(dense="pooler.dense"),
     prefixes=("new.", "gte."),
     ignored=(r"pooler\..*", r"lm_head\..*"),
     # gte-multilingual-base has a head for sparse vectors beside its embeddings.

@@ -9,6 +9,7 @@ from typing import Any
 
 from models.export.families import bert, rotary
 from models.export.families.family import (
+    Classifier,
     Family,
     Modules,
     Settings,
@@ -118,6 +119,7 @@ JINA_V3 = Family(
         _PLAIN,
         tensors(weights=rotary.EMBEDDINGS, modules={**rotary.MODULES, **_FEED_FORWARD}),
     ),
+    classifier=Classifier(dense="classifier.dense", out="classifier.out_proj"),
     prefixes=("roberta.",),
     ignored=(r"pooler\..*", r"lm_head\..*"),
     code=("XLMRoberta",),

@@ -6,6 +6,7 @@ Source: Warner et al. 2024, arXiv:2412.13663.
 from typing import Any
 
 from models.export.families.family import (
+    Classifier,
     Family,
     Part,
     Settings,
@@ -86,6 +87,13 @@ MODERNBERT = Family(
                 "final_norm": "final_norm",
             },
         ),
+    ),
+    classifier=Classifier(
+        dense="head.dense",
+        dense_bias=False,
+        activation="GELU",
+        norm="head.norm",
+        required={"classifier_bias": False, "classifier_activation": "gelu"},
     ),
     prefixes=("model.",),
     ignored=(r"head\..*", r"decoder\..*"),

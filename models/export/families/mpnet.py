@@ -4,7 +4,7 @@ Source: Song et al. 2020, arXiv:2004.09297.
 """
 
 from models.export.families import bert
-from models.export.families.family import Family, tensors
+from models.export.families.family import Classifier, Family, tensors
 
 MPNET = Family(
     config={
@@ -35,6 +35,7 @@ MPNET = Family(
             },
         ),
     ),
+    classifier=Classifier(dense="classifier.dense", out="classifier.out_proj"),
     prefixes=("mpnet.",),
     ignored=(r"embeddings\.position_ids", r"pooler\..*", r"lm_head\..*"),
 )

@@ -7,7 +7,7 @@ Source: Nussbaum et al. 2024, arXiv:2402.01613.
 from typing import Any
 
 from models.export.families import bert, rotary
-from models.export.families.family import Family, Settings, read_number, tensors
+from models.export.families.family import Classifier, Family, Settings, read_number, tensors
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
@@ -85,6 +85,7 @@ NOMIC_BERT = Family(
         ),
         rotary.TENSORS,
     ),
+    classifier=Classifier(dense="pooler.dense"),
     prefixes=("nomic_bert.", "bert."),
     ignored=(r"pooler\..*", r"cls\..*"),
     code=("NomicBert",),

@@ -4,13 +4,14 @@ Source: Liu et al. 2019, arXiv:1907.11692.
 """
 
 from models.export.families.bert import CONFIG, DEFAULTS, EMBEDDINGS, MODULES, REQUIRED
-from models.export.families.family import Family, tensors
+from models.export.families.family import Classifier, Family, tensors
 
 ROBERTA = Family(
     config={**CONFIG, "position_padding_id": "pad_token_id"},
     defaults={**DEFAULTS, "pad_token_id": 1},
     required=REQUIRED,
     layouts=(tensors(weights=EMBEDDINGS, modules=MODULES),),
+    classifier=Classifier(dense="classifier.dense", out="classifier.out_proj"),
     prefixes=("roberta.",),
     ignored=(r"embeddings\.position_ids", r"pooler\..*", r"lm_head\..*"),
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.export.families import bert, electra, rotary
-from models.export.families.family import Family, Settings, tensors
+from models.export.families.family import Classifier, Family, Settings, tensors
 from models.network.config import AttentionConfig, EncoderConfig
 from models.network.positions import Rotary, rotation
 
@@ -56,6 +56,12 @@ ROFORMER = Family(
         ),
     ),
     values={r"layers\.\d+\.self_attn\.in_proj_(weight|bias)": _halves},
+    classifier=Classifier(
+        dense="classifier.dense",
+        activation="GELU",
+        out="classifier.out_proj",
+        required={"hidden_act": "gelu"},
+    ),
     prefixes=("roformer.",),
     fixed={"encoder.embed_positions.weight": _positions},
     ignored=(r"cls\..*",),

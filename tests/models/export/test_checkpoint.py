@@ -342,6 +342,7 @@ def test_unsupported_dense_head_raises_checkpoint_error(
         ([("Transformer", ""), ("CNN", "1")], "Transformer -> CNN; supported: "),
         ([("Transformer", ""), ("Pooling", "1_Pooling"), ("LSTM", "2")], "-> LSTM"),
         ([("Pooling", "1_Pooling")], "lists Pooling"),
+        ([("Transformer", "")], "lists Transformer alone, which only models for sequence"),
         (
             [("Transformer", "../up"), ("Pooling", "1_Pooling")],
             "'../up/adapter_config.json' points outside",

@@ -284,7 +284,7 @@ def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {operation["operationId"]: operation for path in paths for operation in path.values()}
 
 
-NATIVE = {"encode", "healthz", "readyz", "info", "metrics"}
+NATIVE = {"encode", "classify", "rerank", "healthz", "readyz", "info", "metrics"}
 OPENAI = {"embeddings", "models", "model"}
 TEI_PROBES = {"tei_health", "tei_root", "tei_ping"}  # one probe under three paths
 TEI = {"tei", "tei_embed", "embed_all", "similarity", "tokenize", "decode", "tei_info"}
@@ -321,6 +321,13 @@ def test_openapi_document_lists_headers_and_limits(client: TestClient) -> None:
         [texts] = [c for c in choices if c.get("items", {}).get("type") == "string"]
         assert texts["items"]["maxLength"] == limits["max_chars"]
         assert texts["maxItems"] == limits["max_inputs"]
+    schemas = document["components"]["schemas"]
+    documents = schemas["RerankRequest"]["properties"]["documents"]
+    assert documents["maxItems"] == limits["max_inputs"]
+    _, inputs = schemas["ClassifyRequest"]["properties"]["inputs"]["oneOf"]
+    text, pair = inputs["items"]["oneOf"]
+    assert (inputs["maxItems"], pair["maxItems"]) == (limits["max_inputs"], 2)
+    assert text["maxLength"] == pair["items"]["maxLength"] == limits["max_chars"]
 
 
 def test_openapi_document_lists_keys_and_debug_routes_only_if_configured(

@@ -1,0 +1,131 @@
+"""Models for sequence classification: labels, activation and head, as in transformers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from models.export.families import Family, Names
+from models.export.model_folder import CheckpointError
+from models.network.config import EncoderConfig
+from models.network.sentence_encoder import DenseHead, Head, NormHead
+
+_CLASS = "ForSequenceClassification"
+# Activations of the logits by their names in sentence-transformers' files.
+_ACTIVATIONS = {
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
+    "torch.nn.modules.linear.Identity": "identity",
+}
+
+
+def classifies(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json is that of a model for sequence classification."""
+    names = config.get("architectures")
+    return isinstance(names, list) and bool(names) and str(names[0]).endswith(_CLASS)
+
+
+def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the labels that config.json names, in the order of the logits.
+
+    Raises:
+        CheckpointError: The labels have no order.
+    """
+    labels = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(2)}
+    count = len(labels) if isinstance(labels, dict) else 0
+    if not count or {str(i) for i in range(count)} != set(labels):
+        raise CheckpointError(f"{name}: id2label has no label for each number from 0")
+    return tuple(str(labels[str(i)]) for i in range(count))
+
+
+def read_activation(
+    config: Mapping[str, Any], of_sentence_transformers: object, labels: int
+) -> str:
+    """Return the activation of the logits: "sigmoid", "softmax" or "identity".
+
+    It is that of sentence-transformers' files, or else that of transformers' pipeline.
+
+    Args:
+        config: Content of config.json.
+        of_sentence_transformers: `activation_fn` of config_sentence_transformers.json, or None.
+        labels: Number of labels.
+
+    Raises:
+        CheckpointError: The activation is not supported.
+    """
+    nested = config.get("sentence_transformers")
+    own = (
+        of_sentence_transformers
+        or (nested.get("activation_fn") if isinstance(nested, dict) else None)
+        or config.get("sbert_ce_default_activation_function")
+    )
+    if own is not None:
+        if str(own) not in _ACTIVATIONS:
+            raise CheckpointError(
+                f"the activation {own!r} of the scores is not one of {', '.join(_ACTIVATIONS)}"
+            )
+        return _ACTIVATIONS[str(own)]
+    problem = config.get("problem_type")
+    if problem == "regression":
+        return "identity"
+    return "sigmoid" if labels == 1 or problem == "multi_label_classification" else "softmax"
+
+
+def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> tuple[str, ...]:
+    """Return the pooling of the family's classifier, a name in `models.network.pooling.POOLINGS`.
+
+    Raises:
+        CheckpointError: The family's classifiers are not supported, or a field selects a variant.
+    """
+    classifier = family.classifier
+    if classifier is None:
+        raise CheckpointError(f"{name}: {config['architectures'][0]} is not supported")
+    for field, expected in classifier.required.items():
+        actual = config.get(field, expected)
+        if actual != expected:
+            raise CheckpointError(f"{name}: {field} is {actual!r}; only {expected!r} is supported")
+    pooling = config.get("classifier_pooling", classifier.pooling)
+    if pooling not in ("cls", "mean", "last"):
+        raise CheckpointError(f"{name}: classifier_pooling has the invalid value {pooling!r}")
+    return (str(pooling),)
+
+
+def take_heads(
+    family: Family,
+    config: EncoderConfig,
+    labels: int,
+    tensors: dict[str, Tensor],
+    fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
+) -> list[Head]:
+    """Return the modules between pooling and logits, and remove their tensors from `tensors`.
+
+    Args:
+        family: Family with a classifier.
+        config: Hyperparameters of the encoder.
+        labels: Number of labels.
+        tensors: Tensors of the checkpoint, by name.
+        fill: Loads tensors into a module; also takes the function that returns the tensors' names
+            for each key of the module's state dict.
+    """
+    classifier, width = family.classifier, config.d_model
+    assert classifier is not None  # noqa: S101 - `read_pooling` has refused it
+    heads: list[Head] = []
+    if classifier.dense:
+        dense = DenseHead(width, width, classifier.dense_bias, classifier.activation)
+        fill(dense.linear, *_taken(tensors, classifier.dense))
+        heads.append(dense)
+    if classifier.norm:
+        norm = NormHead(config.norms.norm(width), width)
+        fill(norm.norm, *_taken(tensors, classifier.norm))
+        heads.append(norm)
+    out = DenseHead(width, labels, classifier.out_bias, "Identity")
+    fill(out.linear, *_taken(tensors, classifier.out))
+    return [*heads, out]
+
+
+def _taken(
+    tensors: dict[str, Tensor], module: str
+) -> tuple[dict[str, Tensor], Callable[[str], Names]]:
+    """Remove a module's tensors, and return them with the function that names them."""
+    names = [name for name in tensors if name.startswith(f"{module}.")]
+    return {name: tensors.pop(name) for name in names}, lambda key: (f"{module}.{key}",)

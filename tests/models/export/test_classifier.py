@@ -1,0 +1,179 @@
+"""Models for sequence classification against transformers, from checkpoint to engine."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from models.artifact import Artifact
+from models.engines import OUTPUTS, EngineError, open_engine, self_check
+from models.engines.outputs import compare
+from models.export.checkpoint import load
+from models.export.exporter import export
+from models.export.model_folder import CheckpointError
+from models.export.sources import resolve
+from models.packing import pack
+from tests.models.checkpoints import (
+    CONFIGS,
+    edit_json,
+    edit_tensors,
+    save_classifier,
+    save_tokenizer,
+    write_json,
+)
+
+FAMILIES = [family for family in CONFIGS if family != "eurobert"]
+ROWS = [[0, 7, 21, 2, 9, 4, 2], [0, 5, 2, 6, 2]]
+# Types of a pair's tokens.
+TYPES = [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1]]
+
+
+def expected_logits(model: Any, row: list[int], types: list[int]) -> torch.Tensor:  # noqa: ANN401
+    """Return transformers' logits `(C,)` of a row."""
+    inputs = {"input_ids": torch.tensor([row])}
+    if getattr(model.config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = torch.tensor([types])
+    with torch.no_grad():
+        logits: torch.Tensor = model(**inputs).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("labels", [1, 3])
+def test_logits_equal_transformers(family: str, labels: int, tmp_path: Path) -> None:
+    reference = save_classifier(tmp_path, family, labels)
+    write_json(tmp_path / "tokenizer_config.json", {"model_input_names": ["token_type_ids"]})
+    model, config = load(tmp_path)
+    assert config.labels == tuple(f"LABEL_{i}" for i in range(labels))
+    assert model.outputs == ("logits",)
+    for row, types in zip(ROWS, TYPES, strict=True):
+        ones = torch.ones(1, len(row))
+        own = torch.tensor([types]) if model.has_token_types else None
+        logits = model(torch.tensor([row]), None, ones, token_types=own)[0]
+        expected = expected_logits(reference, row, types)
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A BERT with three labels."""
+    folder = tmp_path_factory.mktemp("classifier")
+    save_classifier(folder, "bert", 3, num_hidden_layers=1)
+    save_tokenizer(folder)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
+    # export() raises if its parity check against PyTorch fails.
+    return export(resolve(str(folder)), folder / "artifact")[0]
+
+
+@pytest.mark.slow
+def test_engines_compute_the_logits_of_pairs(exported: Artifact) -> None:
+    manifest = exported.manifest
+    assert (manifest.outputs, manifest.activation) == (("logits",), "softmax")
+    reference = transformers.AutoModelForSequenceClassification.from_pretrained(
+        exported.path / "source"
+    )
+    expected = [
+        expected_logits(reference, row, types) for row, types in zip(ROWS, TYPES, strict=True)
+    ]
+    for engine in ("onnxruntime", "openvino"):
+        actual = open_engine(exported, engine).run(pack(ROWS, token_types=TYPES), "logits")
+        np.testing.assert_allclose(actual, torch.stack(expected), rtol=1e-4, atol=1e-5)
+
+
+WRONG = {
+    "scale": lambda logits: 1.01 * logits,
+    "shift": lambda logits: logits + 0.01,
+    "sign": lambda logits: -logits,
+    "order of labels": lambda logits: logits[:, ::-1],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", WRONG)
+def test_self_check_refuses_wrong_logits(
+    wrong: str, exported: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(exported, "onnxruntime")
+    assert self_check(engine, exported)["logits"].norm < 1e-5
+    runs = [lambda *args, run=run: WRONG[wrong](run(*args)) for run in engine.runs]
+    monkeypatch.setattr(engine, "runs", runs)
+    with pytest.raises(EngineError, match="self-check failed: the output 'logits'"):
+        self_check(engine, exported)
+
+
+@pytest.mark.parametrize("wrong", [name for name in WRONG if name != "order of labels"])
+@pytest.mark.parametrize("logit", [0.3, 4.0, -12.0])
+def test_bounds_detect_a_wrong_single_logit(wrong: str, logit: float) -> None:
+    expected = np.array([[logit]])
+    bounds = OUTPUTS["logits"].bounds["float32"]
+    assert compare("logits", expected * (1 + 1e-6), expected).is_within(bounds)
+    assert not compare("logits", WRONG[wrong](expected), expected).is_within(bounds)
+
+
+@pytest.mark.parametrize(
+    ("labels", "changes", "activation"),
+    [
+        (1, {}, "sigmoid"),
+        (3, {}, "softmax"),
+        (3, {"problem_type": "multi_label_classification"}, "sigmoid"),
+        (1, {"problem_type": "regression"}, "identity"),
+        (
+            1,
+            {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+            "identity",
+        ),
+        (
+            1,
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            "identity",
+        ),
+    ],
+)
+def test_activation_is_that_of_the_files(
+    labels: int, changes: dict[str, object], activation: str, tmp_path: Path
+) -> None:
+    save_classifier(tmp_path, "bert", labels, num_hidden_layers=1)
+    edit_json(tmp_path / "config.json", **changes)
+    assert load(tmp_path)[1].activation == activation
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("eurobert", {}, "EuroBertForSequenceClassification is not supported"),
+        ("modernbert", {"classifier_bias": True}, "classifier_bias is True; only False"),
+        ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling has the invalid value"),
+        ("bert", {"id2label": {"1": "a"}}, "id2label has no label for each number from 0"),
+        ("bert", {"id2label": {"0": "a"}}, r"weight is \(2, 32\) .* requires \(1, 32\)"),
+        (
+            "bert",
+            {"sbert_ce_default_activation_function": "my.Activation"},
+            "the activation 'my.Activation' of the scores is not one of",
+        ),
+    ],
+)
+def test_unsupported_classifiers_are_refused_by_name(
+    family: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_classifier(tmp_path, family, 2)
+    edit_json(tmp_path / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_missing_tensor_of_the_classifier_is_named(tmp_path: Path) -> None:
+    save_classifier(tmp_path, "roberta", 2)
+    edit_tensors(tmp_path, **{"classifier.dense.bias": None})
+    with pytest.raises(CheckpointError, match=r"lacks the tensor classifier\.dense\.bias"):
+        load(tmp_path)
+
+
+def test_prompts_of_classifiers_are_refused(tmp_path: Path) -> None:
+    save_classifier(tmp_path, "bert", 1)
+    config = {"model_type": "CrossEncoder", "prompts": {"query": "q: "}}
+    write_json(tmp_path / "config_sentence_transformers.json", config)
+    with pytest.raises(CheckpointError, match="prompts of models for sequence classification"):
+        load(tmp_path)

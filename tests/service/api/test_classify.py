@@ -1,0 +1,208 @@
+"""`POST /classify` and `POST /rerank`, against transformers and sentence-transformers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import CrossEncoder
+from starlette.testclient import TestClient
+from transformers import pipeline
+
+import vitrine
+from models.artifact import Artifact
+from models.export.exporter import export
+from models.export.sources import resolve
+from service.app import create_app
+from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
+from tests.models.checkpoints import edit_json, save_classifier, save_tokenizer
+from tests.serving import serving
+
+pytestmark = pytest.mark.slow
+
+QUERY = "w7 w9"
+DOCUMENTS = ["w21 w5", "w8 w15 w33 w6", "w40", "w5 " * 40, "w21 w5"]
+LABELS = ["sad", "neutral", "happy"]
+
+Json = dict[str, Any]
+
+
+def artifact_of(folder: Path, family: str, labels: int, **changes: object) -> Artifact:
+    save_classifier(folder / "model", family, labels, **changes)
+    save_tokenizer(folder / "model")
+    return export(resolve(str(folder / "model")), folder / "artifact")[0]
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A BERT with one label, as saved by sentence-transformers."""
+    folder = tmp_path_factory.mktemp("reranker")
+    save_classifier(folder / "model", "bert", 1)
+    save_tokenizer(folder / "model")
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    edit_json(folder / "model" / "tokenizer_config.json", model_input_names=names)
+    CrossEncoder(str(folder / "model"), device="cpu").save(str(folder / "saved"))
+    return export(resolve(str(folder / "saved")), folder / "artifact")[0]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A RoBERTa with three labels."""
+    folder = tmp_path_factory.mktemp("classes")
+    return artifact_of(folder, "roberta", 3, id2label=dict(enumerate(LABELS)))
+
+
+def client_of(artifact: Artifact) -> Iterator[TestClient]:
+    settings = Settings(
+        model=ModelSettings(path=artifact.path),
+        engine=EngineSettings(threads=1),
+        limits=LimitSettings(max_inputs=8),
+        debug=DebugSettings(enabled=True, hosts=("testserver",), device="cpu"),
+    )
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def rerank_client(reranker: Artifact) -> Iterator[TestClient]:
+    yield from client_of(reranker)
+
+
+@pytest.fixture(scope="module")
+def classify_client(classifier: Artifact) -> Iterator[TestClient]:
+    yield from client_of(classifier)
+
+
+def ask(client: TestClient, path: str, **body: object) -> Json:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    result: Json = response.json()
+    return result
+
+
+def oracle(artifact: Artifact) -> CrossEncoder:
+    return CrossEncoder(str(artifact.path.parent / "saved"), device="cpu")
+
+
+def test_ranking_equals_the_cross_encoder(rerank_client: TestClient, reranker: Artifact) -> None:
+    expected = oracle(reranker).rank(QUERY, DOCUMENTS)
+    result = ask(rerank_client, "/rerank", query=QUERY, documents=DOCUMENTS)
+    assert [line["index"] for line in result["results"]] == [line["corpus_id"] for line in expected]
+    scores = [line["score"] for line in result["results"]]
+    np.testing.assert_allclose(scores, [line["score"] for line in expected], rtol=1e-4)
+    assert result["tokens"] == [7, 9, 6, 24, 7]
+    assert result["truncated"] == [False, False, False, True, False]
+    # Documents with equal scores are in the order of the request.
+    order = [line["index"] for line in result["results"]]
+    assert order.index(0) == order.index(4) - 1
+
+
+def test_raw_scores_top_n_and_documents(rerank_client: TestClient, reranker: Artifact) -> None:
+    documents = [DOCUMENTS[0], {"text": DOCUMENTS[1]}, DOCUMENTS[2]]
+    fields = {"top_n": 2, "return_documents": True, "raw_scores": True}
+    results = ask(rerank_client, "/rerank", query=QUERY, documents=documents, **fields)["results"]
+    pairs = [(QUERY, text) for text in DOCUMENTS[:3]]
+    logits = oracle(reranker).predict(pairs, activation_fn=lambda logits: logits)
+    best = np.argsort(-logits)[:2]
+    assert [line["index"] for line in results] == best.tolist()
+    assert [line["document"] for line in results] == [{"text": DOCUMENTS[i]} for i in best]
+    np.testing.assert_allclose([line["score"] for line in results], logits[best], rtol=1e-4)
+
+
+def test_labels_equal_the_pipeline_of_transformers(
+    classify_client: TestClient, classifier: Artifact
+) -> None:
+    classify = pipeline("text-classification", str(classifier.path / "source"), top_k=None)
+    texts = ["w5 w6 w7", "w21"]
+    pair = ["w5 w6", "w33 w8"]
+    result = ask(classify_client, "/classify", inputs=[*texts, pair])
+    expected = [*classify(texts), classify({"text": pair[0], "text_pair": pair[1]})]
+    for actual, labels in zip(result["labels"], expected, strict=True):
+        assert [line["label"] for line in actual] == [line["label"] for line in labels]
+        scores = [line["score"] for line in labels]
+        np.testing.assert_allclose([line["score"] for line in actual], scores, rtol=1e-4)
+    (alone,) = ask(classify_client, "/classify", inputs=texts[0], top_k=1)["labels"]
+    assert alone == [pytest.approx(result["labels"][0][0])]
+    raw = ask(classify_client, "/classify", inputs=texts[0], raw_scores=True)["labels"][0]
+    (logits,) = classify(texts[:1], function_to_apply="none")
+    np.testing.assert_allclose(
+        [line["score"] for line in raw], [line["score"] for line in logits], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_python_scores_equal_those_of_the_cross_encoder(reranker: Artifact) -> None:
+    pairs = [(QUERY, text) for text in DOCUMENTS]
+    with vitrine.SyncModel(reranker.path, vitrine.ModelOptions(threads=2)) as model:
+        result = model.classify(pairs)
+        ranked = model.rerank(QUERY, DOCUMENTS)
+    np.testing.assert_allclose(result.scores[:, 0], oracle(reranker).predict(pairs), rtol=1e-4)
+    np.testing.assert_allclose(result.logits, ranked.logits, rtol=1e-5)
+    assert result.labels == ("LABEL_0",)
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "message"),
+    [
+        ({"query": "", "documents": ["w5"]}, "/query", "the text is empty"),
+        ({"query": "w5\0", "documents": ["w5"]}, "/query", "NUL"),
+        ({"query": "w5", "documents": []}, "/documents", "at least 1 item"),
+        ({"query": "w5", "documents": ["w5", " "]}, "/documents/1", "the text is empty"),
+        ({"query": "w5", "documents": ["w5", 3]}, "/documents/1", "a text, or an object with"),
+        ({"query": "w5", "documents": [{"txt": "a"}]}, "/documents/0/text", "Field required"),
+        ({"query": "w5", "documents": ["w5"] * 9}, "/documents", "9 documents; the limit is 8"),
+        (
+            {"query": "w5", "documents": ["w5", "w6 " * 30], "on_overflow": "error"},
+            "/documents/1",
+            "more than 24 tokens",
+        ),
+    ],
+)
+def test_invalid_requests_to_rerank_name_the_item(
+    rerank_client: TestClient, body: Json, pointer: str, message: str
+) -> None:
+    response = rerank_client.post("/rerank", json=body)
+    assert response.status_code == 422
+    assert response.json()["pointer"] == pointer
+    assert message in response.json()["detail"]
+    assert ask(rerank_client, "/rerank", query=QUERY, documents=DOCUMENTS[:1])["results"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "pointer"),
+    [([["a"]], "/inputs/0"), ([["w5", "w6"], ["w5", ""]], "/inputs/1"), ("", "/inputs")],
+)
+def test_invalid_requests_to_classify_name_the_item(
+    classify_client: TestClient, inputs: object, pointer: str
+) -> None:
+    response = classify_client.post("/classify", json={"inputs": inputs})
+    assert (response.status_code, response.json()["pointer"]) == (422, pointer)
+
+
+def test_routes_of_other_models_say_what_the_model_can_do(
+    rerank_client: TestClient, classify_client: TestClient, client: TestClient
+) -> None:
+    def refusal(client: TestClient, path: str, **body: object) -> str:
+        response = client.post(path, json=body)
+        assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
+        return str(response.json()["detail"])
+
+    assert "cannot encode texts; it can classify" in refusal(rerank_client, "/encode", inputs="w5")
+    documents = {"query": QUERY, "documents": DOCUMENTS}
+    assert "has 3 labels; a model that reranks has one" in refusal(
+        classify_client, "/rerank", **documents
+    )
+    assert "it can encode texts" in refusal(client, "/rerank", **documents)
+    assert "it can encode texts" in refusal(client, "/classify", inputs="cat")
+    target = {"type": "norm"}
+    assert "only those of embedding models are" in refusal(
+        rerank_client, "/debug/attribute", text="w5", target=target
+    )
+
+
+def test_info_lists_outputs_and_labels(classify_client: TestClient, client: TestClient) -> None:
+    info = classify_client.get("/info").json()
+    assert (info["outputs"], info["labels"]) == (["logits"], LABELS)
+    assert info["self_check"].keys() == {"logits"}
+    info = client.get("/info").json()
+    assert (info["outputs"], info["labels"]) == (["pooled", "tokens"], [])
