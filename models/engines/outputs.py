@@ -83,8 +83,8 @@ def compare(
 ) -> Agreement:
     """Return the agreement of the vectors `actual` with their references `expected`.
 
-    Logits are compared as vectors with an additional 1. So the bounds hold for a single logit too,
-    for logits near zero, and after a shift of all logits.
+    Each logit z is compared as the vector (z, 1): its norm bounds the relative difference of large
+    logits, and its direction the absolute difference of small ones.
 
     Args:
         output: Name of the output.
@@ -92,8 +92,7 @@ def compare(
         expected: Reference vectors, `(N, W)`.
     """
     if output == "logits":
-        ones = np.ones((len(expected), 1))
-        actual, expected = np.hstack([actual, ones]), np.hstack([expected, ones])
+        actual, expected = (np.stack([z.ravel(), np.ones(z.size)], 1) for z in (actual, expected))
     lengths = np.linalg.norm(actual.astype(np.float64), axis=1)  # (N,)
     references = np.linalg.norm(expected.astype(np.float64), axis=1)  # (N,)
     # np.min and np.max propagate NaN; Python's min and max may not.

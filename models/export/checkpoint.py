@@ -22,7 +22,7 @@ from models.export.families import (
     Part,
     Tensors,
 )
-from models.export.model_folder import BASE, CheckpointError, ModelFolder, join
+from models.export.model_folder import BASE, WEIGHTS, CheckpointError, ModelFolder, join
 from models.export.sentence_config import (
     DenseConfig,
     HeadConfig,
@@ -79,12 +79,13 @@ def load(
     tensors = _plain_names(family, folder.tensors(network))
     if folder.has(join(transformer, lora.CONFIG)):
         _add_updates(tensors, _plain_names(family, lora.read_updates(folder, transformer)))
-    labels, of_classifier = sentence_config.labels, partial(_fill, source="the checkpoint")
+    labels = sentence_config.labels
     try:
         encoder = Encoder(config)
         heads = [_head(head) for head in sentence_config.heads]
         if labels:
-            heads = classifier.take_heads(family, config, len(labels), tensors, of_classifier)
+            fill = partial(_fill, source="the checkpoint")
+            heads = classifier.take_heads(family, config, len(labels), tensors, fill)
         has_types = sentence_config.token_types and config.type_vocab_size > 1
         model = SentenceEncoder(
             encoder,
@@ -158,13 +159,15 @@ def _network_folder(folder: ModelFolder, transformer: str) -> str:
 
     A folder can have an adapter alone; its config then names the base model, which is located here.
     """
-    adapter, own = (join(transformer, name) for name in (lora.CONFIG, "config.json"))
-    if not folder.has(adapter) or folder.has(own):
+    adapter = join(transformer, lora.CONFIG)
+    own = (join(transformer, name) for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
+    if not folder.has(adapter) or any(map(folder.has, own)):
         return transformer
     if folder.base is None:
         base, revision = lora.base_model(folder, transformer)
         try:
-            folder.base = resolve(base, None if Path(base).is_dir() else revision).folder
+            is_on_hub = "/" in base and not Path(base).is_dir()
+            folder.base = resolve(base, revision if is_on_hub else None).folder
         except SourceError as error:
             raise CheckpointError(f"the base model of {adapter}: {error}") from error
     return BASE

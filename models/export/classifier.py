@@ -31,7 +31,9 @@ def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     Raises:
         CheckpointError: The labels have no order.
     """
-    labels = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(2)}
+    number = config.get("num_labels", 2)
+    unnamed = {str(i): f"LABEL_{i}" for i in range(number if isinstance(number, int) else 0)}
+    labels = config.get("id2label") or unnamed
     count = len(labels) if isinstance(labels, dict) else 0
     if not count or {str(i) for i in range(count)} != set(labels):
         raise CheckpointError(f"{name}: id2label has no label for each number from 0")
@@ -84,9 +86,13 @@ def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> tuple[
         actual = config.get(field, expected)
         if actual != expected:
             raise CheckpointError(f"{name}: {field} is {actual!r}; only {expected!r} is supported")
-    pooling = config.get("classifier_pooling", classifier.pooling)
-    if pooling not in ("cls", "mean", "last"):
-        raise CheckpointError(f"{name}: classifier_pooling has the invalid value {pooling!r}")
+    if not classifier.pooling_field:
+        return ("cls",)
+    pooling = config.get(classifier.pooling_field, "cls")
+    if pooling not in ("cls", "mean"):
+        raise CheckpointError(
+            f"{name}: {classifier.pooling_field} has the invalid value {pooling!r}"
+        )
     return (str(pooling),)
 
 
@@ -108,17 +114,15 @@ def take_heads(
             for each key of the module's state dict.
     """
     classifier, width = family.classifier, config.d_model
-    assert classifier is not None  # noqa: S101 - `read_pooling` has refused it
-    heads: list[Head] = []
-    if classifier.dense:
-        dense = DenseHead(width, width, classifier.dense_bias, classifier.activation)
-        fill(dense.linear, *_taken(tensors, classifier.dense))
-        heads.append(dense)
+    assert classifier is not None  # noqa: S101 - otherwise `read_pooling` raises an error
+    dense = DenseHead(width, width, classifier.dense_bias, classifier.activation)
+    fill(dense.linear, *_taken(tensors, classifier.dense))
+    heads: list[Head] = [dense]
     if classifier.norm:
         norm = NormHead(config.norms.norm(width), width)
         fill(norm.norm, *_taken(tensors, classifier.norm))
         heads.append(norm)
-    out = DenseHead(width, labels, classifier.out_bias, "Identity")
+    out = DenseHead(width, labels, bias=True, activation="Identity")
     fill(out.linear, *_taken(tensors, classifier.out))
     return [*heads, out]
 

@@ -143,7 +143,10 @@ def _write_graphs(
 ) -> list[Graph]:
     """Write the graphs of all engines for a target, and the weights that they share."""
     exact = dtype == "float32"
-    graph = trace(model if exact else copy.deepcopy(model).to(DTYPES[dtype]), target)
+    if not exact:
+        model = copy.deepcopy(model).to(DTYPES[dtype])
+        model.heads.float()  # a sigmoid in float16 would make high scores equal
+    graph = trace(model, target)
     write_weights(graph, folder / _WEIGHTS[target])
     graphs: list[Graph] = []
     for engine, file in _GRAPHS.items():

@@ -54,21 +54,21 @@ def read_updates(folder: ModelFolder, subfolder: str) -> dict[str, Tensor]:
     _check(config, name)
     tensors = folder.tensors(subfolder, _WEIGHTS)
     updates: dict[str, Tensor] = {}
-    for of_a in sorted(tensors):
-        module, found, ending = of_a.partition(".lora_A.weight")
-        of_b = f"{module}.lora_B.weight"
-        is_table = not found
+    for name_a in sorted(tensors):
+        module, separator, rest = name_a.partition(".lora_A.weight")
+        name_b = f"{module}.lora_B.weight"
+        is_table = not separator
         if is_table:  # an embedding's update is stored transposed
-            module, found, ending = of_a.partition(".lora_embedding_A")
-            of_b = f"{module}.lora_embedding_B"
-        if not found or ending:
+            module, separator, rest = name_a.partition(".lora_embedding_A")
+            name_b = f"{module}.lora_embedding_B"
+        if not separator or rest:
             continue
         module = module.removeprefix(_PREFIX)
-        a, b = tensors.pop(of_a).float(), tensors.pop(of_b, torch.empty(0)).float()
+        a, b = tensors.pop(name_a).float(), tensors.pop(name_b, torch.empty(0)).float()
         rank = _of_module(config, "rank_pattern", "r", module, name)
         if a.ndim != 2 or b.ndim != 2 or not len(a) == b.shape[1] == rank:
             raise CheckpointError(
-                f"{join(subfolder, _WEIGHTS)}: {of_a} and {of_b} are {tuple(a.shape)} and "
+                f"{join(subfolder, _WEIGHTS)}: {name_a} and {name_b} are {tuple(a.shape)} and "
                 f"{tuple(b.shape)}; {name} requires the rank {rank:g}"
             )
         alpha = _of_module(config, "alpha_pattern", "lora_alpha", module, name)
@@ -102,10 +102,13 @@ def _of_module(
 ) -> float:
     """Return a module's value: that of the first pattern that matches its end, or the default."""
     by_pattern = config.get(patterns) or {}
-    value = next(
-        (v for key, v in by_pattern.items() if re.match(rf"(.*\.)?({key})$", module)),
-        config.get(default),
-    )
-    if not isinstance(value, int | float) or value <= 0:
-        raise CheckpointError(f"{name}: {default} has the invalid value {value!r}")
+    try:
+        value = next(
+            (v for key, v in by_pattern.items() if re.match(rf"(.*\.)?({key})$", module)),
+            config.get(default),
+        )
+    except (AttributeError, re.error):
+        raise CheckpointError(f"{name}: {patterns} has the invalid value {by_pattern!r}") from None
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise CheckpointError(f"{name}: {default} has the invalid value {value!r} for {module}")
     return value

@@ -231,9 +231,7 @@ def read_sentence_config(
     model_type, known = family
     hyperparameters = folder.json(network, dict)
     tokenizer = read_tokenizer_config(folder, transformer)
-    classifies = (
-        len(modules) < 2 and not overrides.pooling and classifier.classifies(hyperparameters)
-    )
+    classifies = len(modules) < 2 and classifier.classifies(hyperparameters)
     expected = {**_TRANSFORMER_DEFAULTS, **(_OF_CLASSIFIERS if classifies else _OF_EMBEDDINGS)}
     _check_defaults(settings, expected, name)
     unknown = settings.keys() - expected.keys() - _TRANSFORMER_SUPPORTED
@@ -266,8 +264,11 @@ def read_sentence_config(
     kind = "CrossEncoder" if classifies else "SentenceTransformer"
     prompts, default_prompt = _prompts(folder, kind, of_tasks, overrides)
     if classifies and (default_prompt or any(prompts.values())):
+        raise CheckpointError("prompts of models for sequence classification are not supported")
+    if classifies and (overrides.pooling or overrides.normalize):
         raise CheckpointError(
-            f"{_MODEL_CONFIG}: prompts of models for sequence classification are not supported"
+            f"{network} is that of a model for sequence classification, whose pooling and "
+            "normalisation cannot be changed"
         )
     labels = classifier.read_labels(hyperparameters, network) if classifies else ()
     return SentenceConfig(

@@ -140,7 +140,7 @@ async def info(state: State) -> ServiceInfo:
         family=manifest.family,
         outputs=list(manifest.outputs),
         labels=list(manifest.labels),
-        dimensions=manifest.width,
+        dimensions=None if manifest.labels else manifest.width,
         pooling=list(manifest.pooling),
         normalize=manifest.normalize,
         matryoshka_dimensions=list(manifest.matryoshka_dimensions),

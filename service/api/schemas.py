@@ -203,7 +203,7 @@ class ServiceInfo(BaseModel):
     labels: list[str] = Field(
         description="Labels of a model for sequence classification, in the order of its logits"
     )
-    dimensions: int
+    dimensions: int | None = Field(description="Width of a vector; null: the model has none")
     pooling: list[str]
     normalize: bool
     matryoshka_dimensions: list[int] = Field(

@@ -165,6 +165,7 @@ async def flow(request: Request, state: State) -> Response:
 )
 async def layer_norm(request: Request, state: State) -> Response:
     """Check add + norm step by step, on rows of a text, random rows or given rows."""
+    state.embedding_model()
     body = await read_body(request, state, LayerNormRequest, _MAX_BODY_BYTES)
     source: NormOfRow | request_models.GivenRows | request_models.RandomRows
     rows: list[Row] = []
@@ -235,7 +236,7 @@ async def vjp(request: Request, state: State) -> Response:
     "/capabilities",
     summary="Capabilities",
     response_model=Capabilities,
-    responses=error_responses(401, 403, 404, 503),
+    responses=error_responses(401, 403, 404, 422, 503),
 )
 async def capabilities(request: Request, state: State) -> Response:
     """Return the allowed field values, limits and device of the gradient routes."""
@@ -314,10 +315,9 @@ async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedTex
     """
     limit = state.settings.debug.max_tokens
     content, prompt = (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
+    tokenizer = state.embedding_model().tokenizer
     try:
-        tokenized = await asyncio.to_thread(
-            state.embedding_model().tokenizer.tokenized_text, content, prompt
-        )
+        tokenized = await asyncio.to_thread(tokenizer.tokenized_text, content, prompt)
     except (InvalidInput, TooLarge) as error:
         # The tokenizer sets index and pointer for the field `inputs` of /encode.
         error.index, error.pointer = None, pointer

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
-from models.artifact import Manifest
-
 Item = TypeVar("Item")
 
 # Number of queued requests that `tokens_ahead` samples, which takes 0.1 ms.
@@ -268,18 +266,18 @@ class AttentionCost:
 
     A layer takes 24 D^2 operations per token, and 4 D per pair of tokens of which one attends to
     the other. The latter run six times slower, so that a pair costs 6 * 4 D / (24 D^2) = 1 / D
-    tokens. In layers with a window, the engines for CPUs compute few pairs beyond it.
+    tokens. In layers with a window, onnxruntime computes few pairs beyond it.
 
     Args:
-        manifest: Manifest of the model, which has its width and windows.
+        windows: Largest distance of two tokens that attend to each other, by layer; None: no limit.
+        hidden_size: Width of a token vector, D.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
-        layers = len(manifest.windows)
+    def __init__(self, windows: Sequence[int | None], hidden_size: int) -> None:
         # Number of tokens in a layer's window, and the cost of a pair in all layers with it.
         self._pairs = [
-            (None if window is None else 2 * window + 1, count / layers / manifest.hidden_size)
-            for window, count in Counter(manifest.windows).items()
+            (None if window is None else 2 * window + 1, count / len(windows) / hidden_size)
+            for window, count in Counter(windows).items()
         ]
 
     def __call__(self, length: int) -> float:

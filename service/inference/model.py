@@ -42,7 +42,7 @@ from service.inference.results import (
     truncate_and_normalize,
 )
 from service.inference.scores import ACTIVATIONS, Classification
-from service.inference.tokenizer import OnOverflow, Row, Span, TextTokenizer, size_of
+from service.inference.tokenizer import OnOverflow, Row, Span, TextTokenizer
 
 log = logging.getLogger("vitrine")
 
@@ -187,7 +187,8 @@ class Model:
             dimensions: Number of leading dimensions to keep; None: all. Vectors are truncated
                 before they are normalised, as by OpenAI.
             truncate_dim: Number of leading dimensions to keep; None: all. Vectors are truncated
-                after they are normalised, as by sentence-transformers.
+                after the model's own normalisation, as by sentence-transformers, and normalised
+                again if `normalize` is True.
             normalize: Whether to scale vectors to unit length; None: the model's own setting.
             on_overflow: Handling of inputs with too many tokens for the model: "truncate_left"
                 drops the first tokens, "truncate_right" the last, and "truncate" those at the end
@@ -216,11 +217,15 @@ class Model:
             )
         items = _as_list(inputs)
         tokenize = partial(self.tokenizer.rows, items, prompt_name, on_overflow)
-        rows, results, seconds = await self._encode(items, tokenize, "pooled", timeout_s)
+        rows, results, seconds = await self._encode(
+            items, len(items), tokenize, "pooled", timeout_s
+        )
+        requested = normalize
         if normalize is None:
             normalize = self.artifact.manifest.normalize
         vectors = truncate_and_normalize(np.array(results), dimensions, normalize)  # (B, W)
-        vectors = np.ascontiguousarray(vectors[:, :truncate_dim])
+        if truncate_dim is not None:  # then normalised again only if requested, as in `normalize`
+            vectors = truncate_and_normalize(vectors, truncate_dim, requested is True)
         return Embeddings(vectors, rows, seconds)
 
     async def encode_tokens(
@@ -251,13 +256,15 @@ class Model:
         tokenize = partial(
             self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
         )
-        rows, vectors, seconds = await self._encode(items, tokenize, "tokens", timeout_s)
+        rows, vectors, seconds = await self._encode(
+            items, len(items), tokenize, "tokens", timeout_s
+        )
         vectors = [truncate_and_normalize(part, None, normalize) for part in vectors]  # (L, D) each
         return TokenEmbeddings(vectors, rows, seconds)
 
     async def classify(
         self,
-        inputs: Sequence[str | tuple[str, str]],
+        inputs: str | Sequence[str | tuple[str, str]],
         *,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
@@ -265,7 +272,7 @@ class Model:
         """Return the score of each label for each text or pair of texts.
 
         Args:
-            inputs: Texts, or pairs of texts, such as a query and a document.
+            inputs: A text, or a list of texts and of pairs of texts, such as query and document.
             on_overflow: See `encode`. Of a pair that is too long, the longer text loses tokens.
             timeout_s: See `encode`.
 
@@ -274,8 +281,15 @@ class Model:
                 `index` is the index of the input.
             VitrineError: Any error of `encode`, under the same conditions.
         """
-        tokenize = partial(self.tokenizer.rows_of_pairs, inputs, on_overflow)
-        rows, results, seconds = await self._encode(inputs, tokenize, "logits", timeout_s)
+        items = [inputs] if isinstance(inputs, str) else inputs
+        if isinstance(items, tuple):
+            raise InvalidInput("inputs must be a list; a single pair is [(a, b)]")
+        tokenize = partial(self.tokenizer.rows_of_pairs, items, on_overflow)
+        # The query of many documents is tokenised once.
+        texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
+        rows, results, seconds = await self._encode(
+            list(texts), len(items), tokenize, "logits", timeout_s
+        )
         manifest = self.artifact.manifest
         logits = np.array(results, np.float64)  # (N, C)
         scores = ACTIVATIONS[manifest.activation](logits)
@@ -307,6 +321,8 @@ class Model:
                 f"the model {self.name} has {len(labels)} labels; a model that reranks has one",
                 code="wrong_model",
             )
+        if isinstance(documents, str) or not documents:
+            raise InvalidInput("documents must be a list of texts", pointer="/documents")
         self.tokenizer.check_text(query, "/query")
         pairs = [(query, document) for document in documents]
         return await self.classify(pairs, on_overflow=on_overflow, timeout_s=timeout_s)
@@ -375,7 +391,8 @@ class Model:
 
     async def _encode(
         self,
-        items: Sequence[str | Sequence[int] | tuple[str, str]],
+        parts: Sequence[str | Sequence[int]],
+        count: int,
         tokenize: Callable[[], Sequence[Row]],
         output: Output,
         timeout_s: float | None,
@@ -386,16 +403,16 @@ class Model:
                 f"{_USES[self.artifact.manifest.outputs[0]]}",
                 code="wrong_model",
             )
-        if not items:
+        if not count:
             raise InvalidInput("there are no inputs", code="empty", pointer="/inputs")
-        self.metrics.inputs_received.inc(len(items))
-        with record_outcome(lambda outcome: self.metrics.inputs[outcome].inc(len(items))):
+        self.metrics.inputs_received.inc(count)
+        with record_outcome(lambda outcome: self.metrics.inputs[outcome].inc(count)):
             try:
                 async with asyncio.timeout(timeout_s):
                     if self.batcher.is_full:  # before tokenising inputs that will be refused
                         raise self._queue_full_error()
                     started = time.perf_counter()
-                    rows = await self._run_tokenizer(tokenize, items)
+                    rows = await self._run_tokenizer(tokenize, parts)
                     tokenize_s = time.perf_counter() - started
                     if output == "tokens":
                         self._check_token_count(rows)
@@ -411,9 +428,9 @@ class Model:
     async def _run_tokenizer(
         self,
         work: Callable[[], Result],
-        inputs: Sequence[str | Sequence[int] | tuple[str, str]],
+        inputs: Sequence[str | Sequence[int]],
     ) -> Result:
-        size = sum(map(size_of, inputs))
+        size = sum(map(len, inputs))
         if len(inputs) <= _INLINE_INPUTS and size <= _INLINE_CHARS:
             return work()
         try:
@@ -459,7 +476,9 @@ async def open_model(
     opened = await asyncio.to_thread(_open, Path(path), options)
     artifact, tokenizer, engine, agreement, self_check_s = opened
     max_cost = options.max_cost or engine.batches.max_tokens
-    attention_cost = AttentionCost(artifact.manifest)
+    # On GPUs, windows are masks over all pairs.
+    windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
+    attention_cost = AttentionCost(windows, artifact.manifest.hidden_size)
     if engine.target == "cuda":
         await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
 
@@ -579,10 +598,11 @@ def _warm_up(
     Otherwise the first requests would wait while the GPU loads kernels and allocates memory.
     """
     length = artifact.manifest.max_tokens
+    run = partial(engine.run, output=artifact.manifest.outputs[0])
     with ThreadPoolExecutor(engine.streams) as streams:
         while length:
             rows = int(max_cost / (length + attention_cost(length)))
             for count in {1, max(1, rows)}:
                 batch = pack([[0] * length] * count)
-                list(streams.map(engine.run, [batch] * engine.streams))
+                list(streams.map(run, [batch] * engine.streams))
             length //= 2

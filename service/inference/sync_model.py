@@ -95,7 +95,7 @@ class SyncModel:
 
     def classify(
         self,
-        inputs: Sequence[str | tuple[str, str]],
+        inputs: str | Sequence[str | tuple[str, str]],
         *,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,

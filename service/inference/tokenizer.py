@@ -12,6 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from models.artifact import TOKENIZER, Artifact
 from models.packing import NO_ADAPTER
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
+from service.inference.pairs import PairTemplate, TextTokens
 from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of, tokens_span_words
 
 # Maximum number of characters per call of the tokenizer library; a longer text has its own call.
@@ -24,7 +25,6 @@ _SHORT_CHARS = 500
 _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
 
 Input = TypeVar("Input")
-Text = TypeVar("Text", str, tuple[str, str])
 # Start and end of a token in its text; the end is exclusive.
 Span = tuple[int, int]
 OnOverflow = Literal["truncate", "truncate_left", "truncate_right", "error"]
@@ -188,17 +188,65 @@ class TextTokenizer:
         for index, pair in enumerate(pairs):
             for text in pair:
                 self._check_text(text, index)
-        tokenizer = self._truncating_left if self._drops_left(on_overflow) else self._tokenizer
+        is_left, limit = self._drops_left(on_overflow), self._manifest.max_tokens
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        tokens = dict(zip(texts, self._tokens_of(texts, is_left), strict=True))
         rows: list[Row] = []
-        for part in _slices(pairs):
-            with _panics_as_errors():
-                encodings = tokenizer.encode_batch_fast(list(part))
-            rows += [
-                Row(e.ids, bool(e.overflowing), prompt_tokens=0, token_types=e.type_ids)
-                for e in encodings
+        for index, pair in enumerate(pairs):
+            a, b = (tokens[text] for text in pair)
+            if not (a.ids and b.ids):
+                raise InvalidInput(
+                    "a text has no token that the model knows", code="no_tokens", index=index
+                )
+            lengths = len(a.ids) + a.is_part, len(b.ids) + b.is_part
+            if a.is_part and b.is_part:  # the longer text may keep one token more
+                lengths = self._count(pair[0]), self._count(pair[1])
+            kept = self._pair_template.lengths(*lengths, limit)
+            cut = [
+                part.ids[max(0, len(part.ids) - count) :] if is_left else part.ids[:count]
+                for part, count in zip((a, b), kept, strict=True)
             ]
+            ids, types = self._pair_template.row(*cut)
+            is_truncated = a.is_part or b.is_part or kept != lengths
+            rows.append(Row(ids, is_truncated, prompt_tokens=0, token_types=types))
         self._check_overflow(rows, on_overflow)
         return rows
+
+    def _tokens_of(self, texts: Sequence[str], is_left: bool) -> list[TextTokens]:
+        """Return the tokens of each text, as many as the model takes at most."""
+        tokens: dict[int, TextTokens] = {}
+        chars, limit = CHARS_PER_TOKEN * self._manifest.max_tokens, self._manifest.max_tokens
+        while len(tokens) < len(texts):
+            parts = {
+                index: text if self._tokens_span_words else part_of(text, chars, at_end=is_left)
+                for index, text in enumerate(texts)
+                if index not in tokens
+            }
+            encoded = (e for part in _slices(list(parts.values())) for e in self._plain(part))
+            for (index, part), encoding in zip(parts.items(), encoded, strict=True):
+                ids, is_whole = encoding.ids, len(part) == len(texts[index])
+                if is_whole or len(ids) >= limit + MARGIN:
+                    kept = ids[-limit:] if is_left else ids[:limit]
+                    tokens[index] = TextTokens(kept, not is_whole or len(ids) > limit)
+            chars *= 4
+        return [tokens[index] for index in range(len(texts))]
+
+    def _plain(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encode texts without special tokens and without truncation."""
+        with _panics_as_errors():
+            encodings: list[Encoding] = self._without_truncation.encode_batch_fast(
+                texts, add_special_tokens=False
+            )
+        return encodings
+
+    def _count(self, text: str) -> int:
+        """Return the number of tokens of a text, without special tokens."""
+        (encoding,) = self._plain([text])
+        return len(encoding)
+
+    @cached_property
+    def _pair_template(self) -> PairTemplate:
+        return PairTemplate(self._without_truncation)
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts as they are: without a prompt, but truncated."""
@@ -516,21 +564,15 @@ def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]
     ]
 
 
-def size_of(item: str | Sequence[int] | tuple[str, str]) -> int:
-    """Return the number of characters of a text or a pair of texts, or of token ids of a list."""
-    is_pair = not isinstance(item, str) and isinstance(next(iter(item), 0), str)
-    return sum(map(len, item)) if is_pair else len(item)  # type: ignore[arg-type]
-
-
-def _slices(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
-    """Yield slices of the texts, or pairs of texts, for one tokenizer call each.
+def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield slices of the texts for one tokenizer call each.
 
     Tokens that the tokenizer truncates take memory until the call returns.
     """
     start, chars = 0, 0
     for end, text in enumerate(texts):
-        chars += size_of(text)
+        chars += len(text)
         if chars > _SLICE_CHARS and end > start:
             yield texts[start:end]
-            start, chars = end, size_of(text)
+            start, chars = end, len(text)
     yield texts[start:]

@@ -34,23 +34,21 @@ class Classifier:
     """Head of a family's models for sequence classification, after pooling.
 
     Attributes:
-        dense: Name of the checkpoint's module before the logits; "": none.
+        dense: Name of the checkpoint's module before the logits.
         dense_bias: Whether that module has a bias.
         activation: Its activation, in `models.network.sentence_encoder.HEAD_ACTIVATIONS`.
         norm: Name of the norm after the activation; "": none.
         out: Name of the module that computes the logits.
-        out_bias: Whether that module has a bias.
-        pooling: Pooling, unless config.json has `classifier_pooling`.
+        pooling_field: Field of config.json with the pooling, "cls" or "mean"; "": always "cls".
         required: Fields of config.json for which only this one value is supported.
     """
 
-    dense: str = ""
+    dense: str
     dense_bias: bool = True
     activation: str = "Tanh"
     norm: str = ""
     out: str = "classifier"
-    out_bias: bool = True
-    pooling: str = "cls"
+    pooling_field: str = ""
     required: Settings = field(default_factory=dict)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from models.export.families import llama
 from models.export.families.family import (
-    Classifier,
     Family,
     Settings,
     read_biases,
@@ -86,7 +85,6 @@ GEMMA3 = Family(
         r".*norm\d?\.weight": lambda weight, _: 1.0 + weight,
         r"embeddings\.word\.weight": lambda weight, config: weight * math.sqrt(config.d_model),
     },
-    classifier=Classifier(out="score", out_bias=False, pooling="last"),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
 )

@@ -93,6 +93,7 @@ MODERNBERT = Family(
         dense_bias=False,
         activation="GELU",
         norm="head.norm",
+        pooling_field="classifier_pooling",
         required={"classifier_bias": False, "classifier_activation": "gelu"},
     ),
     prefixes=("model.",),

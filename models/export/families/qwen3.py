@@ -7,7 +7,6 @@ from typing import Any
 
 from models.export.families import llama
 from models.export.families.family import (
-    Classifier,
     Family,
     Settings,
     read_biases,
@@ -50,7 +49,6 @@ QWEN3 = Family(
     derived=_derived,
     required=llama.REQUIRED,
     layouts=(llama.TENSORS,),
-    classifier=Classifier(out="score", out_bias=False, pooling="last"),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
 )

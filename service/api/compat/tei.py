@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from models.artifact import Manifest
 from service.api.auth import require_scope
 from service.api.body import Model, check_count, read_inputs
 from service.api.compat.tei_schemas import (
@@ -178,6 +179,15 @@ async def decode(request: Request, state: State) -> Response:
     return _json(await within(_timeout_s(request, state), work))
 
 
+def _model_type(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    if not manifest.labels:
+        return {"embedding": {"pooling": "+".join(manifest.pooling)}}
+    names = {str(index): label for index, label in enumerate(manifest.labels)}
+    numbers = {label: index for index, label in enumerate(manifest.labels)}
+    kind = "reranker" if len(names) == 1 else "classifier"
+    return {kind: {"id2label": names, "label2id": numbers}}
+
+
 @router.get(
     "/info",
     summary="Served model",
@@ -195,7 +205,7 @@ async def tei_info(_request: Request, state: State) -> Response:
             model_sha=manifest.revision,
             model_dtype=model.engine.precision,
             served_model_name=model.name,
-            model_type={"embedding": {"pooling": "+".join(manifest.pooling)}},
+            model_type=_model_type(manifest),
             max_concurrent_requests=settings.batch.max_queue_tokens // manifest.max_tokens,
             max_input_length=manifest.max_tokens,
             max_batch_tokens=model.max_cost,

@@ -1,7 +1,7 @@
 """Pydantic models of requests and responses of text-embeddings-inference (TEI)."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
@@ -147,7 +147,7 @@ class TEIInfo(BaseModel):
     model_sha: str | None
     model_dtype: str
     served_model_name: str
-    model_type: dict[str, dict[str, str]]
+    model_type: dict[str, dict[str, Any]]
     max_concurrent_requests: int
     max_input_length: int
     max_batch_tokens: int

@@ -14,6 +14,7 @@ from models.engines.outputs import compare
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError
+from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from models.packing import pack
 from tests.models.checkpoints import (
@@ -25,7 +26,8 @@ from tests.models.checkpoints import (
     write_json,
 )
 
-FAMILIES = [family for family in CONFIGS if family != "eurobert"]
+UNSUPPORTED = ("eurobert", "qwen3", "gemma3_text")
+FAMILIES = [family for family in CONFIGS if family not in UNSUPPORTED]
 ROWS = [[0, 7, 21, 2, 9, 4, 2], [0, 5, 2, 6, 2]]
 # Types of a pair's tokens.
 TYPES = [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1]]
@@ -143,7 +145,7 @@ def test_activation_is_that_of_the_files(
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("eurobert", {}, "EuroBertForSequenceClassification is not supported"),
+        *((family, {}, "ForSequenceClassification is not supported") for family in UNSUPPORTED),
         ("modernbert", {"classifier_bias": True}, "classifier_bias is True; only False"),
         ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling has the invalid value"),
         ("bert", {"id2label": {"1": "a"}}, "id2label has no label for each number from 0"),
@@ -162,6 +164,35 @@ def test_unsupported_classifiers_are_refused_by_name(
     edit_json(tmp_path / "config.json", **changes)
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("bert", {"classifier_pooling": "mean"}),  # which BERT's classifier does not read
+        ("modernbert", {"classifier_pooling": "mean"}),
+        ("bert", {"id2label": None, "num_labels": 1}),
+    ],
+)
+def test_fields_have_the_meaning_that_they_have_in_transformers(
+    family: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    save_classifier(tmp_path, family, 1)
+    edit_json(tmp_path / "config.json", **changes)
+    reference = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    model, config = load(tmp_path)
+    assert config.labels == ("LABEL_0",)
+    row = ROWS[0]
+    logits = model(torch.tensor([row]), None, torch.ones(1, len(row)))[0]
+    expected = expected_logits(reference, row, [0] * len(row))
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("overrides", [Overrides(pooling=["mean"]), Overrides(normalize=True)])
+def test_pooling_of_a_classifier_cannot_be_changed(overrides: Overrides, tmp_path: Path) -> None:
+    save_classifier(tmp_path, "bert", 1)
+    with pytest.raises(CheckpointError, match="pooling and normalisation cannot be changed"):
+        load(tmp_path, overrides)
 
 
 def test_missing_tensor_of_the_classifier_is_named(tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ def test_adapter_beside_a_whole_model_changes_that_model(tmp_path: Path) -> None
         ({"r": 5}, r"lora_A.weight and .* are \(4, 32\) and \(32, 4\); .* requires the rank 5"),
         ({"r": 0}, "r has the invalid value 0"),
         ({"lora_alpha": "6"}, "lora_alpha has the invalid value '6'"),
+        ({"rank_pattern": ["query"]}, r"rank_pattern has the invalid value \['query'\]"),
+        ({"alpha_pattern": {"(": 1}}, r"alpha_pattern has the invalid value \{'\(': 1\}"),
         ({"base_model_name_or_path": None}, "names no base model in base_model_name_or_path"),
         ({"base_model_name_or_path": "/none"}, "the base model of adapter_config.json: the folder"),
     ],

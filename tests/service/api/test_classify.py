@@ -200,6 +200,25 @@ def test_routes_of_other_models_say_what_the_model_can_do(
     )
 
 
+def test_calls_with_texts_in_place_of_lists_are_refused(reranker: Artifact) -> None:
+    with vitrine.SyncModel(reranker.path, vitrine.ModelOptions(threads=2)) as model:
+        assert len(model.classify("w5 w6").scores) == 1
+        with pytest.raises(vitrine.InvalidInput, match=r"a single pair is \[\(a, b\)\]"):
+            model.classify(("w5", "w6"))
+        wrong: list[str | list[str]] = ["w5", []]
+        for documents in wrong:
+            with pytest.raises(vitrine.InvalidInput, match="documents must be a list"):
+                model.rerank("w5", documents)
+
+
+def test_tei_info_names_the_kind_of_model(
+    rerank_client: TestClient, classify_client: TestClient
+) -> None:
+    assert rerank_client.get("/tei/info").json()["model_type"].keys() == {"reranker"}
+    kind = classify_client.get("/tei/info").json()["model_type"]
+    assert kind["classifier"]["id2label"] == {"0": "sad", "1": "neutral", "2": "happy"}
+
+
 def test_info_lists_outputs_and_labels(classify_client: TestClient, client: TestClient) -> None:
     info = classify_client.get("/info").json()
     assert (info["outputs"], info["labels"]) == (["logits"], LABELS)

@@ -109,6 +109,9 @@ def test_truncate_dim_of_a_request_keeps_normalised_dimensions(
         result: list[list[float]] = body["embeddings"]
         return result
 
+    expected = oracle.encode(texts, truncate_dim=10, normalize_embeddings=True)
+    actual = vectors(truncate_dim=10, normalize=True)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
     expected = oracle.encode(texts, truncate_dim=10)
     np.testing.assert_allclose(vectors(truncate_dim=10), expected, rtol=0, atol=1e-5)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)

@@ -6,9 +6,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Encoding,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from models.artifact import TOKENIZER, Artifact, sha256
+from service.inference.errors import InvalidInput
 from service.inference.text_parts import part_of, tokens_span_words
 from service.inference.tokenizer import OnOverflow, TextTokenizer
 from tests.sentences import SENTENCES
@@ -154,3 +163,61 @@ def test_text_is_tokenised_whole_if_an_added_token_contains_a_space(
     (whole,) = served._encode_whole(served._tokenizer, [text], with_offsets=False)
     assert len(whole.ids) == 2 + 20
     assert served._encode([text], "truncate", False)[0].ids == whole.ids
+
+
+def assert_pair(tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow) -> None:
+    is_left = on_overflow == "truncate_left"
+    oracle = tokenizer._truncating_left if is_left else tokenizer._tokenizer
+    expected = oracle.encode(*pair)
+    (row,) = tokenizer.rows_of_pairs([pair], on_overflow)
+    assert row.ids == expected.ids
+    assert row.token_types == expected.type_ids
+    assert row.truncated == bool(expected.overflowing)
+
+
+@settings(max_examples=200)
+@given(
+    counts=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    on_overflow=st.sampled_from(["truncate", "truncate_left"]),
+)
+def test_pairs_are_truncated_as_by_tokenizers(
+    tokenizer: TextTokenizer, counts: tuple[int, int], on_overflow: OnOverflow
+) -> None:
+    a, b = (" ".join(["cat", "dog", "bird"] * 14)[: 4 * count] for count in counts)
+    assert_pair(tokenizer, (a, b), on_overflow)
+
+
+@settings(max_examples=100)
+@given(pair=st.tuples(texts, texts), on_overflow=st.sampled_from(["truncate", "truncate_left"]))
+def test_long_pairs_have_the_tokens_of_the_whole_texts(
+    tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow
+) -> None:
+    # Others are refused.
+    if "\0" not in "".join(pair) and all(map(len, tokenizer._plain(list(pair)))):
+        assert_pair(tokenizer, pair, on_overflow)
+
+
+def test_query_of_many_documents_is_tokenised_once(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    ordinary = tokenizer._plain
+
+    def recording(batch: list[str]) -> list[Encoding]:
+        seen.extend(batch)
+        return ordinary(batch)
+
+    monkeypatch.setattr(tokenizer, "_plain", recording)
+    query = "the cat sat on the mat and looked " * 3_000
+    documents = [f"document {index}" for index in range(50)]
+    rows = tokenizer.rows_of_pairs([(query, document) for document in documents], "truncate")
+    assert len(rows) == 50
+    assert len(seen) == 51
+    assert max(map(len, seen)) < 2_000
+
+
+def test_pair_with_a_text_without_tokens_is_refused(small_artifact: Artifact) -> None:
+    tokenizer = TextTokenizer(small_artifact, max_chars=1000)
+    with pytest.raises(InvalidInput, match="a text has no token") as raised:
+        tokenizer.rows_of_pairs([("cat", "dog"), ("cat", "\u200b")], "truncate")
+    assert raised.value.index == 1
