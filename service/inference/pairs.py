@@ -1,72 +1,137 @@
-"""Rows of pairs of texts, from the token ids of each text.
+"""Tokenization of pairs of texts, from the tokens of each text.
 
 A tokenizer could encode pairs by itself. But it would encode a query again for each document, and
 of two texts that are too long, it keeps all combinations of the parts that it cuts off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
+
+from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of
+
+Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class TextTokens:
-    """The tokens of a text, without special tokens.
+class EncodedPair:
+    """The tokens of a pair of texts, special tokens included.
 
     Attributes:
-        ids: Token ids; if the text is long, those at the end that is kept.
-        is_part: Whether the text has more tokens.
+        ids: Token ids.
+        token_types: Type of each token.
+        truncated: Whether a text was truncated.
+        has_tokens: Whether both texts have tokens.
     """
+
+    ids: list[int]
+    token_types: list[int]
+    truncated: bool
+    has_tokens: bool
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The tokens of a text; if `is_part`, it has more, and these are those at the kept end."""
 
     ids: Sequence[int]
-    is_part: bool = False
+    is_part: bool
 
 
-class PairTemplate:
-    """The special tokens around and between two texts, as the tokenizer adds them.
+class PairTokenizer:
+    """Tokenizer of pairs of texts. The text that is longer loses tokens first.
 
     Args:
-        tokenizer: Tokenizer without truncation.
+        tokenizer: The tokenizer, without truncation.
+        encode: Encodes texts without special tokens and without truncation.
+        max_tokens: Maximum number of tokens of a pair, special tokens included.
+        cuts_texts: Whether a part of a long text has the tokens of the whole text.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        encode: Callable[[Sequence[str]], Sequence[Encoding]],
+        max_tokens: int,
+        *,
+        cuts_texts: bool,
+    ) -> None:
+        self._encode = encode
+        self._max_tokens = max_tokens
+        self._cuts_texts = cuts_texts
+        # Of each token of a pair: its id, its type, and the index of its text; None: it is special.
         encoding = tokenizer.encode("a", "a")
-        # Token id, type, and index of the text that stands for the token; None: a special token.
-        self._tokens = list(
+        self._template = list(
             zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True)
         )
-        indices = [index for _, _, index in self._tokens]
+        indices = [index for _, _, index in self._template]
         if not {0, 1} <= set(indices):
             raise RuntimeError("the tokenizer has no token for the letter 'a'")
-        self._special = indices.count(None)
+        self._room = max_tokens - indices.count(None)
 
-    def lengths(self, a: int, b: int, limit: int) -> tuple[int, int]:
-        """Return the numbers of tokens to keep of two texts.
+    def encode(self, pairs: Sequence[Pair], *, drops_left: bool) -> list[EncodedPair]:
+        """Return the tokens of each pair, truncated at the right or left end of its texts."""
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        tokens = dict(zip(texts, self._tokens_of(texts, drops_left), strict=True))
+        encoded: list[EncodedPair] = []
+        for pair in pairs:
+            a, b = (tokens[text] for text in pair)
+            lengths = len(a.ids) + a.is_part, len(b.ids) + b.is_part
+            if a.is_part and b.is_part:  # the longer text may keep one token more
+                lengths = self._count(pair[0]), self._count(pair[1])
+            kept = self._kept(*lengths)
+            ids, types = self._joined(
+                [
+                    text.ids[max(0, len(text.ids) - count) :] if drops_left else text.ids[:count]
+                    for text, count in zip((a, b), kept, strict=True)
+                ]
+            )
+            encoded.append(EncodedPair(ids, types, kept != lengths, bool(a.ids and b.ids)))
+        return encoded
 
-        The longer text is cut to the length of the shorter one, and then both are, as by the
-        strategy "longest_first" of tokenizers.
+    def _tokens_of(self, texts: Sequence[str], drops_left: bool) -> list[_Text]:
+        """Return the tokens of each text, as many as the model takes at most."""
+        limit, chars = self._max_tokens, CHARS_PER_TOKEN * self._max_tokens
+        tokens: dict[int, _Text] = {}
+        while len(tokens) < len(texts):
+            parts = {
+                index: part_of(text, chars, at_end=drops_left) if self._cuts_texts else text
+                for index, text in enumerate(texts)
+                if index not in tokens
+            }
+            encodings = self._encode(list(parts.values()))
+            for (index, part), encoding in zip(parts.items(), encodings, strict=True):
+                ids, is_whole = encoding.ids, len(part) == len(texts[index])
+                if is_whole or len(ids) >= limit + MARGIN:
+                    kept = ids[-limit:] if drops_left else ids[:limit]
+                    tokens[index] = _Text(kept, not is_whole or len(ids) > limit)
+            chars *= 4
+        return [tokens[index] for index in range(len(texts))]
 
-        Args:
-            a: Number of tokens of the first text.
-            b: Number of tokens of the second text.
-            limit: Maximum number of tokens, special tokens included.
+    def _count(self, text: str) -> int:
+        return len(self._encode([text])[0])
+
+    def _kept(self, a: int, b: int) -> tuple[int, int]:
+        """Return how many tokens two texts with `a` and `b` tokens keep.
+
+        As by the strategy "longest_first" of tokenizers, the longer text is cut to the length of
+        the shorter one, and then both are.
         """
-        room = limit - self._special
-        if a + b <= room:
+        if a + b <= self._room:
             return a, b
-        shorter = min(a, b, room // 2)
-        longer = room - shorter
+        shorter = min(a, b, self._room // 2)
+        longer = self._room - shorter
         return (longer, shorter) if a > b else (shorter, longer)
 
-    def row(self, a: Sequence[int], b: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the token ids of a pair, special tokens included, and the type of each."""
+    def _joined(self, texts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+        """Return the token ids of a pair with its special tokens, and the type of each token."""
         ids: list[int] = []
         types: list[int] = []
         previous: int | None = None
-        for token, kind, index in self._tokens:
+        for token, kind, index in self._template:
             if index is None or index != previous:
-                part = [token] if index is None else (a, b)[index]
+                part = [token] if index is None else texts[index]
                 ids += part
                 types += [kind] * len(part)
             previous = index

@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from models.artifact import TOKENIZER, Artifact
 from models.packing import NO_ADAPTER
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
-from service.inference.pairs import PairTemplate, TextTokens
+from service.inference.pairs import PairTokenizer
 from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of, tokens_span_words
 
 # Maximum number of characters per call of the tokenizer library; a longer text has its own call.
@@ -188,65 +188,34 @@ class TextTokenizer:
         for index, pair in enumerate(pairs):
             for text in pair:
                 self._check_text(text, index)
-        is_left, limit = self._drops_left(on_overflow), self._manifest.max_tokens
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        tokens = dict(zip(texts, self._tokens_of(texts, is_left), strict=True))
-        rows: list[Row] = []
-        for index, pair in enumerate(pairs):
-            a, b = (tokens[text] for text in pair)
-            if not (a.ids and b.ids):
+        encoded = self._pairs.encode(pairs, drops_left=self._drops_left(on_overflow))
+        for index, tokens in enumerate(encoded):
+            if not tokens.has_tokens:
                 raise InvalidInput(
                     "a text has no token that the model knows", code="no_tokens", index=index
                 )
-            lengths = len(a.ids) + a.is_part, len(b.ids) + b.is_part
-            if a.is_part and b.is_part:  # the longer text may keep one token more
-                lengths = self._count(pair[0]), self._count(pair[1])
-            kept = self._pair_template.lengths(*lengths, limit)
-            cut = [
-                part.ids[max(0, len(part.ids) - count) :] if is_left else part.ids[:count]
-                for part, count in zip((a, b), kept, strict=True)
-            ]
-            ids, types = self._pair_template.row(*cut)
-            is_truncated = a.is_part or b.is_part or kept != lengths
-            rows.append(Row(ids, is_truncated, prompt_tokens=0, token_types=types))
+        rows = [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
         self._check_overflow(rows, on_overflow)
         return rows
 
-    def _tokens_of(self, texts: Sequence[str], is_left: bool) -> list[TextTokens]:
-        """Return the tokens of each text, as many as the model takes at most."""
-        tokens: dict[int, TextTokens] = {}
-        chars, limit = CHARS_PER_TOKEN * self._manifest.max_tokens, self._manifest.max_tokens
-        while len(tokens) < len(texts):
-            parts = {
-                index: text if self._tokens_span_words else part_of(text, chars, at_end=is_left)
-                for index, text in enumerate(texts)
-                if index not in tokens
-            }
-            encoded = (e for part in _slices(list(parts.values())) for e in self._plain(part))
-            for (index, part), encoding in zip(parts.items(), encoded, strict=True):
-                ids, is_whole = encoding.ids, len(part) == len(texts[index])
-                if is_whole or len(ids) >= limit + MARGIN:
-                    kept = ids[-limit:] if is_left else ids[:limit]
-                    tokens[index] = TextTokens(kept, not is_whole or len(ids) > limit)
-            chars *= 4
-        return [tokens[index] for index in range(len(texts))]
-
-    def _plain(self, texts: Sequence[str]) -> list[Encoding]:
-        """Encode texts without special tokens and without truncation."""
-        with _panics_as_errors():
-            encodings: list[Encoding] = self._without_truncation.encode_batch_fast(
-                texts, add_special_tokens=False
-            )
-        return encodings
-
-    def _count(self, text: str) -> int:
-        """Return the number of tokens of a text, without special tokens."""
-        (encoding,) = self._plain([text])
-        return len(encoding)
-
     @cached_property
-    def _pair_template(self) -> PairTemplate:
-        return PairTemplate(self._without_truncation)
+    def _pairs(self) -> PairTokenizer:
+        return PairTokenizer(
+            self._without_truncation,
+            self._encode_plain,
+            self._manifest.max_tokens,
+            cuts_texts=not self._tokens_span_words,
+        )
+
+    def _encode_plain(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encode texts without special tokens and without truncation."""
+        encodings: list[Encoding] = []
+        for part in _slices(texts):
+            with _panics_as_errors():
+                encodings += self._without_truncation.encode_batch_fast(
+                    part, add_special_tokens=False
+                )
+        return encodings
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts as they are: without a prompt, but truncated."""

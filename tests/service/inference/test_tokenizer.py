@@ -193,7 +193,7 @@ def test_long_pairs_have_the_tokens_of_the_whole_texts(
     tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow
 ) -> None:
     # Others are refused.
-    if "\0" not in "".join(pair) and all(map(len, tokenizer._plain(list(pair)))):
+    if "\0" not in "".join(pair) and all(map(len, tokenizer._encode_plain(list(pair)))):
         assert_pair(tokenizer, pair, on_overflow)
 
 
@@ -201,13 +201,13 @@ def test_query_of_many_documents_is_tokenised_once(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    ordinary = tokenizer._plain
+    ordinary = tokenizer._encode_plain
 
     def recording(batch: list[str]) -> list[Encoding]:
         seen.extend(batch)
         return ordinary(batch)
 
-    monkeypatch.setattr(tokenizer, "_plain", recording)
+    monkeypatch.setattr(tokenizer._pairs, "_encode", recording)
     query = "the cat sat on the mat and looked " * 3_000
     documents = [f"document {index}" for index in range(50)]
     rows = tokenizer.rows_of_pairs([(query, document) for document in documents], "truncate")
