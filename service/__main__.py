@@ -22,7 +22,7 @@ def main() -> int:
     """Run `vitrine-serve` and return its exit status."""
 
     def greet() -> None:
-        _greet(server, settings, is_open=state.keys.is_open)
+        _greet(server, settings, state)
 
     try:
         settings = from_command_line(sys.argv[1:])
@@ -56,17 +56,20 @@ def main() -> int:
     return 0
 
 
-def _greet(server: Server, settings: Settings, *, is_open: bool) -> None:
+def _greet(server: Server, settings: Settings, state: AppState) -> None:
     """Log the addresses and an example request; the system may have chosen the port."""
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = json.dumps({"inputs": EXAMPLE_INPUTS})
-    key = "" if is_open else " -H 'Authorization: Bearer KEY'"
+    classifies = "logits" in state.ready_model().artifact.manifest.outputs
+    route = "classify" if classifies else "encode"
+    key = "" if state.keys.is_open else " -H 'Authorization: Bearer KEY'"
     log.info("Serving %s on %s", settings.model.path, url)
     log.info("Docs on %s/docs", url)
-    if settings.debug.enabled:
+    if settings.debug.enabled and not classifies:
         log.info("Gradient debugging page on %s/debug", url)
-    log.info("Try: curl %s/encode%s -H 'Content-Type: application/json' -d '%s'", url, key, body)
+    example = f"{url}/{route}{key} -H 'Content-Type: application/json' -d '{body}'"
+    log.info("Try: curl %s", example)
 
 
 def _is_loopback(host: str) -> bool:

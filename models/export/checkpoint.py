@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
+from models.add_layer_norm import LayerNorm
 from models.export import classifier, lora
 from models.export.families import (
     FAMILIES,
@@ -41,8 +42,8 @@ from models.network.layer import ACTIVATIONS
 from models.network.sentence_encoder import (
     DenseHead,
     Head,
-    LayerNormHead,
     NormalizeHead,
+    NormHead,
     SentenceEncoder,
     TruncateHead,
 )
@@ -132,7 +133,7 @@ def _head(config: HeadConfig) -> Head:
             sizes = config.in_features, config.out_features
             return DenseHead(*sizes, config.bias, config.activation)
         case LayerNormConfig():
-            return LayerNormHead(config.width)
+            return NormHead(LayerNorm(config.width), config.width)
         case NormalizeConfig():
             return NormalizeHead()
         case TruncateConfig():

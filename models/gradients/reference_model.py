@@ -68,10 +68,7 @@ class ReferenceModel:
                 )
             if manifest.files[name] != sha256:
                 raise ArtifactError(f"{name} differs from the weights of the graph")
-        network, _ = load(
-            source_folder(artifact),
-            overrides_of(manifest),
-        )
+        network, _ = load(source_folder(artifact), overrides_of(manifest))
         return cls(network.to(device), manifest.normalize)
 
     def vector(self, row: Row) -> Tensor:

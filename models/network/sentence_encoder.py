@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.add_layer_norm import LayerNorm
 from models.artifact import Output
 from models.network.encoder import Encoder
 from models.network.norms import Norm
@@ -43,27 +42,12 @@ class DenseHead(nn.Module):
         return self.activation(self.linear(x.to(self.linear.weight.dtype)))
 
 
-class LayerNormHead(nn.Module):
-    """A layer norm, equivalent to sentence-transformers' `LayerNorm` module.
-
-    Attributes:
-        in_features: Width of the input.
-        out_features: Width of the output, the same.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.in_features = self.out_features = width
-        self.norm = LayerNorm(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of `x`, `(B, width)`."""
-        normed: Tensor = self.norm(x.to(self.norm.weight.dtype))
-        return normed
-
-
 class NormHead(nn.Module):
-    """A norm of the encoder's kind after pooling.
+    """A norm after pooling, such as sentence-transformers' `LayerNorm` module.
+
+    Args:
+        norm: Norm of rows of `width` numbers.
+        width: Width of the input and of the output.
 
     Attributes:
         in_features: Width of the input.
@@ -116,7 +100,7 @@ class TruncateHead(nn.Module):
         return x[:, : self.out_features]
 
 
-Head = DenseHead | LayerNormHead | NormHead | NormalizeHead | TruncateHead
+Head = DenseHead | NormHead | NormalizeHead | TruncateHead
 
 
 class SentenceEncoder(nn.Module):

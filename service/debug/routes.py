@@ -165,7 +165,7 @@ async def flow(request: Request, state: State) -> Response:
 )
 async def layer_norm(request: Request, state: State) -> Response:
     """Check add + norm step by step, on rows of a text, random rows or given rows."""
-    state.embedding_model()
+    state.embedding_model()  # raises for other models, before a job starts
     body = await read_body(request, state, LayerNormRequest, _MAX_BODY_BYTES)
     source: NormOfRow | request_models.GivenRows | request_models.RandomRows
     rows: list[Row] = []

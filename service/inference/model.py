@@ -191,8 +191,8 @@ class Model:
                 again if `normalize` is True.
             normalize: Whether to scale vectors to unit length; None: the model's own setting.
             on_overflow: Handling of inputs with too many tokens for the model: "truncate_left"
-                drops the first tokens, "truncate_right" the last, and "truncate" those at the end
-                that the model's own tokenizer truncates, mostly the last; "error" raises
+                drops the first tokens, "truncate_right" the last, and "truncate" those on the side
+                on which the model's tokenizer truncates, usually the last; "error" raises
                 `InvalidInput`.
             timeout_s: Deadline of the call in seconds; None: no deadline.
 
@@ -220,12 +220,10 @@ class Model:
         rows, results, seconds = await self._encode(
             items, len(items), tokenize, "pooled", timeout_s
         )
-        requested = normalize
-        if normalize is None:
-            normalize = self.artifact.manifest.normalize
-        vectors = truncate_and_normalize(np.array(results), dimensions, normalize)  # (B, W)
-        if truncate_dim is not None:  # then normalised again only if requested, as in `normalize`
-            vectors = truncate_and_normalize(vectors, truncate_dim, requested is True)
+        normalizes = self.artifact.manifest.normalize if normalize is None else normalize
+        vectors = truncate_and_normalize(np.array(results), dimensions, normalizes)  # (B, W)
+        if truncate_dim is not None:
+            vectors = truncate_and_normalize(vectors, truncate_dim, normalize is True)
         return Embeddings(vectors, rows, seconds)
 
     async def encode_tokens(
@@ -397,6 +395,15 @@ class Model:
         output: Output,
         timeout_s: float | None,
     ) -> tuple[Sequence[Row], Sequence[Vectors], Mapping[str, float]]:
+        """Return the row and the result of each input, and the duration of each stage.
+
+        Args:
+            parts: Distinct texts and lists of token ids in the inputs, whose size is limited.
+            count: Number of inputs.
+            tokenize: Returns the row of each input.
+            output: Name of the output.
+            timeout_s: See `encode`.
+        """
         if output not in self.artifact.manifest.outputs:
             raise InvalidInput(
                 f"the model {self.name} cannot {_USES[output]}; it can "

@@ -53,8 +53,8 @@ class TruncationOptions(_Body):
     )
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field(
         None,
-        description="Side on which inputs with too many tokens lose tokens; null: that of the "
-        "model's tokenizer, mostly the right one",
+        description="Side on which inputs with too many tokens lose tokens; null: the side on "
+        "which the model's tokenizer truncates, usually the right",
     )
     prompt_name: PromptName = None
 

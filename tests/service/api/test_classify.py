@@ -1,5 +1,7 @@
 """`POST /classify` and `POST /rerank`, against transformers and sentence-transformers."""
 
+import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from models.export.sources import resolve
 from service.app import create_app
 from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.models.checkpoints import edit_json, save_classifier, save_tokenizer
-from tests.serving import serving
+from tests.serving import lines_until, process, serving
 
 pytestmark = pytest.mark.slow
 
@@ -217,6 +219,16 @@ def test_tei_info_names_the_kind_of_model(
     assert rerank_client.get("/tei/info").json()["model_type"].keys() == {"reranker"}
     kind = classify_client.get("/tei/info").json()["model_type"]
     assert kind["classifier"]["id2label"] == {"0": "sad", "1": "neutral", "2": "happy"}
+
+
+def test_example_at_startup_is_a_request_that_the_model_can_answer(reranker: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(reranker.path), VITRINE_DEBUG__ENABLED="true") as started:
+        lines, match = lines_until(started, r"Try: (curl .*)$")
+        answer = subprocess.run(
+            ["bash", "-c", f"{match[1]} --silent --fail"], capture_output=True, check=True
+        )
+    assert len(json.loads(answer.stdout)["labels"]) == 2
+    assert not any("Gradient" in line for line in lines)
 
 
 def test_info_lists_outputs_and_labels(classify_client: TestClient, client: TestClient) -> None:
