@@ -20,7 +20,7 @@ from service.inference.errors import (
 )
 from service.inference.model import Model, ModelOptions, open_model
 from service.inference.results import Embeddings, TokenEmbeddings
-from service.inference.scores import Classification
+from service.inference.scores import Classification, PairScores
 from service.inference.sync_model import SyncModel
 from service.inference.tokenizer import Row
 
@@ -36,6 +36,7 @@ __all__ = [
     "ModelOptions",
     "NotReady",
     "Overloaded",
+    "PairScores",
     "Row",
     "SyncModel",
     "TokenEmbeddings",

@@ -19,10 +19,10 @@ from starlette.routing import Match
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
-from service.api import classify, classify_schemas
+from service.api import classify, classify_schemas, score, score_schemas
 from service.api.auth import KeyRing
 from service.api.body import BodyBudget
-from service.api.compat import openai, tei, tei_schemas
+from service.api.compat import openai, rerank, tei, tei_schemas, vllm
 from service.api.errors import FrameworkError, problem
 from service.api.metrics import Metrics
 from service.api.middleware import REQUEST_ID, RequestMiddleware
@@ -42,7 +42,11 @@ from service.settings import Settings
 
 log = logging.getLogger("vitrine")
 
-_RENDERERS = {f"{server.PREFIX}/": server.render_error for server in (openai, tei)}
+# By prefix of the path; the first match counts.
+_RENDERERS = {
+    **{f"{path}/": rerank.render_error for path in rerank.PATHS},
+    **{f"{server.PREFIX}/": server.render_error for server in (openai, tei, vllm)},
+}
 _METHODS = ("GET", "POST")
 
 
@@ -113,16 +117,29 @@ def create_app(
     bodies: tuple[type[BaseModel], ...] = (
         EncodeRequest,
         *classify_schemas.BODIES,
+        *score_schemas.BODIES,
         *openai.BODIES,
+        *rerank.BODIES,
+        *vllm.BODIES,
         *tei_schemas.BODIES,
         *BODIES,
     )
     app.openapi = lambda: openapi(  # type: ignore[method-assign]
         app, bodies, settings.limits, needs_keys=not state.keys.is_open
     )
-    routers = [raw_router, router, classify.router, openai.router, tei.router, page.router]
-    if settings.server.tei_at_root:
-        routers.append(tei.root_router())
+    routers = [
+        raw_router,
+        router,
+        classify.router,
+        score.router,
+        openai.router,
+        rerank.router,
+        vllm.router,
+        tei.router,
+        page.router,
+    ]
+    if settings.server.tei_at_root:  # first, so that POST /rerank is TEI's
+        routers.insert(0, tei.root_router())
     for included in routers:
         app.include_router(included)
     app.include_router(debug.router, include_in_schema=settings.debug.enabled)

@@ -74,7 +74,10 @@ class ServerSettings(_Group):
     gzip: bool = Field(
         False, description="Whether to compress responses for clients that accept gzip"
     )
-    tei_at_root: bool = Field(False, description="Whether to serve the routes under /tei also at /")
+    tei_at_root: bool = Field(
+        False,
+        description="Whether to serve the routes under /tei also at /; POST /rerank is then TEI's",
+    )
 
 
 class ModelSettings(_Group):

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 
@@ -19,7 +18,6 @@ from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.state import State
-from service.inference.errors import VitrineError
 from service.inference.scores import Classification
 
 router = APIRouter(route_class=RawRoute)
@@ -63,35 +61,29 @@ async def rerank(request: Request, state: State) -> Response:
         request, state, RerankRequest, "documents", "{} documents; the limit is {}"
     )
     model = state.ready_model()
-    try:
-        work = model.rerank(
-            body.query,
-            body.texts(),
-            on_overflow=body.on_overflow,
-            timeout_s=deadline_s(request, state.settings.limits.request_s),
-        )
-        result = await cancel_on_disconnect(request, work)
-    except VitrineError as error:
-        if error.index is not None:
-            error.pointer = f"/documents/{error.index}"
-        raise
+    work = model.rerank(
+        body.query,
+        body.texts(),
+        max_tokens_per_query=body.max_tokens_per_query,
+        max_tokens_per_doc=body.max_tokens_per_doc,
+        on_overflow=body.on_overflow,
+        timeout_s=deadline_s(request, state.settings.limits.request_s),
+    )
+    result = await cancel_on_disconnect(request, work)
     serialize = partial(_ranking_json, model.name, result, body)
     return await respond(request, state, model, result, serialize)
 
 
 def _labels_json(model: str, result: Classification, body: ClassifyRequest) -> bytes:
-    # Ordered by logits: activations round different logits to the same score.
-    order = np.argsort(-result.logits, axis=1, kind="stable")[:, : body.top_k]  # (N, K)
     scores = result.logits if body.raw_scores else result.scores
     labels = [
         [{"label": result.labels[index], "score": row[index]} for index in best]
-        for row, best in zip(scores.tolist(), order.tolist(), strict=True)
+        for row, best in zip(scores.tolist(), result.best_labels(body.top_k), strict=True)
     ]
     return _json(model, result, labels=labels)
 
 
 def _ranking_json(model: str, result: Classification, body: RerankRequest) -> bytes:
-    order = np.argsort(-result.logits[:, 0], kind="stable")[: body.top_n].tolist()  # (N,)
     scores = (result.logits if body.raw_scores else result.scores)[:, 0].tolist()
     texts = body.texts()
     results = [
@@ -100,7 +92,7 @@ def _ranking_json(model: str, result: Classification, body: RerankRequest) -> by
             "score": scores[index],
             **({"document": {"text": texts[index]}} if body.return_documents else {}),
         }
-        for index in order
+        for index in result.ranking(body.top_n)
     ]
     return _json(model, result, results=results)
 

@@ -113,6 +113,13 @@ class RerankRequest(BaseModel):
     documents: Documents = Field(description="Texts, or objects with the field `text`")
     top_n: int | None = Field(None, ge=1, description="Number of results, best first; null: all")
     return_documents: bool = Field(False, description="Whether results contain the documents")
+    max_tokens_per_query: int | None = Field(
+        None,
+        ge=1,
+        description="Number of tokens to which the query is truncated, special tokens not counted; "
+        "null: it is truncated only if query and document together exceed the model's limit",
+    )
+    max_tokens_per_doc: int | None = Field(None, ge=1, description="The same for each document")
     raw_scores: RawScores = False
     on_overflow: OnOverflow = "truncate"
 

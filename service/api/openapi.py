@@ -55,9 +55,16 @@ def error_responses(
     }
 
 
-def request_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI description of a request body that the handler parses itself."""
-    content = {"application/json": {"schema": reference(model)}}
+def request_body(*models: type[BaseModel]) -> dict[str, Any]:
+    """Return the OpenAPI description of a request body that the handler parses itself.
+
+    Args:
+        models: Model of the body, or alternative models.
+    """
+    schemas = [reference(model) for model in models]
+    content = {
+        "application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
+    }
     return {"requestBody": {"required": True, "content": content}}
 
 

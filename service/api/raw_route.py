@@ -1,6 +1,6 @@
 """Routes that bypass FastAPI's per-request machinery."""
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -42,11 +42,14 @@ class RawRoute(APIRoute):
         return [depends.dependency for depends in self.dependencies if depends.dependency]
 
 
-def dispatch_table(routers: Iterable[APIRouter]) -> dict[tuple[str, str], ASGIApp]:
-    """Return the ASGI applications of raw routes without path parameters, by method and path."""
+def dispatch_table(routers: Sequence[APIRouter]) -> dict[tuple[str, str], ASGIApp]:
+    """Return the ASGI applications of raw routes without path parameters, by method and path.
+
+    Of routes with equal methods and paths the first counts, as in FastAPI.
+    """
     return {
         (method, route.path): route.serve
-        for router in routers
+        for router in reversed(routers)
         for route in router.routes
         if isinstance(route, RawRoute) and not route.param_convertors
         for method in route.methods or ()

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from service.api.state import AppState
 from service.inference.model import Model
 from service.inference.results import Embeddings, TokenEmbeddings, Vectors
-from service.inference.scores import Classification
+from service.inference.scores import Classification, PairScores
 
 OCTETS = "application/octet-stream"
 JSON = "application/json"
@@ -31,7 +31,7 @@ async def respond(
     request: Request,
     state: AppState,
     model: Model,
-    result: Embeddings | TokenEmbeddings | Classification,
+    result: Embeddings | TokenEmbeddings | Classification | PairScores,
     serialize: Callable[[], bytes],
     media_type: str = JSON,
     headers: Mapping[str, str] = MappingProxyType({}),

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,16 +33,24 @@ from service.inference.errors import (
     InvalidInput,
     NotReady,
     Overloaded,
+    VitrineError,
 )
 from service.inference.executor import BoundedExecutor, ExecutorFull
 from service.inference.metrics import InferenceMetrics, record_outcome
+from service.inference.pairs import NO_LIMITS, PairLimits
 from service.inference.results import (
     Embeddings,
     TokenEmbeddings,
     Vectors,
     truncate_and_normalize,
 )
-from service.inference.scores import ACTIVATIONS, Classification
+from service.inference.scores import (
+    ACTIVATIONS,
+    DOCUMENT_PROMPTS,
+    QUERY_PROMPTS,
+    Classification,
+    PairScores,
+)
 from service.inference.tokenizer import OnOverflow, Row, Span, TextTokenizer
 
 log = logging.getLogger("vitrine")
@@ -282,7 +291,16 @@ class Model:
         items = [inputs] if isinstance(inputs, str) else inputs
         if isinstance(items, tuple):
             raise InvalidInput("inputs must be a list; a single pair is [(a, b)]")
-        tokenize = partial(self.tokenizer.rows_of_pairs, items, on_overflow)
+        return await self._classify(items, NO_LIMITS, on_overflow, timeout_s)
+
+    async def _classify(
+        self,
+        items: Sequence[str | tuple[str, str]],
+        limits: PairLimits,
+        on_overflow: OnOverflow,
+        timeout_s: float | None,
+    ) -> Classification:
+        tokenize = partial(self.tokenizer.rows_of_pairs, items, on_overflow, limits)
         # The query of many documents is tokenised once.
         texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
         rows, results, seconds = await self._encode(
@@ -298,6 +316,8 @@ class Model:
         query: str,
         documents: Sequence[str],
         *,
+        max_tokens_per_query: int | None = None,
+        max_tokens_per_doc: int | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
     ) -> Classification:
@@ -306,6 +326,9 @@ class Model:
         Args:
             query: Text of the query.
             documents: Text of each document.
+            max_tokens_per_query: Number of tokens to which the query is truncated before the pair
+                is truncated to the model's limit; None: only the latter.
+            max_tokens_per_doc: The same for each document.
             on_overflow: See `classify`.
             timeout_s: See `encode`.
 
@@ -314,16 +337,121 @@ class Model:
                 index of the document.
             VitrineError: Any error of `encode`, under the same conditions.
         """
+        self._check_labels()
+        if isinstance(documents, str) or not documents:
+            raise InvalidInput("documents must be a list of texts", pointer="/documents")
+        limits = (max_tokens_per_query, max_tokens_per_doc)
+        names = ("max_tokens_per_query", "max_tokens_per_doc")
+        for name, limit in zip(names, limits, strict=True):
+            if limit is not None and limit < 1:
+                raise InvalidInput(f"{name} must be at least 1", pointer=f"/{name}")
+        self.tokenizer.check_text(query, "/query")
+        pairs = [(query, document) for document in documents]
+        with _locating(lambda index: f"/documents/{index}"):
+            return await self._classify(pairs, limits, on_overflow, timeout_s)
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> PairScores:
+        """Return the relevance of documents to queries: one score per pair of query and document.
+
+        A reranker scores each pair as in `rerank`. An embedding model gives the cosine similarity
+        of query and document. It prepends its prompt for queries or for documents to each text, as
+        `encode_query` and `encode_document` of sentence-transformers do.
+
+        Args:
+            queries: One query for all documents, or one query per document.
+            documents: Text of each document.
+            on_overflow: See `encode`; of a pair in a reranker, see `classify`.
+            timeout_s: See `encode`.
+
+        Raises:
+            InvalidInput: The number of queries is neither 1 nor that of the documents, the model
+                has more than one label, or a text is invalid; `pointer` names the text.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        queries = [queries] if isinstance(queries, str) else queries
+        documents = [documents] if isinstance(documents, str) else documents
+        if not documents or len(queries) not in (1, len(documents)):
+            raise InvalidInput(
+                f"{len(queries)} queries and {len(documents)} documents; the number of queries "
+                "must be 1, or that of the documents",
+                pointer="/queries",
+            )
+        if "logits" in self.artifact.manifest.outputs:
+            return await self._score_pairs(queries, documents, on_overflow, timeout_s)
+        return await self._score_vectors(queries, documents, on_overflow, timeout_s)
+
+    async def _score_pairs(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        on_overflow: OnOverflow,
+        timeout_s: float | None,
+    ) -> PairScores:
+        self._check_labels()
+        for index, query in enumerate(queries):
+            self.tokenizer.check_text(query, f"/queries/{index}")
+        pairs = list(zip(_repeated(queries, len(documents)), documents, strict=True))
+        with _locating(lambda index: f"/documents/{index}"):
+            result = await self._classify(pairs, NO_LIMITS, on_overflow, timeout_s)
+        return PairScores(
+            result.scores[:, 0],
+            "cross_encoder",
+            [len(row.ids) for row in result.rows],
+            [row.truncated for row in result.rows],
+            result.seconds,
+        )
+
+    async def _score_vectors(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        on_overflow: OnOverflow,
+        timeout_s: float | None,
+    ) -> PairScores:
+        prompts = self.artifact.manifest.prompts
+
+        def tokenize() -> list[Row]:
+            rows: list[Row] = []
+            for texts, names in ((queries, QUERY_PROMPTS), (documents, DOCUMENT_PROMPTS)):
+                prompt = next((name for name in names if name in prompts), None)
+                try:
+                    rows += self.tokenizer.rows_of_texts(texts, prompt, on_overflow)
+                except VitrineError as error:
+                    if error.index is not None:
+                        error.index += len(rows)
+                    raise
+            return rows
+
+        count = len(queries)
+        texts = [*queries, *documents]
+        with _locating(lambda i: f"/queries/{i}" if i < count else f"/documents/{i - count}"):
+            rows, results, seconds = await self._encode(
+                texts, len(texts), tokenize, "pooled", timeout_s
+            )
+        vectors = truncate_and_normalize(np.array(results), None, normalize=True)  # (Q + N, W)
+        cosines = np.einsum("nw,nw->n", *np.broadcast_arrays(vectors[:count], vectors[count:]))
+        pairs = list(zip(_repeated(rows[:count], len(documents)), rows[count:], strict=True))
+        return PairScores(
+            cosines.astype(np.float64),
+            "cosine",
+            [len(query.ids) + len(document.ids) for query, document in pairs],
+            [query.truncated or document.truncated for query, document in pairs],
+            seconds,
+        )
+
+    def _check_labels(self) -> None:
         if len(labels := self.artifact.manifest.labels) > 1:
             raise InvalidInput(
                 f"the model {self.name} has {len(labels)} labels; a model that reranks has one",
                 code="wrong_model",
             )
-        if isinstance(documents, str) or not documents:
-            raise InvalidInput("documents must be a list of texts", pointer="/documents")
-        self.tokenizer.check_text(query, "/query")
-        pairs = [(query, document) for document in documents]
-        return await self.classify(pairs, on_overflow=on_overflow, timeout_s=timeout_s)
 
     async def tokenize(
         self,
@@ -558,6 +686,21 @@ def _open(
 
 def _as_list(inputs: Inputs) -> Sequence[str | Sequence[int]]:
     return [inputs] if isinstance(inputs, str) else inputs
+
+
+def _repeated(items: Sequence[Result], count: int) -> Sequence[Result]:
+    return list(items) * count if len(items) == 1 else items
+
+
+@contextmanager
+def _locating(pointer_to: Callable[[int], str]) -> Iterator[None]:
+    """Set the pointer of errors with the index of an input."""
+    try:
+        yield
+    except VitrineError as error:
+        if error.index is not None:
+            error.pointer = pointer_to(error.index)
+        raise
 
 
 def _log_stop(error: BaseException) -> None:

@@ -12,6 +12,9 @@ from tokenizers import Encoding, Tokenizer
 from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of
 
 Pair = tuple[str, str]
+# Maximum number of tokens of the first and of the second text of a pair; None: no limit of its own.
+PairLimits = tuple[int | None, int | None]
+NO_LIMITS: PairLimits = (None, None)
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,14 @@ class EncodedPair:
         ids: Token ids.
         token_types: Type of each token.
         truncated: Whether a text was truncated.
+        is_too_long: Whether the texts, each within its own limit, exceed the limit of the pair.
         has_tokens: Whether both texts have tokens.
     """
 
     ids: list[int]
     token_types: list[int]
     truncated: bool
+    is_too_long: bool
     has_tokens: bool
 
 
@@ -70,8 +75,13 @@ class PairTokenizer:
             raise RuntimeError("the tokenizer has no token for the letter 'a'")
         self._room = max_tokens - indices.count(None)
 
-    def encode(self, pairs: Sequence[Pair], *, drops_left: bool) -> list[EncodedPair]:
-        """Return the tokens of each pair, truncated at the right or left end of its texts."""
+    def encode(
+        self, pairs: Sequence[Pair], limits: PairLimits = NO_LIMITS, *, drops_left: bool
+    ) -> list[EncodedPair]:
+        """Return the tokens of each pair, truncated at the right or left end of its texts.
+
+        Each text is first truncated to its own limit, and then both to the limit of the pair.
+        """
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         tokens = dict(zip(texts, self._tokens_of(texts, drops_left), strict=True))
         encoded: list[EncodedPair] = []
@@ -80,14 +90,16 @@ class PairTokenizer:
             lengths = len(a.ids) + a.is_part, len(b.ids) + b.is_part
             if a.is_part and b.is_part:  # the longer text may keep one token more
                 lengths = self._count(pair[0]), self._count(pair[1])
-            kept = self._kept(*lengths)
+            limited = _limited(lengths[0], limits[0]), _limited(lengths[1], limits[1])
+            kept = self._kept(*limited)
             ids, types = self._joined(
                 [
                     text.ids[max(0, len(text.ids) - count) :] if drops_left else text.ids[:count]
                     for text, count in zip((a, b), kept, strict=True)
                 ]
             )
-            encoded.append(EncodedPair(ids, types, kept != lengths, bool(a.ids and b.ids)))
+            has_tokens = bool(a.ids and b.ids)
+            encoded.append(EncodedPair(ids, types, kept != lengths, kept != limited, has_tokens))
         return encoded
 
     def _tokens_of(self, texts: Sequence[str], drops_left: bool) -> list[_Text]:
@@ -136,3 +148,7 @@ class PairTokenizer:
                 types += [kind] * len(part)
             previous = index
         return ids, types
+
+
+def _limited(length: int, limit: int | None) -> int:
+    return length if limit is None else min(length, limit)

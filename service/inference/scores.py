@@ -1,7 +1,8 @@
-"""Scores of models for sequence classification: activations of logits, in float64."""
+"""Scores of texts and of pairs of texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,11 @@ from numpy.typing import NDArray
 from service.inference.tokenizer import Row
 
 Scores = NDArray[np.float64]
+
+# Names of the prompts for queries and for documents, in the order in which sentence-transformers
+# looks for them.
+QUERY_PROMPTS = ("query",)
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,52 @@ class Classification:
     def size(self) -> int:
         """Size in JSON, in numbers: a label and its score take as long to serialise as five."""
         return 5 * self.scores.size
+
+    def ranking(self, limit: int | None = None) -> list[int]:
+        """Return the indices of the inputs by their first label's score, best first.
+
+        Equal inputs keep their order.
+
+        Args:
+            limit: Maximum number of indices; None: all.
+        """
+        # By logits: activations round different logits to the same score.
+        order: list[int] = np.argsort(-self.logits[:, 0], kind="stable")[:limit].tolist()
+        return order
+
+    def best_labels(self, limit: int | None = None) -> list[list[int]]:
+        """Return the columns of the best labels of each input, best first.
+
+        Args:
+            limit: Maximum number of labels per input; None: all.
+        """
+        order: list[list[int]] = np.argsort(-self.logits, axis=1, kind="stable")[:, :limit].tolist()
+        return order
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """The score of each pair of a query and a document.
+
+    Attributes:
+        scores: Scores `(N,)`, in the order of the pairs.
+        kind: "cross_encoder": the model read both texts at once; "cosine": the cosine similarity of
+            their vectors.
+        tokens: Number of tokens of each pair.
+        truncated: Whether a text of each pair was truncated.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+    """
+
+    scores: Scores
+    kind: Literal["cross_encoder", "cosine"]
+    tokens: Sequence[int]
+    truncated: Sequence[bool]
+    seconds: Mapping[str, float]
+
+    @property
+    def size(self) -> int:
+        """Number of scores."""
+        return self.scores.size
 
 
 def _sigmoid(logits: Scores) -> Scores:

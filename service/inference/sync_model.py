@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from service.inference.model import DEFAULT_OPTIONS, Inputs, Model, ModelOptions, open_model
 from service.inference.results import Embeddings, TokenEmbeddings
-from service.inference.scores import Classification
+from service.inference.scores import Classification, PairScores
 from service.inference.tokenizer import OnOverflow
 
 Result = TypeVar("Result")
@@ -108,12 +108,34 @@ class SyncModel:
         query: str,
         documents: Sequence[str],
         *,
+        max_tokens_per_query: int | None = None,
+        max_tokens_per_doc: int | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
     ) -> Classification:
         """Return the score of each document for a query; see `Model.rerank`."""
         return self._run(
-            self.model.rerank(query, documents, on_overflow=on_overflow, timeout_s=timeout_s)
+            self.model.rerank(
+                query,
+                documents,
+                max_tokens_per_query=max_tokens_per_query,
+                max_tokens_per_doc=max_tokens_per_doc,
+                on_overflow=on_overflow,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> PairScores:
+        """Return one score per pair of a query and a document; see `Model.score`."""
+        return self._run(
+            self.model.score(queries, documents, on_overflow=on_overflow, timeout_s=timeout_s)
         )
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:

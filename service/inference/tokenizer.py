@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from models.artifact import TOKENIZER, Artifact
 from models.packing import NO_ADAPTER
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
-from service.inference.pairs import PairTokenizer
+from service.inference.pairs import NO_LIMITS, PairLimits, PairTokenizer
 from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of, tokens_span_words
 
 # Maximum number of characters per call of the tokenizer library; a longer text has its own call.
@@ -164,7 +164,10 @@ class TextTokenizer:
         return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]
 
     def rows_of_pairs(
-        self, inputs: Sequence[str | tuple[str, str]], on_overflow: OnOverflow
+        self,
+        inputs: Sequence[str | tuple[str, str]],
+        on_overflow: OnOverflow,
+        limits: PairLimits = NO_LIMITS,
     ) -> list[Row]:
         """Tokenize each text, or each pair of texts as one input, into a row, without a prompt.
 
@@ -179,24 +182,23 @@ class TextTokenizer:
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         pairs = {index: pair for index, pair in enumerate(inputs) if not isinstance(pair, str)}
         rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, None, on_overflow))
-        rows |= _by_index(pairs, lambda pairs: self._rows_of_pairs(pairs, on_overflow))
+        rows |= _by_index(pairs, lambda pairs: self._rows_of_pairs(pairs, on_overflow, limits))
         return [rows[index] for index in range(len(inputs))]
 
     def _rows_of_pairs(
-        self, pairs: Sequence[tuple[str, str]], on_overflow: OnOverflow
+        self, pairs: Sequence[tuple[str, str]], on_overflow: OnOverflow, limits: PairLimits
     ) -> list[Row]:
         for index, pair in enumerate(pairs):
             for text in pair:
                 self._check_text(text, index)
-        encoded = self._pairs.encode(pairs, drops_left=self._drops_left(on_overflow))
+        encoded = self._pairs.encode(pairs, limits, drops_left=self._drops_left(on_overflow))
         for index, tokens in enumerate(encoded):
             if not tokens.has_tokens:
                 raise InvalidInput(
                     "a text has no token that the model knows", code="no_tokens", index=index
                 )
-        rows = [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
-        self._check_overflow(rows, on_overflow)
-        return rows
+        self._check_overflow([tokens.is_too_long for tokens in encoded], on_overflow)
+        return [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
 
     @cached_property
     def _pairs(self) -> PairTokenizer:
@@ -245,7 +247,7 @@ class TextTokenizer:
         kept = slice(-limit, None) if self._drops_left(on_overflow) else slice(limit)
         adapter = self._prompt(prompt_name).adapter
         rows = [Row(ids[kept], len(ids) > limit, 0, adapter) for ids in inputs]
-        self._check_overflow(rows, on_overflow)
+        self._check_overflow([row.truncated for row in rows], on_overflow)
         return rows
 
     def tokenized_text(self, text: str, prompt_name: str | None) -> TokenizedText:
@@ -349,7 +351,7 @@ class TextTokenizer:
                 raise InvalidInput(
                     "the prompt leaves no room for the text", code="too_long", index=index
                 )
-        self._check_overflow(rows, on_overflow)
+        self._check_overflow([row.truncated for row in rows], on_overflow)
         return encoded
 
     def _encode(
@@ -443,11 +445,11 @@ class TextTokenizer:
                     index=index,
                 )
 
-    def _check_overflow(self, rows: Sequence[Row], on_overflow: OnOverflow) -> None:
+    def _check_overflow(self, too_long: Sequence[bool], on_overflow: OnOverflow) -> None:
         if on_overflow != "error":
             return
-        for index, row in enumerate(rows):
-            if row.truncated:
+        for index, is_too_long in enumerate(too_long):
+            if is_too_long:
                 raise InvalidInput(
                     f"the input has more than {self._manifest.max_tokens} tokens",
                     code="too_long",

@@ -164,7 +164,7 @@ async def embeddings(request: Request, state: State) -> Response:
     body = await read_inputs(request, state, EmbeddingsRequest, "input")
     timeout_s = deadline_s(request, state.settings.limits.request_s)
     model = state.ready_model()
-    _check_model(model, body.model)
+    check_model(model, body.model)
 
     work = model.encode(
         body.input_list(),
@@ -203,7 +203,7 @@ async def models(_request: Request, state: State) -> Response:
 async def model(request: Request, state: State) -> Response:
     """Return the served model of this name; another name is an error 404."""
     served = state.ready_model()
-    _check_model(served, request.path_params["model"])
+    check_model(served, request.path_params["model"])
     return _json(_model_info(served))
 
 
@@ -225,8 +225,9 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
     return Response(orjson.dumps({"error": body}), status, headers_of(error), JSON)
 
 
-def _check_model(model: ServedModel, name: str) -> None:
-    if name != model.name:
+def check_model(model: ServedModel, name: str | None) -> None:
+    """Raise `NotFound` if the request names another model than the served one."""
+    if name not in (None, model.name):
         raise NotFound(
             f"unknown model; served model: {model.name}", code="model_not_found", pointer="/model"
         )

@@ -44,8 +44,8 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class TruncationOptions(_Body):
-    """Prompt and truncation of the inputs."""
+class Truncation(_Body):
+    """Truncation of the inputs."""
 
     truncate: bool | None = Field(
         None,
@@ -56,7 +56,6 @@ class TruncationOptions(_Body):
         description="Side on which inputs with too many tokens lose tokens; null: the side on "
         "which the model's tokenizer truncates, usually the right",
     )
-    prompt_name: PromptName = None
 
     def on_overflow(self) -> OnOverflow:
         """Return the value to pass as `on_overflow` to `Model.encode`."""
@@ -68,6 +67,12 @@ class TruncationOptions(_Body):
             case "right":
                 return "truncate_right"
         return "truncate"
+
+
+class TruncationOptions(Truncation):
+    """Prompt and truncation of the inputs."""
+
+    prompt_name: PromptName = None
 
 
 class EmbedAllRequest(TruncationOptions):
@@ -140,6 +145,77 @@ class SimpleToken(BaseModel):
     stop: int | None
 
 
+class TEIRerankRequest(Truncation):
+    """A query, and texts to order by their relevance to it."""
+
+    query: str
+    texts: Annotated[list[str], Field(fail_fast=True)]
+    raw_scores: bool = Field(False, description="Whether scores are logits, without the sigmoid")
+    return_text: bool = Field(False, description="Whether results contain the texts")
+
+
+class TEIRank(BaseModel):
+    """A text and its score."""
+
+    index: int = Field(description="Index of the text in the request")
+    text: str | None = Field(None, description="The text, if requested")
+    score: float
+
+
+def _sequences_tag(value: object) -> str | None:
+    if isinstance(value, list):
+        return "sequence" if value and isinstance(value[0], str) else "sequences"
+    return "text" if isinstance(value, str) else None
+
+
+# A text or a pair of texts.
+TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]
+
+
+class PredictRequest(Truncation):
+    """Texts, or pairs of texts, to classify."""
+
+    inputs: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[TextOrPair, Tag("sequence")]
+        | Annotated[list[TextOrPair], Field(fail_fast=True), Tag("sequences")],
+        Discriminator(
+            _sequences_tag,
+            custom_error_type="inputs",
+            custom_error_message="Input should be a text, a list of one or two texts, or a list of "
+            "such lists",
+        ),
+    ] = Field(description="A text, a pair `[a, b]` of texts, or a list of `[a]` and `[a, b]`")
+    raw_scores: bool = Field(
+        False, description="Whether scores are logits, without softmax or sigmoid"
+    )
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the inputs are a list of inputs, which the response mirrors."""
+        return _sequences_tag(self.inputs) == "sequences"
+
+    def input_list(self) -> list[str | tuple[str, str]]:
+        """Return the inputs as a list of texts and pairs."""
+        if isinstance(self.inputs, str):
+            return [self.inputs]
+        rows = [row for row in self.inputs if isinstance(row, list)]
+        if not self.is_batch:
+            rows = [[text for text in self.inputs if isinstance(text, str)]]
+        return [(row[0], row[1]) if len(row) > 1 else row[0] for row in rows]
+
+
+class Prediction(BaseModel):
+    """A label and its score."""
+
+    score: float
+    label: str
+
+
+# The labels of one input, or of each input, best first.
+Predictions = list[Prediction] | list[list[Prediction]]
+
+
 class TEIInfo(BaseModel):
     """The served model."""
 
@@ -173,5 +249,7 @@ BODIES = (
     SimilarityRequest,
     TokenizeRequest,
     DecodeRequest,
+    TEIRerankRequest,
+    PredictRequest,
     TEIError,
 )

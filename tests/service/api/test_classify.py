@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,66 +12,13 @@ from transformers import pipeline
 
 import vitrine
 from models.artifact import Artifact
-from models.export.exporter import export
-from models.export.sources import resolve
-from service.app import create_app
-from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
-from tests.models.checkpoints import edit_json, save_classifier, save_tokenizer
-from tests.serving import lines_until, process, serving
+from tests.serving import lines_until, process
 
 pytestmark = pytest.mark.slow
 
 QUERY = "w7 w9"
 DOCUMENTS = ["w21 w5", "w8 w15 w33 w6", "w40", "w5 " * 40, "w21 w5"]
-LABELS = ["sad", "neutral", "happy"]
-
 Json = dict[str, Any]
-
-
-def artifact_of(folder: Path, family: str, labels: int, **changes: object) -> Artifact:
-    save_classifier(folder / "model", family, labels, **changes)
-    save_tokenizer(folder / "model")
-    return export(resolve(str(folder / "model")), folder / "artifact")[0]
-
-
-@pytest.fixture(scope="module")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """A BERT with one label, as saved by sentence-transformers."""
-    folder = tmp_path_factory.mktemp("reranker")
-    save_classifier(folder / "model", "bert", 1)
-    save_tokenizer(folder / "model")
-    names = ["input_ids", "token_type_ids", "attention_mask"]
-    edit_json(folder / "model" / "tokenizer_config.json", model_input_names=names)
-    CrossEncoder(str(folder / "model"), device="cpu").save(str(folder / "saved"))
-    return export(resolve(str(folder / "saved")), folder / "artifact")[0]
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """A RoBERTa with three labels."""
-    folder = tmp_path_factory.mktemp("classes")
-    return artifact_of(folder, "roberta", 3, id2label=dict(enumerate(LABELS)))
-
-
-def client_of(artifact: Artifact) -> Iterator[TestClient]:
-    settings = Settings(
-        model=ModelSettings(path=artifact.path),
-        engine=EngineSettings(threads=1),
-        limits=LimitSettings(max_inputs=8),
-        debug=DebugSettings(enabled=True, hosts=("testserver",), device="cpu"),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def rerank_client(reranker: Artifact) -> Iterator[TestClient]:
-    yield from client_of(reranker)
-
-
-@pytest.fixture(scope="module")
-def classify_client(classifier: Artifact) -> Iterator[TestClient]:
-    yield from client_of(classifier)
 
 
 def ask(client: TestClient, path: str, **body: object) -> Json:
@@ -83,12 +28,10 @@ def ask(client: TestClient, path: str, **body: object) -> Json:
     return result
 
 
-def oracle(artifact: Artifact) -> CrossEncoder:
-    return CrossEncoder(str(artifact.path.parent / "saved"), device="cpu")
-
-
-def test_ranking_equals_the_cross_encoder(rerank_client: TestClient, reranker: Artifact) -> None:
-    expected = oracle(reranker).rank(QUERY, DOCUMENTS)
+def test_ranking_equals_the_cross_encoder(
+    rerank_client: TestClient, cross_encoder: CrossEncoder
+) -> None:
+    expected = cross_encoder.rank(QUERY, DOCUMENTS)
     result = ask(rerank_client, "/rerank", query=QUERY, documents=DOCUMENTS)
     assert [line["index"] for line in result["results"]] == [line["corpus_id"] for line in expected]
     scores = [line["score"] for line in result["results"]]
@@ -100,16 +43,36 @@ def test_ranking_equals_the_cross_encoder(rerank_client: TestClient, reranker: A
     assert order.index(0) == order.index(4) - 1
 
 
-def test_raw_scores_top_n_and_documents(rerank_client: TestClient, reranker: Artifact) -> None:
+def test_raw_scores_top_n_and_documents(
+    rerank_client: TestClient, cross_encoder: CrossEncoder
+) -> None:
     documents = [DOCUMENTS[0], {"text": DOCUMENTS[1]}, DOCUMENTS[2]]
     fields = {"top_n": 2, "return_documents": True, "raw_scores": True}
     results = ask(rerank_client, "/rerank", query=QUERY, documents=documents, **fields)["results"]
     pairs = [(QUERY, text) for text in DOCUMENTS[:3]]
-    logits = oracle(reranker).predict(pairs, activation_fn=lambda logits: logits)
+    logits = cross_encoder.predict(pairs, activation_fn=lambda logits: logits)
     best = np.argsort(-logits)[:2]
     assert [line["index"] for line in results] == best.tolist()
     assert [line["document"] for line in results] == [{"text": DOCUMENTS[i]} for i in best]
     np.testing.assert_allclose([line["score"] for line in results], logits[best], rtol=1e-4)
+
+
+def test_query_and_documents_are_truncated_to_limits_of_their_own(
+    rerank_client: TestClient, cross_encoder: CrossEncoder
+) -> None:
+    query, documents = "w7 " * 9, ["w5 " * 40, "w21 w5"]
+    limits = {"max_tokens_per_query": 3, "max_tokens_per_doc": 4}
+    result = ask(rerank_client, "/rerank", query=query, documents=documents, **limits)
+    expected = cross_encoder.predict([("w7 " * 3, "w5 " * 4), ("w7 " * 3, "w21 w5")])
+    scores = {line["index"]: line["score"] for line in result["results"]}
+    np.testing.assert_allclose([scores[0], scores[1]], expected, rtol=1e-4)
+    assert result["tokens"] == [3 + 3 + 4, 3 + 3 + 2]
+    assert result["truncated"] == [True, True]
+    # The limits are a request to truncate: only the limit of the model is an error.
+    fields = {"documents": documents, "on_overflow": "error"}
+    assert ask(rerank_client, "/rerank", query=query, **fields, **limits) == result
+    response = rerank_client.post("/rerank", json={"query": query, **fields})
+    assert (response.status_code, response.json()["pointer"]) == (422, "/documents/0")
 
 
 def test_labels_equal_the_pipeline_of_transformers(
@@ -133,12 +96,14 @@ def test_labels_equal_the_pipeline_of_transformers(
     )
 
 
-def test_python_scores_equal_those_of_the_cross_encoder(reranker: Artifact) -> None:
+def test_python_scores_equal_those_of_the_cross_encoder(
+    reranker: Artifact, cross_encoder: CrossEncoder
+) -> None:
     pairs = [(QUERY, text) for text in DOCUMENTS]
     with vitrine.SyncModel(reranker.path, vitrine.ModelOptions(threads=2)) as model:
         result = model.classify(pairs)
         ranked = model.rerank(QUERY, DOCUMENTS)
-    np.testing.assert_allclose(result.scores[:, 0], oracle(reranker).predict(pairs), rtol=1e-4)
+    np.testing.assert_allclose(result.scores[:, 0], cross_encoder.predict(pairs), rtol=1e-4)
     np.testing.assert_allclose(result.logits, ranked.logits, rtol=1e-5)
     assert result.labels == ("LABEL_0",)
 
@@ -153,6 +118,11 @@ def test_python_scores_equal_those_of_the_cross_encoder(reranker: Artifact) -> N
         ({"query": "w5", "documents": ["w5", 3]}, "/documents/1", "a text, or an object with"),
         ({"query": "w5", "documents": [{"txt": "a"}]}, "/documents/0/text", "Field required"),
         ({"query": "w5", "documents": ["w5"] * 9}, "/documents", "9 documents; the limit is 8"),
+        (
+            {"query": "w5", "documents": ["w5"], "max_tokens_per_doc": 0},
+            "/max_tokens_per_doc",
+            "greater than or equal to 1",
+        ),
         (
             {"query": "w5", "documents": ["w5", "w6 " * 30], "on_overflow": "error"},
             "/documents/1",
@@ -233,7 +203,7 @@ def test_example_at_startup_is_a_request_that_the_model_can_answer(reranker: Art
 
 def test_info_lists_outputs_and_labels(classify_client: TestClient, client: TestClient) -> None:
     info = classify_client.get("/info").json()
-    assert (info["outputs"], info["labels"]) == (["logits"], LABELS)
+    assert (info["outputs"], info["labels"]) == (["logits"], ["sad", "neutral", "happy"])
     assert info["self_check"].keys() == {"logits"}
     info = client.get("/info").json()
     assert (info["outputs"], info["labels"]) == (["pooled", "tokens"], [])

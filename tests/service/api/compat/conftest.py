@@ -13,8 +13,25 @@ KEY = "a-key-that-encodes"
 
 @pytest.fixture(scope="package")
 def url(artifact: Artifact) -> Iterator[str]:
-    keys = f'[{{"name": "tests", "key": "{KEY}", "scopes": ["encode"]}}]'
-    with process(VITRINE_MODEL__PATH=str(artifact.path), VITRINE_AUTH__KEYS=keys) as started:
+    """The address of a service with the default model."""
+    yield from _url_of(artifact)
+
+
+@pytest.fixture(scope="package")
+def rerank_url(reranker: Artifact) -> Iterator[str]:
+    """The address of a service with a reranker."""
+    yield from _url_of(reranker, VITRINE_MODEL__NAME="a-reranker")
+
+
+@pytest.fixture(scope="package")
+def classify_url(classifier: Artifact) -> Iterator[str]:
+    """The address of a service with a classifier."""
+    yield from _url_of(classifier)
+
+
+def _url_of(artifact: Artifact, **settings: str) -> Iterator[str]:
+    settings["VITRINE_AUTH__KEYS"] = f'[{{"name": "tests", "key": "{KEY}", "scopes": ["encode"]}}]'
+    with process(VITRINE_MODEL__PATH=str(artifact.path), **settings) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
         yield match[1]
 

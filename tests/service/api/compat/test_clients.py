@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sentence_transformers import CrossEncoder
 from starlette.testclient import TestClient
 
 pytestmark = pytest.mark.slow  # starts processes
@@ -32,6 +33,20 @@ CLIENTS = {
 }
 
 
+RERANK_CLIENTS = {
+    "cohere_v2": "/documents/3: the text is empty or only white space",
+    "cohere_v1": "/documents/3: the text is empty or only white space",
+    "langchain_cohere": "/documents/3: the text is empty or only white space",
+    "langchain_jina": "RuntimeError: /documents/3: the text is empty or only white space",
+    # It does not look at the status, and takes the error for scores.
+    "llama_index_tei": "AssertionError",
+    "litellm_cohere": "/documents/3: the text is empty or only white space",
+    "litellm_jina": "/documents/3: the text is empty or only white space",
+    "litellm_vllm": "input 3: the text is empty or only white space",
+    "litellm_huggingface": "`texts` cannot be empty (at index 3)",
+}
+
+
 @pytest.fixture(scope="module")
 def expected(client: TestClient) -> list[list[float]]:
     vectors: list[list[float]] = client.post("/encode", json={"inputs": TEXTS}).json()["embeddings"]
@@ -48,9 +63,11 @@ def result_of(*command: str | Path) -> Any:  # noqa: ANN401 - JSON
 
 
 def test_every_client_of_the_script_is_tested() -> None:
-    functions = ast.walk(ast.parse((FOLDER / "embed.py").read_text()))
-    names = {f.name for f in functions if isinstance(f, ast.FunctionDef)}
-    assert names - {"embed", "main"} == CLIENTS.keys()
+    for script, clients in (("embed.py", CLIENTS), ("rerank.py", RERANK_CLIENTS)):
+        functions = ast.walk(ast.parse((FOLDER / script).read_text()))
+        names = {f.name for f in functions if isinstance(f, ast.FunctionDef)}
+        names = {name for name in names if not name.startswith("_")}
+        assert names - {"embed", "rerank", "main"} == clients.keys()
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -62,6 +79,20 @@ def test_a_python_client_gets_vectors_and_errors(
     found = result_of(python, FOLDER / "embed.py", name, url, key, *TEXTS)
     np.testing.assert_allclose(found["vectors"], expected, atol=1e-6)
     assert CLIENTS[name] in found["error"]
+
+
+@pytest.mark.parametrize("name", RERANK_CLIENTS)
+@pytest.mark.skipif(not (INSTALLED / "clients").exists(), reason="no clients: make test installs")
+def test_rerank_clients_get_scores_and_errors(
+    rerank_url: str, key: str, cross_encoder: CrossEncoder, name: str
+) -> None:
+    query, documents = "w7 w9", ["w21 w5", "w8 w15 w33 w6", "w40"]
+    python = INSTALLED / "clients/bin/python"
+    arguments = (rerank_url, key, "a-reranker", query, *documents)
+    result = result_of(python, FOLDER / "rerank.py", name, *arguments)
+    expected = cross_encoder.predict([(query, document) for document in documents])
+    np.testing.assert_allclose(result["scores"], expected, rtol=1e-4)
+    assert RERANK_CLIENTS[name] in result["error"]
 
 
 @pytest.mark.skipif(

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import InferenceClient
+from huggingface_hub import InferenceClient, TextClassificationOutputElement
 from huggingface_hub.errors import HfHubHTTPError
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer
+from transformers import pipeline
 
 from models.artifact import Artifact
 from service.api.compat.tei import render_error
@@ -56,6 +57,19 @@ def test_the_hub_client_compares_sentences(url: str, key: str, expected: list[li
     with InferenceClient(model=f"{url}/tei/similarity", token=key) as client:
         found = client.sentence_similarity(CAT, TEXTS[1:])
     np.testing.assert_allclose(found, np.array(expected[1:]) @ expected[0], atol=1e-6)
+
+
+def test_text_classification_of_the_hub_client_gives_the_best_label(
+    classify_url: str, key: str, classifier: Artifact
+) -> None:
+    (best,) = pipeline("text-classification", str(classifier.path / "source"))("w5 w6 w7")
+    with InferenceClient(model=f"{classify_url}/tei/predict", token=key) as client:
+        label = client.text_classification("w5 w6 w7")
+        with pytest.raises(HfHubHTTPError, match="`inputs` cannot be empty"):
+            client.text_classification(" ")
+    assert isinstance(label, TextClassificationOutputElement)
+    assert label.label == best["label"]
+    assert label.score == pytest.approx(best["score"], rel=1e-4)
 
 
 def test_errors_reach_the_hub_client(url: str, peer: InferenceClient) -> None:

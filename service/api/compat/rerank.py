@@ -1,0 +1,178 @@
+"""The rerank API of Jina, Cohere and vLLM: POST /v1/rerank and /v2/rerank; and /vllm/rerank.
+
+Their requests differ in optional fields, and their responses in members that clients of the others
+ignore. So one handler accepts all fields and returns all members.
+
+Contracts: https://jina.ai/reranker, https://docs.cohere.com/reference/rerank,
+https://docs.vllm.ai/en/latest/models/pooling_models.html
+"""
+
+import uuid
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from service.api.auth import require_scope
+from service.api.body import read_inputs
+from service.api.classify_schemas import Document, Documents
+from service.api.compat.openai import Usage, check_model
+from service.api.deadline import cancel_on_disconnect, deadline_s
+from service.api.errors import headers_of, status_of
+from service.api.openapi import error_responses, request_body
+from service.api.raw_route import RawRoute
+from service.api.responses import JSON, respond
+from service.api.state import State
+from service.inference.errors import VitrineError
+from service.inference.scores import Classification
+
+# Paths whose errors have the format of Jina and Cohere.
+PATHS = ("/v1/rerank", "/v2/rerank")
+
+router = APIRouter(route_class=RawRoute)
+
+Name = Annotated[str, StringConstraints(max_length=256)]
+
+
+class CompatRerankRequest(BaseModel):
+    """A query, and documents to order by their relevance to it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    model: Name | None = Field(
+        None, description="Name of the model, as in /v1/models; null: the served model"
+    )
+    query: str
+    documents: Documents = Field(description="Texts, or objects with the field `text`")
+    top_n: int | None = Field(
+        None, ge=0, description="Number of results, best first; null or 0: all"
+    )
+    return_documents: bool | None = Field(
+        None,
+        description="Whether results contain the documents; null: yes, as by Jina and vLLM, but "
+        "not on /v2, as by Cohere",
+    )
+    max_tokens_per_query: int | None = Field(
+        None, ge=1, description="Number of tokens to which the query is truncated; null: no limit"
+    )
+    max_tokens_per_doc: int | None = Field(
+        None,
+        ge=1,
+        description="Number of tokens to which each document is truncated; null: no limit",
+    )
+    use_activation: bool | None = Field(
+        None,
+        description="Whether the model's activation is applied to the scores; null: yes",
+    )
+    rank_fields: list[Literal["text"]] | None = Field(
+        None, description="Field of the documents that is scored, which is always `text`"
+    )
+    max_chunks_per_doc: int | None = Field(
+        None, description="Ignored: documents are truncated, not divided into chunks"
+    )
+    priority: int | None = Field(None, description="Ignored")
+
+    def texts(self) -> list[str]:
+        """Return the text of each document."""
+        return [item if isinstance(item, str) else item.text for item in self.documents]
+
+
+class CompatRanked(BaseModel):
+    """A document and its score."""
+
+    index: int = Field(description="Index of the document in the request")
+    relevance_score: float
+    document: Document | None = None
+
+
+class CompatRerankResponse(BaseModel):
+    """The documents, best first."""
+
+    id: str
+    model: str
+    usage: Usage
+    results: list[CompatRanked]
+    meta: dict[str, dict[str, int | str]] = Field(
+        description="Version of Cohere's API, and number of tokens"
+    )
+
+
+class RerankError(BaseModel):
+    """An error of Jina's and of Cohere's API, which call its text `detail` and `message`."""
+
+    id: str
+    message: str
+    detail: str
+
+
+BODIES: tuple[type[BaseModel], ...] = (CompatRerankRequest, RerankError)
+
+_ROUTE: dict[str, Any] = {
+    "summary": "Order documents by their relevance to a query",
+    "dependencies": [require_scope("encode")],
+    "response_model": CompatRerankResponse,
+    "openapi_extra": request_body(CompatRerankRequest),
+    "responses": error_responses(
+        *(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
+        schema=RerankError,
+        media_type=JSON,
+    ),
+}
+
+
+@router.post("/v1/rerank", name="v1_rerank", **_ROUTE)
+@router.post("/v2/rerank", name="v2_rerank", **_ROUTE)
+async def rerank(request: Request, state: State) -> Response:
+    """Score each document with the query, and return the best ones."""
+    body = await read_inputs(
+        request, state, CompatRerankRequest, "documents", "{} documents; the limit is {}"
+    )
+    model = state.ready_model()
+    check_model(model, body.model)
+    work = model.rerank(
+        body.query,
+        body.texts(),
+        max_tokens_per_query=body.max_tokens_per_query,
+        max_tokens_per_doc=body.max_tokens_per_doc,
+        timeout_s=deadline_s(request, state.settings.limits.request_s),
+    )
+    result = await cancel_on_disconnect(request, work)
+    version = "2" if request.url.path == "/v2/rerank" else "1"
+    serialize = partial(_rerank_json, model.name, result, body, version)
+    return await respond(request, state, model, result, serialize)
+
+
+def _rerank_json(
+    model: str, result: Classification, body: CompatRerankRequest, version: str
+) -> bytes:
+    logits = body.use_activation is False
+    scores = (result.logits if logits else result.scores)[:, 0].tolist()
+    with_documents = version != "2" if body.return_documents is None else body.return_documents
+    texts = body.texts()
+    tokens = sum(len(row.ids) for row in result.rows)
+    return orjson.dumps(
+        {
+            "id": str(uuid.uuid4()),
+            "model": model,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "results": [
+                {
+                    "index": index,
+                    "relevance_score": scores[index],
+                    **({"document": {"text": texts[index]}} if with_documents else {}),
+                }
+                for index in result.ranking(body.top_n or None)
+            ],
+            "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": tokens}},
+        }
+    )
+
+
+def render_error(error: VitrineError, request_id: str) -> Response:
+    """Return the error in the format of Jina's and Cohere's APIs."""
+    place = f"{error.pointer}: " if error.pointer is not None else ""
+    message = place + error.detail
+    body = {"id": request_id, "message": message, "detail": message}
+    return Response(orjson.dumps(body), status_of(error), headers_of(error), JSON)

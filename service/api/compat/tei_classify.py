@@ -1,0 +1,92 @@
+"""Routes of text-embeddings-inference for models for sequence classification."""
+
+from functools import partial
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from service.api.compat.tei_routes import (
+    PREFIX,
+    non_empty,
+    read_request,
+    respond_with_durations,
+    route_options,
+    timeout_s,
+)
+from service.api.compat.tei_schemas import (
+    Predictions,
+    PredictRequest,
+    TEIRank,
+    TEIRerankRequest,
+)
+from service.api.deadline import cancel_on_disconnect
+from service.api.raw_route import RawRoute
+from service.api.state import State
+from service.inference.scores import ACTIVATIONS, Classification, Scores
+
+router = APIRouter(prefix=PREFIX, route_class=RawRoute)
+
+
+@router.post(
+    "/rerank",
+    name="tei_rerank",
+    **route_options("Order texts by their relevance to a query", list[TEIRank], TEIRerankRequest),
+)
+async def rerank(request: Request, state: State) -> Response:
+    """Score each text with the query, and return all, best first."""
+    body = await read_request(request, state, TEIRerankRequest, "texts")
+    texts = non_empty(body.texts, "texts")
+    model = state.ready_model()
+    work = model.rerank(
+        body.query, texts, on_overflow=body.on_overflow(), timeout_s=timeout_s(request, state)
+    )
+    result = await cancel_on_disconnect(request, work)
+    serialize = partial(_ranks_json, result, body)
+    inputs = [body.query, *texts]
+    return await respond_with_durations(request, state, model, result, inputs, serialize)
+
+
+@router.post(
+    "/predict", name="tei_predict", **route_options("Labels of texts", Predictions, PredictRequest)
+)
+async def predict(request: Request, state: State) -> Response:
+    """Return the score of each label for each text or pair of texts, best first."""
+    body = await read_request(request, state, PredictRequest)
+    inputs = non_empty(body.input_list())
+    model = state.ready_model()
+    work = model.classify(
+        inputs, on_overflow=body.on_overflow(), timeout_s=timeout_s(request, state)
+    )
+    result = await cancel_on_disconnect(request, work)
+    serialize = partial(_predictions_json, result, body)
+    texts = [text for item in inputs for text in ([item] if isinstance(item, str) else item)]
+    return await respond_with_durations(request, state, model, result, texts, serialize)
+
+
+def _scores(result: Classification, raw: bool) -> Scores:
+    """Return the scores `(N, C)`, with TEI's activation, whatever the model's own is."""
+    activation = "sigmoid" if len(result.labels) == 1 else "softmax"
+    return result.logits if raw else ACTIVATIONS[activation](result.logits)
+
+
+def _ranks_json(result: Classification, body: TEIRerankRequest) -> bytes:
+    scores = _scores(result, body.raw_scores)[:, 0].tolist()
+    return orjson.dumps(
+        [
+            {
+                "index": index,
+                **({"text": body.texts[index]} if body.return_text else {}),
+                "score": scores[index],
+            }
+            for index in result.ranking()
+        ]
+    )
+
+
+def _predictions_json(result: Classification, body: PredictRequest) -> bytes:
+    scores = _scores(result, body.raw_scores).tolist()
+    predictions = [
+        [{"score": row[column], "label": result.labels[column]} for column in best]
+        for row, best in zip(scores, result.best_labels(), strict=True)
+    ]
+    return orjson.dumps(predictions if body.is_batch else predictions[0])

@@ -1,0 +1,105 @@
+"""Reading of requests and rendering of responses of the API of text-embeddings-inference."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request, Response
+from pydantic import BaseModel
+
+from service.api.auth import require_scope
+from service.api.body import Model, read_inputs
+from service.api.compat.tei_schemas import TEIError
+from service.api.deadline import deadline_s
+from service.api.openapi import error_responses, request_body
+from service.api.responses import JSON, respond
+from service.api.state import AppState
+from service.inference.errors import InvalidInput
+from service.inference.model import Model as ServedModel
+from service.inference.results import Embeddings, TokenEmbeddings
+from service.inference.scores import Classification
+
+PREFIX = "/tei"
+TOO_MANY = "batch size {} > maximum allowed batch size {}"
+KEY = require_scope("encode")
+
+_Item = TypeVar("_Item")
+_TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+def openapi_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI descriptions of error responses, by status.
+
+    As in TEI, 401 has no body, and responses of some statuses can be plain text.
+    """
+    responses = error_responses(*statuses, schema=TEIError, media_type=JSON)
+    for status in responses.keys() - {401, 424, 429, 500, 503}:
+        responses[status]["content"] = responses[status]["content"] | _TEXT["content"]
+    if 401 in responses:
+        del responses[401]["content"]
+    return responses
+
+
+def route_options(summary: str, response: object, *bodies: type[BaseModel]) -> dict[str, Any]:
+    """Return the decorator arguments of a route whose handler parses the body itself."""
+    statuses = (400, 401, 403, 408, 413, 415, 422, 424, 429, 500, 503, 504)
+    return {
+        "summary": summary,
+        "dependencies": [KEY],
+        "response_model": response,
+        "openapi_extra": request_body(*bodies),
+        "responses": openapi_errors(*statuses),
+    }
+
+
+async def read_request(
+    request: Request, state: AppState, model: type[Model], field: str = "inputs"
+) -> Model:
+    """Return the validated body of a request; see `read_inputs`."""
+    return await read_inputs(request, state, model, field, TOO_MANY)
+
+
+def timeout_s(request: Request, state: AppState) -> float:
+    """Return the request's deadline in seconds."""
+    return deadline_s(request, state.settings.limits.request_s)
+
+
+def non_empty(inputs: Sequence[_Item], field: str = "inputs") -> Sequence[_Item]:
+    """Return the inputs; raise `InvalidInput` if there are none."""
+    if not inputs:
+        raise InvalidInput(f"`{field}` cannot be empty", code="empty", pointer=f"/{field}")
+    return inputs
+
+
+async def respond_with_durations(
+    request: Request,
+    state: AppState,
+    model: ServedModel,
+    result: Embeddings | TokenEmbeddings | Classification,
+    inputs: Sequence[str | list[int]],
+    serialize: Callable[[], bytes],
+) -> Response:
+    """Return a response with the serialised result, and the duration of each stage in ms.
+
+    The headers also count the characters of the texts in `inputs`, and all tokens.
+    """
+    seconds = result.seconds
+    durations = {
+        "x-total-time": sum(seconds.values()),
+        "x-compute-time": sum(seconds.values()),
+        "x-tokenization-time": seconds["tokenize"],
+        "x-queue-time": seconds["queue"],
+        "x-inference-time": seconds["infer"],
+    }
+    headers = {
+        "x-compute-type": "cpu",
+        "x-compute-characters": str(sum(len(text) for text in inputs if isinstance(text, str))),
+        "x-compute-tokens": str(sum(len(row.ids) for row in result.rows)),
+        **{name: str(round(1e3 * duration)) for name, duration in durations.items()},
+    }
+    return await respond(request, state, model, result, serialize, headers=headers)
+
+
+def json_response(body: object) -> Response:
+    """Return a JSON response."""
+    return Response(orjson.dumps(body), media_type=JSON)

@@ -1,0 +1,192 @@
+"""vLLM's routes for scores and classes, under /vllm: /rerank, /score, /v1/score and /classify.
+
+Contract: https://docs.vllm.ai/en/latest/models/pooling_models.html
+"""
+
+import time
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from service.api.auth import require_scope
+from service.api.body import check_count, read_body, read_inputs
+from service.api.compat.openai import OpenAIErrorResponse, Usage, check_model, render_error
+from service.api.compat.rerank import CompatRerankRequest, CompatRerankResponse, Name, rerank
+from service.api.deadline import cancel_on_disconnect, deadline_s
+from service.api.openapi import error_responses, request_body
+from service.api.raw_route import RawRoute
+from service.api.responses import JSON, respond
+from service.api.score_schemas import Texts
+from service.api.state import State
+from service.inference.scores import Classification, PairScores
+
+__all__ = ["BODIES", "PREFIX", "render_error", "router"]
+
+PREFIX = "/vllm"
+
+router = APIRouter(prefix=PREFIX, route_class=RawRoute, dependencies=[require_scope("encode")])
+
+
+class _Body(BaseModel):
+    # vLLM ignores unknown fields too.
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    model: Name | None = Field(
+        None, description="Name of the model, as in /v1/models; null: the served model"
+    )
+
+
+class VLLMScoreRequest(_Body):
+    """Queries, and the documents to score them with."""
+
+    queries: Texts = Field(validation_alias=AliasChoices("queries", "text_1", "data_1"))
+    documents: Texts = Field(
+        validation_alias=AliasChoices("documents", "items", "text_2", "data_2")
+    )
+
+
+class VLLMClassifyRequest(_Body):
+    """Texts to classify."""
+
+    input: Texts
+    use_activation: bool | None = Field(
+        None, description="Whether the model's activation is applied to the logits; null: yes"
+    )
+
+
+class VLLMScore(BaseModel):
+    """The score of a pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class VLLMScoreResponse(BaseModel):
+    """One score per pair, in order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[VLLMScore]
+    usage: Usage
+
+
+class VLLMClass(BaseModel):
+    """The class of a text, and the probabilities of all labels in the model's order."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class VLLMClassifyResponse(BaseModel):
+    """One class per text, in order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[VLLMClass]
+    usage: Usage
+
+
+BODIES: tuple[type[BaseModel], ...] = (VLLMScoreRequest, VLLMClassifyRequest)
+
+
+def _route(body: type[BaseModel], response: type[BaseModel], summary: str) -> dict[str, Any]:
+    """Return the decorator arguments of a route whose handler parses the body itself."""
+    return {
+        "summary": summary,
+        "response_model": response,
+        "openapi_extra": request_body(body),
+        "responses": error_responses(
+            *(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504),
+            schema=OpenAIErrorResponse,
+            media_type=JSON,
+        ),
+    }
+
+
+_SCORE = _route(VLLMScoreRequest, VLLMScoreResponse, "Score pairs of queries and documents")
+_CLASSIFY = _route(VLLMClassifyRequest, VLLMClassifyResponse, "Classify texts")
+_RERANK = _route(CompatRerankRequest, CompatRerankResponse, "Order documents by relevance")
+
+router.add_api_route("/rerank", rerank, methods=["POST"], name="vllm_rerank", **_RERANK)
+
+
+@router.post("/score", name="vllm_score", **_SCORE)
+@router.post("/v1/score", name="vllm_v1_score", **_SCORE)
+async def score(request: Request, state: State) -> Response:
+    """Score each document with the query, or with the query of the same index.
+
+    The score of a reranker, or the cosine similarity of the vectors of an embedding model.
+    """
+    limits = state.settings.limits
+    body = await read_body(request, state, VLLMScoreRequest, limits.max_body_bytes)
+    if isinstance(body.documents, list):
+        message = "{} documents; the limit is {}"
+        check_count(body.documents, limits.max_inputs, "documents", message)
+    model = state.ready_model()
+    check_model(model, body.model)
+    work = model.score(
+        body.queries,
+        body.documents,
+        timeout_s=deadline_s(request, limits.request_s),
+    )
+    result = await cancel_on_disconnect(request, work)
+    return await respond(request, state, model, result, partial(_scores_json, model.name, result))
+
+
+@router.post("/classify", name="vllm_classify", **_CLASSIFY)
+async def classify(request: Request, state: State) -> Response:
+    """Return the probability of each label of the model for each text."""
+    body = await read_inputs(request, state, VLLMClassifyRequest, "input")
+    model = state.ready_model()
+    check_model(model, body.model)
+    work = model.classify(
+        body.input, timeout_s=deadline_s(request, state.settings.limits.request_s)
+    )
+    result = await cancel_on_disconnect(request, work)
+    serialize = partial(_classes_json, model.name, result, body.use_activation is False)
+    return await respond(request, state, model, result, serialize)
+
+
+def _scores_json(model: str, result: PairScores) -> bytes:
+    data = [
+        {"index": index, "object": "score", "score": score}
+        for index, score in enumerate(result.scores.tolist())
+    ]
+    return _list_json("score", model, data, sum(result.tokens))
+
+
+def _classes_json(model: str, result: Classification, logits: bool) -> bytes:
+    scores = result.logits if logits else result.scores
+    data = [
+        {"index": index, "label": result.labels[best], "probs": probs, "num_classes": len(probs)}
+        for index, (best, probs) in enumerate(
+            zip(np.argmax(result.logits, axis=1), scores.tolist(), strict=True)
+        )
+    ]
+    return _list_json("classify", model, data, sum(len(row.ids) for row in result.rows))
+
+
+def _list_json(kind: str, model: str, data: Sequence[dict[str, Any]], tokens: int) -> bytes:
+    return orjson.dumps(
+        {
+            "id": f"{kind}-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": data,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )

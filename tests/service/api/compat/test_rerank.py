@@ -1,0 +1,195 @@
+"""The rerank and classify routes of TEI, Jina, Cohere and vLLM, without their clients."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import CrossEncoder
+from starlette.testclient import TestClient
+from transformers import pipeline
+
+from models.artifact import Artifact
+from service.app import create_app
+from service.settings import EngineSettings, ModelSettings, ServerSettings, Settings
+from tests.serving import serving
+
+pytestmark = pytest.mark.slow
+
+QUERY = "w7 w9"
+DOCUMENTS = ["w21 w5", "w8 w15 w33 w6", "w40"]
+PAIRS = [(QUERY, document) for document in DOCUMENTS]
+
+
+def ask(client: TestClient, path: str, **body: object) -> Any:  # noqa: ANN401 - JSON
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.fixture(scope="module")
+def identity(cross_encoder: CrossEncoder) -> Any:  # noqa: ANN401 - array
+    return cross_encoder.predict(PAIRS, activation_fn=lambda logits: logits)
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/vllm/rerank"])
+def test_rerank_gives_the_scores_of_the_cross_encoder(
+    rerank_client: TestClient, cross_encoder: CrossEncoder, path: str
+) -> None:
+    result = ask(rerank_client, path, query=QUERY, documents=DOCUMENTS)
+    expected = cross_encoder.rank(QUERY, DOCUMENTS)
+    assert [line["index"] for line in result["results"]] == [line["corpus_id"] for line in expected]
+    scores = [line["relevance_score"] for line in result["results"]]
+    np.testing.assert_allclose(scores, [line["score"] for line in expected], rtol=1e-4)
+    assert result["usage"] == {"prompt_tokens": 7 + 9 + 6, "total_tokens": 7 + 9 + 6}
+    documents = [line.get("document") for line in result["results"]]
+    texts = [{"text": DOCUMENTS[line["index"]]} for line in result["results"]]
+    assert documents == ([None] * 3 if path == "/v2/rerank" else texts)
+
+
+def test_options_of_rerank(rerank_client: TestClient, identity: Any) -> None:  # noqa: ANN401
+    fields = {
+        "query": QUERY,
+        "documents": [{"text": text} for text in DOCUMENTS],
+        "top_n": 1,
+        "return_documents": False,
+        "use_activation": False,
+    }
+    (best,) = ask(rerank_client, "/v1/rerank", **fields)["results"]
+    assert best["index"] == np.argmax(identity)
+    assert best["relevance_score"] == pytest.approx(identity.max(), rel=1e-4)
+    assert "document" not in best
+    assert len(ask(rerank_client, "/v1/rerank", **{**fields, "top_n": 0})["results"]) == 3
+    cut = ask(rerank_client, "/v1/rerank", **fields, max_tokens_per_doc=1, max_tokens_per_query=1)
+    assert cut["usage"]["total_tokens"] == 3 * 5
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+def test_errors_of_rerank_have_the_members_of_jina_and_cohere(
+    rerank_client: TestClient, path: str
+) -> None:
+    response = rerank_client.post(path, json={"query": "w5", "documents": ["w5", ""]})
+    text = "/documents/1: the text is empty or only white space"
+    assert (response.status_code, response.json()["message"]) == (422, text)
+    assert response.json()["detail"] == text
+    response = rerank_client.post(path, json={"query": "a", "documents": ["b"], "model": "other"})
+    assert (response.status_code, "unknown model" in response.json()["message"]) == (404, True)
+
+
+def test_vllm_scores_pairs_under_all_names_of_its_fields(
+    rerank_client: TestClient, client: TestClient, cross_encoder: CrossEncoder
+) -> None:
+    names = [("queries", "documents"), ("text_1", "text_2"), ("data_1", "data_2")]
+    for queries, documents in names:
+        body = {queries: QUERY, documents: DOCUMENTS}
+        result = ask(rerank_client, "/vllm/score", **body)
+        scores = [line["score"] for line in result["data"]]
+        np.testing.assert_allclose(scores, cross_encoder.predict(PAIRS), rtol=1e-4)
+    cosines = ask(client, "/vllm/v1/score", queries=["cat"] * 2, items=["cat", "a dog"])["data"]
+    assert cosines[0]["score"] == pytest.approx(1, abs=1e-6)
+    assert cosines[1]["score"] < 1
+    error = rerank_client.post("/vllm/score", json={"text_1": "w5", "text_2": ["w5"] * 9}).json()
+    assert error["error"]["message"] == "9 documents; the limit is 8"
+
+
+def test_vllm_classes_equal_the_pipeline_of_transformers(
+    classify_client: TestClient, classifier: Artifact
+) -> None:
+    classify = pipeline("text-classification", str(classifier.path / "source"), top_k=None)
+    texts = ["w5 w6 w7", "w21"]
+    result = ask(classify_client, "/vllm/classify", input=texts)
+    for line, labels in zip(result["data"], classify(texts), strict=True):
+        assert line["label"] == labels[0]["label"]
+        assert line["num_classes"] == 3
+        expected = {label["label"]: label["score"] for label in labels}
+        probs = [expected[name] for name in classifier.manifest.labels]
+        np.testing.assert_allclose(line["probs"], probs, rtol=1e-4)
+    (logits,) = classify(texts[:1], function_to_apply="none")
+    (raw,) = ask(classify_client, "/vllm/classify", input=texts[0], use_activation=False)["data"]
+    assert max(raw["probs"]) == pytest.approx(logits[0]["score"], rel=1e-4)
+
+
+def test_tei_rerank_gives_sigmoids_and_texts(
+    rerank_client: TestClient,
+    identity: Any,  # noqa: ANN401
+) -> None:
+    body = {"query": QUERY, "texts": DOCUMENTS}
+    result = ask(rerank_client, "/tei/rerank", **body, return_text=True)
+    best = np.argsort(-identity)
+    assert [line["index"] for line in result] == best.tolist()
+    assert [line["text"] for line in result] == [DOCUMENTS[index] for index in best]
+    sigmoids = 1 / (1 + np.exp(-identity[best]))
+    np.testing.assert_allclose([line["score"] for line in result], sigmoids, rtol=1e-4)
+    raw = ask(rerank_client, "/tei/rerank", **body, raw_scores=True)
+    np.testing.assert_allclose([line["score"] for line in raw], identity[best], rtol=1e-4)
+    assert "text" not in raw[0]
+    # The route of all kinds of models.
+    assert ask(rerank_client, "/tei", **body, raw_scores=True) == raw
+
+
+def test_tei_predict_mirrors_the_shape_of_its_inputs(
+    classify_client: TestClient, classifier: Artifact
+) -> None:
+    classify = pipeline("text-classification", str(classifier.path / "source"), top_k=None)
+    one = classify("w5 w6 w7", top_k=None)
+    pair = classify({"text": "w5 w6", "text_pair": "w33 w8"})
+    for inputs, expected in (
+        ("w5 w6 w7", one),
+        (["w5 w6 w7"], one),
+        (["w5 w6", "w33 w8"], pair),
+        ([["w5 w6 w7"], ["w5 w6", "w33 w8"]], [one, pair]),
+    ):
+        for path in ("/tei/predict", "/tei"):
+            actual = ask(classify_client, path, inputs=inputs)
+            lines = actual if isinstance(actual[0], dict) else [*chain(*actual)]
+            wanted = expected if isinstance(expected[0], dict) else [*chain(*expected)]
+            assert [line["label"] for line in lines] == [line["label"] for line in wanted]
+            np.testing.assert_allclose(
+                [line["score"] for line in lines], [line["score"] for line in wanted], rtol=1e-4
+            )
+            assert isinstance(actual[0], dict) == isinstance(expected[0], dict)
+
+
+def test_errors_of_tei_name_the_field(
+    rerank_client: TestClient, classify_client: TestClient, client: TestClient
+) -> None:
+    def error(client: TestClient, path: str, **body: object) -> tuple[int, str, str]:
+        response = client.post(path, json=body)
+        return response.status_code, response.json()["error_type"], response.json()["error"]
+
+    path = "/tei/rerank"
+    empty = (400, "Empty", "Input validation error: `texts` cannot be empty")
+    assert error(rerank_client, path, query="a", texts=[]) == empty
+    assert error(rerank_client, path, query="a", texts=["w5", ""]) == (
+        *empty[:2],
+        f"{empty[2]} (at index 1)",
+    )
+    assert error(rerank_client, path, query="", texts=["w5"])[2].endswith("`query` cannot be empty")
+    status, kind, message = error(rerank_client, path, query="a", texts=["w5"] * 9)
+    assert (status, kind) == (422, "Validation")
+    assert "batch size 9 > maximum allowed batch size 8" in message
+    assert error(classify_client, path, query="a", texts=["w5"])[:2] == (424, "Backend")
+    assert error(client, "/tei/predict", inputs="w5")[:2] == (424, "Backend")
+    response = classify_client.post("/tei/predict", json={"inputs": ["a", "b", "c"]})
+    assert (response.status_code, response.text[:8]) == (422, "/inputs:")
+
+
+@pytest.fixture(scope="module")
+def root_client(reranker: Artifact) -> Iterator[TestClient]:
+    settings = Settings(
+        model=ModelSettings(path=reranker.path),
+        engine=EngineSettings(threads=1),
+        server=ServerSettings(tei_at_root=True),
+    )
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        yield client
+
+
+def test_with_tei_at_root_rerank_is_that_of_tei(root_client: TestClient) -> None:
+    body = {"query": QUERY, "texts": DOCUMENTS}
+    expected = ask(root_client, "/tei/rerank", **body)
+    assert ask(root_client, "/rerank", **body) == expected
+    assert ask(root_client, "/", **body) == expected
+    error = root_client.post("/rerank", json={"query": QUERY, "texts": []}).json()
+    assert error["error_type"] == "Empty"

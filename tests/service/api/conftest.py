@@ -1,0 +1,65 @@
+"""Small rerankers and classifiers, and clients of services with them."""
+
+from collections.abc import Iterator
+
+import pytest
+from sentence_transformers import CrossEncoder
+from starlette.testclient import TestClient
+
+from models.artifact import Artifact
+from models.export.exporter import export
+from models.export.sources import resolve
+from service.app import create_app
+from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
+from tests.models.checkpoints import edit_json, save_classifier, save_tokenizer
+from tests.serving import serving
+
+LABELS = ["sad", "neutral", "happy"]
+
+
+@pytest.fixture(scope="package")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A BERT with one label; sentence-transformers loads it from the folder `saved` beside it."""
+    folder = tmp_path_factory.mktemp("reranker")
+    save_classifier(folder / "model", "bert", 1)
+    save_tokenizer(folder / "model")
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    edit_json(folder / "model" / "tokenizer_config.json", model_input_names=names)
+    CrossEncoder(str(folder / "model"), device="cpu").save(str(folder / "saved"))
+    return export(resolve(str(folder / "saved")), folder / "artifact")[0]
+
+
+@pytest.fixture(scope="package")
+def cross_encoder(reranker: Artifact) -> CrossEncoder:
+    """The reranker as loaded by sentence-transformers."""
+    return CrossEncoder(str(reranker.path.parent / "saved"), device="cpu")
+
+
+@pytest.fixture(scope="package")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A RoBERTa with three labels."""
+    folder = tmp_path_factory.mktemp("classifier")
+    save_classifier(folder / "model", "roberta", 3, id2label=dict(enumerate(LABELS)))
+    save_tokenizer(folder / "model")
+    return export(resolve(str(folder / "model")), folder / "artifact")[0]
+
+
+@pytest.fixture(scope="package")
+def rerank_client(reranker: Artifact) -> Iterator[TestClient]:
+    yield from _client_of(reranker)
+
+
+@pytest.fixture(scope="package")
+def classify_client(classifier: Artifact) -> Iterator[TestClient]:
+    yield from _client_of(classifier)
+
+
+def _client_of(artifact: Artifact) -> Iterator[TestClient]:
+    settings = Settings(
+        model=ModelSettings(path=artifact.path),
+        engine=EngineSettings(threads=1),
+        limits=LimitSettings(max_inputs=8),
+        debug=DebugSettings(enabled=True, hosts=("testserver",), device="cpu"),
+    )
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        yield client

@@ -1,0 +1,107 @@
+"""`POST /score` of a reranker and of an embedding model, against sentence-transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from starlette.testclient import TestClient
+
+import vitrine
+from models.artifact import Artifact
+from models.export.exporter import export
+from models.export.sources import resolve
+
+pytestmark = pytest.mark.slow
+
+QUERIES = ["w7 w9", "w21", "w5 w6 w7"]
+DOCUMENTS = ["w21 w5", "w8 w15 w33 w6", "w40"]
+
+Json = dict[str, Any]
+
+
+def ask(client: TestClient, **body: object) -> Json:
+    response = client.post("/score", json=body)
+    assert response.status_code == 200, response.text
+    result: Json = response.json()
+    return result
+
+
+def test_reranker_gives_the_scores_of_the_cross_encoder(
+    rerank_client: TestClient, cross_encoder: CrossEncoder
+) -> None:
+    result = ask(rerank_client, queries=QUERIES, documents=DOCUMENTS)
+    expected = cross_encoder.predict(list(zip(QUERIES, DOCUMENTS, strict=True)))
+    assert result["kind"] == "cross_encoder"
+    np.testing.assert_allclose(result["scores"], expected, rtol=1e-4)
+    assert (result["tokens"], result["truncated"]) == ([7, 8, 7], [False] * 3)
+    result = ask(rerank_client, queries=QUERIES[0], documents=DOCUMENTS)
+    expected = cross_encoder.predict([(QUERIES[0], document) for document in DOCUMENTS])
+    np.testing.assert_allclose(result["scores"], expected, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def prompted(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
+    """An embedding model with different prompts for queries and documents."""
+    folder = tmp_path_factory.mktemp("prompted")
+    model = SentenceTransformer(str(small_folder), device="cpu")
+    model.prompts = {"query": "question: ", "passage": "text: ", "other": "other: "}
+    model.save(str(folder / "model"))
+    return folder / "model", export(resolve(str(folder / "model")), folder / "artifact")[0]
+
+
+def test_embedding_model_gives_cosines_with_the_prompts_of_queries_and_documents(
+    prompted: tuple[Path, Artifact],
+) -> None:
+    path, artifact = prompted
+    oracle = SentenceTransformer(str(path), device="cpu")
+    texts = ["A cat sat on the mat.", "Stocks fell.", "A feline rested."]
+    queries = oracle.encode_query(texts, normalize_embeddings=True)
+    documents = oracle.encode_document(texts[::-1], normalize_embeddings=True)
+    with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=2)) as model:
+        pairs = model.score(texts, texts[::-1])
+        one = model.score(texts[0], texts[::-1])
+    assert pairs.kind == "cosine"
+    np.testing.assert_allclose(pairs.scores, (queries * documents).sum(1), atol=1e-5)
+    np.testing.assert_allclose(one.scores, documents @ queries[0], atol=1e-5)
+
+
+def test_tokens_and_truncation_are_those_of_query_and_document(client: TestClient) -> None:
+    long = "cat " * 600
+    result = ask(client, queries=["cat", long], documents=["a dog", "dog"])
+    tokens = client.post("/encode", json={"inputs": ["cat", long, "a dog", "dog"]}).json()["tokens"]
+    assert result["tokens"] == [tokens[0] + tokens[2], tokens[1] + tokens[3]]
+    assert result["truncated"] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "message"),
+    [
+        ({"queries": ["a", "b"], "documents": ["a"]}, "/queries", "2 queries and 1 documents"),
+        ({"queries": [], "documents": ["a"]}, "/queries", "at least 1 item"),
+        ({"queries": ["a", ""], "documents": ["a", "b"]}, "/queries/1", "the text is empty"),
+        ({"queries": "a", "documents": ["a", "\0"]}, "/documents/1", "NUL"),
+        ({"queries": "a", "documents": ["a", 3]}, "/documents/1", "valid string"),
+        ({"queries": "a", "documents": 3}, "/documents", "a text or a list of texts"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["cross_encoder", "cosine"])
+def test_invalid_requests_name_the_text(
+    client: TestClient,
+    rerank_client: TestClient,
+    kind: str,
+    body: Json,
+    pointer: str,
+    message: str,
+) -> None:
+    asked = rerank_client if kind == "cross_encoder" else client
+    response = asked.post("/score", json=body)
+    assert (response.status_code, response.json()["pointer"]) == (422, pointer)
+    assert message in response.json()["detail"]
+    assert ask(asked, queries="w5", documents="w6")["kind"] == kind
+
+
+def test_classifier_has_no_scores_of_pairs(classify_client: TestClient) -> None:
+    response = classify_client.post("/score", json={"queries": "a", "documents": "b"})
+    assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
