@@ -34,7 +34,7 @@ CHECK = "check.json"
 SOURCE = "source"
 
 # Outputs of graphs.
-Output = Literal["pooled", "tokens", "logits"]
+Output = Literal["pooled", "tokens", "logits", "sparse"]
 
 
 class ArtifactError(Exception):
@@ -129,8 +129,8 @@ class Check:
 
     Attributes:
         rows: Token ids of each input.
-        outputs: Reference vectors, by output name. "pooled" and "logits" have one vector per input;
-            "tokens" has one per token of the first few inputs, concatenated.
+        outputs: Reference vectors, by output name. "tokens" has one vector per token
+            of the first few inputs, concatenated; the others have one vector per input.
         texts: Text of each input; empty: inputs are texts and pairs of texts.
         adapters: Index of each input's adapter, or `models.packing.NO_ADAPTER`.
         token_types: Type of each token of each input; empty: all have type 0.

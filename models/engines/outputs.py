@@ -75,6 +75,14 @@ OUTPUTS: dict[Output, OutputSpec] = {
             "bfloat16": Agreement(0.9995, 0.02),
         },
     ),
+    "sparse": OutputSpec(
+        "(V,)",
+        {
+            "float32": Agreement(1 - 1e-6, 1e-4),
+            "float16": Agreement(0.9995, 0.02),
+            "bfloat16": Agreement(0.9995, 0.02),
+        },
+    ),
 }
 
 
@@ -83,15 +91,16 @@ def compare(
 ) -> Agreement:
     """Return the agreement of the vectors `actual` with their references `expected`.
 
-    Each logit z is compared as the vector (z, 1): its norm bounds the relative difference of large
-    logits, and its direction the absolute difference of small ones.
+    Each logit and each weight z of a sparse vector is compared as the vector (z, 1). Its norm
+    bounds the relative difference of large values, and its direction the absolute difference of
+    small ones.
 
     Args:
         output: Name of the output.
         actual: Vectors `(N, W)` with N > 0. A NaN makes cosine and norm NaN.
         expected: Reference vectors, `(N, W)`.
     """
-    if output == "logits":
+    if output in ("logits", "sparse"):
         actual, expected = (np.stack([z.ravel(), np.ones(z.size)], 1) for z in (actual, expected))
     lengths = np.linalg.norm(actual.astype(np.float64), axis=1)  # (N,)
     references = np.linalg.norm(expected.astype(np.float64), axis=1)  # (N,)

@@ -60,6 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="float32",
         help="dtype of the weights in the graph for GPUs (default: %(default)s)",
     )
+    parser.add_argument(
+        "--sparse",
+        action="store_true",
+        help="export the head of a masked language model, for sparse vectors as in SPLADE",
+    )
     parser.add_argument("--pooling", choices=POOLINGS, help="pooling mode (default: the model's)")
     parser.add_argument(
         "--normalize",
@@ -100,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     overrides = Overrides(
+        sparse=options.sparse,
         max_tokens=options.max_tokens,
         pooling=options.pooling and [options.pooling],
         include_prompt=options.include_prompt,

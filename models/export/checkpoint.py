@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.add_layer_norm import LayerNorm
-from models.export import classifier, lora
+from models.export import classifier, lora, masked_lm
 from models.export.families import (
     FAMILIES,
     FAMILIES_OF_CODE,
@@ -80,18 +80,24 @@ def load(
     tensors = _plain_names(family, folder.tensors(network))
     if folder.has(join(transformer, lora.CONFIG)):
         _add_updates(tensors, _plain_names(family, lora.read_updates(folder, transformer)))
-    labels = sentence_config.labels
+    labels, sparse = sentence_config.labels, None
+    fill = partial(_fill, source="the checkpoint")
     try:
         encoder = Encoder(config)
+        layout = _layout(family, encoder, tensors)
         heads = [_head(head) for head in sentence_config.heads]
         if labels:
-            fill = partial(_fill, source="the checkpoint")
             heads = classifier.take_heads(family, config, len(labels), tensors, fill)
+        if sentence_config.sparse:
+            sparse = masked_lm.take_head(
+                family, config, sentence_config.sparse, layout, tensors, fill
+            )
         has_types = sentence_config.token_types and config.type_vocab_size > 1
         model = SentenceEncoder(
             encoder,
             sentence_config.pooling,
             heads,
+            sparse=sparse,
             classifies=bool(labels),
             has_token_types=bool(labels) and has_types,
         )
@@ -103,13 +109,19 @@ def load(
         encoder,
         tensors,
         source="the checkpoint",
-        names=partial(_family_names, _layout(family, encoder, tensors)),
+        names=partial(_family_names, layout),
         value=partial(_family_value, family, config),
         widths=config.heads.widths,
         ignored=(*family.ignored, *map(re.escape, family.fixed), *_UNUSED_HEADS),
     )
     if unused:
         report(f"Left out, because vectors do not need them: {', '.join(unused)}")
+    kind = masked_lm.masked_lm_class(folder.json(join(network, "config.json"), dict))
+    if kind and family.masked_lm and not sparse:
+        report(
+            f"config.json names {kind}: this exports embeddings, without the head for masked "
+            "tokens; --sparse exports sparse vectors with it, as in SPLADE"
+        )
     for head, module in zip(sentence_config.heads, heads, strict=not labels):
         if isinstance(head, DenseConfig | LayerNormConfig):
             _fill(module, folder.tensors(head.folder), source=head.folder)

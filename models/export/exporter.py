@@ -146,6 +146,8 @@ def _write_graphs(
     if not exact:
         model = copy.deepcopy(model).to(DTYPES[dtype])
         model.heads.float()  # a sigmoid in float16 would make high scores equal
+        if model.sparse is not None:
+            model.sparse.float()
     graph = trace(model, target)
     write_weights(graph, folder / _WEIGHTS[target])
     graphs: list[Graph] = []
@@ -189,7 +191,10 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
     types = [encoding.type_ids for encoding in encodings] if model.has_token_types else []
     adapters = adapters_in_turn(model, len(rows))
     vectors = reference_vectors(model, rows, adapters=adapters, token_types=types or None)
-    outputs: dict[str, list[list[float]]] = {model.outputs[0]: vectors.tolist()}
+    outputs: dict[str, list[list[float]]] = {
+        # Zeros of sparse vectors are shorter as integers.
+        model.outputs[0]: [[value or 0 for value in vector] for vector in vectors.tolist()]
+    }
     if "tokens" in model.outputs:
         tokens = [reference_tokens(model, rows[i], adapters[i]) for i in range(_TOKEN_ROWS)]
         outputs["tokens"] = np.concatenate(tokens).tolist()

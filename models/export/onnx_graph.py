@@ -53,8 +53,8 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
     """Return `model` as a graph that computes in the dtype of the model's weights.
 
     The inputs are fields of `models.packing.PackedBatch`, with dynamic B, L and T. The outputs
-    are "pooled" `(B, W)` and "tokens" `(T, D)`, or "logits" `(B, C)`, in float32. Attention is a
-    placeholder, which `graph_for` replaces.
+    are "pooled" `(B, W)` and "tokens" `(T, D)`; or "logits" `(B, C)`; or "sparse" `(B, V)`, all in
+    float32. Attention is a placeholder, which `graph_for` replaces.
 
     Args:
         model: Model in evaluation mode.

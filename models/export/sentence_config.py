@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from models.artifact import Manifest
-from models.export import classifier
+from models.export import classifier, masked_lm
 from models.export.families import Family, jina_v3
+from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.export.tokenizer_config import (
     gives_token_types,
@@ -90,6 +91,7 @@ class SentenceConfig:
         labels: Label of each logit of a model for sequence classification; empty: an embedding
             model.
         activation: Activation of the logits: "sigmoid", "softmax" or "identity".
+        sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
@@ -107,6 +109,7 @@ class SentenceConfig:
     token_types: bool
     labels: tuple[str, ...]
     activation: str
+    sparse: SparseConfig | None
     lowercase: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
@@ -116,8 +119,11 @@ class SentenceConfig:
 class Overrides:
     """Replacements for settings of a model; None keeps the model's setting.
 
-    Prompts are added to the model's prompts, or replace those of the same name.
+    Prompts are added to the model's prompts, or replace those of the same name. `sparse` selects
+    sparse vectors for a masked language model without a config of sentence-transformers.
     """
+
+    sparse: bool = False
 
     max_tokens: int | None = None
     pooling: Sequence[str] | None = None
@@ -171,6 +177,11 @@ _OF_CLASSIFIERS: Mapping[str, Any] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
     "module_output_name": "scores",
 }
+_OF_SPARSE_ENCODERS: Mapping[str, Any] = {
+    "transformer_task": "fill-mask",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    "module_output_name": "token_embeddings",
+}
 # Settings of the Transformer module for which only the default value, given here, is supported.
 _TRANSFORMER_DEFAULTS: Mapping[str, Any] = {
     "model_args": {},
@@ -191,6 +202,8 @@ _SENTENCE_EMBEDDING = {
 
 # The file with the settings of the whole model.
 _MODEL_CONFIG = "config_sentence_transformers.json"
+# The module that pools sparse vectors.
+_SPLADE = "SpladePooling"
 # Jina v3's own Transformer module, which passes the task to the encoder.
 _OF_JINA_V3 = "custom_st.Transformer"
 
@@ -231,8 +244,10 @@ def read_sentence_config(
     model_type, known = family
     hyperparameters = folder.json(network, dict)
     tokenizer = read_tokenizer_config(folder, transformer)
+    sparse = _sparse(folder, modules, hyperparameters, overrides)
     classifies = len(modules) < 2 and classifier.classifies(hyperparameters)
-    expected = {**_TRANSFORMER_DEFAULTS, **(_OF_CLASSIFIERS if classifies else _OF_EMBEDDINGS)}
+    kind, of_kind = _kind(classifies=classifies, is_sparse=sparse is not None)
+    expected = {**_TRANSFORMER_DEFAULTS, **of_kind}
     _check_defaults(settings, expected, name)
     unknown = settings.keys() - expected.keys() - _TRANSFORMER_SUPPORTED
     if unknown:
@@ -243,33 +258,28 @@ def read_sentence_config(
             "modules.json lists Transformer alone, which only models for sequence classification "
             "have; list a Pooling after it"
         )
-    if classifies:
+    if sparse:
+        masked_lm.check_supported(hyperparameters, known, network)
+        pooling: tuple[str, ...] = ()
+        include_prompt = True
+    elif classifies:
         pooling, include_prompt = classifier.read_pooling(hyperparameters, known, network), True
-    elif modules:
-        pooling, include_prompt = _pooling(folder, modules[1][1], overrides)
-    else:  # default of sentence-transformers
-        architectures = hyperparameters.get("architectures")
-        first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-        own = "last" if first.endswith("ForCausalLM") else "mean"
-        pooling, include_prompt = tuple(overrides.pooling or [own]), True
+    else:
+        pooling, include_prompt = _pooling(folder, modules, hyperparameters, overrides)
     for mode in pooling:
         if mode not in POOLINGS:
             raise CheckpointError(f"the pooling {mode!r} is not one of {', '.join(POOLINGS)}")
-    heads = [_HEADS[kind](folder, path) for kind, path in modules[2:]]
+    heads = [_HEADS[module](folder, path) for module, path in modules[2:]]
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
     truncate_dim = _truncate_dim(folder)
     if truncate_dim is not None:  # sentence-transformers does not normalise again
         heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
     of_tasks = _task_prompts(folder, network, config)
-    kind = "CrossEncoder" if classifies else "SentenceTransformer"
     prompts, default_prompt = _prompts(folder, kind, of_tasks, overrides)
     if classifies and (default_prompt or any(prompts.values())):
         raise CheckpointError("prompts of models for sequence classification are not supported")
-    if classifies and (overrides.pooling or overrides.normalize):
-        raise CheckpointError(
-            f"{network} is that of a model for sequence classification, whose pooling and "
-            "normalisation cannot be changed"
-        )
+    if (classifies or sparse) and (overrides.pooling or overrides.normalize):
+        raise CheckpointError("pooling and normalisation can be changed for embedding models only")
     labels = classifier.read_labels(hyperparameters, network) if classifies else ()
     return SentenceConfig(
         family=model_type,
@@ -284,10 +294,48 @@ def read_sentence_config(
         token_types=gives_token_types(tokenizer, model_type),
         labels=labels,
         activation=_activation(folder, hyperparameters, labels),
+        sparse=sparse,
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,
     )
+
+
+def _kind(*, classifies: bool, is_sparse: bool) -> tuple[str, Mapping[str, Any]]:
+    """Return sentence-transformers' class of a model, and its Transformer module's settings."""
+    if is_sparse:
+        return "SparseEncoder", _OF_SPARSE_ENCODERS
+    if classifies:
+        return "CrossEncoder", _OF_CLASSIFIERS
+    return "SentenceTransformer", _OF_EMBEDDINGS
+
+
+def _sparse(
+    folder: ModelFolder,
+    modules: Sequence[tuple[str, str]],
+    hyperparameters: Mapping[str, Any],
+    overrides: Overrides,
+) -> SparseConfig | None:
+    """Return the pooling of sparse vectors; None: the model gives none."""
+    if modules[1:2] and modules[1][0] == _SPLADE:
+        name = join(modules[1][1], "config.json")
+        config = folder.json(name, dict)
+        pooling = config.get("pooling_strategy", "max")
+        activation = config.get("activation_function", "relu")
+        if pooling not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
+            raise CheckpointError(
+                f"{name}: supported are the pooling_strategy max and sum, and the "
+                "activation_function relu and log1p_relu"
+            )
+        return SparseConfig(pooling=pooling, double_log=activation == "log1p_relu")
+    if not overrides.sparse:
+        return None
+    if modules or not masked_lm.masked_lm_class(hyperparameters):
+        raise CheckpointError(
+            "sparse vectors need a masked language model, such as BertForMaskedLM in config.json, "
+            "without other modules of sentence-transformers"
+        )
+    return SparseConfig()
 
 
 def _override(own: bool, override: bool | None) -> bool:
@@ -312,10 +360,11 @@ def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
             modules.append((kind, module["path"]))
     kinds = [kind for kind, _ in modules]
     has_pooling = kinds[:2] == ["Transformer", "Pooling"] and _HEADS.keys() >= {*kinds[2:]}
-    if kinds not in ([], ["Transformer"]) and not has_pooling:
+    is_sparse = kinds in (["Transformer", _SPLADE], ["MLMTransformer", _SPLADE])
+    if kinds not in ([], ["Transformer"]) and not has_pooling and not is_sparse:
         raise CheckpointError(
-            f"modules.json lists {' -> '.join(kinds)}; supported: Transformer -> Pooling, then any "
-            f"of {', '.join(_HEADS)}"
+            f"modules.json lists {' -> '.join(kinds)}; supported: Transformer -> {_SPLADE}, or "
+            f"Transformer -> Pooling, then any of {', '.join(_HEADS)}"
         )
     return modules
 
@@ -327,10 +376,18 @@ def _is_jina_v3(folder: ModelFolder) -> bool:
 
 
 def _pooling(
-    folder: ModelFolder, subfolder: str, overrides: Overrides
+    folder: ModelFolder,
+    modules: Sequence[tuple[str, str]],
+    hyperparameters: Mapping[str, Any],
+    overrides: Overrides,
 ) -> tuple[tuple[str, ...], bool]:
     """Return the names of the poolings, and whether pooling includes prompt tokens."""
-    config = folder.json(join(subfolder, "config.json"), dict)
+    if not modules:  # default of sentence-transformers
+        architectures = hyperparameters.get("architectures")
+        first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+        own = "last" if first.endswith("ForCausalLM") else "mean"
+        return tuple(overrides.pooling or [own]), True
+    config = folder.json(join(modules[1][1], "config.json"), dict)
     include_prompt = bool(config.get("include_prompt", True))
     if overrides.pooling:
         return tuple(overrides.pooling), include_prompt

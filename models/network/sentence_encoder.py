@@ -10,6 +10,7 @@ from models.network.encoder import Encoder
 from models.network.norms import Norm
 from models.network.packed_attention import Rows
 from models.network.pooling import pool
+from models.network.sparse import SparseHead
 from models.network.taps import NO_TAP, Tap
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -112,6 +113,7 @@ class SentenceEncoder(nn.Module):
         encoder: Encoder that computes the token vectors.
         pooling: Names in `models.network.pooling.POOLINGS`, whose results are concatenated.
         heads: Modules applied to the pooled vector, in order.
+        sparse: Head that computes sparse vectors, in place of pooling and heads.
         classifies: Whether the vectors are logits.
         has_token_types: Whether token types are an input of the exported graph.
 
@@ -130,15 +132,19 @@ class SentenceEncoder(nn.Module):
         pooling: Sequence[str],
         heads: Sequence[Head] = (),
         *,
+        sparse: SparseHead | None = None,
         classifies: bool = False,
         has_token_types: bool = False,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.pooling = tuple(pooling)
-        self.outputs: tuple[Output, ...] = ("logits",) if classifies else ("pooled", "tokens")
+        self.outputs: tuple[Output, ...] = ("pooled", "tokens")
+        if sparse is not None or classifies:
+            self.outputs = ("logits",) if sparse is None else ("sparse",)
         self.has_token_types = has_token_types
         self.heads = nn.ModuleList(heads)
+        self.sparse = sparse
         self.width = encoder.config.d_model * len(self.pooling)
         for head in heads:
             if head.in_features not in (None, self.width):
@@ -151,6 +157,8 @@ class SentenceEncoder(nn.Module):
                     f"truncate_dim is {head.out_features}; vectors have the width {self.width}"
                 )
             self.width = head.out_features or self.width
+        if sparse is not None:
+            self.width = encoder.config.vocab_size
 
     def forward(
         self,
@@ -172,6 +180,9 @@ class SentenceEncoder(nn.Module):
             token_types: Type of each token, `(B, L)`; None: type 0.
         """
         tokens = self.encoder(input_ids, attention_mask, token_types, tap=tap, adapters=adapters)
+        if self.sparse is not None:
+            weights: Tensor = self.sparse(tokens, pooling_mask)
+            return weights
         return self.head(tokens, pooling_mask, tap)
 
     def forward_packed(
@@ -191,8 +202,10 @@ class SentenceEncoder(nn.Module):
         tokens = self.encoder.forward_packed(
             input_ids, padded_index, packed_index, attention_mask, adapters, token_types
         )  # (T, D)
-        padded = Rows(padded_index, packed_index).pad(tokens)  # (B, L, D)
-        return self.head(padded, pooling_mask), tokens
+        rows = Rows(padded_index, packed_index)
+        if self.sparse is not None:
+            return self.sparse(tokens, pooling_mask, rows.pad), tokens
+        return self.head(rows.pad(tokens), pooling_mask), tokens
 
     def head(self, tokens: Tensor, pooling_mask: Tensor, tap: Tap = NO_TAP) -> Tensor:
         """Pool the token vectors and apply the heads; return row vectors `(B, W)`.

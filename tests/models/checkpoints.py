@@ -109,6 +109,13 @@ def save_classifier(folder: Path, family: str, labels: int, **changes: object) -
     return _save_random(folder, family, transformers.AutoModelForSequenceClassification, config)
 
 
+def save_masked_lm(folder: Path, family: str, **changes: object) -> Any:  # noqa: ANN401
+    """Save a random masked language model, as `save_checkpoint` does."""
+    config = CONFIGS[family]()
+    config = type(config).from_dict({**config.to_dict(), **changes})
+    return _save_random(folder, family, transformers.AutoModelForMaskedLM, config)
+
+
 def _save_random(folder: Path, family: str, kind: Any, config: Any) -> Any:  # noqa: ANN401
     torch.manual_seed(0)
     model = kind.from_config(config).eval()

@@ -12,7 +12,7 @@ from models.export.families.deberta import DEBERTA
 from models.export.families.distilbert import DISTILBERT
 from models.export.families.electra import ELECTRA
 from models.export.families.eurobert import EUROBERT
-from models.export.families.family import Classifier, Family, Names, Part, Tensors
+from models.export.families.family import Classifier, Family, MaskedLM, Names, Part, Tensors
 from models.export.families.gemma3 import GEMMA3
 from models.export.families.gte import GTE
 from models.export.families.jina_bert import JINA_BERT, JINA_BERT_CODE
@@ -24,7 +24,16 @@ from models.export.families.qwen3 import QWEN3
 from models.export.families.roberta import ROBERTA
 from models.export.families.roformer import ROFORMER
 
-__all__ = ["FAMILIES", "FAMILIES_OF_CODE", "Classifier", "Family", "Names", "Part", "Tensors"]
+__all__ = [
+    "FAMILIES",
+    "FAMILIES_OF_CODE",
+    "Classifier",
+    "Family",
+    "MaskedLM",
+    "Names",
+    "Part",
+    "Tensors",
+]
 
 FAMILIES: Mapping[str, Family] = {
     "albert": ALBERT,

@@ -4,7 +4,7 @@ Source: Lan et al. 2019, arXiv:1909.11942.
 """
 
 from models.export.families import bert
-from models.export.families.family import Classifier, Family, tensors
+from models.export.families.family import Classifier, Family, MaskedLM, tensors
 
 _GROUP = "encoder.albert_layer_groups.{i}.albert_layers.0"
 
@@ -41,6 +41,12 @@ ALBERT = Family(
         ),
     ),
     classifier=Classifier(dense="pooler"),
+    masked_lm=MaskedLM(
+        dense="predictions.dense",
+        norm="predictions.LayerNorm",
+        decoder="predictions.decoder",
+        decoder_bias="predictions.bias",
+    ),
     prefixes=("albert.",),
     ignored=(
         r"embeddings\.position_ids",

@@ -3,7 +3,7 @@
 Source: Devlin et al. 2018, arXiv:1810.04805.
 """
 
-from models.export.families.family import Classifier, Family, Modules, tensors
+from models.export.families.family import Classifier, Family, MaskedLM, Modules, tensors
 
 CONFIG = {
     "vocab_size": "vocab_size",
@@ -48,12 +48,20 @@ MODULES: Modules = {
     "layers.{i}.norm2": "encoder.layer.{i}.output.LayerNorm",
 }
 
+MASKED_LM = MaskedLM(
+    dense="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    decoder="cls.predictions.decoder",
+    decoder_bias="cls.predictions.bias",
+)
+
 BERT = Family(
     config=CONFIG,
     defaults=DEFAULTS,
     required=REQUIRED,
     layouts=(tensors(weights=EMBEDDINGS, modules=MODULES),),
     classifier=Classifier(dense="pooler.dense"),
+    masked_lm=MASKED_LM,
     prefixes=("bert.",),
     ignored=(r"embeddings\.position_ids", r"pooler\..*", r"cls\..*"),
 )

@@ -121,6 +121,7 @@ DEBERTA = Family(
     classifier=Classifier(
         dense="pooler.dense", activation="GELU", required={"pooler_hidden_act": "gelu"}
     ),
+    masked_lm=bert.MASKED_LM,
     prefixes=("deberta.",),
     ignored=(
         r"embeddings\.position_(ids|embeddings\.weight)",

@@ -3,7 +3,7 @@
 Source: Sanh et al. 2019, arXiv:1910.01108.
 """
 
-from models.export.families.family import Classifier, Family, tensors
+from models.export.families.family import Classifier, Family, MaskedLM, tensors
 
 DISTILBERT = Family(
     config={
@@ -41,6 +41,7 @@ DISTILBERT = Family(
         ),
     ),
     classifier=Classifier(dense="pre_classifier", activation="ReLU"),
+    masked_lm=MaskedLM(dense="vocab_transform", norm="vocab_layer_norm", decoder="vocab_projector"),
     prefixes=("distilbert.",),
     ignored=(r"embeddings\.position_ids", r"vocab_(transform|layer_norm|projector)\..*"),
 )

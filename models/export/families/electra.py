@@ -4,7 +4,14 @@ Source: Clark et al. 2020, arXiv:2003.10555.
 """
 
 from models.export.families import bert
-from models.export.families.family import Classifier, Family, Settings, read_number, tensors
+from models.export.families.family import (
+    Classifier,
+    Family,
+    MaskedLM,
+    Settings,
+    read_number,
+    tensors,
+)
 
 
 def embedding_width(config: Settings) -> dict[str, int]:
@@ -25,6 +32,12 @@ ELECTRA = Family(
         ),
     ),
     classifier=Classifier(dense="classifier.dense", activation="GELU", out="classifier.out_proj"),
+    masked_lm=MaskedLM(
+        dense="generator_predictions.dense",
+        activation="gelu",
+        norm="generator_predictions.LayerNorm",
+        decoder="generator_lm_head",
+    ),
     prefixes=("electra.",),
     ignored=(r"embeddings\.position_ids", r"(generator|discriminator)_.*"),
 )

@@ -53,6 +53,31 @@ class Classifier:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaskedLM:
+    """Head of a family's masked language models.
+
+    Attributes:
+        dense: Name of the checkpoint's module that transforms the token vectors.
+        dense_bias: Whether that module has a bias.
+        activation: Activation after it, in `models.network.layer.ACTIVATIONS`; "": that of the
+            encoder.
+        norm: Name of the norm after the activation.
+        decoder: Name of the module that computes the logits. Without its weight, a checkpoint
+            shares that of the word embeddings.
+        decoder_bias: Name of the decoder's bias; "": it has the decoder's name.
+        required: Fields of config.json for which only this one value is supported.
+    """
+
+    dense: str
+    dense_bias: bool = True
+    activation: str = ""
+    norm: str
+    decoder: str
+    decoder_bias: str = ""
+    required: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """Mapping from checkpoints of one `model_type` to `Encoder`.
 
@@ -72,6 +97,7 @@ class Family:
         fixed: Values of tensors that a checkpoint may have and the encoder computes, by name.
         ignored_heads: More of them for each entry of `architectures` in config.json.
         classifier: Head of models for sequence classification; None: not supported.
+        masked_lm: Head of masked language models; None: not supported.
         code: Names with which classes in `auto_map` of config.json begin, if the family is what
             they compute. Code in a model folder is never run.
     """
@@ -88,6 +114,7 @@ class Family:
     fixed: Mapping[str, Callable[[EncoderConfig], Tensor]] = field(default_factory=dict)
     ignored_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classifier: Classifier | None = None
+    masked_lm: MaskedLM | None = None
     code: tuple[str, ...] = ()
 
 

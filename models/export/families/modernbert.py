@@ -8,6 +8,7 @@ from typing import Any
 from models.export.families.family import (
     Classifier,
     Family,
+    MaskedLM,
     Part,
     Settings,
     read_biases,
@@ -95,6 +96,14 @@ MODERNBERT = Family(
         norm="head.norm",
         pooling_field="classifier_pooling",
         required={"classifier_bias": False, "classifier_activation": "gelu"},
+    ),
+    masked_lm=MaskedLM(
+        dense="head.dense",
+        dense_bias=False,
+        activation="gelu",
+        norm="head.norm",
+        decoder="decoder",
+        required={"classifier_bias": False, "classifier_activation": "gelu", "decoder_bias": True},
     ),
     prefixes=("model.",),
     ignored=(r"head\..*", r"decoder\..*"),

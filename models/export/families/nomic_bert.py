@@ -4,6 +4,7 @@ The files of Nomic's hub have GPT-2's field names, those of transformers have BE
 Source: Nussbaum et al. 2024, arXiv:2402.01613.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from models.export.families import bert, rotary
@@ -86,6 +87,7 @@ NOMIC_BERT = Family(
         rotary.TENSORS,
     ),
     classifier=Classifier(dense="pooler.dense"),
+    masked_lm=replace(bert.MASKED_LM, norm="cls.predictions.transform.layer_norm"),
     prefixes=("nomic_bert.", "bert."),
     ignored=(r"pooler\..*", r"cls\..*"),
     code=("NomicBert",),

@@ -62,6 +62,7 @@ ROFORMER = Family(
         out="classifier.out_proj",
         required={"hidden_act": "gelu"},
     ),
+    masked_lm=bert.MASKED_LM,
     prefixes=("roformer.",),
     fixed={"encoder.embed_positions.weight": _positions},
     ignored=(r"cls\..*",),

@@ -1,0 +1,102 @@
+"""Masked language models: their heads, for sparse vectors, as in transformers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from models.export.families import Family, Names
+from models.export.families.family import Tensors
+from models.export.model_folder import CheckpointError
+from models.network.config import EncoderConfig
+from models.network.sparse import SparseHead
+
+_CLASS = "ForMaskedLM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseConfig:
+    """Pooling of the logits of a masked language model.
+
+    Attributes:
+        pooling: "max" or "sum".
+        double_log: Whether the logarithm is applied twice.
+    """
+
+    pooling: str = "max"
+    double_log: bool = False
+
+
+def masked_lm_class(config: Mapping[str, Any]) -> str | None:
+    """Return the class that config.json names, if it is a masked language model."""
+    names = config.get("architectures")
+    first = str(names[0]) if isinstance(names, list) and names else ""
+    return first if first.endswith(_CLASS) else None
+
+
+def check_supported(config: Mapping[str, Any], family: Family, name: str) -> None:
+    """Raise CheckpointError if the head of the family's masked language models is not supported."""
+    if family.masked_lm is None:
+        raise CheckpointError(
+            f"{name}: sparse vectors of model_type {config.get('model_type')!r} are not supported"
+        )
+    for field, expected in family.masked_lm.required.items():
+        if config.get(field, expected) != expected:
+            raise CheckpointError(
+                f"{name}: {field} is {config[field]!r}; only {expected!r} is supported"
+            )
+
+
+def take_head(
+    family: Family,
+    config: EncoderConfig,
+    sparse: SparseConfig,
+    layout: Tensors,
+    tensors: dict[str, Tensor],
+    fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
+) -> SparseHead:
+    """Return the head that computes sparse vectors, and remove its tensors from `tensors`.
+
+    A checkpoint without the decoder's weight shares that of the word embeddings, which stays.
+
+    Args:
+        family: Family with a masked language model.
+        config: Hyperparameters of the encoder.
+        sparse: Pooling of the logits.
+        layout: Names of the encoder's tensors.
+        tensors: Tensors of the checkpoint, by name.
+        fill: Loads tensors into a module; also takes the function that returns the tensors' names
+            for each key of the module's state dict.
+    """
+    own = family.masked_lm
+    assert own is not None  # noqa: S101 - otherwise `check_supported` raises an error
+    width = config.embedding_width or config.d_model
+    head = SparseHead(
+        config.d_model,
+        config.norms.norm(width),
+        width,
+        config.vocab_size,
+        own.activation or config.activation,
+        dense_bias=own.dense_bias,
+        pooling=sparse.pooling,
+        double_log=sparse.double_log,
+    )
+    (embeddings,) = layout["embeddings.word.weight"]
+    names = {
+        key: f"{getattr(own, key.split('.')[0])}.{key.split('.')[1]}" for key in head.state_dict()
+    }
+    if names["decoder.weight"] not in tensors:
+        names["decoder.weight"] = str(embeddings)
+    if own.decoder_bias in tensors:
+        tensors.pop(names["decoder.bias"], None)  # of the same values
+        names["decoder.bias"] = own.decoder_bias
+    fill(
+        head,
+        {name: tensors[name] for name in names.values() if name in tensors},
+        lambda key: (names[key],),
+    )
+    for name in names.values():
+        if name != embeddings:
+            del tensors[name]
+    return head
