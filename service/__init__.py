@@ -1,5 +1,6 @@
-"""The service: text over HTTP to vectors and explanations, without importing torch.
+"""The HTTP service, which encodes and classifies texts and explains its results.
 
-`inference` tokenises, batches and runs the model. `api` serves it over HTTP. `debug` serves
-gradient results. `app` assembles the application.
+`inference` tokenises texts, forms batches and runs the model. `api` has the HTTP routes. `debug`
+has the gradient routes, whose jobs run in a child process. `app` assembles the application. Only
+the child process imports torch.
 """

@@ -40,8 +40,8 @@ def main() -> int:
     is_exposed = not _is_loopback(settings.server.host) and state.keys.is_open
     if is_exposed and settings.debug.enabled:
         print(
-            f"vitrine-serve: {settings.server.host} is reachable from other machines, and "
-            "gradients reveal the model: set API keys, or set debug.enabled to false",
+            f"vitrine-serve: {settings.server.host} is reachable from other machines without an "
+            "API key, and gradients reveal the model: set API keys, or set debug.enabled to false",
             file=sys.stderr,
         )
         return 2
@@ -57,7 +57,10 @@ def main() -> int:
 
 
 def _greet(server: Server, settings: Settings, state: AppState) -> None:
-    """Log the addresses and an example request; the system may have chosen the port."""
+    """Log the URLs of the service and an example request.
+
+    The port is read from the socket, because the system chooses it if `server.port` is 0.
+    """
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = json.dumps({"inputs": EXAMPLE_INPUTS})

@@ -66,14 +66,14 @@ def create_app(
     """Return the ASGI application of the service.
 
     Args:
-        settings: All settings.
+        settings: Settings of the service.
         on_ready: Called when the model is loaded and has passed its self-check.
         on_fatal: Called with the reason when the model cannot be loaded or the batcher has stopped
-            because of a failure. The process is expected to end.
+            because of a failure. It is expected to end the process.
 
     Raises:
-        OSError: The file with API keys cannot be read.
-        ValueError: The API keys are invalid.
+        OSError: The file `auth.keys_file` cannot be read.
+        ValueError: `auth.keys_file` is invalid or writable by everybody, or two API keys are equal.
     """
     metrics = Metrics(settings.limits.request_s)
     state = DebugState(
@@ -89,7 +89,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # Loaded in the background: until then /healthz returns 200 and /readyz 503.
+        # The model loads in the background; meanwhile /healthz returns 200 and /readyz 503.
         loading = asyncio.create_task(_load(state, on_ready, on_fatal))
         yield
         loading.cancel()
@@ -97,12 +97,12 @@ def create_app(
         await state.gradients.close()
         if state.model is not None:
             await state.model.close()
-        # FastAPI's caches keep the application. Without this, a process with several applications
-        # would never free the models of stopped ones.
+        # FastAPI's caches keep the application and its state. A process with several applications
+        # would otherwise never free the models of stopped applications.
         state.model = None
         gc.unfreeze()
 
-    # FastAPI's own documentation pages load scripts from another host; these load none.
+    # FastAPI's documentation pages load scripts from a CDN. FastAPIOffline serves them itself.
     app = FastAPIOffline(
         redoc_url=None,
         redirect_slashes=False,
@@ -153,12 +153,12 @@ def create_app(
         slow_s=settings.server.slow_s if settings.server.access_log else None,
         is_stopping=lambda: state.stopping,
     )
-    if settings.server.cors_origins:  # outermost, so that web pages can read every error
+    if settings.server.cors_origins:  # outermost, so that web pages can read error responses too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.server.cors_origins,
             allow_methods=("GET", "POST"),
-            # All headers: clients add their own, such as `X-Stainless-*` of OpenAI's client.
+            # Any header: clients add custom ones, such as `X-Stainless-*` of OpenAI's client.
             allow_headers=("*",),
             expose_headers=(*ENCODE_HEADERS, REQUEST_ID, "Retry-After", "X-Truncated-Inputs"),
         )
@@ -201,7 +201,10 @@ async def _translate_http_exception(request: Request, error: Exception) -> Respo
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes of the path; Starlette returns only the first route's."""
+    """Return the allowed methods of the request's path.
+
+    Starlette's own Allow header has only the methods of the first route with this path.
+    """
     routes = request.app.routes
     allowed = [
         method
@@ -216,7 +219,7 @@ def _allowed_methods(request: Request) -> list[str]:
 def _render_error(
     tei_paths: Collection[str], path: str, error: VitrineError, request_id: str
 ) -> Response:
-    """Return the error in the format of the API that the path belongs to."""
+    """Return the error response in the format of the API that the path belongs to."""
     if path in tei_paths:
         return tei.render_error(error, request_id)
     renderers = (r for prefix, r in _RENDERERS.items() if f"{path}/".startswith(prefix))

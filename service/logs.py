@@ -13,7 +13,7 @@ _FIELDS = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def configure(log_format: LogFormat) -> None:
-    """Log to the standard error, from level INFO on."""
+    """Configure logging to standard error, at level INFO and above, in the given format."""
     handler = logging.StreamHandler()
     if log_format == "json":
         handler.setFormatter(
@@ -23,7 +23,7 @@ def configure(log_format: LogFormat) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    # By default Python prints warnings and uncaught errors over many lines.
+    # By default Python prints warnings and uncaught exceptions as plain text, in JSON logs too.
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
 
@@ -31,4 +31,4 @@ def configure(log_format: LogFormat) -> None:
 def _log_uncaught(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    logging.getLogger("vitrine").critical("uncaught error", exc_info=(kind, error, traceback))
+    logging.getLogger("vitrine").critical("uncaught exception", exc_info=(kind, error, traceback))

@@ -1,4 +1,6 @@
-"""All settings, as immutable models. No other module of `service` reads environment variables.
+"""The settings of the service, as immutable pydantic models.
+
+No other module of `service` reads environment variables.
 
 The setting `group.name` is the environment variable `VITRINE_GROUP__NAME` and the command-line
 option `--group.name`.
@@ -69,7 +71,7 @@ class ServerSettings(_Group):
     slow_s: float = Field(
         1.0,
         gt=0,
-        description="Threshold of slow requests in the access log, in seconds",
+        description="Duration in seconds above which the access log marks a request as slow",
     )
     gzip: bool = Field(
         False, description="Whether to compress responses for clients that accept gzip"
@@ -120,8 +122,8 @@ class BatchSettings(_Group):
     max_cost: int = Field(
         0,
         ge=0,
-        description="Maximum cost of a batch: its tokens plus the cost of attention; 0: the "
-        "engine's default",
+        description="Maximum cost of a batch, in tokens: its tokens plus the cost of attention; 0: "
+        "the engine's default",
     )
     max_queue_tokens: int = Field(
         1_000_000, ge=1, description="Maximum number of queued tokens; requests beyond it get 429"
@@ -189,7 +191,7 @@ class DebugSettings(_Group):
 def _check_key(key: SecretStr) -> SecretStr:
     # Only characters that a header can carry. A trailing newline is a common mistake.
     if not re.fullmatch(r"[!-~]{16,}", key.get_secret_value()):
-        raise ValueError("a key is at least 16 printable ASCII characters without spaces")
+        raise ValueError("a key must have at least 16 printable ASCII characters and no spaces")
     return key
 
 
@@ -209,7 +211,8 @@ class AuthSettings(_Group):
     )
     keys_file: Path | None = Field(
         None,
-        description="File with API keys, as JSON like `auth.keys`, such as a mounted secret",
+        description="File with API keys, such as a mounted secret, as JSON in the format of "
+        "`auth.keys`",
     )
 
     def all_keys(self) -> tuple[ApiKey, ...]:
@@ -223,7 +226,7 @@ class AuthSettings(_Group):
         if self.keys_file is not None:
             keys += _read_keys(self.keys_file)
         if len({key.key.get_secret_value() for key in keys}) < len(keys):
-            raise ValueError("two API keys are equal")
+            raise ValueError("two API keys are equal; every key must be unique")
         return keys
 
 
@@ -306,7 +309,7 @@ def from_command_line(arguments: Sequence[str]) -> Settings:
 
 
 def _is_service_link(name: str, value: str) -> bool:
-    """Return whether this looks like a variable that Kubernetes sets for a service."""
+    """Return whether the variable looks like one that Kubernetes sets for a service."""
     return bool(_SERVICE_LINK.fullmatch(name)) or value.startswith(("tcp://", "udp://"))
 
 

@@ -1,8 +1,8 @@
 """The fused add + norm operator, for layer norm and RMS norm.
 
 - `op`: the operator, registered with `torch.library`, and its functional form.
-- `modules`: `LayerNorm` and `RMSNorm`, replacements for those of `torch.nn`, and `AddLayerNorm` and
-  `AddRMSNorm`, which fuse them with the residual addition.
+- `modules`: `LayerNorm` and `RMSNorm`, replacements for the modules of the same name in `torch.nn`;
+  `AddLayerNorm` and `AddRMSNorm`, norms fused with the residual addition.
 - `cpu_kernels.cpp`: the CPU kernels, which setup.py builds.
 - `triton_kernels`: the CUDA kernels, forward and backward.
 - `onnx_nodes`: the operator's ONNX nodes, for `torch.onnx.export`.

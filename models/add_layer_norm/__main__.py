@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the errors of all outputs and gradients; return 1 if one is too large, else 0."""
+    """Print the errors of outputs and gradients; return 1 if one exceeds `TOLERANCE`, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m models.add_layer_norm", description=__doc__.split(": ", 1)[1]
     )
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], dy: Tensor
 ) -> list[Tensor]:
-    """Return the output, and the gradients with respect to each input for the output gradient."""
+    """Return the output, and the gradient with respect to each input, given the gradient `dy`."""
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     y = function(*leaves)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]

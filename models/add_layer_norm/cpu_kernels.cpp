@@ -1,4 +1,4 @@
-// The fused operator's kernels for CPUs: forward and backward in one pass over memory.
+// The fused operator's kernels for CPUs: forward and backward, each in one pass over memory.
 //
 // Written against torch's stable ABI, so that one build runs with torch 2.11 and later. Results do
 // not depend on the number of threads: a row is computed by one thread, and the gradients of weight
@@ -31,7 +31,8 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// Types of tensors to the type of the computation, and back with one rounding to nearest even.
+// Conversion from a tensor's type to the compute type, which is exact, and back, which rounds once,
+// to nearest even.
 inline double widen(double x) { return x; }
 inline float widen(float x) { return x; }
 inline float widen(_Float16 x) { return x; }
@@ -78,14 +79,15 @@ namespace baseline {
 
 namespace {
 
-// Elements below which a second thread costs more than it saves.
+// Number of elements per thread below which a second thread costs more than it saves.
 constexpr int64_t MIN_ELEMENTS_PER_THREAD = 16384;
-// The gradients of weight and bias are summed over blocks of this many rows, and those sums in
-// double precision over at most this many chunks.
+// Number of rows over which the gradients of weight and bias are summed in the compute type. The
+// sums of these blocks are added in double precision.
 constexpr int64_t BLOCK_ROWS = 32;
+// Maximum number of chunks of rows that can run in parallel in the backward pass.
 constexpr int64_t MAX_CHUNKS = 64;
 
-// The functions for rows, in the best instruction set of this CPU.
+// The row functions, compiled for the best instruction set that this CPU supports.
 template <class T, class Real>
 struct Rows {
   decltype(&baseline::forward_row<T, Real, true>) forward;
@@ -105,14 +107,14 @@ struct Rows {
     return {baseline::forward_row<T, Real, CENTRED>, baseline::backward_row<T, Real, CENTRED>};
   }
 
-  // Those of layer norm if rows are centred, or else of RMS norm.
+  // Returns the row functions of layer norm if `centred`, else of RMS norm.
   static const Rows& of(bool centred) {
     static const Rows layer_norm = best<true>(), rms_norm = best<false>();
     return centred ? layer_norm : rms_norm;
   }
 };
 
-// Calls body(T{}, Real{}) for the types of the tensor and of its computation.
+// Calls body(T{}, Real{}) with the tensor's type T and its compute type Real.
 template <class Body>
 void for_type_of(const Tensor& tensor, Body body) {
   switch (tensor.scalar_type()) {
@@ -134,7 +136,7 @@ T* mutable_data(const Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
-// An array of zeros that begins at a cache line: vectors across two lines take twice as long.
+// An array of zeros, aligned to a cache line: SIMD vectors across two lines take twice as long.
 template <class Real>
 class Buffer {
  public:
@@ -162,7 +164,7 @@ bool same_shape(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// The Python functions replace this error of a forward pass with one that names the argument.
+// For a forward pass, op.py replaces this error with one that names the argument.
 void check(const Tensor& x, const std::optional<Tensor>& other,
            const std::optional<Tensor>& weight, const std::optional<Tensor>& bias) {
   const auto fits = [&](const std::optional<Tensor>& parameter) {
@@ -177,7 +179,8 @@ void check(const Tensor& x, const std::optional<Tensor>& other,
       "the shapes, dtypes or devices of the arguments do not match");
 }
 
-// These avoid the dispatcher, whose calls take as long as the rows of a small batch.
+// `dense`, `allocate` and `allocate_like` avoid the dispatcher, whose calls take as long as the
+// rows of a small batch.
 Tensor dense(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
@@ -199,7 +202,8 @@ Tensor allocate_like(const Tensor& tensor) {
   return allocate(tensor.dim(), tensor.sizes().data(), dtype);
 }
 
-// Fills the buffer with a parameter in the type of the computation; an absent one has one value.
+// Fills the buffer with a parameter, converted to the compute type, or with `absent` if there is no
+// parameter.
 template <class Real>
 void read(const std::optional<Tensor>& parameter, Buffer<Real>& buffer, Real absent) {
   std::fill(buffer.begin(), buffer.end(), absent);

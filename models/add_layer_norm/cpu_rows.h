@@ -1,16 +1,16 @@
 // The arithmetic of one row. cpu_kernels.cpp includes this file once per instruction set, each time
 // in another namespace.
 //
-// T is the type of the tensors, Real that of the computation: double for float64 and float for all
-// others. A row is read from memory once; the passes after the first find it in the cache.
+// T is the type of the tensors, and Real the compute type: double for float64, float for all other
+// types. A row is read from memory once; later passes over the row read it from the cache.
 
-// Number of partial sums: four of the widest vectors. The compiler makes vectors of the loops.
+// Number of partial sums: four SIMD vectors of 16 floats. The compiler vectorises the loops.
 constexpr int64_t LANES = 64;
-// Elements after which the partial sums are added in double precision. No partial sum is rounded
-// more than eight times: one that begins with an outlier would lose each of its small terms.
+// Number of elements after which the partial sums are added in double precision. A partial sum thus
+// has at most eight terms: in a longer one, an outlier would absorb too many small terms.
 constexpr int64_t BLOCK = 8 * LANES;
 
-// Adds up both values of terms(i) over a row, in an order that depends on its width alone.
+// Returns the sums of both values of terms(i) over a row, in an order that `width` alone decides.
 template <class Real, class Terms>
 inline Pair<double> sum(int64_t width, Terms terms) {
   Pair<double> total = {0, 0};
@@ -40,9 +40,8 @@ inline Pair<double> sum(int64_t width, Terms terms) {
   return total;
 }
 
-// A row's statistics: its mean is pivot + shift, which one number in Real could not hold where the
-// mean is large, and rstd is 1 / sqrt(variance + eps). If rows are not CENTRED, the mean is taken to
-// be 0.
+// Statistics of a row. The mean is pivot + shift, because a single Real is too imprecise for a
+// large mean; rstd is 1 / sqrt(variance + eps). If rows are not CENTRED, the mean is taken to be 0.
 template <class Real>
 struct Statistics {
   Real pivot, shift, rstd;
@@ -50,11 +49,12 @@ struct Statistics {
   Real xhat(Real element) const { return ((element - pivot) - shift) * rstd; }
 };
 
-// Returns the statistics of a row, whose elements load(i) returns at first and reload(i) later.
+// Returns the statistics of a row. The first pass gets elements from load(i), a second pass from
+// reload(i).
 //
-// One pass over the row gives mean and variance if the pivot is close to the mean, which that of
-// the first elements usually is. If not, the variance has lost digits or its sum has overflowed,
-// and a second pass starts from the mean of the first.
+// The pivot is the mean of the first 16 elements, usually close to the mean of the row: one pass
+// then gives mean and variance. Otherwise, the variance has lost digits or its sum has overflowed,
+// and a second pass uses the mean from the first pass as pivot.
 template <class Real, bool CENTRED, class Load, class Reload>
 inline Statistics<Real> statistics_of(int64_t width, Real eps, Load load, Reload reload) {
   if constexpr (!CENTRED) {
@@ -84,8 +84,8 @@ inline Statistics<Real> statistics_of(int64_t width, Real eps, Load load, Reload
   return {pivot, Real(mean), 1 / std::sqrt(Real(variance) + eps)};
 }
 
-// Writes y = norm(x + residual) and stored = x + residual; the statistics are those of
-// `stored`. Without a residual, `stored` is x, and not written.
+// Writes y = norm(x + residual) and stored = x + residual. The norm is computed from the rounded
+// sum in `stored`. Without a residual, the norm is that of x, and `stored` is not written.
 template <class T, class Real, bool CENTRED>
 void forward_row(const T* __restrict x, const T* __restrict residual,
                  const Real* __restrict weight, const Real* __restrict bias, T* __restrict y,
@@ -107,10 +107,10 @@ void forward_row(const T* __restrict x, const T* __restrict residual,
   }
 }
 
-// Writes dx and adds this row's terms of dweight and dbias. With dxhat = dy * weight:
-// dx = rstd * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)) + dsum, without the first mean if
-// rows are not CENTRED.
-// The statistics are computed again: the row is read in any case.
+// Writes dx, and adds this row's terms to dweight and dbias. With dxhat = dy * weight:
+// dx = rstd * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)) + dsum, without mean(dxhat) if rows
+// are not CENTRED.
+// The statistics are recomputed, not stored by the forward pass: the row is read in any case.
 template <class T, class Real, bool CENTRED>
 void backward_row(const T* __restrict dy, const T* __restrict dsum, const T* __restrict stored,
                   const Real* __restrict weight, T* __restrict dx, Real* __restrict dweight,

@@ -64,7 +64,7 @@ class AddLayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """Replacement for `torch.nn.RMSNorm` with the same arguments, state dict, repr and errors.
 
-    Each row is divided by the root of the mean of its squares, without subtraction of its mean:
+    Each row is divided by its root mean square. Its mean is not subtracted:
 
     >>> import torch
     >>> RMSNorm(4, eps=0.0)(torch.tensor([[2.0, 2.0, 4.0, 4.0]])).round(decimals=4)
@@ -93,7 +93,7 @@ class AddRMSNorm(nn.RMSNorm):
 
 
 def _eps(norm: nn.RMSNorm, x: Tensor) -> float:
-    # torch's default, that of the dtype in which the norm is computed.
+    # torch's default: the machine epsilon of the dtype in which the norm is computed.
     wide = torch.promote_types(x.dtype, torch.float32)
     return torch.finfo(wide).eps if norm.eps is None else norm.eps
 
@@ -118,7 +118,7 @@ def _flatten(
 
 
 def _flatten_residual(residual: Tensor, x: Tensor, flat: Tensor) -> Tensor:
-    """Return the residual of `x`, flattened as `x` is in `flat`."""
+    """Return the residual of `x` in the shape of `flat`, which is `x` flattened by `_flatten`."""
     if flat is x:
         return residual
     if residual.shape != x.shape:

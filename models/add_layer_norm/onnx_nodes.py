@@ -12,18 +12,19 @@ Translation = Callable[..., Any]
 
 
 def onnx_translations(target: str = "cpu") -> dict[Callable[..., Any], Translation]:
-    """Return the `custom_translation_table` with which `torch.onnx.export` knows the operator.
+    """Return the operator's translations, for `torch.onnx.export(custom_translation_table=...)`.
 
-    Layer norm becomes `LayerNormalization`, which every runtime has, and RMS norm
-    `SimplifiedLayerNormalization`, which onnxruntime has.
+    Layer norm becomes the standard `LayerNormalization`, and RMS norm becomes onnxruntime's
+    `SimplifiedLayerNormalization`.
 
     Args:
-        target: "cpu": the sum is an `Add` of its own, which onnxruntime runs fastest on CPU.
-            "cuda": sum and norm are one node, `SkipLayerNormalization` or
-            `SkipSimplifiedLayerNormalization`, which onnxruntime has for x `(N, D)` or `(B, L, D)`.
+        target: "cpu": the residual addition is a separate `Add` node, which onnxruntime runs
+            fastest on CPU. "cuda": addition and norm are one node of onnxruntime,
+            `SkipLayerNormalization` or `SkipSimplifiedLayerNormalization`, which requires x
+            `(N, D)` or `(B, L, D)`.
 
     Raises:
-        ValueError: The target is unknown.
+        ValueError: `target` is neither "cpu" nor "cuda".
     """
     if target not in _ADD_NORM:
         raise ValueError(f"unknown target {target!r}; allowed: {', '.join(_ADD_NORM)}")
@@ -36,7 +37,10 @@ def onnx_translations(target: str = "cpu") -> dict[Callable[..., Any], Translati
 def _contrib_op(
     domain: str, name: str, inputs: str, optional_inputs: str, outputs: str, optional_outputs: str
 ) -> Op:
-    """Return an op of onnxruntime with its signature; the onnx package has only standard ones."""
+    """Return an op of onnxruntime with its schema, which the onnx package does not have.
+
+    `inputs`, `outputs` and their optional counterparts are names separated by spaces.
+    """
     formal = onnx.defs.OpSchema.FormalParameter
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     types = {"mean": "U", "inv_std_var": "U"}
@@ -85,7 +89,7 @@ _SKIP_RMS_NORMALIZATION = _contrib_op(
     "output",
     _STATISTICS_AND_SUM,
 )
-# In the domain of the standard ops, although it is none.
+# onnxruntime registers this op in the domain of the standard ops, although it is not standard.
 _RMS_NORMALIZATION = _contrib_op(
     "", "SimplifiedLayerNormalization", "X scale", "", "Y", "inv_std_var"
 )
@@ -93,7 +97,7 @@ _ONE = onnx.helper.make_tensor("one", onnx.TensorProto.FLOAT, [1], [1.0])
 
 
 def _ones(x: Any) -> Any:  # noqa: ANN401
-    """Return a weight of ones for a norm without weight, which all these nodes require."""
+    """Return a weight of ones for a norm without weight, because all of the nodes require one."""
     return op.CastLike(op.ConstantOfShape([x.shape[-1]], value=_ONE), x)
 
 

@@ -1,4 +1,4 @@
-"""The fused operator: it returns `norm(x + residual)` and `x + residual`.
+"""The fused operator, which returns `norm(x + residual)` and `x + residual`.
 
 The norm is layer norm or RMS norm, which is layer norm without the subtraction of the mean. The
 operator is registered with `torch.library`, so that autograd, `torch.compile` and
@@ -25,7 +25,7 @@ from torch.library import (
 # Global, because the operators are unregistered when the library object is deleted.
 _LIBRARY = Library("vitrine", "DEF")
 
-# `centred` is True for layer norm and False for RMS norm. Neither it nor eps has a default: the
+# `centred` is True for layer norm and False for RMS norm. `centred` and `eps` have no defaults: the
 # dispatcher drops arguments equal to their default, but the translation to ONNX needs them.
 _LIBRARY.define(
     "add_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, bool centred)"
@@ -46,14 +46,14 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def _load_cpu_kernels() -> bool:
-    """Register the C++ kernels for CPU, which setup.py builds; return whether they exist."""
+    """Load the C++ kernels for CPU, which setup.py builds; return whether they were loaded."""
     for library in Path(__file__).parent.glob("_cpu*.so"):
         try:
             torch.ops.load_library(library)
         except OSError as error:
             warnings.warn(
-                f"{library.name} cannot be loaded, so the fused operator runs in torch functions; "
-                f"build it again for this torch: {error}",
+                f"{library.name} cannot be loaded, so the fused operator uses torch functions, "
+                f"which are slower; rebuild the library for the installed torch: {error}",
                 stacklevel=2,
             )
             return False
@@ -86,7 +86,7 @@ def add_layer_norm(
         mean and variance are computed from the rounded sum in float32 (float64 for float64 input).
 
     Raises:
-        RuntimeError: The shapes or dtypes do not match.
+        RuntimeError: The shapes, dtypes or devices of the arguments do not match.
 
     Source: Ba et al. 2016, arXiv:1607.06450.
     """
@@ -122,7 +122,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float)
         mean of its squares is computed in float32 (float64 for float64 input).
 
     Raises:
-        RuntimeError: The shapes or dtypes do not match.
+        RuntimeError: The shapes, dtypes or devices of the arguments do not match.
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
@@ -142,13 +142,13 @@ def add_rms_norm_with_sum(
 def norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
 ) -> Tensor:
-    """Return `layer_norm(x)` if `centred`, or else `rms_norm(x)`, plus the bias."""
+    """Return `layer_norm(x)` if `centred`, else `rms_norm(x)`, with optional weight and bias."""
     if _is_transformed():
         return composite_forward(x, None, weight, bias, eps, centred)[0]
     try:
         return torch.ops.vitrine.norm.default(x, weight, bias, eps, centred)
     except RuntimeError:
-        _check(x, None, weight, bias)  # the message of the C++ kernels names no argument
+        _check(x, None, weight, bias)  # the C++ kernels' error does not name the argument
         raise
 
 
@@ -160,19 +160,19 @@ def add_norm(
     eps: float,
     centred: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the norm of `x + residual`, as `norm` does, and `x + residual`."""
+    """Return `norm(x + residual)` and `x + residual`; see `norm` for the other arguments."""
     if _is_transformed():
         return composite_forward(x, residual, weight, bias, eps, centred)
     try:
         y, total = torch.ops.vitrine.add_norm.default(x, residual, weight, bias, eps, centred)
     except RuntimeError:
-        _check(x, residual, weight, bias)  # the message of the C++ kernels names no argument
+        _check(x, residual, weight, bias)  # the C++ kernels' error does not name the argument
         raise
     return y, total
 
 
 def _is_transformed() -> bool:
-    """Return whether forward-mode AD or a `torch.func` transform is active.
+    """Return whether forward-mode AD or a `torch.func` transform is active, outside of compilation.
 
     Neither can trace custom ops.
     """
@@ -186,7 +186,7 @@ def implementation(x: Tensor, *, backward: bool = False) -> Implementation:
 
     Args:
         x: Input of the operator.
-        backward: Whether to return that of the backward pass instead of the forward pass.
+        backward: Whether to return the backward pass's implementation, not the forward pass's.
     """
     if x.is_cpu and _HAS_CPP:
         return "cpp"
@@ -252,9 +252,10 @@ def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
 
 
 def _centre(rows: Tensor) -> Tensor:
-    """Return rows `(..., D)` less their mean.
+    """Return rows `(..., D)` minus their mean.
 
-    The mean of the deviations, which is the rounding error of a large mean, is subtracted too.
+    A large mean has a rounding error, which is then the mean of the deviations. It is subtracted
+    as well.
     """
     centred = rows - rows.mean(-1, keepdim=True)
     return centred - centred.mean(-1, keepdim=True)
@@ -268,7 +269,7 @@ def composite_forward(
     eps: float,
     centred: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return `norm(x + residual)` and `x + residual`, in differentiable torch functions.
+    """Return `norm(x + residual)` and `x + residual`, by differentiable torch functions.
 
     Layer norm is computed from centred rows, because ATen computes `x * rstd - mean * rstd`, which
     loses digits where the mean is large. `centred` is True for layer norm and False for RMS norm;
@@ -296,7 +297,10 @@ def composite_backward(
     eps: float,
     centred: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dx, dweight and dbias by `reference.closed_form`, in differentiable functions."""
+    """Return dx `(..., D)`, dweight `(D,)` and dbias `(D,)`, by differentiable torch functions.
+
+    The formula of dx is that of `reference.closed_form`, plus `dsum`.
+    """
     wide = torch.promote_types(total.dtype, torch.float32)
     g, rows = dy.to(wide), total.to(wide)  # (..., D)
     rows = _centre(rows) if centred else rows
@@ -338,7 +342,7 @@ def _cuda(
     from models.add_layer_norm import triton_kernels
 
     _check(x, None, weight, bias)
-    with torch.cuda.device_of(x):  # Triton launches kernels on the current device, not on that of x
+    with torch.cuda.device_of(x):  # Triton launches kernels on the current device, not on x's
         return triton_kernels.forward(x, None, weight, bias, eps, centred)[0]
 
 
@@ -387,7 +391,7 @@ for _name, _anywhere, _on_cuda in (
 
 
 def _autocast_add_on_cpu(x: Tensor, residual: Tensor, *others: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-    """Add and normalise in the wider dtype of both, as torch's own functions do on CPU."""
+    """Add and normalise in the wider dtype of `x` and `residual`, like torch's functions on CPU."""
     dtype = torch.promote_types(x.dtype, residual.dtype)
     with torch._C._ExcludeDispatchKeyGuard(
         torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -436,8 +440,8 @@ register_fake("vitrine::add_norm", _fake_add, lib=_LIBRARY)
 register_fake("vitrine::norm_backward", _fake_gradients, lib=_LIBRARY)
 
 
-# Autograd, as functions of our own: those of torch.library.register_autograd take 15 us longer,
-# which is half of the backward pass of a small batch. torch types their arguments as Any.
+# Gradients, as `torch.autograd.Function`s: with `torch.library.register_autograd`, they take 15 us
+# longer, half the time of a small batch's backward pass. Arguments are typed Any, as in torch.
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
@@ -482,7 +486,7 @@ def _save(
 
 
 def _backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> Any:  # noqa: ANN401
-    """Return the gradients with respect to `x`, weight and bias; None for a missing parameter."""
+    """Return the gradients with respect to `x`, weight and bias; None where there is none."""
     if dy is None:
         return dsum, None, None
     total, weight, bias = ctx.saved_tensors
@@ -500,7 +504,7 @@ def _cast(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
     """Return the gradient in the dtype of its parameter; None without a parameter."""
     if parameter is None:
         return None
-    same = parameter.dtype == gradient.dtype  # `to` takes 3 us to find out
+    same = parameter.dtype == gradient.dtype  # `to` takes 3 us to check this
     return gradient if same else gradient.to(parameter.dtype)
 
 
@@ -514,7 +518,7 @@ class _NormBackwardFunction(torch.autograd.Function):
     def backward(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
         raise RuntimeError(
             "vitrine::norm_backward is not differentiable; for second derivatives, compute "
-            "the first ones with create_graph=True"
+            "the first derivatives with create_graph=True"
         )
 
 

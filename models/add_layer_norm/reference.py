@@ -1,6 +1,6 @@
 """Add + norm in numpy, step by step, forward and backward: an explanation and a test oracle.
 
-The steps are those of layer norm. RMS norm is layer norm of rows whose mean is taken to be zero.
+The steps are those of layer norm. RMS norm has the same steps with a mean of zero.
 
 Every step is a named value, with its shape in a comment; D is the normalised width, and `...` are
 any leading axes. All arithmetic is in the dtype of `x`, float64 or float32.
@@ -19,7 +19,7 @@ The following published formulas are wrong, as tests/models/test_reference.py sh
   -(1 + xhat_i xhat_j) / (D sigma), with sigma = sqrt(var + eps), not sqrt(var).
 - gamma indexed by row. It is indexed by feature, so that equal rows have equal outputs.
 - var = mean(x^2) - mean(x)^2. The subtraction cancels in float32: the row 40000, 40001, 40002,
-  40003 has the variance 1.25, of which the difference has no correct digit.
+  40003 has the variance 1.25, but the formula gives no correct digit.
 - A non-zero dx for the loss sum(out), with gamma of ones. That dx is zero, because each row of the
   output has a constant sum.
 - Outputs other than -1 and +1 for a row of two different features, with eps = 0, gamma of ones and
@@ -35,7 +35,7 @@ Array = NDArray[np.floating]
 
 
 class ForwardSteps(NamedTuple):
-    """The sum `x + residual` and the ten steps of its layer norm."""
+    """The sum `x + residual` and the ten steps of its norm."""
 
     x: Array  #        (..., D)  0. x + residual
     mean: Array  #     (..., 1)  1. mean over D; zero for RMS norm
@@ -106,7 +106,7 @@ def forward_steps(
         centred: True for layer norm, False for RMS norm.
 
     Raises:
-        ValueError: The shapes do not match.
+        ValueError: The shapes of the arguments do not match.
     """
     D = x.shape[-1]
     if gamma.shape != (D,) or beta.shape != (D,):
@@ -115,8 +115,8 @@ def forward_steps(
         raise ValueError(f"residual and x differ in shape: {residual.shape}, {x.shape}")
     total = x if residual is None else x + residual
     mean, xmu = np.zeros_like(total[..., :1]), total
-    # A large mean has a rounding error, which is the mean of the deviations. After its subtraction,
-    # the deviations of a row around 1e6 are correct to the last digits.
+    # A large mean has a rounding error, which is then the mean of the deviations. The second pass
+    # subtracts it, so that the deviations of a row around 1e6 are correct to the last digits.
     for _ in range(2 * centred):
         part = xmu.mean(-1, keepdims=True)
         mean, xmu = mean + part, xmu - part
@@ -190,10 +190,10 @@ def backward(dout: Array, cache: Cache) -> tuple[Array, Array, Array]:
 
 
 def closed_form(dout: Array, cache: Cache) -> Array:
-    """Return dx `(..., D)` by the single formula that the Triton kernels use.
+    """Return dx `(..., D)` by the single formula of the C++ and Triton kernels.
 
-    dx = ivar * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)), with means over D. RMS norm
-    lacks mean(dxhat).
+    dx = ivar * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat)), with means over D. For RMS norm,
+    the term mean(dxhat) is omitted.
     """
     dxhat = dout * cache.gamma
     projection = (dxhat * cache.xhat).mean(-1, keepdims=True)
@@ -206,7 +206,7 @@ def jacobian_form(dout: Array, cache: Cache) -> Array:
     """Return dx `(..., D)` as the product of gamma * dout and the Jacobian, D x D per row.
 
     dx = (gamma * dout) J / (D sigma) with J = D I - 1 - outer(xhat, xhat), sigma = sqrt(var + eps).
-    I is the identity matrix, and 1 the matrix of ones, which RMS norm lacks.
+    I is the identity matrix, and 1 the matrix of ones. For RMS norm, the term 1 is omitted.
     """
     D = dout.shape[-1]
     outer = cache.xhat[..., :, None] * cache.xhat[..., None, :]  # (..., D, D)

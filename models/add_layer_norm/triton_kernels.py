@@ -1,9 +1,9 @@
 """Triton kernels of the fused operator for CUDA. Imported on first use only.
 
 Forward and backward are memory-bound: each tensor is read or written once, and a row stays in
-registers. Mean and variance are float32 for every dtype. Results are deterministic, and those of a
-row do not depend on other rows: block size and number of warps depend on D alone, the gradients of
-weight and bias are summed in a fixed order, and there are no atomics.
+registers. Mean and variance are float32 for every dtype. Results are deterministic, and the results
+of a row do not depend on other rows: block size and number of warps depend on D alone, the
+gradients of weight and bias are summed in a fixed order, and there are no atomics.
 
 Memory traffic for N rows of D elements of e bytes, in bytes: forward 4NDe (read x and residual;
 write y and sum); backward 3NDe (read dy and sum; write dx), or 4NDe with a gradient of the sum
@@ -21,7 +21,7 @@ MAX_BACKWARD_D = 8192
 # Maximum number of programs in the backward pass; each writes one partial sum of dweight and dbias.
 # Independent of the number of multiprocessors, so that every device sums in the same order.
 MAX_PARTIALS = 256
-# Number of columns per program of the kernel that adds the partial sums.
+# Number of columns per program of `_reduce_kernel`, which adds the partial sums.
 _REDUCED_COLUMNS = 64
 
 
@@ -29,8 +29,8 @@ _REDUCED_COLUMNS = 64
 def _deviations(s, mask, D, CENTRED: tl.constexpr):
     """Return a row's deviations from its mean `(BLOCK,)` and their mean square, both float32.
 
-    The mean of the deviations, which is the rounding error of a large mean, is subtracted too. If
-    not CENTRED, the deviations are the row itself, from zero.
+    A large mean has a rounding error, which is then the mean of the deviations. It is subtracted
+    as well. If not CENTRED, the mean is taken to be zero.
     """
     if CENTRED:
         s = tl.where(mask, s - tl.sum(s, 0) / D, 0.0)

@@ -50,12 +50,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An entry of `ENGINES`.
+    """Entry of `ENGINES`: the hardware, precisions and constructor of an engine.
 
     Attributes:
         target: Hardware of the engine, "cpu" or "cuda".
-        precisions: Supported compute precisions; each is mapped to the dtype of the weights that
-            the graph must have.
+        precisions: Required dtype of the graph's weights for each supported compute precision.
         unusable: Returns the reason why the engine cannot compute in a precision on this machine;
             None if it can.
         open: Returns the engine for a graph, a precision and the hardware.
@@ -67,7 +66,8 @@ class EngineSpec:
     open: Callable[[GraphFile, Precision, Hardware], Engine]
 
 
-# Size of the self-check's batches. Larger ones take hundreds of megabytes, for attention scores.
+# Maximum size of the self-check's batches, in tokens with padding. The attention scores of larger
+# batches take hundreds of megabytes.
 _MAX_PADDED = 512
 
 # "auto" selects the first usable engine in this order.
@@ -105,7 +105,7 @@ def open_engine(
             machine and for which the artifact has a graph.
         precision: Precision of the computation.
         threads: Number of CPU threads to compute with; 0: one per CPU that the process may use.
-            "cuda" ignores it.
+            Ignored for "cuda".
         gpu: CUDA device index for "cuda".
 
     Raises:
@@ -131,7 +131,7 @@ def open_engine(
 def _unusable(name: str, precision: Precision, artifact: Artifact) -> str | None:
     spec = ENGINES[name]
     if precision not in spec.precisions:
-        return f"it computes in {', '.join(spec.precisions)} only"
+        return f"it supports only {', '.join(spec.precisions)}"
     dtype = spec.precisions[precision]
     if (name, dtype) not in {(graph.engine, graph.dtype) for graph in artifact.manifest.graphs}:
         return (
@@ -175,7 +175,7 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
 
 
 def _results(run: Run, output: Output, check: Check) -> NDArray[np.float32]:
-    """Return the results of all rows, which run in batches of similar length."""
+    """Return the vectors of all check inputs in their order, run in batches of similar length."""
     results: dict[int, NDArray[np.float32]] = {}
     for indices in _similar(list(map(len, check.rows))):
         batch = [check.rows[index] for index in indices]
@@ -189,7 +189,7 @@ def _results(run: Run, output: Output, check: Check) -> NDArray[np.float32]:
 
 
 def _similar(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the indices of rows in batches of up to `_MAX_PADDED` tokens, padding included."""
+    """Yield batches of row indices, short rows first, of up to `_MAX_PADDED` padded tokens."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batch and (len(batch) + 1) * lengths[index] > _MAX_PADDED:

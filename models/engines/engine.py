@@ -23,10 +23,10 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class GraphFile:
-    """An ONNX file, verified.
+    """An ONNX file whose SHA-256 was verified.
 
     Attributes:
-        path: Path of the file. Its weights are in another file of the same directory.
+        path: Path of the file. The weights are in another file of the same directory.
         weight_bytes: Size of the weights, in bytes.
     """
 
@@ -63,7 +63,7 @@ class BatchSizes:
 
     @property
     def long_row(self) -> int:
-        """Length above which a row runs on all threads, and not beside another such row."""
+        """Length in tokens above which a row runs on all threads, one such row at a time."""
         return 4 * self.max_tokens
 
 
@@ -104,21 +104,21 @@ class Engine(Protocol):
         """Run functions of all compiled variants of the graph, for the self-check."""
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return one vector per row, `(B, W)`, or for "tokens" one per token, `(T, D)`."""
+        """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
 
     def cancel(self) -> None:
-        """Abort the runs in flight; each of them raises an error in its caller."""
+        """Abort the runs in flight; each aborted run raises an error in its caller."""
 
 
-# Larger batches overflow the CPU caches. In bfloat16 a token takes a quarter of the time while a
-# batch has the same fixed overhead, so the overhead equals four times as many tokens.
+# Larger batches overflow the CPU caches. In bfloat16, a token takes a quarter of its float32 time,
+# but a batch has the same fixed cost, which therefore equals four times as many tokens.
 _ON_CPU: dict[Precision, BatchSizes] = {
     "float32": BatchSizes(max_tokens=384, min_split_tokens=64, fixed_cost=8),
     "bfloat16": BatchSizes(max_tokens=512, min_split_tokens=64, fixed_cost=32),
 }
 
 
-# Size of the weights above which a graph is compiled once. Each compilation holds a copy of them.
+# Size of the weights above which a graph is compiled only once: each compilation copies them.
 _MAX_BYTES_COMPILED_TWICE = 256 * 2**20
 
 
@@ -126,9 +126,9 @@ class CpuEngine:
     """A graph compiled for a single batch and, unless it is large, also for concurrent batches.
 
     A single batch uses all threads, for the lowest latency. Concurrent batches have one thread each
-    and give more throughput, because threads that share a batch synchronise at every node. The
-    throughput was 1.03 times as high for all-MiniLM-L6-v2, and 1.02 times for BERT-base (full
-    batches in onnxruntime, two cores of an AMD EPYC with AVX2).
+    and give more throughput, because threads that share a batch synchronise at every node. Measured
+    gains are 3% for all-MiniLM-L6-v2 and 2% for BERT-base (full batches in onnxruntime, two cores
+    of an AMD EPYC with AVX2).
 
     Args:
         name: Name in `models.engines.ENGINES`.
@@ -160,12 +160,12 @@ class CpuEngine:
         self._lock = threading.Lock()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return one vector per row, `(B, W)`, or for "tokens" one per token, `(T, D)`."""
+        """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
         single, concurrent = self.runs[0], self.runs[-1]
         with self._lock:
-            # Under load, a run may start in the short gap between two others. So a run counts as
-            # single only if no run is in flight now, nor was when the previous run started.
-            # A long row uses all threads beside other runs too: it may go on alone.
+            # Under load, a run may start in the short gap between two other runs. A run therefore
+            # counts as single only if no run is in flight now, and none was when the previous run
+            # started. A long row always uses all threads, because it may outlast all other runs.
             is_long = batch.padded_index.shape[1] > self.batches.long_row
             is_single = is_long or not (self._running or self._overlapping)
             self._overlapping = self._running > 0
@@ -177,7 +177,7 @@ class CpuEngine:
                 self._running -= 1
 
     def cancel(self) -> None:
-        """Abort the runs in flight; each of them raises an error in its caller."""
+        """Abort the runs in flight; each aborted run raises an error in its caller."""
         for graph in self._graphs:
             graph.cancel()
 

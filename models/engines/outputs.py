@@ -36,7 +36,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """Description of an output.
+    """Shape of a graph's output, and bounds for its agreement with PyTorch.
 
     Attributes:
         shape: Shape of the output for one input, for documentation.

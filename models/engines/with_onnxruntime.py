@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # onnxruntime reads this variable when it is imported.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-# Number of tokens, padding included, above which a batch on CPU gives its memory back at its end.
+# Number of tokens, padding included, above which a batch on CPU releases its memory when it ends.
 # 8,192 tokens of a model like all-MiniLM-L6-v2 take 0.2 GB.
 _MAX_PADDED_IN_ARENA = 1024
 
@@ -55,7 +55,7 @@ def onnxruntime_session(
     Args:
         graph: Path of a graph, or a serialised graph.
         threads: Number of threads per run.
-        profile: Prefix of the path of the profile, which has the time of each node; empty: no
+        profile: Path prefix of the profile file, which lists the time of each node; "": no
             profiling.
         folder: Folder with the weights of a serialised graph; None: the graph contains them.
     """
@@ -96,7 +96,7 @@ class CudaEngine:
         self.cancel = graph.cancel
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return one vector per row, `(B, W)`, or for "tokens" one per token, `(T, D)`."""
+        """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
         return self.runs[0](batch, output)
 
 
@@ -117,7 +117,7 @@ def open_on_gpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
         session = onnxruntime.InferenceSession(
             str(graph.path),
             options,
-            # TF32 has a mantissa of 10 bits; that of float32 has 23.
+            # TF32 would reduce float32's 23 mantissa bits to 10.
             providers=[("CUDAExecutionProvider", {"device_id": hardware.gpu, "use_tf32": 0})],
             # No silent fallback to the CPU, neither at startup nor after an error.
             enable_fallback=0,

@@ -18,7 +18,7 @@ from models.engines.engine import (
 from models.engines.outputs import Precision
 from models.packing import PackedBatch, round_up
 
-# Makes OpenVINO's import of this package fail; OpenVINO would send telemetry with it.
+# Makes OpenVINO's import of its telemetry package fail, so that OpenVINO sends no telemetry.
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
@@ -72,7 +72,7 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
 
 
 def cpu_unusable(precision: Precision) -> str | None:
-    """Return the reason why "openvino" cannot compute in a precision here; None if it can."""
+    """Return why "openvino" is unusable in a precision on this machine; None if it is usable."""
     if reason := missing("openvino", "cpu"):
         return reason
     import openvino

@@ -1,9 +1,9 @@
-"""Inference without HTTP: text to vectors, in batches. The HTTP API and scripts share these calls.
+"""Inference without HTTP: encoding and classification of texts, in batches.
 
-Read in this order:
+The HTTP API and the Python API `vitrine` both use this package. Read its modules in this order:
 
-- `model`: `open_model` and `Model.encode`, the public calls; `sync_model` for synchronous code.
-- `tokenizer`: converts texts to rows of token ids.
+- `model`: `open_model` and `Model`, the public API; `sync_model` for synchronous code.
+- `tokenizer`, `pairs`, `text_parts`: convert texts and pairs of texts to rows of token ids.
 - `batcher`, `batch_former`: group rows into batches and run the batches.
-- `results`, `errors`, `metrics`, `executor`: parts that the modules above use.
+- `results`, `scores`, `errors`, `metrics`, `executor`: helpers of the modules above.
 """

@@ -1,16 +1,20 @@
-"""The queue of items, and the forming of batches from it. Thread-safe.
+"""The queue from which batches of items with similar lengths are formed. Thread-safe.
+
+An item is one input of a request, and its length is its number of tokens. Each stream runs one
+batch at a time, and takes its next batch from this queue.
 
 - Fairness: queued requests form a ring, and each batch starts with the oldest item of the next
-  request. A request with thousands of items therefore delays others by at most one batch, and every
-  item runs eventually, whatever else arrives.
+  request. A request with thousands of items therefore delays each turn of another request by at
+  most one batch, and every item runs eventually.
 - Filling: the batch is then filled with the items closest in length to its first item, from any
-  request, oldest first within each length. Filling stops before an item that would exceed the cost
-  budget (tokens, plus attention over padded rows), or that would cost less in a separate batch.
-- Long items: one runs at a time, on all CPUs. Other streams stay free for shorter items. With one
-  stream, long items take every second turn while shorter ones are queued, so that these wait for
-  one long batch at most.
-- Splitting: a batch is also full once it has the share `1 / streams` of all queued and running
-  tokens. Otherwise the first stream would take all items and leave the other streams idle.
+  request, oldest first within each length. Filling stops before an item with which the batch would
+  exceed its cost budget (tokens, plus attention over padded rows), or which would cost less in a
+  separate batch.
+- Long items: a CPU engine runs a long item on all CPUs. While it runs, no other stream starts a
+  batch with a long item. With one stream, long items take at most every second turn while shorter
+  items are queued, so that a batch of shorter items waits for at most one long batch.
+- Splitting: a batch is also full once it has `1 / streams` of all queued and running tokens.
+  Otherwise the first stream would take all items and leave the other streams idle.
 """
 
 import bisect
@@ -23,16 +27,19 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-# Number of queued requests that `tokens_ahead` samples, which takes 0.1 ms.
+# Maximum number of queued requests that `tokens_ahead` samples. Sampling them takes 0.1 ms.
 _SAMPLED_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[Item]):
-    """Items that run together, their total number of tokens, and their cost.
+    """A batch of items that run together; empty by default.
 
     Attributes:
-        is_long: Whether the batch is a long item.
+        items: Items of the batch.
+        tokens: Total length of the items, in tokens.
+        cost: Estimated cost of the batch, in tokens; see `BatchFormer`.
+        is_long: Whether the batch contains a long item; see `BatchFormer`.
     """
 
     items: Sequence[Item] = ()
@@ -65,15 +72,15 @@ class QueuedRequest(Generic[Item]):
 class BatchFormer(Generic[Item]):
     """A queue of items, from which each stream takes its next batch.
 
-    The unit of cost is the cost of one token without attention.
+    Costs are in tokens: the unit is the cost of one token without attention.
 
     Args:
         streams: Number of batches that can run concurrently.
         max_cost: Cost budget of a batch, in tokens; a batch of one item may exceed it.
-        min_split_tokens: Minimum share of a stream, in tokens; a smaller queue is not split.
-        fixed_cost: Fixed cost of a batch, independent of its items, in tokens.
+        min_split_tokens: Minimum batch size when the queue is split among streams, in tokens.
+        fixed_cost: Part of a batch's cost that does not depend on its items, in tokens.
         long_row: Length above which an item is long, in tokens.
-        attention_cost: Cost of the attention of a row, by its padded length, in tokens.
+        attention_cost: Returns the cost of attention for a row of a given padded length, in tokens.
     """
 
     def __init__(
@@ -127,7 +134,12 @@ class BatchFormer(Generic[Item]):
             return [entry.item for entry in oldest if entry is not None]
 
     def add(self, items: Sequence[Item], lengths: Sequence[int]) -> QueuedRequest[Item]:
-        """Queue the items of one request; `lengths` are their numbers of tokens."""
+        """Queue the items of one request, and return their entries for `remove`.
+
+        Args:
+            items: Items of the request.
+            lengths: Number of tokens of each item.
+        """
         request: QueuedRequest[Item] = QueuedRequest(deque(), sum(lengths))
         for item, length in zip(items, lengths, strict=True):
             request.entries.append(_QueueEntry(item, length, request))
@@ -144,7 +156,10 @@ class BatchFormer(Generic[Item]):
             self._remove(request.entries)
 
     def form(self, ended: Batch[Item]) -> Batch[Item]:
-        """Remove the next batch from the queue and return it; an empty queue gives an empty batch.
+        """Remove the next batch from the queue, and return it.
+
+        The batch is empty if the queue is empty, or has only long items while another stream runs a
+        long item.
 
         Args:
             ended: Previous batch of the calling stream, which no longer counts as running.
@@ -191,8 +206,8 @@ class BatchFormer(Generic[Item]):
     def _drop_removed(self) -> None:
         """Drop the removed entries at the head of each length's queue.
 
-        All lengths are checked: one that no batch reaches would keep the items of cancelled
-        requests in memory.
+        All lengths are checked. Otherwise the items of cancelled requests would stay in memory at
+        lengths that no batch reaches.
         """
         for length, entries in tuple(self._by_length.items()):
             while entries and entries[0].is_removed:
@@ -203,7 +218,9 @@ class BatchFormer(Generic[Item]):
     def _next_turn(self) -> _QueueEntry[Item] | None:
         """Advance the ring to the next request, and return its oldest queued item.
 
-        Long items are skipped while it is not their turn.
+        Long items are skipped while another stream runs a long item. With one stream, they are
+        skipped after a long batch, unless all queued items are long. Returns None if no item may
+        run now.
         """
         skips_long = self._last_was_long if self.streams == 1 else self._running_long > 0
         skipped: list[QueuedRequest[Item]] = []
@@ -235,7 +252,7 @@ class BatchFormer(Generic[Item]):
         return not entry.is_removed and entry.length <= self._long_row
 
     def _nearest(self, first: _QueueEntry[Item]) -> Iterator[_QueueEntry[Item]]:
-        """Yield the queued items other than `first`, those closest in length to it first."""
+        """Yield the other queued items, ordered by how much their length differs from `first`."""
         lengths = sorted(self._by_length)
         high = bisect.bisect_left(lengths, first.length)
         low = high - 1
@@ -262,29 +279,32 @@ def _is_queued(entry: _QueueEntry[Item]) -> bool:
 
 
 class AttentionCost:
-    """The cost of the attention of one row in all layers.
+    """The cost of attention for one row, over all layers, in tokens.
 
-    A layer takes 24 D^2 operations per token, and 4 D per pair of tokens of which one attends to
-    the other. The latter run six times slower, so that a pair costs 6 * 4 D / (24 D^2) = 1 / D
-    tokens. In layers with a window, onnxruntime computes few pairs beyond it.
+    A layer takes 24 D^2 operations per token, plus 4 D operations per pair of a token and a token
+    that it attends to. Operations on pairs run six times slower, so a pair costs
+    6 * 4 D / (24 D^2) = 1 / D tokens. In layers with an attention window, onnxruntime computes few
+    pairs outside the window.
 
     Args:
-        windows: Largest distance of two tokens that attend to each other, by layer; None: no limit.
+        windows: Maximum distance between two tokens that attend to each other, for each layer;
+            None: no limit.
         hidden_size: Width of a token vector, D.
     """
 
     def __init__(self, windows: Sequence[int | None], hidden_size: int) -> None:
-        # Number of tokens in a layer's window, and the cost of a pair in all layers with it.
+        # Each window's size in tokens, and the cost of a pair over all layers with this window.
         self._pairs = [
             (None if window is None else 2 * window + 1, count / len(windows) / hidden_size)
             for window, count in Counter(windows).items()
         ]
 
     def __call__(self, length: int) -> float:
-        """Return the cost of a row, padding included.
+        """Return the cost of attention for one row of a batch, in tokens.
 
         Args:
-            length: Length of the longest row of the batch, in tokens.
+            length: Padded length of the row in tokens, which is the length of the batch's longest
+                row.
         """
         return length * sum(
             cost * (length if span is None else min(length, span)) for span, cost in self._pairs

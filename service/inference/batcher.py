@@ -1,20 +1,22 @@
-"""The batcher: streams that run batches of queued items, and the pending requests.
+"""The batcher, which queues the items of requests and runs them in batches.
 
-A run is one call of the batch function. There is one stream per batch that can run concurrently.
-While all streams are busy, queued items accumulate: there is no timer, and a request that finds an
-idle stream starts immediately. A stream forms its next batch in its thread, because a round trip
-through a busy event loop would leave a core idle.
+A stream runs one batch at a time, in a thread; there are as many streams as batches that can run
+concurrently. A run is one call of the batch function. While all streams are busy, queued items
+accumulate: there is no timer, and a request that finds an idle stream starts immediately. A stream
+forms its next batch in its thread, because a round trip through a busy event loop would leave a
+core idle.
 
 Ownership: while a stream runs, only its thread changes its state, and the event loop only reads it.
-Threads set `progressed` and append to `runs` of a request; all other fields of a request, such as
-results and future, belong to the event loop.
+Of a request, the threads change only `progressed` and `runs`; the event loop changes all other
+fields.
 
-- Failures: a batch whose run raises is bisected until the failing item is alone. Its request fails,
-  and the other requests get their results. If the probe fails too, the engine is broken: all
-  callers fail, the batcher stops and `on_stop` is called.
-- Timeouts: a run that exceeds the timeout, or ten times its expected duration if that is longer, is
-  cancelled, which makes it raise. If it does not return even then, the batcher stops in the same
-  way, because a thread cannot be killed.
+- Failures: a batch whose run raises is bisected until the failing item is alone. The request of
+  this item fails, and the other requests get their results. If the probe, a run on known good
+  items, fails too, the engine is broken: all callers fail, the batcher stops and `on_stop` is
+  called.
+- Timeouts: the time limit of a run is `timeout_s`, or ten times the run's expected duration if that
+  is longer. Beyond the limit the run is cancelled, which makes it raise. If it still does not
+  return, the batcher stops as it does for a broken engine, because a thread cannot be killed.
 """
 
 import asyncio
@@ -33,7 +35,7 @@ Result = TypeVar("Result")
 # is an estimate.
 _MARGIN = 10
 
-# Seconds to wait for a cancelled run, which ends at its next operator.
+# Seconds to wait until a cancelled run returns. It stops at the graph's next operator.
 _CANCEL_S = 1.0
 
 
@@ -61,12 +63,12 @@ class TooLate(Exception):
     """
 
     def __init__(self, late_s: float) -> None:
-        super().__init__(f"the items would be {late_s:.3g} s late")
+        super().__init__(f"the items would exceed their deadline by {late_s:.3g} s")
         self.late_s = late_s
 
 
 class Stopped(Exception):
-    """The batcher is not running: it was closed, or its engine is broken or hangs."""
+    """The batcher is not running: not started, closed, or stopped because of a failure."""
 
 
 class RunBroken(Exception):
@@ -110,7 +112,8 @@ class _Request(Generic[Result]):
         missing: Number of items without a result.
         results: Results by index of the item.
         runs: Start and end time of each run with items of this request.
-        progressed: Start time of its latest batch; before the first batch, the submission time.
+        progressed: Start time of the latest batch with items of this request; before the first
+            batch, the submission time.
         finished: Time of the latest result.
     """
 
@@ -140,14 +143,14 @@ class _Stream(Generic[Item, Result]):
     """State of one stream, which runs one batch at a time.
 
     Attributes:
-        batch: The running batch; an empty batch while the queue is empty.
+        batch: The running batch; an empty batch while the stream is idle.
         began: Start time of the latest run: a whole batch, a part of a failed batch, or the probe.
         limit_s: Seconds after which the latest run is cancelled.
         cancellations: Number of cancellations by the batcher before the latest run began.
         recent_s: Sum of the durations of successful batches, in seconds. Older batches count less:
             the sum decays by 10 % per batch.
-        recent_tokens: Sum of the tokens of the same batches, with the same decay.
-        recent_cost: Sum of the costs of the same batches, with the same decay.
+        recent_tokens: Sum of the tokens of the batches in `recent_s`, with the same decay.
+        recent_cost: Sum of the costs of the batches in `recent_s`, with the same decay.
     """
 
     batch: Batch[RequestItem[Item, Result]] = field(default_factory=Batch)
@@ -180,14 +183,15 @@ class Batcher(Generic[Item, Result]):
         run: Batch function: takes a batch of items and returns one result per item, or raises. It
             is called concurrently, from the threads of all streams.
         length: Returns the number of tokens of an item.
-        former: The queue.
+        former: Queue that forms the batches.
         probe: Calls the batch function on known good items, to tell a bad item from a broken
             engine.
         cancel: Makes all runs in flight raise.
-        max_queue_tokens: Maximum number of queued tokens.
+        max_queue_tokens: Maximum number of queued tokens. An empty queue accepts a request of any
+            size.
         timeout_s: Seconds after which a run is cancelled. A run may always take ten times its
             expected duration.
-        cost_s: Expected seconds per unit of a batch's cost, before the first batch.
+        cost_s: Expected seconds per unit of a batch's cost, until a stream has completed a batch.
         on_stop: Called with the error when the batcher stops because of a failure, after all
             pending requests have failed.
         clock: Clock; None: the system's monotonic clock.
@@ -243,7 +247,7 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def drain_s(self) -> float:
-        """Estimated seconds until the queue is empty; 0 before the first batch."""
+        """Estimated seconds until the queue is empty; 0 before the first batch has ended."""
         return self.queued_tokens * self._seconds_per_token
 
     @property
@@ -287,7 +291,7 @@ class Batcher(Generic[Item, Result]):
         Raises:
             ValueError: There are no items.
             QueueFull: The items do not fit into the queue; none was queued.
-            TooLate: The items would take longer than `timeout_s`; none was queued.
+            TooLate: The items are estimated to take longer than `timeout_s`; none was queued.
             ItemFailed: The batch function fails on one of the items; the other items of the
                 request are dropped.
             Stopped: The batcher is not running, or stopped before all items had run.
@@ -367,7 +371,7 @@ class Batcher(Generic[Item, Result]):
         stream.began, stream.cancellations = self._clock.now(), self._cancellations
 
     def _run_until_queue_is_empty(self, stream: _Stream[Item, Result]) -> BaseException | None:
-        """Run the stream's batches until the queue is empty or one fails; return its error."""
+        """Run batches until none is left for the stream, or a run fails; return the run's error."""
         while stream.batch.items:
             error = _error_of(self._run_entries, stream.batch.items)
             if error is not None:
@@ -415,7 +419,7 @@ class Batcher(Generic[Item, Result]):
         entries: Sequence[RequestItem[Item, Result]],
         failure: _Failure,
     ) -> None:
-        """Find and fail the item on which the batch function fails, and run the other items.
+        """Fail the request of the item on which the batch function fails; run the other items.
 
         Raises:
             TimeoutError: A run did not return, even after its cancellation.
@@ -446,7 +450,7 @@ class Batcher(Generic[Item, Result]):
         """Raise `RunBroken` if the batch function fails on the probe too."""
         while (failure := await self._in_thread(stream, _error_of, self._probe)) is not None:
             if failure.is_own:
-                raise RunBroken("the engine fails on its own check inputs") from failure.error
+                raise RunBroken("the engine fails on a self-check input") from failure.error
 
     async def _in_thread(
         self,
@@ -454,10 +458,10 @@ class Batcher(Generic[Item, Result]):
         work: Callable[..., BaseException | None],
         *arguments: object,
     ) -> _Failure | None:
-        """Call `work` in a thread, and return its result.
+        """Call `work` in a thread, and return the failure of its run, if any.
 
-        The result is the error that the engine's run raised, or None. An error that `work` itself
-        raises is a defect of the batcher and propagates.
+        `work` returns the error that a run raised, or None. An error that `work` itself raises is a
+        defect of the batcher and propagates.
 
         Raises:
             TimeoutError: A run did not return, even after its cancellation.
@@ -471,7 +475,7 @@ class Batcher(Generic[Item, Result]):
             if runs.done() or stream.began > began:
                 continue
             self._cancel()
-            self._cancellations += 1  # after: a run that it aborted has a lower number
+            self._cancellations += 1  # after `_cancel`: aborted runs have a lower count
             await self._clock.wait(runs, _CANCEL_S)
             took_too_long = stream.began == began
             if took_too_long and not runs.done():

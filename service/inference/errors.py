@@ -2,7 +2,7 @@
 
 VitrineError
 ├── InvalidInput       an argument or an input is invalid
-├── TooLarge           an input is too large
+├── TooLarge           a text or a request body is too large
 ├── Overloaded         the queue is full, or the call would miss its deadline
 ├── InferenceFailed    the engine failed on one input
 ├── NotReady           the model is loading or closed, or its engine has stopped
@@ -11,12 +11,12 @@ VitrineError
 
 
 class VitrineError(Exception):
-    """Base class of inference errors: a stable code and a message for the caller.
+    """Base class of inference errors, with a stable code and a message for the caller.
 
     Args:
-        detail: Message: the problem, then the limit or the remedy.
+        detail: Message that states the problem, then the limit or the remedy.
         code: Stable error code; None: the default code of the class.
-        index: Index of the input that caused the error.
+        index: Index of the input that caused the error; None: no single input caused it.
         pointer: JSON pointer to the argument that caused the error, such as "/prompt_name".
     """
 
@@ -53,7 +53,7 @@ class InvalidInput(VitrineError):
 
 
 class TooLarge(VitrineError):
-    """An input is too large."""
+    """A text has too many characters, or a request body too many bytes."""
 
     code = "too_large"
 

@@ -1,4 +1,4 @@
-"""An executor that calls functions in threads, up to a total size of concurrent work."""
+"""An executor that calls functions in threads, and limits the total size of concurrent work."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,15 +8,15 @@ Result = TypeVar("Result")
 
 
 class ExecutorFull(Exception):
-    """The work would exceed the limit of the executor."""
+    """The work would exceed the executor's limit on concurrent work."""
 
 
 class BoundedExecutor:
-    """Calls functions in threads, and refuses those beyond a limit.
+    """Calls functions in threads, and refuses calls beyond a limit on concurrent work.
 
     Args:
-        limit: Maximum total size of the work in progress, in any unit that the callers agree on.
-            An idle executor accepts work of any size.
+        limit: Maximum total size of the work in progress, in a unit that the callers choose. An
+            idle executor accepts work of any size.
     """
 
     def __init__(self, limit: int) -> None:
@@ -29,8 +29,12 @@ class BoundedExecutor:
         A thread cannot be stopped, so work counts towards the limit until its thread has finished,
         even if the caller was cancelled earlier.
 
+        Args:
+            work: Function to call.
+            size: Size of the work, in the unit of the limit.
+
         Raises:
-            ExecutorFull: Work of this size would exceed the limit.
+            ExecutorFull: The work in progress and this work would exceed the limit together.
         """
         if self._size and self._size + size > self._limit:
             raise ExecutorFull

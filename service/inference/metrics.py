@@ -26,18 +26,19 @@ def seconds_buckets(longest_s: float) -> tuple[float, ...]:
 
 
 class InferenceMetrics:
-    """The metrics of one model.
+    """The Prometheus metrics of one model.
 
     Args:
-        registry: Registry of the metrics.
-        longest_s: Longest deadline of a request, in seconds; the upper end of the histograms.
+        registry: Prometheus registry in which the metrics are registered.
+        longest_s: Maximum deadline of a request, in seconds; the last finite bucket bound of the
+            duration histograms.
     """
 
     def __init__(self, registry: CollectorRegistry, longest_s: float) -> None:
         buckets = seconds_buckets(longest_s)
         stage_seconds = Histogram(
             "vitrine_stage_seconds",
-            "Duration of each stage of an encode request, in seconds",
+            "Duration of each stage of an inference request, in seconds",
             ["stage"],
             buckets=buckets,
             registry=registry,
@@ -49,7 +50,7 @@ class InferenceMetrics:
         )
         inputs = Counter(
             "vitrine_inputs",
-            "Inputs by outcome; inputs received minus their sum is the number in flight",
+            "Finished inputs, by outcome; inputs received minus finished inputs are in flight",
             ["outcome"],
             registry=registry,
         )
@@ -68,7 +69,7 @@ class InferenceMetrics:
         )
         self.padded_tokens = Counter(
             "vitrine_padded_tokens",
-            "Tokens of all batches with padding; vitrine_batch_tokens_sum is without padding",
+            "Tokens of all batches, padding included; vitrine_batch_tokens_sum excludes it",
             registry=registry,
         )
         self.queue_tokens = Gauge("vitrine_queue_tokens", "Queued tokens", registry=registry)
@@ -82,7 +83,7 @@ class InferenceMetrics:
 
 @contextmanager
 def record_outcome(record: Callable[[str], None]) -> Iterator[None]:
-    """Record how the code inside the context ends, as one of `OUTCOMES`."""
+    """Record the outcome of the code inside the context, as one of `OUTCOMES`."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The model that encodes texts: tokenizer, engine and batcher of one artifact."""
+"""A model that encodes or classifies texts: the tokenizer, engine and batcher of an artifact."""
 
 import asyncio
 import logging
@@ -57,18 +57,18 @@ log = logging.getLogger("vitrine")
 
 Result = TypeVar("Result")
 Inputs = str | Sequence[str | Sequence[int]]
-# What a model with an output can do, for error messages.
+# Uses of a model with each output, for error messages.
 _USES: Mapping[Output, str] = {
     "pooled": "encode texts",
     "tokens": "encode tokens",
-    "logits": "classify texts, or rerank documents if it has one label",
+    "logits": "classify texts or, with one label, rerank documents",
 }
 
-# Largest inputs that are tokenised in the event loop, in 1 to 2 ms. A thread would wait longer for
-# a core while engines keep all cores busy.
+# Maximum number of inputs, and of characters in total, that are tokenised in the event loop, which
+# takes 1 to 2 ms. While engines keep all cores busy, a thread would wait longer for a core.
 _INLINE_INPUTS = 8
 _INLINE_CHARS = 4000
-# Maximum number of characters that threads tokenise at a time, which takes some seconds.
+# Maximum total number of characters that threads tokenise at the same time; they take some seconds.
 _MAX_CHARS_IN_THREADS = 16 * 2**20
 
 
@@ -119,7 +119,7 @@ class NotFinite(Exception):
 
 @dataclass(frozen=True)
 class Model:
-    """An open model, as returned by `open_model`. It encodes while its batcher is running.
+    """An open model with a running batcher, as returned by `open_model`.
 
     Attributes:
         name: Name of the model.
@@ -134,7 +134,8 @@ class Model:
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
             output.
         check: Inputs of the self-check and their reference vectors.
-        files: SHA-256 of every file of the artifact at startup, by path.
+        files: SHA-256 of every file of the artifact, by path: the hashes in the manifest, and the
+            hash of the manifest itself when the model was opened.
         metrics: Metrics of this model.
     """
 
@@ -189,20 +190,19 @@ class Model:
         Concurrent calls share batches. Cancelling a call removes its inputs from the queue.
 
         Args:
-            inputs: One text, or a list of texts and lists of token ids. Token ids are used
-                unchanged: no prompt and no special tokens are added to them.
-            prompt_name: Name of the model's prompt to prepend to each text, and of the adapter to
-                use if the model has one of this name; None: its default prompt.
+            inputs: One text, or a list of texts and lists of token ids. Token ids get no prompt and
+                no special tokens.
+            prompt_name: Name of the prompt to prepend to each text; None: the model's default
+                prompt. An adapter with the name of the prompt is applied too.
             dimensions: Number of leading dimensions to keep; None: all. Vectors are truncated
                 before they are normalised, as by OpenAI.
             truncate_dim: Number of leading dimensions to keep; None: all. Vectors are truncated
                 after the model's own normalisation, as by sentence-transformers, and normalised
                 again if `normalize` is True.
             normalize: Whether to scale vectors to unit length; None: the model's own setting.
-            on_overflow: Handling of inputs with too many tokens for the model: "truncate_left"
-                drops the first tokens, "truncate_right" the last, and "truncate" those on the side
-                on which the model's tokenizer truncates, usually the last; "error" raises
-                `InvalidInput`.
+            on_overflow: Handling of inputs that exceed the model's maximum length. "truncate_left"
+                drops the first tokens, and "truncate_right" the last. "truncate" drops tokens on
+                the truncation side of the model, usually the right. "error" raises `InvalidInput`.
             timeout_s: Deadline of the call in seconds; None: no deadline.
 
         Raises:
@@ -222,7 +222,8 @@ class Model:
                 )
         if dimensions is not None and truncate_dim is not None:
             raise InvalidInput(
-                "dimensions and truncate_dim exclude each other", pointer="/truncate_dim"
+                "dimensions and truncate_dim are mutually exclusive; set only one of them",
+                pointer="/truncate_dim",
             )
         items = _as_list(inputs)
         tokenize = partial(self.tokenizer.rows, items, prompt_name, on_overflow)
@@ -280,17 +281,18 @@ class Model:
 
         Args:
             inputs: A text, or a list of texts and of pairs of texts, such as query and document.
-            on_overflow: See `encode`. Of a pair that is too long, the longer text loses tokens.
+            on_overflow: See `encode`. In a pair that is too long, the longer text loses tokens
+                first.
             timeout_s: See `encode`.
 
         Raises:
-            InvalidInput: The model is no model for sequence classification, or an input is invalid;
+            InvalidInput: The model is not a sequence classification model, or an input is invalid;
                 `index` is the index of the input.
             VitrineError: Any error of `encode`, under the same conditions.
         """
         items = [inputs] if isinstance(inputs, str) else inputs
         if isinstance(items, tuple):
-            raise InvalidInput("inputs must be a list; a single pair is [(a, b)]")
+            raise InvalidInput("inputs must be a list; pass a single pair as [(a, b)]")
         return await self._classify(items, NO_LIMITS, on_overflow, timeout_s)
 
     async def _classify(
@@ -301,7 +303,7 @@ class Model:
         timeout_s: float | None,
     ) -> Classification:
         tokenize = partial(self.tokenizer.rows_of_pairs, items, on_overflow, limits)
-        # The query of many documents is tokenised once.
+        # A set, because a query shared by many documents is tokenised once.
         texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
         rows, results, seconds = await self._encode(
             list(texts), len(items), tokenize, "logits", timeout_s
@@ -333,13 +335,13 @@ class Model:
             timeout_s: See `encode`.
 
         Raises:
-            InvalidInput: The model has not exactly one label, or a text is invalid; `index` is the
-                index of the document.
+            InvalidInput: The model does not have exactly one label, or a text is invalid; `index`
+                is the index of the document, or None for the query.
             VitrineError: Any error of `encode`, under the same conditions.
         """
         self._check_labels()
         if isinstance(documents, str) or not documents:
-            raise InvalidInput("documents must be a list of texts", pointer="/documents")
+            raise InvalidInput("documents must be a non-empty list of texts", pointer="/documents")
         limits = (max_tokens_per_query, max_tokens_per_doc)
         names = ("max_tokens_per_query", "max_tokens_per_doc")
         for name, limit in zip(names, limits, strict=True):
@@ -449,7 +451,7 @@ class Model:
     def _check_labels(self) -> None:
         if len(labels := self.artifact.manifest.labels) > 1:
             raise InvalidInput(
-                f"the model {self.name} has {len(labels)} labels; a model that reranks has one",
+                f"the model {self.name} has {len(labels)} labels; reranking needs a model with one",
                 code="wrong_model",
             )
 
@@ -484,7 +486,8 @@ class Model:
 
         Raises:
             InvalidInput: A list is empty, or an id is not in the vocabulary.
-            Overloaded: Concurrent calls are already tokenising or decoding too much.
+            Overloaded: Concurrent calls are already tokenising too many characters or decoding too
+                many token ids.
         """
         return await self._run_tokenizer(
             partial(self.tokenizer.decode, rows, skip_special_tokens), rows
@@ -493,7 +496,14 @@ class Model:
     async def encode_rows(
         self, rows: Sequence[Row], output: Output = "pooled", timeout_s: float | None = None
     ) -> Outcome[Vectors]:
-        """Return the vector `(W,)` of each row, or its token vectors `(L, D)`; not normalised.
+        """Return the engine's result for each row, before any normalisation or activation.
+
+        Args:
+            rows: Rows of token ids.
+            output: Output of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
+                vectors `(L, D)`, and "logits" logits `(C,)`.
+            timeout_s: Seconds until the caller's deadline, which is checked on submission only;
+                None: no deadline.
 
         Raises:
             Overloaded: The queue is full, or the rows would not finish within `timeout_s`.
@@ -526,10 +536,11 @@ class Model:
         """Return the row and the result of each input, and the duration of each stage.
 
         Args:
-            parts: Distinct texts and lists of token ids in the inputs, whose size is limited.
+            parts: Texts and lists of token ids that `tokenize` processes. Their number and total
+                size decide whether `tokenize` runs in a thread.
             count: Number of inputs.
             tokenize: Returns the row of each input.
-            output: Name of the output.
+            output: Output of the graph to compute.
             timeout_s: See `encode`.
         """
         if output not in self.artifact.manifest.outputs:
@@ -594,7 +605,9 @@ async def open_model(
     metrics: InferenceMetrics | None = None,
     on_stop: Callable[[BaseException], None] | None = None,
 ) -> Model:
-    """Open an artifact's model, verify its engine, and start its batcher in the running event loop.
+    """Open the model of an artifact, run the self-check, and start the model's batcher.
+
+    The batcher runs in the running event loop.
 
     Args:
         path: Folder of an artifact written by `vitrine-export`.
@@ -604,14 +617,14 @@ async def open_model(
             engine; None: the error is logged.
 
     Raises:
-        ArtifactError: The artifact is incomplete, or was modified after its export.
-        EngineError: The engine is unavailable on this machine, or fails the self-check.
+        ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
+        EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
     """
     metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
     opened = await asyncio.to_thread(_open, Path(path), options)
     artifact, tokenizer, engine, agreement, self_check_s = opened
     max_cost = options.max_cost or engine.batches.max_tokens
-    # On GPUs, windows are masks over all pairs.
+    # On GPUs, attention windows are masks: all pairs of tokens are computed.
     windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
     attention_cost = AttentionCost(windows, artifact.manifest.hidden_size)
     if engine.target == "cuda":
@@ -675,7 +688,7 @@ async def open_model(
 def _open(
     path: Path, options: ModelOptions
 ) -> tuple[Artifact, TextTokenizer, Engine, Mapping[Output, Agreement], float]:
-    """Return the parts of a model, and the duration of the engine's self-check in seconds."""
+    """Return the parts of a model, the self-check's agreement, and its duration in seconds."""
     artifact = Artifact.load(path)
     tokenizer = TextTokenizer(artifact, options.max_chars)
     engine = open_engine(artifact, options.engine, options.precision, options.threads, options.gpu)
@@ -708,7 +721,7 @@ def _log_stop(error: BaseException) -> None:
 
 
 def _run(engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]) -> list[Vectors]:
-    """Return the result of each item; items with different outputs run one after the other."""
+    """Return the result of each item, with one run of the engine per requested output."""
     results: dict[int, Vectors] = {}
     for output in {item.output: None for item in batch}:
         indices = [index for index, item in enumerate(batch) if item.output == output]
@@ -743,9 +756,10 @@ def _run_rows(
 def _warm_up(
     engine: Engine, artifact: Artifact, max_cost: int, attention_cost: AttentionCost
 ) -> None:
-    """Run a single row and a full batch on all streams, at each halving of the maximum length.
+    """Run batches of one row and full batches on all streams, before the first request.
 
-    Otherwise the first requests would wait while the GPU loads kernels and allocates memory.
+    Otherwise the first requests would wait while the GPU loads kernels and allocates memory. The
+    row lengths are the maximum length, its half, its quarter and so on, down to 1.
     """
     length = artifact.manifest.max_tokens
     run = partial(engine.run, output=artifact.manifest.outputs[0])

@@ -1,7 +1,7 @@
-"""Tokenization of pairs of texts, from the tokens of each text.
+"""Tokenization of pairs of texts: each text is encoded once, and pairs combine the tokens.
 
-A tokenizer could encode pairs by itself. But it would encode a query again for each document, and
-of two texts that are too long, it keeps all combinations of the parts that it cuts off.
+The tokenizers library can encode pairs too. But it would encode a query again for each document.
+And if both texts are too long, it keeps every combination of their truncated parts in memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ class EncodedPair:
 
     Attributes:
         ids: Token ids.
-        token_types: Type of each token.
+        token_types: Token type id of each token, as the tokenizer assigns it to pairs.
         truncated: Whether a text was truncated.
         is_too_long: Whether the texts, each within its own limit, exceed the limit of the pair.
-        has_tokens: Whether both texts have tokens.
+        has_tokens: Whether each of the two texts has at least one token.
     """
 
     ids: list[int]
@@ -38,20 +38,27 @@ class EncodedPair:
 
 @dataclass(frozen=True)
 class _Text:
-    """The tokens of a text; if `is_part`, it has more, and these are those at the kept end."""
+    """The tokens of a text; if the text is too long, only those at the end to keep.
+
+    Attributes:
+        ids: Token ids without special tokens, at most `max_tokens`.
+        is_part: Whether the text has more tokens than `ids`.
+    """
 
     ids: Sequence[int]
     is_part: bool
 
 
 class PairTokenizer:
-    """Tokenizer of pairs of texts. The text that is longer loses tokens first.
+    """Tokenizes pairs of texts; in a pair that is too long, the longer text loses tokens first.
 
     Args:
-        tokenizer: The tokenizer, without truncation.
+        tokenizer: The tokenizer, without truncation. It determines the special tokens and the token
+            types of pairs.
         encode: Encodes texts without special tokens and without truncation.
         max_tokens: Maximum number of tokens of a pair, special tokens included.
-        cuts_texts: Whether a part of a long text has the tokens of the whole text.
+        cuts_texts: Whether to tokenise only a part of a long text. This must be False if a token
+            can span the boundary between two words.
     """
 
     def __init__(
@@ -65,22 +72,26 @@ class PairTokenizer:
         self._encode = encode
         self._max_tokens = max_tokens
         self._cuts_texts = cuts_texts
-        # Of each token of a pair: its id, its type, and the index of its text; None: it is special.
+        # Id, type and text index of each token of a pair; special tokens have the index None.
         encoding = tokenizer.encode("a", "a")
         self._template = list(
             zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True)
         )
         indices = [index for _, _, index in self._template]
         if not {0, 1} <= set(indices):
-            raise RuntimeError("the tokenizer has no token for the letter 'a'")
+            raise RuntimeError("cannot tokenise pairs: the tokenizer has no token for 'a'")
         self._room = max_tokens - indices.count(None)
 
     def encode(
         self, pairs: Sequence[Pair], limits: PairLimits = NO_LIMITS, *, drops_left: bool
     ) -> list[EncodedPair]:
-        """Return the tokens of each pair, truncated at the right or left end of its texts.
+        """Return the tokens of each pair, truncated to the maximum length.
 
-        Each text is first truncated to its own limit, and then both to the limit of the pair.
+        Args:
+            pairs: Pairs of texts.
+            limits: Maximum number of tokens of the first and of the second text of each pair, to
+                which they are truncated beforehand.
+            drops_left: Whether texts lose tokens at their left end; False: at their right end.
         """
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         tokens = dict(zip(texts, self._tokens_of(texts, drops_left), strict=True))
@@ -88,7 +99,7 @@ class PairTokenizer:
         for pair in pairs:
             a, b = (tokens[text] for text in pair)
             lengths = len(a.ids) + a.is_part, len(b.ids) + b.is_part
-            if a.is_part and b.is_part:  # the longer text may keep one token more
+            if a.is_part and b.is_part:  # the longer text is needed: it may keep one token more
                 lengths = self._count(pair[0]), self._count(pair[1])
             limited = _limited(lengths[0], limits[0]), _limited(lengths[1], limits[1])
             kept = self._kept(*limited)
@@ -103,7 +114,7 @@ class PairTokenizer:
         return encoded
 
     def _tokens_of(self, texts: Sequence[str], drops_left: bool) -> list[_Text]:
-        """Return the tokens of each text, as many as the model takes at most."""
+        """Return the first `max_tokens` tokens of each text, or the last if `drops_left`."""
         limit, chars = self._max_tokens, CHARS_PER_TOKEN * self._max_tokens
         tokens: dict[int, _Text] = {}
         while len(tokens) < len(texts):
@@ -125,10 +136,10 @@ class PairTokenizer:
         return len(self._encode([text])[0])
 
     def _kept(self, a: int, b: int) -> tuple[int, int]:
-        """Return how many tokens two texts with `a` and `b` tokens keep.
+        """Return the number of tokens to keep of two texts with `a` and `b` tokens.
 
-        As by the strategy "longest_first" of tokenizers, the longer text is cut to the length of
-        the shorter one, and then both are.
+        As in the strategy "longest_first" of the tokenizers library, the longer text loses tokens
+        until the pair fits or both texts have the same length. Then both lose tokens alike.
         """
         if a + b <= self._room:
             return a, b
@@ -137,7 +148,11 @@ class PairTokenizer:
         return (longer, shorter) if a > b else (shorter, longer)
 
     def _joined(self, texts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """Return the token ids of a pair with its special tokens, and the type of each token."""
+        """Return the token ids of a pair, special tokens included, and the type of each token.
+
+        Args:
+            texts: Token ids of the two texts.
+        """
         ids: list[int] = []
         types: list[int] = []
         previous: int | None = None

@@ -1,4 +1,4 @@
-"""Results of encoding."""
+"""Results of encoding, and the truncation and normalisation of vectors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Embeddings:
     """One vector per input.
 
     Attributes:
-        vectors: Pooled vectors `(B, W)`, in the order of the inputs.
-        rows: Token ids and truncation of each input.
+        vectors: Pooled vectors `(B, W)` of B inputs, in the order of the inputs.
+        rows: Token ids of each input, and whether it was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
     """
 
@@ -29,7 +29,7 @@ class Embeddings:
 
     @property
     def size(self) -> int:
-        """Number of numbers in the vectors."""
+        """Total number of vector elements."""
         return self.vectors.size
 
 
@@ -38,8 +38,8 @@ class TokenEmbeddings:
     """One vector per token.
 
     Attributes:
-        vectors: Token vectors `(L, D)` of each input, in the order of the inputs.
-        rows: Token ids, truncation and offsets of each input.
+        vectors: Token vectors `(L, D)` of each input of L tokens, in the order of the inputs.
+        rows: Token ids and offsets of each input, and whether it was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
     """
 
@@ -49,7 +49,7 @@ class TokenEmbeddings:
 
     @property
     def size(self) -> int:
-        """Number of numbers in the vectors."""
+        """Total number of vector elements."""
         return sum(part.size for part in self.vectors)
 
 

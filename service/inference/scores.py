@@ -1,4 +1,4 @@
-"""Scores of texts and of pairs of texts."""
+"""Scores of classifiers and rerankers, and of pairs of texts, in float64."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ class Classification:
     """The scores of each input.
 
     Attributes:
-        logits: Logits `(N, C)`, in the order of the inputs and of the model's labels.
+        logits: Logits `(N, C)` of N inputs and C labels.
         scores: Logits after the model's activation, `(N, C)`.
         labels: Label of each of the C columns.
-        rows: Token ids and truncation of each input.
+        rows: Token ids of each input, and whether it was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
     """
 
@@ -37,7 +37,7 @@ class Classification:
 
     @property
     def size(self) -> int:
-        """Size in JSON, in numbers: a label and its score take as long to serialise as five."""
+        """Cost of serialising to JSON, in numbers: a label and its score cost as much as five."""
         return 5 * self.scores.size
 
     def ranking(self, limit: int | None = None) -> list[int]:
@@ -100,7 +100,7 @@ def _softmax(logits: Scores) -> Scores:
     return scores
 
 
-# By their names in `models.artifact.Manifest`.
+# Activation functions, by their names in `models.artifact.Manifest.activation`.
 ACTIVATIONS: Mapping[str, Callable[[Scores], Scores]] = {
     "sigmoid": _sigmoid,
     "softmax": _softmax,

@@ -22,8 +22,8 @@ class SyncModel:
         options: Runtime options.
 
     Raises:
-        ArtifactError: The artifact is incomplete, or was modified after its export.
-        EngineError: The engine is unavailable on this machine, or fails the self-check.
+        ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
+        EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
     """
 
     def __init__(self, path: Path | str, options: ModelOptions = DEFAULT_OPTIONS) -> None:

@@ -15,13 +15,14 @@ from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.pairs import NO_LIMITS, PairLimits, PairTokenizer
 from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of, tokens_span_words
 
-# Maximum number of characters per call of the tokenizer library; a longer text has its own call.
+# Maximum number of characters per call of the tokenizers library; a longer text gets its own call.
 _SLICE_CHARS = 200_000
 # A single text of up to this many characters is tokenised without releasing the GIL. The batch call
-# releases it, and reacquiring it beside busy engines takes longer than tokenising such a text.
+# releases the GIL. Reacquiring it while engines keep all cores busy takes longer than tokenising
+# such a text.
 _SHORT_CHARS = 500
 
-# Possible spellings of each baseline token in a vocabulary, by name of the baseline.
+# Spellings of the token that replaces text in an attribution baseline, by name of the baseline.
 _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
 
 Input = TypeVar("Input")
@@ -55,12 +56,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt, and what its name stands for.
+    """A prompt of the model, and the adapter of the same name.
 
     Attributes:
         text: Text that is prepended to inputs.
-        tokens: Number of leading tokens that are not pooled.
-        adapter: Index of the adapter of the same name, or `NO_ADAPTER`.
+        tokens: Number of leading tokens that are not pooled; see `Row.prompt_tokens`.
+        adapter: Index of the adapter; `NO_ADAPTER`: none.
     """
 
     text: str
@@ -80,8 +81,9 @@ class TokenizedText:
         tokens: Spelling of each token in the vocabulary.
         spans: Span of each token in the text, in characters; None for special tokens and prompt
             tokens.
-        baseline: Baseline token ids by name, "pad" or "mask": the ids of the row, with that token
-            in place of each token of the text. Special tokens and prompt tokens are kept.
+        baseline: Attribution baselines by name, "pad" or "mask": the token ids of the row, with
+            each token of the text replaced by the token of that name. Special tokens and prompt
+            tokens are kept. A name is missing if the vocabulary lacks its token.
     """
 
     row: Row
@@ -95,7 +97,7 @@ class TextTokenizer:
 
     Args:
         artifact: Artifact with the tokenizer, the prompts and the maximum number of tokens.
-        max_chars: Maximum number of characters per text; longer texts are not tokenised.
+        max_chars: Maximum number of characters per text; a longer text raises `TooLarge`.
     """
 
     def __init__(self, artifact: Artifact, max_chars: int) -> None:
@@ -129,8 +131,7 @@ class TextTokenizer:
 
         Raises:
             InvalidInput: An input is invalid (see `rows_of_texts` and `rows_of_ids`), or
-                `prompt_name` is given although an input is a list of token ids and the model has no
-                adapters.
+                `prompt_name` is set for a list of token ids, and the model has no adapters.
             TooLarge: A text has too many characters.
         """
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
@@ -156,9 +157,9 @@ class TextTokenizer:
 
         Raises:
             InvalidInput: A text is empty, has a NUL character or has no tokens. The prompt is
-                unknown or leaves no room for the text. A text is too long to encode whole and
-                cannot be truncated: `on_overflow` is "error", or the left end would be dropped and
-                the prompt is excluded from pooling.
+                unknown or leaves no room for the text. A text is too long, and `on_overflow` is
+                "error". A text is too long, and truncation would drop the start of a prompt that is
+                excluded from pooling.
             TooLarge: A text has too many characters.
         """
         return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]
@@ -171,8 +172,8 @@ class TextTokenizer:
     ) -> list[Row]:
         """Tokenize each text, or each pair of texts as one input, into a row, without a prompt.
 
-        Of a pair that is too long, the longer text loses tokens until both are equally long, and
-        then both do, as in transformers.
+        In a pair that is too long, the longer text loses tokens until the pair fits or both texts
+        have the same length. Then both lose tokens alike, as in transformers.
 
         Raises:
             InvalidInput: A text is empty, has a NUL character or has no tokens; or an input is too
@@ -195,7 +196,9 @@ class TextTokenizer:
         for index, tokens in enumerate(encoded):
             if not tokens.has_tokens:
                 raise InvalidInput(
-                    "a text has no token that the model knows", code="no_tokens", index=index
+                    "a text has no tokens: the tokenizer drops all of its characters",
+                    code="no_tokens",
+                    index=index,
                 )
         self._check_overflow([tokens.is_too_long for tokens in encoded], on_overflow)
         return [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
@@ -220,11 +223,11 @@ class TextTokenizer:
         return encodings
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts as they are: without a prompt, but truncated."""
+        """Return the token ids of each text, truncated to the maximum length, without a prompt."""
         return [encoding.ids for encoding in self._encode(texts, "truncate", with_offsets=False)]
 
     def prompted(self, text: str, prompt_name: str | None) -> str:
-        """Return a text with the named or default prompt prepended.
+        """Return the text with the named or the default prompt prepended.
 
         Raises:
             InvalidInput: The prompt is unknown.
@@ -234,13 +237,13 @@ class TextTokenizer:
     def rows_of_ids(
         self, inputs: Sequence[Sequence[int]], prompt_name: str | None, on_overflow: OnOverflow
     ) -> list[Row]:
-        """Return the row of each list of token ids; the ids are used unchanged.
+        """Return the row of each list of token ids, without adding special tokens.
 
-        Of the named or default prompt, only the adapter applies to them.
+        The named or the default prompt selects the adapter. Its text is not prepended.
 
         Raises:
             InvalidInput: The prompt is unknown, a list is empty, an id is not in the vocabulary, or
-                a list is too long with `on_overflow` "error".
+                a list is too long and `on_overflow` is "error".
         """
         self._check_ids(inputs)
         limit = self._manifest.max_tokens
@@ -273,14 +276,20 @@ class TextTokenizer:
     def tokenize(
         self, texts: Sequence[str], prompt_name: str | None, add_special_tokens: bool, limit: int
     ) -> list[list[tuple[int, str, Span | None]]]:
-        """Return the id, text and byte span of each token of each text, with the prompt prepended.
+        """Return the id, text and byte span of each token of each text, prompt tokens included.
 
         Texts are not truncated. Spans count UTF-8 bytes from the start of the prompt. The span of a
         special token is None, and its text is its spelling in the vocabulary.
 
+        Args:
+            texts: Texts to tokenise.
+            prompt_name: Name of the prompt to prepend to each text; None: the default prompt.
+            add_special_tokens: Whether to add the model's special tokens.
+            limit: Maximum total number of tokens.
+
         Raises:
-            InvalidInput: A text is empty or contains NUL, the prompt is unknown, or there are more
-                than `limit` tokens.
+            InvalidInput: A text is empty or has a NUL character, the prompt is unknown, or the
+                texts have more than `limit` tokens in total.
             TooLarge: A text has too many characters.
         """
         for index, text in enumerate(texts):
@@ -296,7 +305,8 @@ class TextTokenizer:
             limit -= sum(map(len, encodings))
             if limit < 0:
                 raise InvalidInput(
-                    "the texts have more tokens than one response may list",
+                    "the texts have more tokens than one response may list; send fewer or shorter "
+                    "texts",
                     code="too_many_tokens",
                     pointer="/inputs",
                 )
@@ -339,17 +349,22 @@ class TextTokenizer:
             is_short = len(row.ids) <= self._special_tokens + prompt.tokens
             if is_short and not self._has_tokens(texts[index]):
                 raise InvalidInput(
-                    "the text has no token that the model knows", code="no_tokens", index=index
+                    "the text has no tokens: the tokenizer drops all of its characters",
+                    code="no_tokens",
+                    index=index,
                 )
             if row.truncated and prompt.tokens and self._drops_left(on_overflow):
                 raise InvalidInput(
-                    "a text with a prompt that is not pooled cannot be truncated at its left end",
+                    "the text is too long, and its left end cannot be truncated because the prompt "
+                    "there is excluded from pooling; shorten the text",
                     code="too_long",
                     index=index,
                 )
             if row.truncated and len(row.ids) <= prompt.tokens:
                 raise InvalidInput(
-                    "the prompt leaves no room for the text", code="too_long", index=index
+                    "the prompt leaves no room for the text within the model's maximum length",
+                    code="too_long",
+                    index=index,
                 )
         self._check_overflow([row.truncated for row in rows], on_overflow)
         return encoded
@@ -359,7 +374,7 @@ class TextTokenizer:
     ) -> list[Encoding]:
         is_left = self._drops_left(on_overflow)
         tokenizer = self._truncating_left if is_left else self._tokenizer
-        # Offsets count from the start of the text, which a part at the end lacks.
+        # Offsets count from the start of the text, which is missing in a part from its end.
         is_cut = not (self._tokens_span_words or (is_left and with_offsets))
         chars = CHARS_PER_TOKEN * self._manifest.max_tokens
         if not is_cut or max(map(len, texts), default=0) <= 2 * chars:
@@ -389,7 +404,7 @@ class TextTokenizer:
             return encodings
 
     def _overflow(self, encoding: Encoding) -> int:
-        """Return the number of tokens that were cut off."""
+        """Return the number of truncated tokens of a text, special tokens excluded."""
         return sum(len(part) - self._special_tokens for part in encoding.overflowing)
 
     @cached_property
@@ -410,10 +425,14 @@ class TextTokenizer:
         return own or on_overflow == "truncate_left"
 
     def check_text(self, text: str, pointer: str) -> None:
-        """Raise the error that a text by itself gives, with a JSON pointer to it.
+        """Check a text, such as a query that all documents share.
+
+        Args:
+            text: Text to check.
+            pointer: JSON pointer to the text, for the error.
 
         Raises:
-            InvalidInput: The text is empty or has a NUL character.
+            InvalidInput: The text is empty, is only white space, or has a NUL character.
             TooLarge: The text has too many characters.
         """
         try:
@@ -451,7 +470,8 @@ class TextTokenizer:
         for index, is_too_long in enumerate(too_long):
             if is_too_long:
                 raise InvalidInput(
-                    f"the input has more than {self._manifest.max_tokens} tokens",
+                    f"the input has more than {self._manifest.max_tokens} tokens, the model's "
+                    "maximum",
                     code="too_long",
                     index=index,
                 )
@@ -472,7 +492,7 @@ class TextTokenizer:
         return self._prompts[name]
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """Return the number of tokens of a prompt and of the special tokens before it."""
+        """Return the number of tokens of a prompt, including the special tokens before it."""
         encoding = self._tokenizer.encode(prompt)
         return len(encoding.ids) - encoding.special_tokens_mask[-1]
 
@@ -498,7 +518,14 @@ def _panics_as_errors() -> Iterator[None]:
 def _by_index(
     inputs: Mapping[int, Input], rows_of: Callable[[Sequence[Input]], list[Row]]
 ) -> dict[int, Row]:
-    """Return the rows by index in the request; the index of an error is converted likewise."""
+    """Return the row of each input, by index in the request.
+
+    If `rows_of` raises an error, the error's index is converted to the index in the request.
+
+    Args:
+        inputs: Inputs of one kind, by index in the request.
+        rows_of: Returns the rows of a list of inputs.
+    """
     indices = list(inputs)
     try:
         return dict(zip(indices, rows_of(list(inputs.values())), strict=True))
@@ -509,7 +536,12 @@ def _by_index(
 
 
 def _spans(encoding: Encoding, start: int) -> list[Span | None]:
-    """Return the span of each token in the text, which begins at `start` of the encoded string."""
+    """Return the span of each token in the text; None for special tokens and prompt tokens.
+
+    Args:
+        encoding: Encoding of the prompt and the text.
+        start: Length of the prompt, in characters.
+    """
     return [
         None if special or end <= start else (max(begin, start) - start, end - start)
         for (begin, end), special in zip(
@@ -536,9 +568,9 @@ def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]
 
 
 def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield slices of the texts for one tokenizer call each.
+    """Yield slices of the texts, each for one call of the tokenizers library.
 
-    Tokens that the tokenizer truncates take memory until the call returns.
+    Smaller calls take less memory: truncated tokens stay in memory until the call returns.
     """
     start, chars = 0, 0
     for end, text in enumerate(texts):

@@ -131,7 +131,7 @@ def test_bfloat16_on_an_unsupported_cpu_raises_without_fallback(
     for name in ("openvino", "auto"):
         with pytest.raises(EngineError, match=r"openvino in bfloat16 is not usable: this CPU has"):
             open_engine(artifact, name, "bfloat16")
-    with pytest.raises(EngineError, match="onnxruntime in bfloat16 is not usable: it computes in"):
+    with pytest.raises(EngineError, match="onnxruntime in bfloat16 is not usable: it supports"):
         open_engine(artifact, "onnxruntime", "bfloat16")
 
 
@@ -313,7 +313,7 @@ def test_unsupported_precision_raises_engine_error(
     for name, entry in ENGINES.items():
         other = replace(entry, precisions={"bfloat16": "float32"})
         monkeypatch.setitem(ENGINES, name, other)
-    with pytest.raises(EngineError, match="onnxruntime in float32 is not usable: it computes in"):
+    with pytest.raises(EngineError, match="onnxruntime in float32 is not usable: it supports only"):
         open_engine(artifact)
 
 
@@ -401,7 +401,7 @@ def test_unusable_gpu_raises_without_fallback(
             "no graph for cuda in float32; export it with --target cuda --dtype float32" in message
         )
         assert "no graph for cuda in float16" in open_error(artifact, "float16")
-        assert "it computes in float32, float16 only" in open_error(half_artifact, "bfloat16")
+        assert "it supports only float32, float16" in open_error(half_artifact, "bfloat16")
     with monkeypatch.context() as patch:
         onnxruntime_with_cuda(patch, gpus=1, has_libraries=False)
         assert "cannot compute on GPU 0; see the log of onnxruntime" in open_error(

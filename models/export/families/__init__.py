@@ -1,6 +1,7 @@
-"""The model families: what config.json and the tensors of each `model_type` mean. Data, by family.
+"""Supported model families: the config fields and tensor names of each `model_type`.
 
-To add a family, write a module like those here and add its `model_type` to the table.
+To add a family, write a module like the others in this package and add its `model_type` to
+`FAMILIES`.
 """
 
 from collections.abc import Mapping
@@ -56,7 +57,8 @@ FAMILIES: Mapping[str, Family] = {
     "xlm-roberta": ROBERTA,
 }
 
-# Families whose `model_type` is that of another one: how their classes in `auto_map` begin.
+# Families of checkpoints whose `model_type` is absent or that of another family, by a prefix of
+# their class paths in `auto_map`.
 FAMILIES_OF_CODE: Mapping[str, Family] = {
     "jinaai/jina-bert-implementation--": JINA_BERT,
     "jinaai/jina-bert-v2-qk-post-norm--": JINA_BERT_CODE,

@@ -1,4 +1,4 @@
-"""ALBERT: BERT with narrow embeddings and layers that run several times.
+"""ALBERT: BERT with narrower embeddings, and layers that share parameters.
 
 Source: Lan et al. 2019, arXiv:1909.11942.
 """

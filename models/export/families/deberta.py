@@ -19,7 +19,7 @@ _SELF = "encoder.layer.{i}.attention.self"
 
 def _derived(config: Settings) -> dict[str, Any]:
     if config.get("embedding_size", config["hidden_size"]) != config["hidden_size"]:
-        raise CheckpointError("config.json: embedding_size other than hidden_size is not supported")
+        raise CheckpointError("config.json: embedding_size must be equal to hidden_size")
     return {
         "position_embeddings": read_flag(config, "position_biased_input"),
         "distances": _read_distances(config),
@@ -31,15 +31,17 @@ def _read_distances(config: Settings) -> DistanceConfig | None:
     terms = _read_terms(config)
     if read_flag(config, "relative_attention") != bool(terms):
         raise CheckpointError(
-            "config.json: relative_attention without pos_att_type, or pos_att_type without it, is "
-            "not supported"
+            "config.json: relative_attention must be true with pos_att_type, and false without it"
         )
     if not terms:
         return None
     longest = _read_size(config, "max_relative_positions") or config["max_position_embeddings"]
     buckets = _read_size(config, "position_buckets")
     if buckets and not 2 <= buckets <= 2 * longest - 4:
-        raise CheckpointError(f"config.json: position_buckets has the invalid value {buckets}")
+        raise CheckpointError(
+            f"config.json: position_buckets has the invalid value {buckets}; it must be 0, or from "
+            "2 to 2 * max_relative_positions - 4"
+        )
     norms = str(config.get("norm_rel_ebd", "none")).lower().split("|")
     return DistanceConfig(
         span=buckets or longest,
@@ -63,17 +65,20 @@ def _read_terms(config: Settings) -> frozenset[str]:
 
 
 def _read_size(config: Settings, name: str) -> int:
-    """Return an integer of config.json; 0 if it is absent or, as in transformers, not positive."""
+    """Return an integer field of config.json; 0 if it is absent or negative, as in transformers."""
     value = config.get(name, -1)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise CheckpointError(f"config.json: {name} has the invalid value {value!r}")
+        raise CheckpointError(
+            f"config.json: {name} has the invalid value {value!r}; it must be an integer"
+        )
     return max(value, 0)
 
 
 def _scaled(query: Tensor, config: EncoderConfig) -> Tensor:
-    """Return weight or bias of queries, divided by the root of the number of terms of the scores.
+    """Return the weight or bias of queries divided by sqrt(N), with N terms of attention scores.
 
-    The network divides scores by the root of the width of a head only.
+    DeBERTa divides the scores by sqrt(N K), with K the width of a head. The network divides them by
+    sqrt(K) only.
     """
     terms = config.distances.terms if config.distances else ()
     return query * (1 + len(terms)) ** -0.5
@@ -125,7 +130,7 @@ DEBERTA = Family(
     prefixes=("deberta.",),
     ignored=(
         r"embeddings\.position_(ids|embeddings\.weight)",
-        r"encoder\.LayerNorm\..*",  # a model without disentangled attention has it too
+        r"encoder\.LayerNorm\..*",  # also present without disentangled attention
         r"pooler\..*",
         r"(lm_predictions|mask_predictions|cls)\..*",
     ),

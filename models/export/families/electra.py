@@ -15,7 +15,7 @@ from models.export.families.family import (
 
 
 def embedding_width(config: Settings) -> dict[str, int]:
-    """Return the width of the embeddings as a field of `EncoderConfig`."""
+    """Return the `EncoderConfig` field `embedding_width`: 0 if the width equals `hidden_size`."""
     width = int(read_number(config, "embedding_size", 128))
     return {"embedding_width": 0 if width == config["hidden_size"] else width}
 

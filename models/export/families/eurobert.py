@@ -1,4 +1,4 @@
-"""EuroBERT: a Llama whose tokens attend to each other in both directions.
+"""EuroBERT: Llama with bidirectional attention.
 
 Source: Boizard et al. 2025, arXiv:2503.05500.
 """

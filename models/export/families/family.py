@@ -1,4 +1,4 @@
-"""Declaration of a model family: config fields, tensor names, and what is refused or ignored."""
+"""Declaration of a model family: config fields, tensor names, required values, unused tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from models.network.config import EncoderConfig
 
 @dataclass(frozen=True)
 class Part:
-    """The part `index` of `count` equal parts of a checkpoint tensor, along the first axis."""
+    """Part `index`, from 0, of a checkpoint tensor split into `count` equal parts along axis 0."""
 
     name: str
     index: int
@@ -21,26 +21,29 @@ class Part:
 
 # Checkpoint tensors to concatenate along the first axis.
 Names = tuple[str | Part, ...]
+# Checkpoint tensors of each key of the encoder's state dict.
 Tensors = Mapping[str, Names]
-# Checkpoint modules, as in `Names`; a single one needs no tuple.
+# Checkpoint modules of each module of the encoder; a single module needs no tuple.
 Modules = Mapping[str, Names | str]
 Settings = Mapping[str, Any]
-# Value of a parameter, from the concatenated checkpoint tensors.
+# Returns a parameter's value from its concatenated checkpoint tensors and the encoder's config.
 Value = Callable[[Tensor, EncoderConfig], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """Head of a family's models for sequence classification, after pooling.
+    """Classification head of a family's sequence classification models, applied after pooling.
+
+    Its steps are a dense layer, an activation, an optional norm, and a linear layer for the logits.
 
     Attributes:
-        dense: Name of the checkpoint's module before the logits.
-        dense_bias: Whether that module has a bias.
-        activation: Its activation, in `models.network.sentence_encoder.HEAD_ACTIVATIONS`.
-        norm: Name of the norm after the activation; "": none.
-        out: Name of the module that computes the logits.
+        dense: Checkpoint module of the dense layer.
+        dense_bias: Whether the dense layer has a bias.
+        activation: Name in `models.network.sentence_encoder.HEAD_ACTIVATIONS`.
+        norm: Checkpoint module of the norm after the activation; "": no norm.
+        out: Checkpoint module of the linear layer for the logits.
         pooling_field: Field of config.json with the pooling, "cls" or "mean"; "": always "cls".
-        required: Fields of config.json for which only this one value is supported.
+        required: Only supported values of config.json fields, by field; fields may be absent.
     """
 
     dense: str
@@ -82,24 +85,28 @@ class Family:
     """Mapping from checkpoints of one `model_type` to `Encoder`.
 
     Attributes:
-        config: Name in config.json of each field of `EncoderConfig`, or several names, of which
-            the first one with a value counts.
-        defaults: Default values of optional fields of config.json, by their first name.
+        config: Name in config.json of each `EncoderConfig` field. Of several names, the first one
+            with a non-null value is used.
+        defaults: Default values of optional config.json fields. A field with several names is
+            listed under the first one in `config`.
         constants: Values of `EncoderConfig` fields that transformers hard-codes.
         derived: Returns the `EncoderConfig` fields that depend on several fields of config.json.
-        required: Fields of config.json for which only this one value is supported.
-        layouts: Names of the checkpoint tensors for each key of the encoder's state dict; `{i}`
-            stands for the index of a layer. Several: a checkpoint has those of one layout.
-        values: For keys of the encoder's state dict, as regular expressions, the functions that
-            return their values; other values are those of the checkpoint.
-        prefixes: Prefixes that all tensor names may have, in checkpoints with a task head.
+        required: Only supported values of config.json fields, by field; fields may be absent.
+        layouts: Alternative layouts, each with the checkpoint tensors of every key of the encoder's
+            state dict. `{i}` stands for the index of a layer. The layout with the most tensors in
+            the checkpoint is used.
+        values: Functions that convert checkpoint tensors to parameter values, by regular expression
+            for keys of the encoder's state dict. Other tensors are used unchanged.
+        prefixes: Prefixes to strip from tensor names, as in checkpoints with a task head.
         ignored: Regular expressions for the names of tensors that a sentence encoder does not use.
-        fixed: Values of tensors that a checkpoint may have and the encoder computes, by name.
-        ignored_heads: More of them for each entry of `architectures` in config.json.
-        classifier: Head of models for sequence classification; None: not supported.
+        fixed: Functions that return the only supported values of optional checkpoint tensors, by
+            tensor name. The encoder computes these values itself.
+        ignored_heads: Additional patterns for `ignored`, by entry of `architectures` in
+            config.json.
+        classifier: Head of sequence classification models; None: not supported.
         masked_lm: Head of masked language models; None: not supported.
-        code: Names with which classes in `auto_map` of config.json begin, if the family is what
-            they compute. Code in a model folder is never run.
+        code: Prefixes of the class names in `auto_map` that the family implements. Other classes
+            are refused, because code in model folders is never run.
     """
 
     config: Mapping[str, str | tuple[str, ...]]
@@ -119,39 +126,46 @@ class Family:
 
 
 def read_number(config: Settings, name: str, default: float) -> float:
-    """Return a positive number of config.json; the default if it is absent or null.
+    """Return the positive number in a field of config.json; the default if it is absent or null.
 
     Raises:
-        CheckpointError: The field is not a positive number.
+        CheckpointError: The field is not a positive number below 2^63.
     """
     value = config.get(name)
     value = default if value is None else value
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 2**63:
-        raise CheckpointError(f"config.json: {name} has the invalid value {value!r}")
+        raise CheckpointError(
+            f"config.json: {name} has the invalid value {value!r}; it must be a positive number "
+            "below 2^63"
+        )
     return value
 
 
 def read_count(config: Settings, name: str, default: int) -> int:
-    """Return a positive integer of config.json; the default if it is absent or null.
+    """Return the positive integer in a field of config.json; the default if it is absent or null.
 
     Raises:
-        CheckpointError: The field is not a positive integer.
+        CheckpointError: The field is not a positive integer below 2^63.
     """
     number = read_number(config, name, default)
     if not isinstance(number, int):
-        raise CheckpointError(f"config.json: {name} has the invalid value {number!r}")
+        raise CheckpointError(
+            f"config.json: {name} has the invalid value {number!r}; it must be a positive integer"
+        )
     return number
 
 
 def read_flag(config: Settings, name: str) -> bool:
-    """Return a field of config.json that is true or false; False if it is absent or null.
+    """Return a boolean field of config.json; False if it is absent or null.
 
     Raises:
-        CheckpointError: The field is neither true nor false.
+        CheckpointError: The field is not a boolean.
     """
     value = config.get(name)
     if not isinstance(value, bool | None):
-        raise CheckpointError(f"config.json: {name} has the invalid value {value!r}")
+        raise CheckpointError(
+            f"config.json: {name} has the invalid value {value!r}; it must be true or false"
+        )
     return bool(value)
 
 
@@ -160,29 +174,29 @@ def read_biases(config: Settings, fields: Mapping[str, Sequence[str]]) -> frozen
 
     Args:
         config: Content of config.json.
-        fields: Fields of config.json, and the parts in `models.network.layer.BIASES` that each
-            gives a bias.
+        fields: Parts of a layer that have a bias if a boolean field of config.json is true, by
+            field. The parts are names in `models.network.layer.BIASES`.
 
     Raises:
-        CheckpointError: A field is neither true nor false.
+        CheckpointError: A field is not a boolean.
     """
     with_bias = (parts for name, parts in fields.items() if read_flag(config, name))
     return frozenset(part for parts in with_bias for part in parts)
 
 
 def tensors(*, weights: Mapping[str, str], modules: Modules) -> Tensors:
-    """Return a layout of tensor names.
+    """Return a layout: the checkpoint tensors of each key of the encoder's state dict.
 
     Args:
-        weights: Name of the checkpoint tensor for each key of the encoder's state dict.
-        modules: Names of the checkpoint's modules for each module of the encoder, for its weight
-            and, if it has one, its bias. "layers.{i}.self_attn.in_proj" has the modules of query,
-            key and value, or one module with all three.
+        weights: Checkpoint tensor of each key that is not part of a module in `modules`.
+        modules: Checkpoint modules of each module of the encoder. The layout has the weight and
+            the bias of every module. "layers.{i}.self_attn.in_proj" has the modules of query, key
+            and value, in this order, or one module for all three.
     """
     layout: dict[str, Names] = {key: (name,) for key, name in weights.items()}
     for module, sources in modules.items():
         names = (sources,) if isinstance(sources, str) else sources
-        separator = "_" if module.endswith("in_proj") else "."  # torch's in_proj is no module
+        separator = "_" if module.endswith("in_proj") else "."  # in_proj_weight, as in torch
         for kind in ("weight", "bias"):
             layout[f"{module}{separator}{kind}"] = tuple(
                 Part(f"{name.name}.{kind}", name.index, name.count)

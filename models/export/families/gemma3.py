@@ -1,7 +1,7 @@
-"""Gemma 3's text model, such as EmbeddingGemma: a Llama with more norms, and windows.
+"""Gemma 3 text models such as EmbeddingGemma: Llama with additional norms and windows.
 
-The outputs of the sublayers have norms too, and five of six layers have a window. Tokens attend to
-each other in both directions if the config says so.
+Queries, keys and the outputs of the sublayers have norms too. By default, five of six layers use
+sliding-window attention. Attention is bidirectional if `use_bidirectional_attention` is true.
 Source: Schechter Vera et al. 2025, arXiv:2509.20354 (EmbeddingGemma).
 """
 
@@ -27,13 +27,15 @@ def _derived(config: Settings) -> dict[str, Any]:
     width = heads["head_width"]
     if (scalar := config.get("query_pre_attn_scalar", 256)) != width:
         raise CheckpointError(
-            f"config.json: query_pre_attn_scalar is {scalar!r}; only that of head_dim, {width}, is "
-            "supported"
+            f"config.json: query_pre_attn_scalar is {scalar!r}; only the value of head_dim, {width}"
+            ", is supported"
         )
     causal = not read_flag(config, "use_bidirectional_attention")
     if config.get("sliding_window", 4096) is None:
-        raise CheckpointError("config.json: sliding_window has the invalid value None")
-    # transformers counts the token itself, and halves the window of both directions.
+        raise CheckpointError(
+            "config.json: sliding_window has the invalid value None; it must be a positive integer"
+        )
+    # `sliding_window` counts the token itself. A bidirectional window is half as long on each side.
     size = read_count(config, "sliding_window", 4096)
     window = size - 1 if causal else size // 2
     full = read_rotary(config, width, 1e6, layer_type=FULL)
@@ -80,7 +82,7 @@ GEMMA3 = Family(
             },
         ),
     ),
-    # The checkpoint holds the weights of norms less 1, and embeddings before they are scaled.
+    # Checkpoints store norm weights minus 1, and embeddings before scaling by sqrt(d_model).
     values={
         r".*norm\d?\.weight": lambda weight, _: 1.0 + weight,
         r"embeddings\.word\.weight": lambda weight, config: weight * math.sqrt(config.d_model),

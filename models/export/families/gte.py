@@ -1,6 +1,6 @@
-"""GTE: BERT with rotary positions and a gate.
+"""GTE: BERT with rotary positions and gated feed-forward layers.
 
-Its `model_type` is "new" in Alibaba's files and "gte" in those of Snowflake and transformers.
+The `model_type` is "new" in Alibaba's configs, and "gte" in those of Snowflake and transformers.
 Source: Zhang et al. 2024, arXiv:2407.19669.
 """
 
@@ -51,7 +51,7 @@ GTE = Family(
     classifier=Classifier(dense="pooler.dense"),
     prefixes=("new.", "gte."),
     ignored=(r"pooler\..*", r"lm_head\..*"),
-    # gte-multilingual-base has a head for sparse vectors beside its embeddings.
+    # gte-multilingual-base also has a head for sparse vectors.
     ignored_heads={
         "NewForTokenClassification": (r"classifier\..*",),
         "GteForTokenClassification": (r"classifier\..*",),

@@ -1,7 +1,7 @@
-"""JinaBERT v2 and its code variant: BERT with gates, and with ALiBi in place of positions.
+"""JinaBERT v2 and its code variant: BERT with gated feed-forward layers, and ALiBi positions.
 
-Both have the `model_type` of BERT; `auto_map` tells them apart. The code variant normalises queries
-and keys, and adds the residual of the attention twice, each time with a norm.
+Both have the `model_type` "bert" and are recognised by `auto_map`. The code variant also normalises
+queries and keys, and adds the attention's residual twice, each time followed by a norm.
 Sources: Günther et al. 2023, arXiv:2310.19923; Press et al. 2021, arXiv:2108.12409 (ALiBi).
 """
 

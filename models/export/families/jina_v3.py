@@ -1,7 +1,8 @@
 """Jina v3: XLM-RoBERTa with rotary positions and task adapters.
 
-Files with adapters name each weight W as a parametrization, and have the matrices A and B of all
-tasks beside it, stacked. The update of W is B A in linear layers, and A B in embeddings.
+Checkpoints with adapters store each adapted weight W as a PyTorch parametrization: W itself, and
+its low-rank matrices A and B, stacked over the tasks. The update of W is proportional to B A in
+linear layers, and to A B in embeddings.
 Source: Sturua et al. 2024, arXiv:2409.10173.
 """
 
@@ -23,7 +24,7 @@ from models.export.model_folder import CheckpointError
 from models.network.adapters import AdapterConfig
 from models.network.config import AttentionConfig
 
-# How the names of Jina's classes in `auto_map` begin.
+# Prefix of the paths of Jina's classes in `auto_map`.
 CODE = "jinaai/xlm-roberta-flash-implementation--"
 _BASE = "rotary_emb_base"
 _PARAMETRIZATION = "parametrizations.weight"
@@ -36,7 +37,7 @@ _MODULES: Modules = {
     "layers.{i}.linear2": "encoder.layers.{i}.mlp.fc2",
     "layers.{i}.norm2": "encoder.layers.{i}.norm2",
 }
-# Checkpoint module of each module with adapters.
+# Adapted checkpoint module of each adapter module of the encoder.
 _ADAPTED = {
     "embeddings.word.adapters": "embeddings.word_embeddings",
     "embeddings.token_type.adapters": "embeddings.token_type_embeddings",
@@ -55,8 +56,8 @@ def _derived(config: Settings) -> dict[str, Any]:
     width = config["hidden_size"] // config["num_attention_heads"]
     if config.get("rotary_emb_dim") not in (width, None):
         raise CheckpointError(
-            f"config.json: rotary_emb_dim is {config['rotary_emb_dim']!r}; only that of a head, "
-            f"{width}, is supported"
+            f"config.json: rotary_emb_dim is {config['rotary_emb_dim']!r}; only the width of a "
+            f"head, {width}, is supported"
         )
     if config.get("auto_map") and config.get(_BASE) is None:
         raise CheckpointError(f"config.json lacks {_BASE}")
@@ -73,13 +74,16 @@ def _read_adapters(config: Settings) -> AdapterConfig | None:
         return None
     names = config.get("lora_adaptations")
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
-        raise CheckpointError(f"config.json: lora_adaptations has the invalid value {names!r}")
+        raise CheckpointError(
+            f"config.json: lora_adaptations has the invalid value {names!r}; it must be a "
+            "non-empty list of strings"
+        )
     rank = read_count(config, "lora_rank", 4)
     return AdapterConfig(tuple(names), rank, read_number(config, "lora_alpha", 1) / rank)
 
 
 def _with_adapters(layout: Tensors) -> Tensors:
-    """Return the names of a layout whose weights have adapters."""
+    """Return a layout with the tensor names of a checkpoint with adapters."""
     weights = {f"{module}.weight" for module in _ADAPTED.values()}
     updates = {
         f"{module}.{ours}": (f"{source}.{_PARAMETRIZATION}.0.lora_{theirs}",)

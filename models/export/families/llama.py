@@ -1,6 +1,7 @@
-"""Config fields and tensor names of Llama, which encoders that descend from it share.
+"""Config fields and tensor names that encoders derived from Llama share.
 
-Layers are pre-norm with RMS norm, rotary positions and a gate; several heads share keys and values.
+Layers are pre-norm, with RMS norm, rotary positions, grouped-query attention and a gated
+feed-forward layer.
 """
 
 from typing import Any
@@ -25,17 +26,17 @@ CONSTANTS: dict[str, Any] = {
     "position_embeddings": False,
     "embedding_norm": False,
 }
-# transformers can make attention causal or not, and layers different, whatever the family.
+# Fields that transformers accepts in any family, and that change the attention or single layers.
 REQUIRED: dict[str, Any] = {"is_causal": True, "per_layer_config": None}
-# Fields of config.json that give parts of a layer a bias.
+# Parts of a layer that have a bias if a field of config.json is true, by field.
 BIASES = {"attention_bias": ("attention",), "mlp_bias": ("linear1", "linear2")}
 
 
 def read_heads(config: Settings) -> dict[str, int]:
-    """Return the fields of `EncoderConfig` for the heads.
+    """Return the `EncoderConfig` fields `num_kv_heads` and `head_width`.
 
     Raises:
-        CheckpointError: The config is invalid.
+        CheckpointError: `num_key_value_heads` or `head_dim` is not a positive integer.
     """
     count = config["num_attention_heads"]
     return {

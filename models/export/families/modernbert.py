@@ -1,4 +1,4 @@
-"""ModernBERT: pre-norm, rotary positions, a gate, and a window in two of three layers.
+"""ModernBERT: pre-norm, rotary positions, gated feed-forward, windows in two of three layers.
 
 Source: Warner et al. 2024, arXiv:2412.13663.
 """
@@ -18,7 +18,7 @@ from models.export.families.family import (
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
 from models.network.config import AttentionConfig
 
-# Fields of config.json that give parts of a layer a bias.
+# Parts of a layer that have a bias if a field of config.json is true, by field.
 _BIASES = {
     "attention_bias": ("attention",),
     "mlp_bias": ("linear1", "linear2"),
@@ -30,10 +30,10 @@ def _derived(config: Settings) -> dict[str, Any]:
     count, heads = config["num_hidden_layers"], config["num_attention_heads"]
     width = config["hidden_size"] // heads
     full = read_rotary(config, width, 160000.0, name="global_rope_theta", layer_type=FULL)
-    # A null base for windows is that of the other layers; an absent one is 10000.
+    # A null local_rope_theta stands for the base of full attention, an absent one for 10000.
     own = full.base if "local_rope_theta" in config else 10000.0
     sliding = read_rotary(config, width, own, name="local_rope_theta", layer_type=SLIDING)
-    # Tokens at half the window on either side, both included.
+    # `local_attention` covers both sides of a token. Tokens at exactly half of it are included.
     window = read_count(config, "local_attention", 128) // 2
     kinds = {
         FULL: AttentionConfig(rotary=full),

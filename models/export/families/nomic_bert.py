@@ -1,6 +1,6 @@
-"""NomicBERT: BERT with rotary positions and a gate, without biases but those of the norms.
+"""NomicBERT: BERT with rotary positions and gated feed-forward layers. Only norms have biases.
 
-The files of Nomic's hub have GPT-2's field names, those of transformers have BERT's.
+Configs in Nomic's hub repositories have GPT-2's field names; those of transformers have BERT's.
 Source: Nussbaum et al. 2024, arXiv:2402.01613.
 """
 
@@ -20,7 +20,7 @@ def _derived(config: Settings) -> dict[str, Any]:
     if config.get("n_embd") is None:
         hidden, heads, count = (config[name] for name in _NATIVE)
         base, changes = ("rope_theta", 1000.0), {}
-    else:  # Nomic's files have other defaults
+    else:  # Nomic's configs have other defaults
         hidden, heads, count = (config[name] for name in _NOMIC)
         base = ("rotary_emb_base", 10000.0)
         changes = {"norm_eps": read_number(config, "layer_norm_epsilon", 1e-5)}

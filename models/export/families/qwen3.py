@@ -1,4 +1,4 @@
-"""Qwen3: a Llama with norms of queries and keys. Its tokens attend to earlier tokens only.
+"""Qwen3: Llama with norms of queries and keys. Attention is causal.
 
 Source: Zhang et al. 2025, arXiv:2506.05176 (Qwen3-Embedding).
 """
@@ -18,7 +18,7 @@ def _derived(config: Settings) -> dict[str, Any]:
     kinds = {FULL: AttentionConfig(rotary=rotary, causal=True)}
     types = [FULL] * count
     if read_flag(config, "use_sliding_window") and config.get("sliding_window", 4096) is not None:
-        # transformers counts the token itself.
+        # `sliding_window` counts the token itself.
         window = read_count(config, "sliding_window", 4096) - 1
         kinds[SLIDING] = AttentionConfig(rotary=rotary, window=window, causal=True)
         first = config.get("max_window_layers")

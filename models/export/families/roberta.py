@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT, with positions numbered from the padding id.
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT with position ids that start at `pad_token_id + 1`.
 
 Source: Liu et al. 2019, arXiv:1907.11692.
 """

@@ -27,16 +27,17 @@ def _derived(config: Settings) -> dict[str, Any]:
 
 
 def _positions(config: EncoderConfig) -> Tensor:
-    """Return the sines and cosines of all angles, `(max_positions, K)`."""
+    """Return the sines, then the cosines, of each position's angles, `(max_positions, K)`."""
     positions = torch.arange(config.max_positions)
     own = rotation(positions, Rotary(_BASE), config.heads.width, torch.float32)
     return torch.cat([own.sin, own.cos], -1).flatten(1)
 
 
 def _halves(projections: Tensor, config: EncoderConfig) -> Tensor:
-    """Return projections whose queries and keys have the first elements of all pairs first.
+    """Return the input projection with the elements of queries and keys reordered.
 
-    RoFormer rotates pairs of neighbours, and the network rotates elements half a head apart.
+    In each head, the first elements of all pairs precede the second elements: RoFormer rotates
+    pairs of adjacent elements, whereas the network pairs elements half a head apart.
     """
     q, k, v = projections.split(config.heads.widths)
     pairs = (part.unflatten(0, (config.num_heads, -1, 2)) for part in (q, k))

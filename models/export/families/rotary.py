@@ -1,7 +1,7 @@
 """Rotary positions in config.json, and the tensor names of transformers' rotary encoders.
 
-transformers 5 writes `rope_parameters`, by layer type in models that have several. Older files have
-`rope_theta`, or a name of the family's own, and `rope_scaling`.
+transformers 5 writes `rope_parameters`, with a section per layer type if there are several. Older
+configs have `rope_scaling`, and the base in `rope_theta` or a field specific to the family.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,10 +30,11 @@ def read_rotary(
     Args:
         config: Content of config.json.
         head_width: Width of a head.
-        default: Base where the config has none.
-        name: Name of the base in older files.
-        layer_type: Key in `rope_parameters` of models with several layer types.
-        scaling: The type of scaling that the family has, "linear" or "ntk".
+        default: Base if the config has none.
+        name: Field with the base in older configs.
+        layer_type: Layer type whose section of `rope_parameters` is read; "": there are no
+            sections.
+        scaling: Type of scaling that the family supports, "linear" or "ntk".
 
     Raises:
         CheckpointError: The config is invalid, or requires rotary positions that are not supported.
@@ -41,8 +42,8 @@ def read_rotary(
     current, older = (_section(config, key) for key in ("rope_parameters", "rope_scaling"))
     if older and (current or "rope_theta" in older):
         raise CheckpointError(
-            "config.json: rope_scaling beside rope_parameters or with a rope_theta of its own is "
-            "not supported"
+            "config.json: rope_scaling must not contain rope_theta, and must not be combined with "
+            "rope_parameters"
         )
     current = _of_layer_type(current, layer_type)
     if head_width % 2:
@@ -71,22 +72,23 @@ def read_rotary(
     factor = read_number(parameters, "factor", 1)
     if kind == "linear":
         return Rotary(base, scale=factor)
-    # The fixed form of Alibaba's GTE models, whatever the length of a row.
+    # Static NTK scaling of Alibaba's GTE models: the angles do not depend on the length of a row.
     return Rotary(base * factor, scale=factor ** (2 / head_width))
 
 
 def layers_of_types(
     config: Settings, kinds: dict[str, AttentionConfig], default: list[str]
 ) -> tuple[AttentionConfig, ...]:
-    """Return the attention of each layer, by its type.
+    """Return the attention config of each layer.
 
     Args:
-        config: Content of config.json, whose `layer_types` has the type of each layer.
-        kinds: Attention of each layer type.
-        default: Layer types where the config has none.
+        config: Content of config.json; `layer_types` lists the type of each layer.
+        kinds: Attention config of each layer type.
+        default: Type of each layer if the config has no `layer_types`.
 
     Raises:
-        CheckpointError: A layer type is unknown, or the number of layers is wrong.
+        CheckpointError: `layer_types` is not a list, has an unknown type, or does not have one
+            type per layer.
     """
     types = config.get("layer_types")
     types = default if types is None else types
@@ -101,14 +103,14 @@ def layers_of_types(
 
 
 def _of_layer_type(parameters: Settings, layer_type: str) -> Settings:
-    """Return the part of `rope_parameters` for a layer type; "": all, which all layers share."""
+    """Return the section of `rope_parameters` for a layer type; "": all of `rope_parameters`."""
     if layer_type:
         _check_types("rope_parameters", parameters, (FULL, SLIDING))
         return _section(parameters, layer_type)
     if nested := [key for key, value in parameters.items() if isinstance(value, dict)]:
         raise CheckpointError(
-            f"config.json: rope_parameters has {nested[0]!r}; only one object for all layers is "
-            "supported"
+            f"config.json: rope_parameters has a section {nested[0]!r}; only parameters shared by "
+            "all layers are supported"
         )
     return parameters
 
@@ -128,7 +130,7 @@ def _section(config: Settings, name: str) -> Settings:
     return section
 
 
-# The encoders of transformers with rotary positions and post-norm layers share these names.
+# Tensor names that transformers' post-norm encoders with rotary positions share.
 EMBEDDINGS = {
     name: tensor for name, tensor in bert.EMBEDDINGS.items() if name != "embeddings.position.weight"
 }

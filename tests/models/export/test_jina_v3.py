@@ -84,7 +84,7 @@ def test_files_are_recognised_by_their_code_alone(model_type: str | None, tmp_pa
         ({"position_embedding_type": "absolute"}, "only 'rotary' is supported"),
         ({"rotary_emb_interleaved": True}, "rotary_emb_interleaved is True; only False"),
         ({"rotary_emb_scale_base": 512}, "rotary_emb_scale_base is 512; only None"),
-        ({"rotary_emb_dim": 4}, "rotary_emb_dim is 4; only that of a head, 8"),
+        ({"rotary_emb_dim": 4}, "rotary_emb_dim is 4; only the width of a head, 8"),
         ({"task_instructions": None}, "task_instructions has no text for 'retrieval.query'"),
         ({"task_instructions": {TASKS[0]: "q: "}}, "has no text for 'retrieval.passage'"),
     ],

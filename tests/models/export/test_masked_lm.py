@@ -181,5 +181,7 @@ def test_missing_tensor_of_the_head_is_named(tmp_path: Path) -> None:
     state = model.state_dict()
     del state["cls.predictions.transform.LayerNorm.weight"]
     AutoModelForMaskedLM.from_config(model.config).save_pretrained(tmp_path, state_dict=state)
-    with pytest.raises(CheckpointError, match=r"lacks the tensor cls\.predictions\.transform\.Layer"):
+    with pytest.raises(
+        CheckpointError, match=r"lacks the tensor cls\.predictions\.transform\.Layer"
+    ):
         load(tmp_path, Overrides(sparse=True))

@@ -161,7 +161,7 @@ def test_routes_of_other_models_say_what_the_model_can_do(
 
     assert "cannot encode texts; it can classify" in refusal(rerank_client, "/encode", inputs="w5")
     documents = {"query": QUERY, "documents": DOCUMENTS}
-    assert "has 3 labels; a model that reranks has one" in refusal(
+    assert "has 3 labels; reranking needs a model with one" in refusal(
         classify_client, "/rerank", **documents
     )
     assert "it can encode texts" in refusal(client, "/rerank", **documents)
@@ -175,11 +175,11 @@ def test_routes_of_other_models_say_what_the_model_can_do(
 def test_calls_with_texts_in_place_of_lists_are_refused(reranker: Artifact) -> None:
     with vitrine.SyncModel(reranker.path, vitrine.ModelOptions(threads=2)) as model:
         assert len(model.classify("w5 w6").scores) == 1
-        with pytest.raises(vitrine.InvalidInput, match=r"a single pair is \[\(a, b\)\]"):
+        with pytest.raises(vitrine.InvalidInput, match=r"pass a single pair as \[\(a, b\)\]"):
             model.classify(("w5", "w6"))
         wrong: list[str | list[str]] = ["w5", []]
         for documents in wrong:
-            with pytest.raises(vitrine.InvalidInput, match="documents must be a list"):
+            with pytest.raises(vitrine.InvalidInput, match="documents must be a non-empty list"):
                 model.rerank("w5", documents)
 
 

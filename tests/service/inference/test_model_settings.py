@@ -122,7 +122,7 @@ def test_truncate_dim_of_a_request_keeps_normalised_dimensions(
     ("fields", "message"),
     [
         ({"truncate_dim": 33}, "truncate_dim must be from 1 to 32, the model's width"),
-        ({"truncate_dim": 8, "dimensions": 8}, "dimensions and truncate_dim exclude each other"),
+        ({"truncate_dim": 8, "dimensions": 8}, "truncate_dim are mutually exclusive"),
         (
             {"truncate_dim": 8, "output": "tokens"},
             'truncate_dim applies to the output "pooled" only',

@@ -128,7 +128,10 @@ def test_an_input_that_is_too_long_is_cut_at_either_end_or_refused(
     np.testing.assert_allclose(left, ask(client, "/embed", inputs=row[-256:]), atol=1e-6)
     response = client.post("/tei/embed", json={"inputs": ["a", text], "truncate": False})
     assert response.status_code == 422
-    told = "Input validation error: the input has more than 256 tokens (at index 1)"
+    told = (
+        "Input validation error: the input has more than 256 tokens, the model's maximum "
+        "(at index 1)"
+    )
     assert response.json() == {"error": told, "error_type": "Validation"}
 
 
