@@ -18,8 +18,9 @@ from service.inference.errors import (
     TooLarge,
     VitrineError,
 )
-from service.inference.model import Model, ModelOptions, open_model
-from service.inference.results import Embeddings, TokenEmbeddings
+from service.inference.model import Model
+from service.inference.opening import ModelOptions, open_model
+from service.inference.results import Embeddings, SparseEmbeddings, SparseVector, TokenEmbeddings
 from service.inference.scores import Classification, PairScores
 from service.inference.sync_model import SyncModel
 from service.inference.tokenizer import Row
@@ -38,6 +39,8 @@ __all__ = [
     "Overloaded",
     "PairScores",
     "Row",
+    "SparseEmbeddings",
+    "SparseVector",
     "SyncModel",
     "TokenEmbeddings",
     "TooLarge",

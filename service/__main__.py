@@ -64,12 +64,12 @@ def _greet(server: Server, settings: Settings, state: AppState) -> None:
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = json.dumps({"inputs": EXAMPLE_INPUTS})
-    classifies = "logits" in state.ready_model().artifact.manifest.outputs
-    route = "classify" if classifies else "encode"
+    outputs = state.ready_model().artifact.manifest.outputs
+    route = "classify" if "logits" in outputs else "encode"
     key = "" if state.keys.is_open else " -H 'Authorization: Bearer KEY'"
     log.info("Serving %s on %s", settings.model.path, url)
     log.info("Docs on %s/docs", url)
-    if settings.debug.enabled and not classifies:
+    if settings.debug.enabled and "pooled" in outputs:
         log.info("Gradient debugging page on %s/debug", url)
     example = f"{url}/{route}{key} -H 'Content-Type: application/json' -d '{body}'"
     log.info("Try: curl %s", example)

@@ -37,7 +37,7 @@ from service.debug.request_models import BODIES
 from service.debug.state import DebugState
 from service.inference.batcher import RunBroken
 from service.inference.errors import VitrineError
-from service.inference.model import open_model
+from service.inference.opening import open_model
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.engines import Precision
-from service.inference.model import ModelOptions
+from service.inference.opening import ModelOptions
 from service.logs import LogFormat
 
 Scope = Literal["encode", "debug", "metrics"]

@@ -12,7 +12,7 @@ from fastapi import Request, Response
 
 from service.api.state import AppState
 from service.inference.model import Model
-from service.inference.results import Embeddings, TokenEmbeddings, Vectors
+from service.inference.results import Embeddings, SparseEmbeddings, TokenEmbeddings, Vectors
 from service.inference.scores import Classification, PairScores
 
 OCTETS = "application/octet-stream"
@@ -31,7 +31,7 @@ async def respond(
     request: Request,
     state: AppState,
     model: Model,
-    result: Embeddings | TokenEmbeddings | Classification | PairScores,
+    result: Embeddings | TokenEmbeddings | SparseEmbeddings | Classification | PairScores,
     serialize: Callable[[], bytes],
     media_type: str = JSON,
     headers: Mapping[str, str] = MappingProxyType({}),
@@ -112,6 +112,20 @@ def encode_tokens_json(model: str, result: TokenEmbeddings, in_base64: bool) -> 
             "ids": [row.ids for row in result.rows],
             "offsets": [row.offsets for row in result.rows],
         }
+    )
+
+
+def encode_sparse_json(model: str, result: SparseEmbeddings) -> bytes:
+    """Return the JSON of a `POST /encode` response that has one sparse vector per input."""
+    return orjson.dumps(
+        {
+            "model": model,
+            "dimensions": result.width,
+            "embeddings": [vector._asdict() for vector in result.vectors],
+            "tokens": [len(row.ids) for row in result.rows],
+            "truncated": [row.truncated for row in result.rows],
+        },
+        option=orjson.OPT_SERIALIZE_NUMPY,
     )
 
 

@@ -13,6 +13,7 @@ from service.api.raw_route import RawRoute
 from service.api.responses import (
     OCTETS,
     encode_json,
+    encode_sparse_json,
     encode_tokens_json,
     prefers_octets,
     respond,
@@ -28,6 +29,7 @@ from service.api.schemas import (
     Health,
     Limits,
     ServiceInfo,
+    SparseResponse,
     TokensResponse,
 )
 from service.api.state import AppState, State
@@ -47,7 +49,7 @@ async def root() -> RedirectResponse:
     "/encode",
     summary="Encode texts or token ids",
     dependencies=[require_scope("encode")],
-    response_model=EncodeResponse | TokensResponse,
+    response_model=EncodeResponse | TokensResponse | SparseResponse,
     openapi_extra={"requestBody": ENCODE_BODY},
     responses={
         200: {"headers": ENCODE_HEADERS, "content": {OCTETS: {"schema": {"format": "binary"}}}},
@@ -60,13 +62,17 @@ async def encode(request: Request, state: State) -> Response:
     With `Accept: application/octet-stream` the response body has only the vectors, as little-endian
     float32, and the header `X-Shape` has their number and width. The header `Server-Timing` has the
     duration of each stage. With `"output": "tokens"` the response has one vector per token,
-    normalised only on request, and is always JSON.
+    normalised only on request, and with `"output": "sparse"` one sparse vector per input; both are
+    always JSON.
     """
     body = await read_inputs(request, state, EncodeRequest)
     timeout_s = deadline_s(request, state.settings.limits.request_s)
     model = state.ready_model()
-    if body.output == "tokens":
+    output = body.output or model.artifact.manifest.outputs[0]
+    if output == "tokens":
         return await _encode_tokens(request, state, body, timeout_s)
+    if output == "sparse":
+        return await _encode_sparse(request, state, body, timeout_s)
 
     with pointing_at(body.inputs):
         work = model.encode(
@@ -93,9 +99,7 @@ async def _encode_tokens(
     request: Request, state: AppState, body: EncodeRequest, timeout_s: float
 ) -> Response:
     """Return a response with the token vectors `(L, D)` of each input."""
-    for name in ("dimensions", "truncate_dim"):
-        if getattr(body, name) is not None:
-            raise InvalidInput(f'{name} applies to the output "pooled" only', pointer=f"/{name}")
+    _refuse(body, "tokens", "dimensions", "truncate_dim")
     model = state.ready_model()
     with pointing_at(body.inputs):
         work = model.encode_tokens(
@@ -108,6 +112,38 @@ async def _encode_tokens(
         result = await cancel_on_disconnect(request, work)
     serialize = partial(encode_tokens_json, model.name, result, body.encoding == "base64")
     return await respond(request, state, model, result, serialize)
+
+
+async def _encode_sparse(
+    request: Request, state: AppState, body: EncodeRequest, timeout_s: float
+) -> Response:
+    """Return a response with the sparse vector of each input."""
+    _refuse(body, "sparse", "dimensions", "truncate_dim", "normalize")
+    if body.encoding == "base64":
+        raise InvalidInput(
+            'the encoding base64 does not apply to the output "sparse"', pointer="/encoding"
+        )
+    model = state.ready_model()
+    with pointing_at(body.inputs):
+        work = model.encode_sparse(
+            body.input_list(),
+            prompt_name=body.prompt_name,
+            on_overflow=body.on_overflow,
+            timeout_s=timeout_s,
+        )
+        result = await cancel_on_disconnect(request, work)
+    return await respond(
+        request, state, model, result, partial(encode_sparse_json, model.name, result)
+    )
+
+
+def _refuse(body: EncodeRequest, output: str, *fields: str) -> None:
+    """Raise `InvalidInput` if the request sets one of the fields, which `output` does not have."""
+    for field in fields:
+        if getattr(body, field) is not None:
+            raise InvalidInput(
+                f'{field} does not apply to the output "{output}"', pointer=f"/{field}"
+            )
 
 
 @router.get("/healthz", summary="Liveness")
@@ -140,7 +176,7 @@ async def info(state: State) -> ServiceInfo:
         family=manifest.family,
         outputs=list(manifest.outputs),
         labels=list(manifest.labels),
-        dimensions=None if manifest.labels else manifest.width,
+        dimensions=manifest.width if "pooled" in manifest.outputs else None,
         pooling=list(manifest.pooling),
         normalize=manifest.normalize,
         matryoshka_dimensions=list(manifest.matryoshka_dimensions),

@@ -76,8 +76,10 @@ class EncodeRequest(BaseModel):
         description="Like `dimensions`, but vectors are truncated after they are normalised, as by "
         "sentence-transformers",
     )
-    output: Literal["pooled", "tokens"] = Field(
-        "pooled", description="One vector per input, or one per token"
+    output: Literal["pooled", "tokens", "sparse"] | None = Field(
+        None,
+        description="One vector per input, one per token, or one sparse vector per input; null: "
+        "`sparse` for models of sparse vectors, otherwise `pooled`",
     )
     on_overflow: Literal["truncate", "error"] = Field(
         "truncate", description="Handling of inputs with too many tokens for the model"
@@ -131,6 +133,23 @@ class TokensResponse(BaseModel):
         description="Start and end of each token in its text, in characters; null for special and "
         "prompt tokens, and for an input of token ids"
     )
+
+
+class SparseWeights(BaseModel):
+    """A sparse vector: its positive weights."""
+
+    ids: list[int] = Field(description="Token ids with a positive weight, in ascending order")
+    weights: list[float] = Field(description="Weight of each of these token ids")
+
+
+class SparseResponse(BaseModel):
+    """One sparse vector per input, in order; the response to `"output": "sparse"`."""
+
+    model: str
+    dimensions: int = Field(description="Number of entries of the vocabulary")
+    embeddings: list[SparseWeights]
+    tokens: list[int] = Field(description="Number of encoded tokens of each input")
+    truncated: list[bool] = Field(description="Whether each input was truncated")
 
 
 class Problem(BaseModel):

@@ -43,14 +43,13 @@ class DebugState(AppState):
         """Return the served model, for gradients.
 
         Raises:
-            InvalidInput: The model is for sequence classification.
+            InvalidInput: The model is not an embedding model.
             NotReady: See `ready_model`.
         """
         model = self.ready_model()
-        if model.artifact.manifest.labels:
+        if "pooled" not in model.artifact.manifest.outputs:
             raise InvalidInput(
-                f"gradients of {model.name}, a model for sequence classification, are not "
-                "supported; only those of embedding models are",
+                f"gradients of {model.name} are not supported; only those of embedding models are",
                 code="wrong_model",
             )
         return model

@@ -4,21 +4,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry
 
-from models.artifact import MANIFEST, Artifact, Check, sha256
-from models.engines import Agreement, Engine, Output, Precision, open_engine, self_check
+from models.artifact import Artifact, Check
+from models.engines import Agreement, Engine, Output
 from models.packing import pack
-from service.inference.batch_former import AttentionCost, BatchFormer
 from service.inference.batcher import (
     Batcher,
     ItemFailed,
@@ -40,8 +36,10 @@ from service.inference.metrics import InferenceMetrics, record_outcome
 from service.inference.pairs import NO_LIMITS, PairLimits
 from service.inference.results import (
     Embeddings,
+    RowResult,
+    SparseEmbeddings,
+    SparseVector,
     TokenEmbeddings,
-    Vectors,
     truncate_and_normalize,
 )
 from service.inference.scores import (
@@ -50,6 +48,8 @@ from service.inference.scores import (
     QUERY_PROMPTS,
     Classification,
     PairScores,
+    cosines,
+    dot_products,
 )
 from service.inference.tokenizer import OnOverflow, Row, Span, TextTokenizer
 
@@ -61,6 +61,7 @@ Inputs = str | Sequence[str | Sequence[int]]
 _USES: Mapping[Output, str] = {
     "pooled": "encode texts",
     "tokens": "encode tokens",
+    "sparse": "encode texts into sparse vectors",
     "logits": "classify texts or, with one label, rerank documents",
 }
 
@@ -68,41 +69,6 @@ _USES: Mapping[Output, str] = {
 # takes 1 to 2 ms. While engines keep all cores busy, a thread would wait longer for a core.
 _INLINE_INPUTS = 8
 _INLINE_CHARS = 4000
-# Maximum total number of characters that threads tokenise at the same time; they take some seconds.
-_MAX_CHARS_IN_THREADS = 16 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Runtime options of a model.
-
-    Attributes:
-        name: Name of the model; None: the artifact's name.
-        engine: Name of the engine; "auto": the first usable engine.
-        precision: Precision of the engine.
-        threads: Number of CPUs that a CPU engine keeps busy; 0: all CPUs of the process.
-        gpu: Index of the GPU for the engine "cuda".
-        run_timeout_s: Seconds after which a running batch is cancelled and retried in halves. A
-            batch may always take ten times its expected duration.
-        max_cost: Maximum cost of a batch, in tokens (see `batch_former`); 0: the engine's default.
-        max_queue_tokens: Maximum number of queued tokens; calls beyond it raise `Overloaded`.
-        max_chars: Maximum number of characters per text.
-        max_token_vectors: Maximum number of tokens per call of `encode_tokens` or `tokenize`.
-    """
-
-    name: str | None = None
-    engine: str = "auto"
-    precision: Precision = "float32"
-    threads: int = 0
-    gpu: int = 0
-    run_timeout_s: float = 10.0
-    max_cost: int = 0
-    max_queue_tokens: int = 1_000_000
-    max_chars: int = 100_000
-    max_token_vectors: int = 16_384
-
-
-DEFAULT_OPTIONS = ModelOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +110,7 @@ class Model:
     artifact: Artifact
     tokenizer: TextTokenizer
     engine: Engine
-    batcher: Batcher[BatchItem, Vectors]
+    batcher: Batcher[BatchItem, RowResult]
     max_cost: int
     max_token_vectors: int
     graph_sha256: str
@@ -270,6 +236,32 @@ class Model:
         vectors = [truncate_and_normalize(part, None, normalize) for part in vectors]  # (L, D) each
         return TokenEmbeddings(vectors, rows, seconds)
 
+    async def encode_sparse(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> SparseEmbeddings:
+        """Encode texts or rows of token ids into one sparse vector each.
+
+        Args:
+            inputs: See `encode`.
+            prompt_name: See `encode`.
+            on_overflow: See `encode`.
+            timeout_s: See `encode`.
+
+        Raises:
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        items = _as_list(inputs)
+        tokenize = partial(self.tokenizer.rows, items, prompt_name, on_overflow)
+        rows, vectors, seconds = await self._encode(
+            items, len(items), tokenize, "sparse", timeout_s
+        )
+        return SparseEmbeddings(vectors, self.width, rows, seconds)
+
     async def classify(
         self,
         inputs: str | Sequence[str | tuple[str, str]],
@@ -363,8 +355,9 @@ class Model:
         """Return the relevance of documents to queries: one score per pair of query and document.
 
         A reranker scores each pair as in `rerank`. An embedding model gives the cosine similarity
-        of query and document. It prepends its prompt for queries or for documents to each text, as
-        `encode_query` and `encode_document` of sentence-transformers do.
+        of query and document, and a model of sparse vectors their dot product. Both prepend their
+        prompt for queries or for documents to each text, as `encode_query` and `encode_document`
+        of sentence-transformers do.
 
         Args:
             queries: One query for all documents, or one query per document.
@@ -418,6 +411,7 @@ class Model:
         timeout_s: float | None,
     ) -> PairScores:
         prompts = self.artifact.manifest.prompts
+        output: Output = "sparse" if "sparse" in self.artifact.manifest.outputs else "pooled"
 
         def tokenize() -> list[Row]:
             rows: list[Row] = []
@@ -434,15 +428,17 @@ class Model:
         count = len(queries)
         texts = [*queries, *documents]
         with _locating(lambda i: f"/queries/{i}" if i < count else f"/documents/{i - count}"):
-            rows, results, seconds = await self._encode(
-                texts, len(texts), tokenize, "pooled", timeout_s
+            rows, vectors, seconds = await self._encode(
+                texts, len(texts), tokenize, output, timeout_s
             )
-        vectors = truncate_and_normalize(np.array(results), None, normalize=True)  # (Q + N, W)
-        cosines = np.einsum("nw,nw->n", *np.broadcast_arrays(vectors[:count], vectors[count:]))
+        if output == "sparse":
+            scores = dot_products(_repeated(vectors[:count], len(documents)), vectors[count:])
+        else:
+            scores = cosines(np.array(vectors[:count]), np.array(vectors[count:]))
         pairs = list(zip(_repeated(rows[:count], len(documents)), rows[count:], strict=True))
         return PairScores(
-            cosines.astype(np.float64),
-            "cosine",
+            scores,
+            "dot" if output == "sparse" else "cosine",
             [len(query.ids) + len(document.ids) for query, document in pairs],
             [query.truncated or document.truncated for query, document in pairs],
             seconds,
@@ -495,7 +491,7 @@ class Model:
 
     async def encode_rows(
         self, rows: Sequence[Row], output: Output = "pooled", timeout_s: float | None = None
-    ) -> Outcome[Vectors]:
+    ) -> Outcome[RowResult]:
         """Return the engine's result for each row, before any normalisation or activation.
 
         Args:
@@ -532,7 +528,7 @@ class Model:
         tokenize: Callable[[], Sequence[Row]],
         output: Output,
         timeout_s: float | None,
-    ) -> tuple[Sequence[Row], Sequence[Vectors], Mapping[str, float]]:
+    ) -> tuple[Sequence[Row], Sequence[Any], Mapping[str, float]]:
         """Return the row and the result of each input, and the duration of each stage.
 
         Args:
@@ -598,105 +594,6 @@ class Model:
         return Overloaded("the queue is full; try again later", self.batcher.drain_s)
 
 
-async def open_model(
-    path: Path | str,
-    options: ModelOptions = DEFAULT_OPTIONS,
-    *,
-    metrics: InferenceMetrics | None = None,
-    on_stop: Callable[[BaseException], None] | None = None,
-) -> Model:
-    """Open the model of an artifact, run the self-check, and start the model's batcher.
-
-    The batcher runs in the running event loop.
-
-    Args:
-        path: Folder of an artifact written by `vitrine-export`.
-        options: Runtime options.
-        metrics: Metrics of the model; None: new metrics in a separate registry.
-        on_stop: Called with the error if the batcher stops because of a failure, such as a broken
-            engine; None: the error is logged.
-
-    Raises:
-        ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
-        EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
-    """
-    metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
-    opened = await asyncio.to_thread(_open, Path(path), options)
-    artifact, tokenizer, engine, agreement, self_check_s = opened
-    max_cost = options.max_cost or engine.batches.max_tokens
-    # On GPUs, attention windows are masks: all pairs of tokens are computed.
-    windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
-    attention_cost = AttentionCost(windows, artifact.manifest.hidden_size)
-    if engine.target == "cuda":
-        await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
-
-    run = partial(_run, engine, metrics)
-    check = artifact.check()
-    # The self-check runs the check inputs once per output and compiled graph.
-    check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)
-    cost_s = self_check_s / (check_cost * len(engine.runs) * len(artifact.manifest.outputs))
-    row = Row(check.rows[0], truncated=False, prompt_tokens=0)
-    probe = [BatchItem(row, artifact.manifest.outputs[0])]
-    batcher: Batcher[BatchItem, Vectors] = Batcher(
-        run,
-        lambda item: len(item.row.ids),
-        BatchFormer(
-            streams=engine.streams,
-            max_cost=max_cost,
-            min_split_tokens=engine.batches.min_split_tokens,
-            fixed_cost=engine.batches.fixed_cost,
-            long_row=engine.batches.long_row,
-            attention_cost=attention_cost,
-        ),
-        probe=partial(run, probe),
-        cancel=engine.cancel,
-        max_queue_tokens=options.max_queue_tokens,
-        timeout_s=options.run_timeout_s,
-        cost_s=cost_s,
-        on_stop=on_stop or _log_stop,
-    )
-    model = Model(
-        name=options.name or artifact.manifest.name,
-        created=int(artifact.path.stat().st_mtime),
-        artifact=artifact,
-        tokenizer=tokenizer,
-        engine=engine,
-        batcher=batcher,
-        max_cost=max_cost,
-        max_token_vectors=options.max_token_vectors,
-        graph_sha256=artifact.graph_sha256(engine.name),
-        self_check=agreement,
-        check=check,
-        files={**artifact.manifest.files, MANIFEST: sha256(artifact.path / MANIFEST)},
-        metrics=metrics,
-        _executor=BoundedExecutor(_MAX_CHARS_IN_THREADS),
-    )
-    metrics.queue_tokens.set_function(lambda: batcher.queued_tokens)
-    metrics.oldest_age.set_function(lambda: batcher.oldest_s)
-    metrics.model.info(
-        {
-            "model": model.name,
-            "graph": model.graph_sha256[:12],
-            "engine": engine.name,
-            "precision": engine.precision,
-        }
-    )
-    batcher.start()
-    return model
-
-
-def _open(
-    path: Path, options: ModelOptions
-) -> tuple[Artifact, TextTokenizer, Engine, Mapping[Output, Agreement], float]:
-    """Return the parts of a model, the self-check's agreement, and its duration in seconds."""
-    artifact = Artifact.load(path)
-    tokenizer = TextTokenizer(artifact, options.max_chars)
-    engine = open_engine(artifact, options.engine, options.precision, options.threads, options.gpu)
-    started = time.monotonic()
-    agreement = self_check(engine, artifact)
-    return artifact, tokenizer, engine, agreement, time.monotonic() - started
-
-
 def _as_list(inputs: Inputs) -> Sequence[str | Sequence[int]]:
     return [inputs] if isinstance(inputs, str) else inputs
 
@@ -716,13 +613,11 @@ def _locating(pointer_to: Callable[[int], str]) -> Iterator[None]:
         raise
 
 
-def _log_stop(error: BaseException) -> None:
-    log.critical("the engine has stopped: %s", error)
-
-
-def _run(engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]) -> list[Vectors]:
+def run_batch(
+    engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]
+) -> list[RowResult]:
     """Return the result of each item, with one run of the engine per requested output."""
-    results: dict[int, Vectors] = {}
+    results: dict[int, RowResult] = {}
     for output in {item.output: None for item in batch}:
         indices = [index for index, item in enumerate(batch) if item.output == output]
         if indices:
@@ -733,7 +628,7 @@ def _run(engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]) 
 
 def _run_rows(
     engine: Engine, metrics: InferenceMetrics, rows: Sequence[Row], output: Output
-) -> Sequence[Vectors]:
+) -> Sequence[RowResult]:
     has_types = any(row.token_types for row in rows)
     batch = pack(
         [row.ids for row in rows],
@@ -748,25 +643,9 @@ def _run_rows(
     metrics.batch_rows.observe(batch.rows)
     metrics.batch_tokens.observe(len(batch.input_ids))
     metrics.padded_tokens.inc(batch.padded_index.size)
+    if output == "sparse":  # most weights are zero
+        indices = [np.flatnonzero(vector) for vector in vectors]
+        return [SparseVector(i, v[i]) for i, v in zip(indices, vectors, strict=True)]
     if output != "tokens":
         return list(vectors)
     return np.split(vectors, np.cumsum([len(row.ids) for row in rows])[:-1])
-
-
-def _warm_up(
-    engine: Engine, artifact: Artifact, max_cost: int, attention_cost: AttentionCost
-) -> None:
-    """Run batches of one row and full batches on all streams, before the first request.
-
-    Otherwise the first requests would wait while the GPU loads kernels and allocates memory. The
-    row lengths are the maximum length, its half, its quarter and so on, down to 1.
-    """
-    length = artifact.manifest.max_tokens
-    run = partial(engine.run, output=artifact.manifest.outputs[0])
-    with ThreadPoolExecutor(engine.streams) as streams:
-        while length:
-            rows = int(max_cost / (length + attention_cost(length)))
-            for count in {1, max(1, rows)}:
-                batch = pack([[0] * length] * count)
-                list(streams.map(run, [batch] * engine.streams))
-            length //= 2

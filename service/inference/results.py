@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,22 @@ from numpy.typing import NDArray
 from service.inference.tokenizer import Row
 
 Vectors = NDArray[np.float32]
+
+
+class SparseVector(NamedTuple):
+    """The positive weights of a vector.
+
+    Attributes:
+        ids: Token ids with a positive weight, in ascending order.
+        weights: Their weights.
+    """
+
+    ids: NDArray[np.intp]
+    weights: Vectors
+
+
+# Result of one row: a vector, the vectors of its tokens, or a sparse vector.
+RowResult = Vectors | SparseVector
 
 _TINY = np.finfo(np.float32).tiny
 
@@ -51,6 +68,28 @@ class TokenEmbeddings:
     def size(self) -> int:
         """Total number of vector elements."""
         return sum(part.size for part in self.vectors)
+
+
+@dataclass(frozen=True)
+class SparseEmbeddings:
+    """One sparse vector per input.
+
+    Attributes:
+        vectors: Sparse vectors, in the order of the inputs.
+        width: Number of entries of the vocabulary, V.
+        rows: Token ids and truncation of each input.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+    """
+
+    vectors: Sequence[SparseVector]
+    width: int
+    rows: Sequence[Row]
+    seconds: Mapping[str, float]
+
+    @property
+    def size(self) -> int:
+        """Number of ids and weights in the vectors."""
+        return 2 * sum(len(vector.ids) for vector in self.vectors)
 
 
 def truncate_and_normalize(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from service.inference.results import SparseVector, Vectors, truncate_and_normalize
 from service.inference.tokenizer import Row
 
 Scores = NDArray[np.float64]
@@ -69,14 +70,14 @@ class PairScores:
     Attributes:
         scores: Scores `(N,)`, in the order of the pairs.
         kind: "cross_encoder": the model read both texts at once; "cosine": the cosine similarity of
-            their vectors.
+            their vectors; "dot": the dot product of their sparse vectors.
         tokens: Number of tokens of each pair.
         truncated: Whether a text of each pair was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
     """
 
     scores: Scores
-    kind: Literal["cross_encoder", "cosine"]
+    kind: Literal["cross_encoder", "cosine", "dot"]
     tokens: Sequence[int]
     truncated: Sequence[bool]
     seconds: Mapping[str, float]
@@ -85,6 +86,29 @@ class PairScores:
     def size(self) -> int:
         """Number of scores."""
         return self.scores.size
+
+
+def cosines(queries: Vectors, documents: Vectors) -> Scores:
+    """Return the cosine similarity of each document with its query, `(N,)`.
+
+    Args:
+        queries: Vectors `(N, W)`, or one vector `(1, W)` for all documents.
+        documents: Vectors `(N, W)`.
+    """
+    units = (truncate_and_normalize(part, None, normalize=True) for part in (queries, documents))
+    scores: Scores = np.einsum("nw,nw->n", *np.broadcast_arrays(*units)).astype(np.float64)
+    return scores
+
+
+def dot_products(queries: Sequence[SparseVector], documents: Sequence[SparseVector]) -> Scores:
+    """Return the dot product of each query with the document of the same index, `(N,)`."""
+    scores: list[float] = []
+    for query, document in zip(queries, documents, strict=True):
+        _, ours, theirs = np.intersect1d(
+            query.ids, document.ids, assume_unique=True, return_indices=True
+        )
+        scores.append(float(query.weights[ours] @ document.weights[theirs]))
+    return np.array(scores)
 
 
 def _sigmoid(logits: Scores) -> Scores:

@@ -6,8 +6,9 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from service.inference.model import DEFAULT_OPTIONS, Inputs, Model, ModelOptions, open_model
-from service.inference.results import Embeddings, TokenEmbeddings
+from service.inference.model import Inputs, Model
+from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, open_model
+from service.inference.results import Embeddings, SparseEmbeddings, TokenEmbeddings
 from service.inference.scores import Classification, PairScores
 from service.inference.tokenizer import OnOverflow
 
@@ -90,6 +91,21 @@ class SyncModel:
                 normalize=normalize,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
+            )
+        )
+
+    def encode_sparse(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> SparseEmbeddings:
+        """Encode texts or rows of token ids into sparse vectors; see `Model.encode_sparse`."""
+        return self._run(
+            self.model.encode_sparse(
+                inputs, prompt_name=prompt_name, on_overflow=on_overflow, timeout_s=timeout_s
             )
         )
 

@@ -37,7 +37,8 @@ from models.artifact import Artifact
 from models.engines import ENGINES, Precision, cosines, open_engine
 from models.export.sources import resolve
 from models.packing import PackedBatch, pack
-from service.inference.model import Model, ModelOptions, open_model
+from service.inference.model import Model
+from service.inference.opening import ModelOptions, open_model
 from service.inference.tokenizer import TextTokenizer
 from tests.benchmarks.bench_servers import ARTIFACT, kinds
 from tests.benchmarks.sentence_transformers_worker import OPTIONS

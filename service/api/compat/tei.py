@@ -22,6 +22,7 @@ from service.api.compat.tei_schemas import (
     EmbedRequest,
     Predictions,
     PredictRequest,
+    SparseValue,
     TEIInfo,
     TEIRank,
     TEIRerankRequest,
@@ -53,8 +54,8 @@ _HEALTH: dict[str, Any] = {
     "",
     name="tei",
     **route_options(
-        "Same as /tei/embed, /tei/rerank or /tei/predict, by the kind of model",
-        list[list[float]] | list[TEIRank] | Predictions,
+        "Same as /tei/embed, /tei/embed_sparse, /tei/rerank or /tei/predict, by kind of model",
+        list[list[float]] | list[list[SparseValue]] | list[TEIRank] | Predictions,
         *(EmbedRequest, TEIRerankRequest, PredictRequest),
     ),
 )
@@ -66,18 +67,21 @@ async def tei_root(request: Request, state: State) -> Response:
 
 _HANDLERS = {
     "embedding": tei_embed.embed,
+    "sparse": tei_embed.embed_sparse,
     "reranker": tei_classify.rerank,
     "classifier": tei_classify.predict,
 }
 
 
 def _kind(manifest: Manifest) -> str:
+    if "sparse" in manifest.outputs:
+        return "sparse"
     return {0: "embedding", 1: "reranker"}.get(len(manifest.labels), "classifier")
 
 
 def _model_type(manifest: Manifest) -> dict[str, dict[str, Any]]:
     if not manifest.labels:
-        return {"embedding": {"pooling": "+".join(manifest.pooling)}}
+        return {"embedding": {"pooling": "+".join(manifest.pooling) or "splade"}}
     names = {str(index): label for index, label in enumerate(manifest.labels)}
     numbers = {label: index for index, label in enumerate(manifest.labels)}
     return {_kind(manifest): {"id2label": names, "label2id": numbers}}

@@ -23,6 +23,7 @@ from service.api.compat.tei_schemas import (
     EmbedRequest,
     SimilarityRequest,
     SimpleToken,
+    SparseValue,
     TokenizeRequest,
     TruncationOptions,
 )
@@ -31,7 +32,7 @@ from service.api.raw_route import RawRoute
 from service.api.responses import serialize_rows
 from service.api.state import State
 from service.inference.errors import VitrineError
-from service.inference.results import Vectors
+from service.inference.results import SparseVector, Vectors
 
 router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 
@@ -75,6 +76,25 @@ async def embed_all(request: Request, state: State) -> Response:
     return await respond_with_durations(
         request, state, model, result, inputs, partial(_as_lists, result.vectors)
     )
+
+
+@router.post(
+    "/embed_sparse", **route_options("Sparse vectors", list[list[SparseValue]], EmbedAllRequest)
+)
+async def embed_sparse(request: Request, state: State) -> Response:
+    """Encode inputs into the positive weights of one sparse vector each."""
+    body = await read_request(request, state, EmbedAllRequest)
+    inputs = non_empty(body.input_list())
+    model = state.ready_model()
+    work = model.encode_sparse(
+        inputs,
+        prompt_name=body.prompt_name,
+        on_overflow=body.on_overflow(),
+        timeout_s=timeout_s(request, state),
+    )
+    result = await cancel_on_disconnect(request, work)
+    serialize = partial(_sparse_values, result.vectors)
+    return await respond_with_durations(request, state, model, result, inputs, serialize)
 
 
 @router.post("/similarity", **route_options("Cosine similarities", list[float], SimilarityRequest))
@@ -135,3 +155,15 @@ async def decode(request: Request, state: State) -> Response:
 
 def _as_lists(vectors: Sequence[Vectors] | Vectors) -> bytes:
     return orjson.dumps(serialize_rows(vectors, in_base64=False))
+
+
+def _sparse_values(vectors: Sequence[SparseVector]) -> bytes:
+    return orjson.dumps(
+        [
+            [
+                {"index": index, "value": value}
+                for index, value in zip(vector.ids.tolist(), vector.weights.tolist(), strict=True)
+            ]
+            for vector in vectors
+        ]
+    )

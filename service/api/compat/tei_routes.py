@@ -16,7 +16,7 @@ from service.api.responses import JSON, respond
 from service.api.state import AppState
 from service.inference.errors import InvalidInput
 from service.inference.model import Model as ServedModel
-from service.inference.results import Embeddings, TokenEmbeddings
+from service.inference.results import Embeddings, SparseEmbeddings, TokenEmbeddings
 from service.inference.scores import Classification
 
 PREFIX = "/tei"
@@ -75,7 +75,7 @@ async def respond_with_durations(
     request: Request,
     state: AppState,
     model: ServedModel,
-    result: Embeddings | TokenEmbeddings | Classification,
+    result: Embeddings | TokenEmbeddings | SparseEmbeddings | Classification,
     inputs: Sequence[str | list[int]],
     serialize: Callable[[], bytes],
 ) -> Response:

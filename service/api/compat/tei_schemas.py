@@ -145,6 +145,13 @@ class SimpleToken(BaseModel):
     stop: int | None
 
 
+class SparseValue(BaseModel):
+    """A positive weight of a sparse vector."""
+
+    index: int = Field(description="Token id")
+    value: float
+
+
 class TEIRerankRequest(Truncation):
     """A query, and texts to order by their relevance to it."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from sentence_transformers import CrossEncoder
+from sentence_transformers import CrossEncoder, SparseEncoder
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
@@ -11,7 +11,7 @@ from models.export.exporter import export
 from models.export.sources import resolve
 from service.app import create_app
 from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
-from tests.models.checkpoints import edit_json, save_classifier, save_tokenizer
+from tests.models.checkpoints import edit_json, save_classifier, save_masked_lm, save_tokenizer
 from tests.serving import serving
 
 LABELS = ["sad", "neutral", "happy"]
@@ -42,6 +42,22 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     save_classifier(folder / "model", "roberta", 3, id2label=dict(enumerate(LABELS)))
     save_tokenizer(folder / "model")
     return export(resolve(str(folder / "model")), folder / "artifact")[0]
+
+
+@pytest.fixture(scope="package")
+def sparse_encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[SparseEncoder, Artifact]:
+    """A SPLADE model of sentence-transformers with a prompt for queries, and its artifact."""
+    folder = tmp_path_factory.mktemp("sparse")
+    save_masked_lm(folder / "model", "bert")
+    save_tokenizer(folder / "model")
+    encoder = SparseEncoder(str(folder / "model"), device="cpu", prompts={"query": "w9 w10 "})
+    encoder.save(str(folder / "saved"))
+    return encoder, export(resolve(str(folder / "saved")), folder / "artifact")[0]
+
+
+@pytest.fixture(scope="package")
+def sparse_client(sparse_encoder: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
+    yield from _client_of(sparse_encoder[1])
 
 
 @pytest.fixture(scope="package")

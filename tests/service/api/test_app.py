@@ -20,7 +20,7 @@ from service.api.errors import headers_of
 from service.app import create_app
 from service.inference import model as inference_model
 from service.inference.errors import Overloaded
-from service.inference.model import open_model
+from service.inference.opening import open_model
 from service.inference.tokenizer import TextTokenizer
 from service.settings import BatchSettings, EngineSettings, ModelSettings, Settings
 from tests.eventually import eventually

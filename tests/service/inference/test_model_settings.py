@@ -125,7 +125,7 @@ def test_truncate_dim_of_a_request_keeps_normalised_dimensions(
         ({"truncate_dim": 8, "dimensions": 8}, "truncate_dim are mutually exclusive"),
         (
             {"truncate_dim": 8, "output": "tokens"},
-            'truncate_dim applies to the output "pooled" only',
+            'truncate_dim does not apply to the output "tokens"',
         ),
     ],
 )

@@ -1,0 +1,183 @@
+"""`open_model`: opens an artifact, verifies its engine, and starts the batcher of its model."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from models.artifact import MANIFEST, Artifact, sha256
+from models.engines import Agreement, Engine, Output, Precision, open_engine, self_check
+from models.packing import pack
+from service.inference.batch_former import AttentionCost, BatchFormer
+from service.inference.batcher import Batcher
+from service.inference.executor import BoundedExecutor
+from service.inference.metrics import InferenceMetrics
+from service.inference.model import BatchItem, Model, run_batch
+from service.inference.results import RowResult
+from service.inference.tokenizer import Row, TextTokenizer
+
+log = logging.getLogger("vitrine")
+
+# Maximum total number of characters that threads tokenise at the same time; they take some seconds.
+_MAX_CHARS_IN_THREADS = 16 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Runtime options of a model.
+
+    Attributes:
+        name: Name of the model; None: the artifact's name.
+        engine: Name of the engine; "auto": the first usable engine.
+        precision: Precision of the engine.
+        threads: Number of CPUs that a CPU engine keeps busy; 0: all CPUs of the process.
+        gpu: Index of the GPU for the engine "cuda".
+        run_timeout_s: Seconds after which a running batch is cancelled and retried in halves. A
+            batch may always take ten times its expected duration.
+        max_cost: Maximum cost of a batch, in tokens (see `batch_former`); 0: the engine's default.
+        max_queue_tokens: Maximum number of queued tokens; calls beyond it raise `Overloaded`.
+        max_chars: Maximum number of characters per text.
+        max_token_vectors: Maximum number of tokens per call of `encode_tokens` or `tokenize`.
+    """
+
+    name: str | None = None
+    engine: str = "auto"
+    precision: Precision = "float32"
+    threads: int = 0
+    gpu: int = 0
+    run_timeout_s: float = 10.0
+    max_cost: int = 0
+    max_queue_tokens: int = 1_000_000
+    max_chars: int = 100_000
+    max_token_vectors: int = 16_384
+
+
+DEFAULT_OPTIONS = ModelOptions()
+
+
+async def open_model(
+    path: Path | str,
+    options: ModelOptions = DEFAULT_OPTIONS,
+    *,
+    metrics: InferenceMetrics | None = None,
+    on_stop: Callable[[BaseException], None] | None = None,
+) -> Model:
+    """Open the model of an artifact, run the self-check, and start the model's batcher.
+
+    The batcher runs in the running event loop.
+
+    Args:
+        path: Folder of an artifact written by `vitrine-export`.
+        options: Runtime options.
+        metrics: Metrics of the model; None: new metrics in a separate registry.
+        on_stop: Called with the error if the batcher stops because of a failure, such as a broken
+            engine; None: the error is logged.
+
+    Raises:
+        ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
+        EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
+    """
+    metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
+    opened = await asyncio.to_thread(_open, Path(path), options)
+    artifact, tokenizer, engine, agreement, self_check_s = opened
+    max_cost = options.max_cost or engine.batches.max_tokens
+    # On GPUs, attention windows are masks: all pairs of tokens are computed.
+    windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
+    attention_cost = AttentionCost(windows, artifact.manifest.hidden_size)
+    if engine.target == "cuda":
+        await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
+
+    run = partial(run_batch, engine, metrics)
+    check = artifact.check()
+    # The self-check runs the check inputs once per output and compiled graph.
+    check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)
+    cost_s = self_check_s / (check_cost * len(engine.runs) * len(artifact.manifest.outputs))
+    row = Row(check.rows[0], truncated=False, prompt_tokens=0)
+    probe = [BatchItem(row, artifact.manifest.outputs[0])]
+    batcher: Batcher[BatchItem, RowResult] = Batcher(
+        run,
+        lambda item: len(item.row.ids),
+        BatchFormer(
+            streams=engine.streams,
+            max_cost=max_cost,
+            min_split_tokens=engine.batches.min_split_tokens,
+            fixed_cost=engine.batches.fixed_cost,
+            long_row=engine.batches.long_row,
+            attention_cost=attention_cost,
+        ),
+        probe=partial(run, probe),
+        cancel=engine.cancel,
+        max_queue_tokens=options.max_queue_tokens,
+        timeout_s=options.run_timeout_s,
+        cost_s=cost_s,
+        on_stop=on_stop or _log_stop,
+    )
+    model = Model(
+        name=options.name or artifact.manifest.name,
+        created=int(artifact.path.stat().st_mtime),
+        artifact=artifact,
+        tokenizer=tokenizer,
+        engine=engine,
+        batcher=batcher,
+        max_cost=max_cost,
+        max_token_vectors=options.max_token_vectors,
+        graph_sha256=artifact.graph_sha256(engine.name),
+        self_check=agreement,
+        check=check,
+        files={**artifact.manifest.files, MANIFEST: sha256(artifact.path / MANIFEST)},
+        metrics=metrics,
+        _executor=BoundedExecutor(_MAX_CHARS_IN_THREADS),
+    )
+    metrics.queue_tokens.set_function(lambda: batcher.queued_tokens)
+    metrics.oldest_age.set_function(lambda: batcher.oldest_s)
+    metrics.model.info(
+        {
+            "model": model.name,
+            "graph": model.graph_sha256[:12],
+            "engine": engine.name,
+            "precision": engine.precision,
+        }
+    )
+    batcher.start()
+    return model
+
+
+def _open(
+    path: Path, options: ModelOptions
+) -> tuple[Artifact, TextTokenizer, Engine, Mapping[Output, Agreement], float]:
+    """Return the parts of a model, the self-check's agreement, and its duration in seconds."""
+    artifact = Artifact.load(path)
+    tokenizer = TextTokenizer(artifact, options.max_chars)
+    engine = open_engine(artifact, options.engine, options.precision, options.threads, options.gpu)
+    started = time.monotonic()
+    agreement = self_check(engine, artifact)
+    return artifact, tokenizer, engine, agreement, time.monotonic() - started
+
+
+def _log_stop(error: BaseException) -> None:
+    log.critical("the engine has stopped: %s", error)
+
+
+def _warm_up(
+    engine: Engine, artifact: Artifact, max_cost: int, attention_cost: AttentionCost
+) -> None:
+    """Run batches of one row and full batches on all streams, before the first request.
+
+    Otherwise the first requests would wait while the GPU loads kernels and allocates memory. The
+    row lengths are the maximum length, its half, its quarter and so on, down to 1.
+    """
+    length = artifact.manifest.max_tokens
+    run = partial(engine.run, output=artifact.manifest.outputs[0])
+    with ThreadPoolExecutor(engine.streams) as streams:
+        while length:
+            rows = int(max_cost / (length + attention_cost(length)))
+            for count in {1, max(1, rows)}:
+                batch = pack([[0] * length] * count)
+                list(streams.map(run, [batch] * engine.streams))
+            length //= 2
