@@ -78,6 +78,11 @@ class BatchItem:
     row: Row
     output: Output
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the row."""
+        return len(self.row.ids)
+
 
 class NotFinite(Exception):
     """The engine computed an infinity or a NaN."""

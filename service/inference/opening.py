@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -102,7 +103,7 @@ async def open_model(
     probe = [BatchItem(row, artifact.manifest.outputs[0])]
     batcher: Batcher[BatchItem, RowResult] = Batcher(
         run,
-        lambda item: len(item.row.ids),
+        attrgetter("tokens"),
         BatchFormer(
             streams=engine.streams,
             max_cost=max_cost,
