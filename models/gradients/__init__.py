@@ -6,11 +6,11 @@
 - `integration`: path integrals with adaptive refinement.
 - `attribution`: attribution of a scalar to the tokens of a text.
 - `pair`: attribution of a cosine similarity to pairs of tokens.
-- `flow`: sizes of activations and gradients at every operation of a training step. `flow_tap`
-  records them, and `objectives` has the training objectives.
-- `layer_norm_trace`: add + norm step by step. `layer_norm_check`: verdicts on the
-  implementations in `layer_norm_implementations` and on results of other implementations, for
-  `layer_norm_operands` and within `layer_norm_bounds`.
-- `parity`: comparison of the served model with the reference model, for its weights in
-  `graph_weights`.
+- `flow`: statistics of activations and gradients at every step of a training step. `flow_tap`
+  records the steps, and `objectives` has the training objectives.
+- `layer_norm_trace`: values and errors of add + norm, step by step.
+- `layer_norm_check`: verdicts on implementations of add + norm. It uses
+  `layer_norm_implementations`, `layer_norm_operands` and `layer_norm_bounds`.
+- `parity`: comparison of the served model with the reference model. `graph_weights` compares their
+  weights.
 """

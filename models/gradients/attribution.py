@@ -1,9 +1,9 @@
 """Attribution of a scalar, computed from a text's vector, to the tokens of the text.
 
-A method takes a function that maps S versions of the tokens at a layer, `(S, L, D)`, to scalars
-`(S,)`. It also takes the tokens of the text and of a baseline at that layer, `(L, D)` each. It
-returns one score per token, not normalised and, except for saliency, signed. So scores can be
-summed.
+A method takes a function that maps S versions of the token vectors at a layer, `(S, L, D)`, to
+scalars `(S,)`. It also takes the token vectors of the text and of a baseline at that layer,
+`(L, D)` each. It returns one score per token, `(L,)`. Scores are not normalised and, except for
+saliency, signed.
 
 Sources: saliency, Simonyan et al. 2013, arXiv:1312.6034; gradient times input, Shrikumar et al.
 2016, arXiv:1605.01713; SmoothGrad, Smilkov et al. 2017, arXiv:1706.03825; occlusion, Zeiler and
@@ -26,14 +26,15 @@ from models.gradients.results import Attribution
 Array = NDArray[np.float64]
 # Maps the model's vectors `(S, W)`, before normalisation, to scalars `(S,)`.
 Target = Callable[[Tensor], Tensor]
-# Maps S versions of a text's tokens, `(S, L, D)`, to scalars `(S,)`.
+# Maps S versions of a text's token vectors, `(S, L, D)`, to scalars `(S,)`.
 Function = Callable[[Tensor], Tensor]
 
-# Maximum number of tokens per pass. Larger passes need more memory and are hardly faster per token.
+# Versions of a text run through the model in chunks of at most this many tokens. A longer text runs
+# one version at a time. Larger chunks need more memory and are hardly faster per token.
 TOKENS_AT_ONCE = 2048
 
 
-# Targets. If `normalize` is set, the served vector is the model's vector scaled to unit length.
+# Targets. The served vector is the model's vector, scaled to unit length if `normalize` is set.
 
 
 def cosine(other: Tensor) -> Target:
@@ -52,12 +53,22 @@ def margin(positive: Tensor, negative: Tensor) -> Target:
 
 
 def dot(other: Tensor, normalize: bool) -> Target:
-    """Return a target function: the dot product of the served vector and `other`, shape `(W,)`."""
+    """Return a target function: the dot product of the served vector and `other`.
+
+    Args:
+        other: Vector of shape `(W,)`.
+        normalize: Whether the served vector is scaled to unit length.
+    """
     return lambda vectors: _served(vectors, normalize) @ other
 
 
 def dim(index: int, normalize: bool) -> Target:
-    """Return a target function: the element of the served vector at `index`."""
+    """Return a target function: one element of the served vector.
+
+    Args:
+        index: Index of the element.
+        normalize: Whether the served vector is scaled to unit length.
+    """
     return lambda vectors: _served(vectors, normalize)[..., index]
 
 
@@ -79,7 +90,10 @@ Score = Callable[[Function, Tensor, Tensor, MethodOptions], Attribution]
 def saliency(
     function: Function, x: Tensor, _baseline: Tensor, _options: MethodOptions
 ) -> Attribution:
-    """Score each token by the Euclidean norm of its gradient. Scores are never negative."""
+    """Score each token by the Euclidean norm of the gradient with respect to its vector.
+
+    Scores are never negative.
+    """
     values, gradients = value_and_gradient(function, x[None])
     return Attribution(_array(gradients[0].norm(dim=-1)), values.item())
 
@@ -87,7 +101,7 @@ def saliency(
 def grad_x_input(
     function: Function, x: Tensor, _baseline: Tensor, _options: MethodOptions
 ) -> Attribution:
-    """Score each token by the dot product of its vector and its gradient."""
+    """Score each token by the dot product of its vector and the gradient with respect to it."""
     values, gradients = value_and_gradient(function, x[None])
     return Attribution(_array((gradients[0] * x).sum(-1)), values.item())
 
@@ -95,12 +109,15 @@ def grad_x_input(
 def smoothgrad(
     function: Function, x: Tensor, _baseline: Tensor, options: MethodOptions
 ) -> Attribution:
-    """Score each token by the dot product of its vector and its mean gradient at noisy copies."""
+    """Score each token by the dot product of its vector and its mean gradient at noisy copies.
+
+    The copies are the token vectors of the text plus Gaussian noise.
+    """
     generator = torch.Generator().manual_seed(options.seed)
     noise_std = options.sigma * x.square().mean().sqrt()
     total = torch.zeros_like(x)  # (L, D)
     for part in torch.arange(options.samples).split(_versions_at_once(x)):
-        # Drawn one by one, so that the noise does not depend on the chunk size.
+        # Noise is drawn for one copy at a time, so that it does not depend on the chunk size.
         noise = torch.stack(
             [torch.randn(x.shape, generator=generator, dtype=x.dtype) for _ in part]
         )
@@ -114,7 +131,7 @@ def smoothgrad(
 def occlusion(
     function: Function, x: Tensor, baseline: Tensor, _options: MethodOptions
 ) -> Attribution:
-    """Score each token by how much the value drops when the token's baseline replaces it."""
+    """Score each token by the decrease of the value when the token's baseline replaces it."""
     L = len(x)
     one_replaced = torch.where(torch.eye(L, device=x.device).bool()[:, :, None], baseline, x)
     with torch.no_grad():
@@ -165,7 +182,7 @@ def attribute(
     baseline: Sequence[int] | None = None,
     options: MethodOptions = DEFAULT_OPTIONS,
 ) -> Attribution:
-    """Attribute a target to the tokens of a row.
+    """Attribute a scalar to the tokens of a row.
 
     Args:
         model: Reference model of the served graph.
@@ -173,8 +190,8 @@ def attribute(
         target: Scalar to attribute, as a function of the row's vector.
         method: Attribution method, a key of `METHODS`.
         layer_name: Layer whose tokens are scored, one of `model.layer_names`.
-        baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline is zero at the
-            layer.
+        baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline at the layer
+            is zero vectors.
         options: Options of the method.
     """
     x = model.tokens(layer_name, row)  # (L, D)
@@ -192,13 +209,16 @@ def attribute(
 def vjp(
     model: ReferenceModel, row: Row, cotangent: Sequence[float], layer_name: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the row's tokens at a layer and the gradient with respect to them, both `(L, D)`.
+    """Backpropagate a gradient from the served vector to the row's token vectors at a layer.
 
     Args:
         model: Reference model of the served graph.
         row: Input of the model.
         cotangent: Gradient with respect to the served vector, `(W,)`.
-        layer_name: Layer of the tokens, one of `model.layer_names`.
+        layer_name: Layer of the token vectors, one of `model.layer_names`.
+
+    Returns:
+        Token vectors at the layer, and the gradient with respect to them, `(L, D)` each.
     """
     x = model.tokens(layer_name, row)  # (L, D)
     target = dot(x.new_tensor(cotangent), model.normalize)
@@ -209,7 +229,7 @@ def vjp(
 
 
 def value_and_gradient(function: Function, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values `(S,)` and gradients `(S, L, D)` of the function at the S versions in `x`."""
+    """Return values `(S,)` and gradients `(S, L, D)` of a function at S versions `x` of a text."""
     values, gradients = [], []
     for part in x.split(_versions_at_once(x[0])):
         leaf = part.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Cost of the gradient methods in token steps. Does not import torch.
+"""Cost of the gradient methods in token steps. This module does not import torch.
 
 A token step is one token run once through the reference model. The service checks the cost of a
 request before running its method.
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 from models.gradients.inputs import Method, MethodOptions
 
-# Maximum number of versions of a text that a method runs through the model. The arguments are the
-# number of tokens of the text and the options.
+# Number of versions of a text at which each method evaluates the model, an upper limit for
+# integrated gradients. The arguments are the number of tokens of the text and the method's options.
 COSTS: dict[Method, Callable[[int, MethodOptions], int]] = {
     "saliency": lambda _length, _options: 1,
     "grad_x_input": lambda _length, _options: 1,
@@ -26,7 +26,7 @@ def token_steps(method: Method, length: int, options: MethodOptions) -> int:
 
 def pair_token_steps(layer_name: str, length_a: int, length_b: int, max_evaluations: int) -> int:
     """Return the maximum number of token steps of an attribution to pairs of tokens."""
-    if layer_name == "output":  # one pass per text; no layer runs after it
+    if layer_name == "output":  # one pass per text; evaluations run only pooling and heads
         return length_a + length_b
     # Each evaluation runs one version of a text for each of its tokens.
     return max_evaluations * (length_a**2 + length_b**2)
@@ -35,9 +35,10 @@ def pair_token_steps(layer_name: str, length_a: int, length_b: int, max_evaluati
 def flow_token_steps(lengths: Iterable[int]) -> int:
     """Return the cost of a gradient flow in token steps.
 
-    The unit is the CPU time of one token in integrated gradients, measured on two cores with
-    all-MiniLM-L6-v2. A token costs 4: one forward and one backward pass, and the measurement of
-    every step's output and gradient in float64. A text costs another 150: gradients of all weights.
+    Costs are multiples of the CPU time of one token in integrated gradients, measured on two cores
+    with all-MiniLM-L6-v2. Each token costs 4, for one forward and one backward pass and for the
+    statistics of every step's output and gradient in float64. Each text costs another 150, for the
+    gradients of all weights.
 
     Args:
         lengths: Number of tokens of each text.
@@ -48,8 +49,8 @@ def flow_token_steps(lengths: Iterable[int]) -> int:
 def parity_token_steps(lengths: Iterable[int]) -> int:
     """Return the cost of a parity comparison in token steps.
 
-    The unit is that of `flow_token_steps`. A token costs 4: two passes through the graph and two
-    through the reference model, for the vectors and for the tokens after each layer.
+    The unit is the same as in `flow_token_steps`. Each token costs 4: graph and reference model run
+    twice each, once for the vectors and once for the token vectors after each layer.
 
     Args:
         lengths: Number of tokens of each text.

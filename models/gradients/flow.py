@@ -1,9 +1,9 @@
-"""Gradient flow: where the gradient of a training objective vanishes, explodes or is not finite.
+"""Gradient flow: detection of vanishing, exploding and non-finite gradients in a training step.
 
-One forward and one backward pass of the reference model are measured step by step. A step is a
-sublayer, a residual sum, a norm, pooling or a head. Each row has its own forward pass: statistics
-include no padding, and rows interact only in the objective. Only norms and counts are returned,
-because raw gradients would reveal tokens and weights.
+One forward and one backward pass of the reference model are measured step by step. A step is one
+operation, such as attention, a linear layer, a residual sum, a norm or pooling. Each row has its
+own forward pass: statistics include no padding, and rows interact only in the objective. Only
+statistics are returned, because raw gradients would reveal tokens and weights.
 
 Source: half-precision training and loss scaling, Micikevicius et al. 2018, arXiv:1710.03740.
 """
@@ -30,7 +30,8 @@ from models.gradients.results import (
     Role,
 )
 
-# Thresholds of the gradient norm at a layer's output, relative to the norm at the last layer's.
+# Thresholds of the gradient norm at a layer's output, relative to the norm at the output of the
+# last layer.
 VANISHING = 1e-3
 EXPLODING = 1e3
 
@@ -58,16 +59,17 @@ def flow(
         rows: Batch of B inputs.
         objective: Objective of the rows' vectors. The vectors are normalised if `model.normalize`
             is set or the objective compares pairs.
-        emulate: Precision to which each step's output, and the gradient with respect to it, is
-            rounded; attention is then split in steps, so that its scores are rounded too.
-            Computations inside a step, weights, their gradients and the value of the objective keep
-            the model's precision.
+        emulate: Precision to which the output of each step and the gradient with respect to it are
+            rounded; None: no rounding. Attention is then split into several steps, so that its
+            scores are rounded too. Computations inside a step, weights, gradients of weights and
+            the objective's value keep the model's precision.
         loss_scale: Factor on the objective in the backward pass. Returned norms and magnitudes are
             divided by it. NaN, infinity and underflow are counted before the division.
 
     Raises:
-        ValueError: A row is invalid for the model, the objective does not match the rows, `emulate`
-            is unknown, or `loss_scale` is not positive and finite.
+        ValueError: A row has too few or too many tokens, a token id outside the vocabulary or an
+            invalid number of prompt tokens; the objective does not match the rows; `emulate` is
+            unknown; or `loss_scale` is not positive and finite.
     """
     _check_rows(model, rows)
     check_objective(objective, len(rows), model.network.width)
@@ -149,7 +151,10 @@ def _norm(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _sizes(x: Tensor) -> tuple[float, float, int, int]:
-    """Return RMS and largest magnitude of the finite values, then counts of NaN and infinity."""
+    """Return RMS and largest magnitude of the finite values, and the counts of NaN and infinity.
+
+    Without finite values, RMS and largest magnitude are NaN.
+    """
     finite = x[x.isfinite()].double()
     absmax = finite.abs().max().item() if len(finite) else math.nan
     nan, inf = int(x.isnan().sum()), int(x.isinf().sum())
@@ -160,8 +165,9 @@ def _fraction(mask: Tensor) -> float:
     return mask.double().mean().item()
 
 
-# Maps the index of each row with a non-finite number to the index of its first non-finite token.
-# The key is None if the number belongs to no single row; the value, if to no single token.
+# Maps the index of each row with a non-finite number to the index of the row's first non-finite
+# token. The key is None if the number belongs to no single row. The value is None if the number
+# belongs to no single token.
 _Bad = dict[int | None, int | None]
 
 
@@ -176,8 +182,9 @@ def _nonfinite_steps(tap: RecordingTap) -> tuple[NonFiniteStep, ...]:
 def _bad_gradients(tap: RecordingTap, step: Step) -> _Bad:
     """Return the rows with non-finite gradients with respect to a step's outputs or inputs.
 
-    A non-finite gradient with respect to an output comes from a later step. `_blame` visits the
-    later step first, so it is the one reported as the producer.
+    The gradient with respect to an output is computed by the backward pass of a later step, as the
+    gradient with respect to an input. `_blame` visits the later step first, so it reports that step
+    as the producer.
     """
     bad: _Bad = {}
     for tensors in (step.outputs, *zip(*step.inputs, strict=True)):
@@ -199,9 +206,13 @@ def _bad_rows(tensors: Sequence[Tensor]) -> _Bad:
 
 
 def _blame(phase: Phase, bad_steps: Mapping[str, _Bad]) -> tuple[NonFiniteStep, ...]:
-    """Return the steps of a pass that have non-finite values, each a producer or a propagator.
+    """Return the steps of a pass with non-finite values, each as a producer or a propagator.
 
-    A step is a producer if it is the first with a non-finite value in some row.
+    A producer is the first step of the pass with a non-finite value, or the first one in some row.
+
+    Args:
+        phase: The pass.
+        bad_steps: Rows with non-finite values by step name, in the order of execution.
     """
     blamed: list[NonFiniteStep] = []
     seen: set[int | None] = {None}

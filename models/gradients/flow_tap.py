@@ -34,7 +34,7 @@ class _Rounded(torch.autograd.Function):
 
 @dataclass
 class Step:
-    """Inputs and outputs of a step: one call per row, or a single call for the objective.
+    """Recorded inputs and outputs of a step: one call per row, or one call for the objective.
 
     Attributes:
         parameters: Parameters of the step's module.
@@ -51,10 +51,10 @@ class RecordingTap(Tap):
     """Tap that records every step, and the gradients with respect to all recorded tensors.
 
     The fused add + norm is recorded as two steps, such as "layers.0.sum1" and "layers.0.norm1",
-    because each of them can overflow by itself. If values are rounded, attention is recorded as
-    "layers.0.attention.projections" (queries, keys and values), "rotated" (with rotary positions),
-    "scores", "scaled_scores", "distance_scores" (with disentangled attention), "softmax", "context"
-    and the output itself, "layers.0.attention".
+    because each of them can overflow by itself. With rounding, attention is recorded as several
+    steps: "layers.0.attention.projections" (queries, keys and values), ".rotated" (with rotary
+    positions), ".scores", ".scaled_scores", ".distance_scores" (with disentangled attention),
+    ".softmax", ".context" and, for the output, "layers.0.attention".
 
     Args:
         dtype: Dtype to which each step's output and its gradient are rounded; None: no rounding.
@@ -72,15 +72,15 @@ class RecordingTap(Tap):
     def step(
         self, name: str, module: nn.Module | None, function: Callable[..., Tensor], *inputs: Tensor
     ) -> Tensor:
-        """Return `function(*inputs)`, rounded, and record inputs and output."""
+        """Return `function(*inputs)`, rounded to `dtype`; record the inputs and the output."""
         # Several steps can have the same input. A view per step keeps their gradients separate.
         inputs = tuple(x.view_as(x) for x in inputs)
         y = self.rounded(function(*inputs))
-        if not y.requires_grad:  # the output of a detaching step still needs a gradient
+        if not y.requires_grad:  # a step that detaches its output still records its gradient
             y.requires_grad_()
         parameters = () if module is None else tuple(module.parameters())
         step = self.steps.setdefault(name, Step(parameters))
-        # The bias of a window is constant.
+        # The attention bias of a local window requires no gradient: it is constant.
         step.inputs.append(tuple(x for x in inputs if x.requires_grad))
         step.outputs.append(y)
         return y
@@ -90,10 +90,11 @@ class RecordingTap(Tap):
     ) -> Tensor:
         """Return `attention(x, inputs)`; with rounding, record its parts as separate steps.
 
-        They are those of transformers' eager attention: the products of queries and keys are
-        rounded before they are scaled. transformers' DeBERTa scales keys before the product, and
-        distances after it; here it is as for all other models. The parameters belong to the last
-        step.
+        The parts are those of transformers' eager attention: products of queries and keys are
+        rounded before they are scaled. DeBERTa is an exception in transformers, which scales its
+        keys before the product and its distance scores after it. Here, its scores are scaled after
+        the product, as in other models, and its distance embeddings before it. All parameters of
+        the attention are recorded with the last step.
         """
         if self.dtype is None:
             return super().attention(name, attention, x, inputs)
@@ -154,8 +155,9 @@ class RecordingTap(Tap):
         return self.step(name, norm, lambda x: norm(x, torch.zeros_like(x)), total), total
 
     def rounded(self, x: Tensor) -> Tensor:
-        """Return a tensor rounded to `dtype`; a scalar, the objective's value, stays unchanged."""
-        # As under autocast: the usual initial loss scale, 65536, overflows float16.
+        """Return a tensor rounded to `dtype`; scalars (the objective's value) stay unchanged."""
+        # Autocast keeps the loss in float32, too: the usual initial loss scale, 65536, overflows
+        # float16.
         if self.dtype is None or x.dim() == 0:
             return x
         return cast(Tensor, _Rounded.apply(x, self.dtype))
@@ -171,7 +173,7 @@ class RecordingTap(Tap):
         self.gradients = dict(zip(tensors, gradients, strict=True))
 
     def existing_gradients(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return the gradients with respect to the tensors; skip tensors without a gradient."""
+        """Return the gradients with respect to the tensors; omit tensors without a gradient."""
         return [g for x in tensors if (g := self.gradients[x]) is not None]
 
 

@@ -1,8 +1,8 @@
-"""Comparison of the weights of a served graph with those of the reference model.
+"""Comparison of a served graph's weights with the reference model's weights.
 
-A weight in the graph is identified by the node that uses it, not by its name. The exporter splits
-in_proj_weight in three, keeps only the first row of the token type table, and stores equal weights
-under one name.
+A weight in the graph is identified by the node that uses it. Names do not identify weights, because
+the exporter splits in_proj_weight in three, keeps only the first row of the token type table, and
+stores equal weights under one name.
 """
 
 import re
@@ -41,7 +41,7 @@ _KINDS = {
 }
 # Node type of each norm in `models.network.norms.KINDS`.
 NORM_OPS = {"layer_norm": "LayerNormalization", "rms_norm": "SimplifiedLayerNormalization"}
-# Maps node types to the kind of weight that each input, by index, can be.
+# Maps each node type to the kinds of weights that its inputs can be, by input index.
 _INPUTS = {
     "Gather": {0: "table"},
     "Add": {0: "row", 1: "row"},
@@ -51,38 +51,38 @@ _INPUTS = {
     "MatMul": {1: "matrix", 2: "bias"},
     "MatMulInteger": {1: "matrix"},
 }
-# Modules of a layer in the order in which they run, among those whose weights have one kind.
+# Modules of a layer in the order of execution. Only the order among weights of one kind matters.
 _PRE_NORM = (
     *("norm1", "self_attn", "branch_norm1", "norm2"),
     *("gate", "linear1", "linear2", "branch_norm2"),
 )
 _POST_NORM = ("self_attn", "branch_norm1", "norm1", "gate", "linear1", "linear2", "norm2")
-# Suffixes of the three tensors that onnxruntime's quantizer makes of a weight.
+# Suffixes of the three tensors that replace a weight in a graph quantized by onnxruntime.
 _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
-# Largest rounding error of tables that the exporter computes from weights, relative to their
-# largest element.
+# Tolerance for rounding errors of tables that the exporter computes from weights, relative to the
+# largest element of the table.
 _ROUNDING = 1e-5
 # The exporter omits weights of these kinds if they are zero.
 _LEFT_OUT_IF_ZERO = ("row", "bias")
 
 
 class LoadedGraph(NamedTuple):
-    """A graph, and the folder with the file of its weights."""
+    """A graph without its external weights, and the folder of the weights file."""
 
     model: onnx.ModelProto
     folder: Path
 
     @classmethod
     def load(cls, file: Path) -> "LoadedGraph":
-        """Return the graph in a file, without its weights."""
+        """Load a graph from an ONNX file, without its external weights."""
         return cls(onnx.load(file, load_external_data=False), file.parent)
 
 
 def compare_weights(graph: LoadedGraph, model: ReferenceModel) -> tuple[WeightDifference, ...]:
-    """Compare every weight of the reference model with the same weight in the graph.
+    """Compare every weight of the reference model with the corresponding weight in the graph.
 
     Args:
-        graph: CPU graph, in float32.
+        graph: CPU graph in float32, or that graph after onnxruntime's dynamic quantization.
         model: Reference model of the graph.
     """
     used = _weights_of_nodes(graph)
@@ -112,8 +112,8 @@ def _weight_difference(
 def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
     """Return the reference model's weights by kind and name.
 
-    Weights of a kind are in the order of the forward pass. The bias of a matrix without bias is
-    None.
+    The weights of each kind are in the order of the forward pass. Every matrix has an entry for its
+    bias, which is None for a matrix without bias.
     """
     weights: dict[str, dict[str, Array | None]] = defaultdict(dict)
     for name, parameter in _in_order_of_use(model.network):
@@ -121,7 +121,8 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
         value = parameter.detach().cpu().numpy()
         parts = {name: value}
         if kind == "row":
-            # Packed inputs have no token types, so all tokens have the first token type.
+            # Only graphs of classifiers, which are not compared, have token types as an input. In
+            # other graphs, all tokens have the first type.
             parts = {f"{name}[0]": value[0]}
         elif re.search(r"in_proj_(weight|bias)$", name):
             ends = np.cumsum(model.network.encoder.config.heads.widths)[:-1]
@@ -134,7 +135,7 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
 
 
 def norm_nodes(graph: onnx.ModelProto, model: ReferenceModel) -> dict[str, onnx.NodeProto]:
-    """Return the node of each norm of the network, by the module's name in the encoder."""
+    """Return the node of each norm of the network, by module name without the prefix "encoder."."""
     names = (name for name, _ in _in_order_of_use(model.network))
     norms = [name for name in names if re.search(r"norm\d?\.weight$", name)]
     modules = (name.removeprefix("encoder.").removesuffix(".weight") for name in norms)
@@ -143,11 +144,11 @@ def norm_nodes(graph: onnx.ModelProto, model: ReferenceModel) -> dict[str, onnx.
 
 
 def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and parameters; those of a layer that runs several times for each run.
+    """Yield names and parameters; parameters of one kind are in the order of the forward pass.
 
-    The order is that of the forward pass among parameters of one kind. In place of the embeddings
-    of distances and their projections are the tables that the exporter computes from them, and
-    adapters are stacked.
+    Parameters of a layer that runs several times are repeated for each run. Distance embeddings and
+    their projections are replaced by the tables that the exporter computes from them. Adapters are
+    stacked.
     """
     layers = "encoder.layers."
     named: dict[str, Tensor] = {
@@ -171,7 +172,7 @@ def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def _distance_tables(encoder: Encoder) -> dict[str, Tensor]:
-    """Return the keys and queries of distances in each layer, by name, in the order of use."""
+    """Return each layer's keys and queries of the distance embeddings by name, in order of use."""
     if (embeddings := encoder.distance_embeddings) is None:
         return {}
     tables: dict[str, Tensor] = {}
@@ -190,8 +191,8 @@ def _distance_tables(encoder: Encoder) -> dict[str, Tensor]:
 def _weights_of_nodes(graph: LoadedGraph) -> dict[str, list[Array | None]]:
     """Return the graph's weights by kind, in the order of the nodes that use them.
 
-    A weight that a node of this type can have, but this node does not have, is None. Weights that
-    onnxruntime's quantizer has rounded to integers are returned as the floats they stand for.
+    None stands for a weight that nodes of a type can have, but a node of this type lacks. Quantized
+    weights are dequantized.
     """
     weights = _floats(graph)
     used = defaultdict(list)
@@ -200,7 +201,7 @@ def _weights_of_nodes(graph: LoadedGraph) -> dict[str, list[Array | None]]:
         kinds = _INPUTS.get(node.op_type, {})
         is_quantized |= node.op_type == "MatMulInteger"
         if is_quantized and node.op_type == "Add":
-            kinds = {0: "bias", 1: "bias"}  # the quantizer splits Gemm in a product and an addition
+            kinds = {0: "bias", 1: "bias"}  # the quantizer splits Gemm into a product and an Add
         by_kind = {
             kinds[index]: weights[name]
             for index, name in enumerate(node.input)
@@ -216,7 +217,10 @@ def _weights_of_nodes(graph: LoadedGraph) -> dict[str, list[Array | None]]:
 
 
 def _floats(graph: LoadedGraph) -> dict[str, Array]:
-    """Return the graph's constant arrays of float32, and its quantized arrays as float32."""
+    """Return the graph's float32 weights, and its quantized weights dequantized, without scalars.
+
+    Keys are the names of the initializers; for quantized weights, with the suffix `_quantized`.
+    """
     constants = {
         tensor.name: onnx.numpy_helper.to_array(tensor, base_dir=str(graph.folder))
         for tensor in graph.model.graph.initializer

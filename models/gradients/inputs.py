@@ -1,4 +1,4 @@
-"""Inputs of the gradient methods and allowed names of their options. Does not import torch."""
+"""Inputs of the gradient methods and names of their options. This module does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Row:
 
     Attributes:
         ids: Token ids, special tokens included.
-        prompt_tokens: Number of leading tokens that are excluded from pooling, as part of a prompt.
+        prompt_tokens: Number of leading prompt tokens that are excluded from pooling.
         adapter: Index of the adapter, or `NO_ADAPTER`.
     """
 
@@ -36,8 +36,8 @@ class Side:
 
     Attributes:
         row: Text as input of the model.
-        baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline is zero at the
-            layer.
+        baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline at the layer
+            is zero vectors.
     """
 
     row: Row
@@ -49,9 +49,9 @@ class Objective:
     """Training objective of a batch of rows.
 
     Attributes:
-        name: Name of the objective.
+        name: Key of `OBJECTIVES` in `models.gradients.objectives`.
         vectors: Constant vectors of the objective, `(G, W)`: one for "dot", one per row for "mse"
-            and "cotangent", otherwise none.
+            and "cotangent", none for other objectives.
     """
 
     name: ObjectiveName

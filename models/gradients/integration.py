@@ -1,16 +1,21 @@
 """Path integrals from a baseline to an input, with adaptive refinement.
 
 F(input) - F(baseline) is the integral of the gradient of F along the line from baseline to input.
-The same holds for every panel, an interval of the line. So the values of F at the endpoints of a
-panel give the error of the panel's sum over all tokens. This is not enough: errors of tokens can
-cancel in their sum. A second, coarser quadrature on half of the nodes gives an error for each
-token. The panel with the largest error is halved until both errors are small. A fixed number of
-steps has no such checks: LayerNorm is invariant to the scale of its input, so with a baseline of
-zeros the whole change of F may lie within the first 1e-6 of the line, between two steps.
+The line is divided into intervals, called panels, and the same identity holds for each panel. So
+the values of F at the endpoints of a panel give the error of the panel's scores, summed over all
+tokens. Errors of single tokens can cancel in this sum. Therefore a second, coarser quadrature on
+half of the nodes estimates the error of each token. The panel with the largest error is halved
+until both errors are within the tolerance.
 
-Sources: integrated gradients, Sundararajan et al. 2017, arXiv:1703.01365. Quadrature:
-Clenshaw-Curtis with 17 points, exact for polynomials of degree 17; its nested 9 points give the
-error of a token. The half panels share the endpoints and the middle of the panel.
+A fixed number of steps has no such checks. LayerNorm is invariant to the scale of its input, so
+with a baseline of zeros the whole change of F may lie within the first 1e-6 of the line, between
+two steps.
+
+The quadrature is Clenshaw-Curtis with 17 points, exact for polynomials of degree 17. Its nested 9
+points are the coarser quadrature. A panel and its two halves share the panel's endpoints and
+middle.
+
+Source: integrated gradients, Sundararajan et al. 2017, arXiv:1703.01365.
 """
 
 from collections.abc import Callable
@@ -29,7 +34,10 @@ Evaluate = Callable[[Array], tuple[Array, Array]]
 
 
 def _clenshaw_curtis(intervals: int) -> tuple[Array, Array]:
-    """Return nodes, the extrema of a Chebyshev polynomial on [-1, 1], and weights."""
+    """Return the nodes and weights of a Clenshaw-Curtis quadrature on [-1, 1].
+
+    The nodes are the extrema of the Chebyshev polynomial of degree `intervals`.
+    """
     degrees = np.arange(intervals + 1, dtype=np.float64)
     nodes = -np.cos(np.pi * degrees / intervals)
     polynomials = np.polynomial.chebyshev.chebvander(nodes, intervals).T  # T_j at node k
@@ -41,7 +49,7 @@ def _clenshaw_curtis(intervals: int) -> tuple[Array, Array]:
 _NODES, _WEIGHTS = _clenshaw_curtis(16)
 _COARSE_WEIGHTS = _clenshaw_curtis(8)[1]
 _POINTS = len(_NODES)
-# Halving a panel evaluates its halves, except at the endpoints and the middle of the panel.
+# Halving a panel evaluates the nodes of both halves, except their endpoints, which the panel has.
 _POINTS_PER_HALVING = 2 * (_POINTS - 2)
 
 
@@ -53,13 +61,13 @@ class Integral:
         scores: Contribution of each of N tokens to each of K functions, `(N, K)`.
         value_input: Function values at the input, `(K,)`.
         value_baseline: Function values at the baseline, `(K,)`.
-        error: Sum of the panels' errors. The error of a panel is the difference between its scores,
-            summed over tokens, and the change of the function over the panel. With several
-            functions, it is the Euclidean norm of these differences.
+        error: Sum of the panels' errors. The error of a panel is the absolute difference between
+            its scores, summed over tokens, and the change of the function over the panel. With
+            several functions, it is the Euclidean norm of the differences.
         allowed: Largest `error` that counts as converged.
         score_error: Largest estimated error of a token's score. The estimate is the sum, over all
-            panels, of the difference between two quadratures. With several functions, it is the sum
-            of the Euclidean norms of these differences.
+            panels, of the absolute difference between two quadratures. With several functions, it
+            is the sum of the Euclidean norms of the differences.
         score_allowed: Largest `score_error` that counts as converged.
         evaluations: Number of positions on the line at which the functions were evaluated.
         path: Positions of the final quadrature, `(P,)`, and function values at them, `(P, K)`.
@@ -83,7 +91,7 @@ class Integral:
 
     @property
     def completeness(self) -> Completeness:
-        """Accuracy of the integral. With several functions, its `delta` is the norm of `delta`."""
+        """Accuracy of the integral; `delta` of several functions is reduced to its norm."""
         delta = self.delta
         return Completeness(
             delta.item() if len(delta) == 1 else float(np.linalg.norm(delta)),
@@ -116,17 +124,17 @@ class _Panel:
 def integrate(
     evaluate: Evaluate, tolerance: float, max_evaluations: int, rounding: float
 ) -> Integral:
-    """Integrate along the line until the errors are tolerated or the evaluation limit is reached.
+    """Integrate along the line; refine until the tolerance or the evaluation limit is reached.
 
     Args:
         evaluate: Computes function values and slopes; see `Evaluate`.
         tolerance: Maximum error of the sum of the scores, relative to the change of the function
             from baseline to input, and maximum error of each score, relative to the largest score.
-            With several functions, Euclidean norms count.
+            Errors, changes and scores of several functions are measured by their Euclidean norms.
         max_evaluations: Maximum number of evaluated positions; at least 17 are always evaluated.
         rounding: Relative rounding error of a function value. Errors of up to 8 times `rounding`
-            per panel, relative to the larger value at baseline and input, are always accepted:
-            refinement cannot remove them.
+            per panel, relative to the larger of the values at baseline and input, are always
+            accepted, because refinement cannot remove them.
     """
     points = _points(0.0, 1.0)
     panels = [_panel(points, *evaluate(points))]
@@ -143,7 +151,8 @@ def integrate(
         is_refinable = evaluations + _POINTS_PER_HALVING <= max_evaluations
         if not ((error > allowed or score_error > score_allowed) and is_refinable):
             break
-        # Both errors, each in units of the other's tolerance.
+        # The larger of both errors relative to their tolerances. Both are multiplied by the product
+        # of the tolerances, because a tolerance can be zero.
         sizes = [max(p.error * score_allowed, p.score_errors.max() * allowed) for p in panels]
         worst = int(np.argmax(sizes))
         panels[worst : worst + 1] = _halves(evaluate, panels[worst])
@@ -178,7 +187,7 @@ def _panel(points: Array, values: Array, slopes: Array) -> _Panel:
 
 def _halves(evaluate: Evaluate, panel: _Panel) -> list[_Panel]:
     middle = _POINTS // 2
-    ends = [(0, middle), (middle, _POINTS - 1)]  # indices of the nodes that a half panel shares
+    ends = [(0, middle), (middle, _POINTS - 1)]  # node indices of the endpoints of each half
     grids = [_points(panel.points[start], panel.points[end]) for start, end in ends]
     values, slopes = evaluate(np.concatenate([grid[1:-1] for grid in grids]))
     halves = []

@@ -1,9 +1,9 @@
 """Error bounds of add + norm: the largest errors of a correct implementation against float64.
 
-Bounds are a few rounding errors of the largest terms, whatever the row's mean: the deviations of a
-row from its mean are exact in float32 if the mean's own rounding error is subtracted too. An
-implementation that does not do so exceeds them on rows with a large mean, as does one that computes
-the variance as mean(x^2) - mean(x)^2.
+A bound is a few rounding errors of the largest terms and does not depend on the row's mean:
+deviations from the mean are accurate in float32 if the mean's own rounding error is subtracted as
+well. On rows with a large mean, an implementation without this second subtraction exceeds the
+bounds. So does an implementation that computes the variance as mean(x^2) - mean(x)^2.
 """
 
 from collections.abc import Iterator
@@ -16,18 +16,21 @@ from models.add_layer_norm.reference import Array
 from models.gradients.layer_norm_operands import Operands, rounded_to
 
 # Number of random sign vectors along which directional derivatives are taken. Derivatives along
-# every coordinate would cost N D forward passes.
+# every coordinate of x would cost 2 * N * D forward passes.
 DIRECTIONS = 8
 
 
 class Exact(NamedTuple):
     """The steps in float64, and quantities for error bounds in the dtype of the operands.
 
-    The steps start from the sum of x and residual as rounded to the dtype. Let u be the dtype's
-    unit roundoff, and r the number of rounding errors of a sum of D numbers, plus a few for other
-    operations. With t = r u, the error of xhat_i is at most t (1 + |xhat_i|), and, because
-    mean(xhat^2) <= 1, the error of ivar is at most t ivar. t is infinite for rows without a norm,
-    and NaN for rows with NaN or infinity, whose results must be NaN.
+    The steps start from the sum of x and residual, rounded to the dtype. Let u be the dtype's unit
+    roundoff, and r the number of rounding errors of a sum of D numbers, plus a few for other
+    operations. With t = r u, the error of xhat_i is at most t (1 + |xhat_i|). The error of ivar is
+    at most t ivar, because mean(xhat^2) <= 1.
+
+    t is infinite for rows without a norm: the sum of `sq` overflows the dtype, or `var_eps` is
+    below the smallest normal number of the dtype. t is NaN for rows with NaN or infinity. These
+    rows have no tolerance: their results must equal the float64 results.
     """
 
     forward: reference.ForwardSteps
@@ -37,7 +40,7 @@ class Exact(NamedTuple):
     underflow: Array  #    (N, D) error of dx if factors of its terms underflow
 
     def values(self, operands: Operands) -> dict[str, Array]:
-        """Return the outputs and gradients by name."""
+        """Return the float64 outputs and gradients, named as in `Outcome`."""
         dx = self.backward.dx if operands.dsum is None else self.backward.dx + operands.dsum
         return {
             "out": self.forward.out,
@@ -61,7 +64,7 @@ def _roundings(terms: int) -> float:
 
 
 def exact_steps(operands: Operands) -> Exact:
-    """Compute the steps in float64 from the operands in their own dtype."""
+    """Return the float64 steps of operands in float32 or float64; see `Exact`."""
     limits = np.finfo(operands.x.dtype)
     rounded = operands.x if operands.residual is None else operands.x + operands.residual
     wide = rounded_to(operands, np.float64)
@@ -82,19 +85,19 @@ def exact_steps(operands: Operands) -> Exact:
 
 
 def error_bounds(exact: Exact, operands: Operands) -> dict[str, Array]:
-    """Return the error bounds of outputs and gradients by name, each in the shape of its array.
+    """Return the error bound of every output and gradient, by name, in the shape of the array.
 
-    A bound is infinite where a row without a norm takes part.
+    Elements that depend on the norm of a row without a norm (see `Exact`) have infinite bounds.
     """
     limits = np.finfo(operands.x.dtype)
-    over_rows = (4 + len(operands.dout)) * limits.eps / 2  # in any order, of any rows
+    over_rows = (4 + len(operands.dout)) * limits.eps / 2  # for sums over rows in any order
     size = np.abs(operands.dout.astype(np.float64))  # (N, D)
     xhat = np.abs(exact.forward.xhat)  # (N, D)
     of_xhat = exact.t * (1 + xhat)
     # dx = ivar (dxhat - m1 - xhat m2) + dsum, where m1 = mean(dxhat), m2 = mean(dxhat xhat) and
     # |m1|, |m2| <= reach / ivar. Errors in units of t reach: 1 + |xhat| from ivar, 1 + |xhat| from
     # rounding, 1 from m1, 1 + |xhat| from xhat, 2 |xhat| from m2. The term ivar dxhat adds
-    # 2 t ivar |dxhat|, the addition of dsum one rounding of the result.
+    # 2 t ivar |dxhat|. The addition of dsum adds one rounding error of the result.
     own = 2 * exact.t * exact.forward.ivar * np.abs(exact.backward.dxhat)
     dx = own + 5 * exact.t * exact.reach * (1 + xhat)
     values = exact.values(operands)
@@ -111,12 +114,13 @@ def error_bounds(exact: Exact, operands: Operands) -> dict[str, Array]:
     for name, bound in bounds.items():
         where = has_no_norm if bound.ndim == 2 else has_no_norm.any()
         bounds[name] = np.where(where, np.inf, bound)
-    # The sum is correctly rounded, and the steps start from it.
+    # The bound of "sum" is 0: x + residual is correctly rounded, and the float64 steps start from
+    # this rounded sum.
     return {**bounds, "sum": np.zeros_like(exact.forward.x), "dbeta": over_rows * size.sum(0)}
 
 
 class Slope(NamedTuple):
-    """Directional derivative of sum(out dout) + sum(sum dsum), by a central difference."""
+    """Directional derivative of sum(out * dout) + sum(sum * dsum), by a central difference."""
 
     gradient: str  #  "dx", "dgamma" or "dbeta"
     along: Array  #   direction, in the shape of the gradient
@@ -127,13 +131,13 @@ class Slope(NamedTuple):
 def slopes_along(operands: Operands) -> Iterator[Slope]:
     """Yield directional derivatives, `DIRECTIONS` each with respect to x, gamma and beta.
 
-    There are none with respect to the beta of RMS norm.
+    RMS norm has no beta, hence no derivatives with respect to it.
 
     Args:
         operands: Operands in float64.
     """
     dout, exact = operands.dout, exact_steps(operands)
-    # Elements are rounded again when they are moved, relative to their own size.
+    # Shifting an element of x by a step rounds it again, with an error relative to its magnitude.
     kappa = np.abs(exact.forward.x).max(-1, keepdims=True) * exact.forward.ivar
     exact = exact._replace(t=exact.t * (1 + kappa))
     bounds = error_bounds(exact, operands)

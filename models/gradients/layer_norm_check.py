@@ -3,9 +3,9 @@
 Outputs and gradients are compared with the float64 reference, within the bounds of
 `layer_norm_bounds`.
 
-Some rows cannot decide on a result. The norm of a constant row is beta, which a wrong norm may
-return too. A constant row without eps, and a row whose variance overflows or underflows, have no
-norm.
+Some rows cannot decide whether a result is correct. The norm of a constant row is beta, which a
+wrong implementation may return too. Other rows have no norm: constant rows if eps is 0, and rows
+whose variance overflows or underflows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,8 @@ def judge(
     """Judge the forward pass and the backward pass of each implementation.
 
     In float64, gradients are also compared with finite differences, for which float32 has too few
-    digits. A finite value fails if the reference value is not finite.
+    digits. If a reference value is NaN or infinite, a finite value fails, except on rows without a
+    norm.
 
     Args:
         operands: Operands in float32 or float64. Implementations compute in this dtype.
@@ -44,7 +45,7 @@ def judge(
 
     Raises:
         ValueError: The shapes do not match, eps is negative or not finite, there is a dsum without
-            a residual, or the dtype is not float32 or float64.
+            a residual, the beta of an RMS norm is not zero, or the dtype is not float32 or float64.
     """
     operands = _rounded(operands)
     verdicts: list[ImplementationVerdict] = []
@@ -58,26 +59,30 @@ def judge(
 def judge_candidate(
     operands: Operands, results: Mapping[str, Array]
 ) -> tuple[ImplementationVerdict, ...]:
-    """Judge outputs and gradients that were computed elsewhere, as `judge` does.
+    """Judge the outputs and gradients of an external implementation, as `judge` does.
 
-    There are no invariants, which would need another run.
+    Invariants are not checked, because this would need another run of the implementation.
 
     Args:
-        operands: Operands of the candidate, in its dtype.
+        operands: Operands from which the results were computed, in float32 or float64.
         results: Some of the outputs and gradients, named and shaped as in `Outcome`.
 
     Returns:
         A verdict on each pass that has results.
 
     Raises:
-        ValueError: See `judge`; or a result has an unknown name or another shape.
+        ValueError: The operands are invalid (see `judge`), or a result has an unknown name or the
+            wrong shape.
     """
     operands = _rounded(operands)
     with np.errstate(all="ignore"):
         standard = _standard(operands)
         for name, result in results.items():
             if name not in standard.expected or result.shape != standard.expected[name].shape:
-                raise ValueError(f"there is no result {name} of shape {result.shape}")
+                raise ValueError(
+                    f"result {name} of shape {result.shape} is invalid; allowed: out, sum, dx and "
+                    "dresidual in the shape of x, dgamma and dbeta in the shape of gamma"
+                )
         halves: dict[Phase, dict[str, Array]] = {
             "forward": {n: r for n, r in results.items() if n in ("out", "sum")},
             "backward": {n: r for n, r in results.items() if n not in ("out", "sum")},
@@ -98,7 +103,7 @@ def _rounded(operands: Operands) -> Operands:
 class _Standard(NamedTuple):
     """Float64 results, error bounds and directional derivatives for some operands.
 
-    `without_norm` has the results of a norm that is zero everywhere.
+    `without_norm` has the results that an implementation would return if xhat were zero everywhere.
     """
 
     expected: dict[str, Array]
@@ -160,9 +165,10 @@ def _verdict(
 
 
 def _undecided(standard: _Standard, returned: Mapping[str, Array]) -> str | None:
-    """Return which results cannot show that they are right; None if all can.
+    """Return the reason why some results have no verdict; None if all have a verdict.
 
-    A result shows nothing if the one without a norm, such as beta for "out", passes too.
+    A result allows no verdict if the result for an xhat of zeros, such as beta for "out", would
+    pass too.
     """
     names = [
         name
@@ -174,13 +180,14 @@ def _undecided(standard: _Standard, returned: Mapping[str, Array]) -> str | None
     ]
     if not names:
         return None
-    return f"these rows cannot decide on {', '.join(names)}: a wrong norm would give the same"
+    return f"these rows cannot decide on {', '.join(names)}: a wrong norm would pass too"
 
 
 def invariants_of(run: Implementation, operands: Operands) -> tuple[Invariant, ...]:
-    """Check the invariants of an implementation.
+    """Run an implementation and return its checked invariants.
 
-    The implementation runs with gamma of ones and beta of zeros, so that its output is xhat.
+    The implementation runs with gamma of ones and beta of zeros, so that its output is xhat. A pass
+    that it cannot run has no invariants.
     """
     ones, zeros = np.ones_like(operands.gamma), np.zeros_like(operands.beta)
     dxhat, D = operands.dout * operands.gamma, operands.x.shape[-1]
@@ -200,7 +207,7 @@ def invariants_of(run: Implementation, operands: Operands) -> tuple[Invariant, .
     if not isinstance(gradients, str) and gradients["dx"] is not None:
         dx, bound = gradients["dx"].astype(np.float64), 12 * D * t * exact.reach
         bound = bound + _sum(exact.underflow)
-        # The exact xhat: errors of the forward pass must not count for the backward pass.
+        # Uses the exact xhat, so that errors of the forward pass do not count in the backward pass.
         along = _sum(dx * xhat) - ivar * _sum(dxhat * xhat) * operands.eps / var_eps
         if operands.centred:
             checks.append(("sum(dx) = 0", "backward", _sum(dx), bound))
@@ -242,7 +249,8 @@ def _compare(
     error = np.where(np.isnan(error), np.inf, error)
     opposite = np.isinf(expected) & np.isinf(actual) & (expected != actual)
     error = np.where(opposite, np.inf, error)
-    # Where the exact result is beyond the range of the dtype, the largest number is right too.
+    # If the exact result exceeds the range of the dtype, these pass: infinity, NaN, and numbers
+    # within 1 % of the largest number, of either sign.
     largest_number = float(np.finfo(actual.dtype).max)
     beyond = finite & (np.abs(expected) > largest_number)
     error = np.where(beyond & ~(np.abs(actual) < 0.99 * largest_number), 0.0, error)

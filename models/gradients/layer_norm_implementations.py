@@ -1,6 +1,7 @@
 """Implementations of add + norm to compare: numpy reference, PyTorch op, ONNX nodes.
 
-They compute in the dtype of their operands, float32 or float64, or return why they cannot.
+They compute in the dtype of their operands, float32 or float64, or return the reason why they
+cannot.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,11 +20,11 @@ from models.gradients.layer_norm_operands import Operands
 
 
 class Outcome(NamedTuple):
-    """Outputs and gradients of an implementation. A string is the reason why one is not computed.
+    """Outputs and gradients of an implementation, or the reasons why they were not computed.
 
-    The keys of the outputs are "out" and "sum", those of the gradients "dx", "dresidual", "dgamma"
-    and "dbeta"; "sum" and "dresidual" exist only with a residual, "dbeta" only for layer norm. None
-    is a gradient that the implementation should return but does not.
+    Outputs are "out" and "sum", `(N, D)`. Gradients are "dx" and "dresidual", `(N, D)`, and
+    "dgamma" and "dbeta", `(D,)`. "sum" and "dresidual" exist only with a residual, "dbeta" only for
+    layer norm. A gradient is None if the implementation should return it but does not.
     """
 
     outputs: Mapping[str, Array] | str
@@ -44,7 +45,10 @@ def _reference(operands: Operands) -> Outcome:
 def _outcome(
     operands: Operands, outputs: Mapping[str, Array], gradients: Mapping[str, Array | None]
 ) -> Outcome:
-    """Return the outputs and gradients that exist for the operands."""
+    """Return an outcome without the results that do not exist for the operands.
+
+    These are "sum" and "dresidual" without a residual, and "dbeta" for RMS norm.
+    """
     missing = {"sum", "dresidual"} if operands.residual is None else set[str]()
     missing |= set() if operands.centred else {"dbeta"}
     return Outcome(
@@ -61,12 +65,12 @@ def on_cpu(operands: Operands) -> Outcome:
 def _cpp(operands: Operands) -> Outcome:
     if implementation(torch.from_numpy(operands.x)) == "cpp":
         return on_cpu(operands)
-    reason = "the C++ kernels are not built"
+    reason = "the C++ kernels are not built or cannot be loaded"
     return Outcome(reason, reason)
 
 
 def _aten(operands: Operands) -> Outcome:
-    """Run the torch functions that are the op where it has no kernels."""
+    """Run the op's fallback of torch functions, which it uses where it has no kernels."""
     x, residual, gamma, beta, dout, dsum = _tensors(operands, "cpu")
     choices = operands.eps, operands.centred
     out, total = composite_forward(x, residual, gamma, beta, *choices)
@@ -85,7 +89,7 @@ def _triton(operands: Operands) -> Outcome:
         on_device = torch.from_numpy(operands.x).to("cuda")
         if all(implementation(on_device, backward=half) == "triton" for half in (False, True)):
             return _op(operands, "cuda")
-        reason = "rows of this dtype and width run in ATen, not in Triton"
+        reason = "Triton is not installed or has no kernels for this dtype and width"
     return Outcome(reason, reason)
 
 
@@ -134,7 +138,7 @@ def _onnxruntime(operands: Operands) -> Outcome:
     """Run the ONNX nodes of the op in onnxruntime on CPU; there is no backward pass."""
     no_backward = "a served graph has no backward pass"
     if operands.x.dtype != np.float32:
-        return Outcome("a served graph computes in float32", no_backward)
+        return Outcome("a served graph computes in float32, not in float64", no_backward)
     inputs, outputs = {"x": operands.x}, ["out"]
     nodes, normed = [], "x"
     if operands.residual is not None:

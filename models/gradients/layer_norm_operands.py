@@ -1,4 +1,4 @@
-"""Operands of add + norm, forward and backward: given, rounded to a dtype, or random."""
+"""Operands of add + norm for the forward and backward pass: checks, rounding, random values."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ EPS = float(np.float32(1e-5))
 
 
 class Operands(NamedTuple):
-    """Operands of the fused norm; its outputs are `out` and, with a residual, `sum`."""
+    """Operands of add + norm, which returns `out` and, with a residual, `sum`."""
 
     x: Array  #                (N, D)
     residual: Array | None  #  (N, D)
@@ -76,8 +76,8 @@ def draw(
 def with_random_gradients(operands: Operands, rng: np.random.Generator) -> Operands:
     """Return the operands with a random dout and, with a residual, a random dsum.
 
-    dsum has the size of the part of dx that comes through the norm. If it were far larger, it would
-    hide the errors of that part.
+    Each row of dsum has about the RMS of the part of dx that comes through the norm. A far larger
+    dsum would hide errors of that part.
     """
     dout = rng.normal(size=operands.x.shape)
     operands = operands._replace(dout=dout, dsum=None)
@@ -93,17 +93,18 @@ def with_random_gradients(operands: Operands, rng: np.random.Generator) -> Opera
 
 
 def checked(operands: Operands, dtype: type[np.floating]) -> Operands:
-    """Check operands, and return them rounded to a dtype.
+    """Check operands and return them rounded to a dtype.
 
     Raises:
-        ValueError: The shapes do not match, eps is negative or not finite, there is a dsum without
-            a residual, or a beta for RMS norm.
+        ValueError: x is empty or not two-dimensional, another shape does not match x, eps is
+            negative or not finite, there is a dsum without a residual, or the beta of an RMS norm
+            is not zero.
     """
     x, residual, gamma, beta, eps, dout, dsum, centred = operands
     if x.ndim != 2 or not x.size:
         raise ValueError(f"the shape of x is {x.shape}; it must be (N, D), with N and D at least 1")
     if dsum is not None and residual is None:
-        raise ValueError("there is a dsum but no residual; without a residual there is no sum")
+        raise ValueError("dsum needs a residual: it is the gradient with respect to x + residual")
     for name, value, shape in (
         ("residual", residual, x.shape),
         ("dout", dout, x.shape),
@@ -116,7 +117,7 @@ def checked(operands: Operands, dtype: type[np.floating]) -> Operands:
                 f"the shape of {name} is {value.shape}; for x of shape {x.shape} it must be {shape}"
             )
     if not centred and beta.any():
-        raise ValueError("beta must be zeros: RMS norm has none")
+        raise ValueError("beta must be zeros, because RMS norm has no beta")
     if not 0 <= eps < np.inf:
         raise ValueError(f"eps is {eps}; it must be finite and at least 0")
     with np.errstate(over="ignore"):  # overflow gives infinities, which the results report

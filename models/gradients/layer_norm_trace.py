@@ -1,8 +1,8 @@
 """Trace of add + norm: every step of the op, on given rows or on the rows of a text.
 
 The steps are those of `models.add_layer_norm.reference`. Each step in float32 is compared with the
-same step in float64. The gradients in float64 are compared with autograd; dx, dgamma and dbeta also
-with finite differences.
+same step in float64. The float64 gradients are compared with autograd. dx, dgamma and dbeta are
+also compared with finite differences.
 """
 
 from typing import NamedTuple
@@ -35,13 +35,14 @@ def trace(operands: Operands, *, row: int | None = None) -> Trace:
     """Compute every step of the op in float32, forward and backward, and check it.
 
     Args:
-        operands: Operands in any float dtype; they are rounded to float32. The steps are those of
-            `out`; dsum takes no part.
+        operands: Operands in any float dtype; they are rounded to float32. dsum is ignored: the
+            steps are those of `out` and its gradients.
         row: Index of the row whose values are returned; None: no values.
 
     Raises:
         ValueError: The shapes do not match, there is no row with the index `row`, eps is negative
-            or not finite, or there is a dsum without a residual.
+            or not finite, there is a dsum without a residual, or the beta of an RMS norm is not
+            zero.
     """
     operands = checked(operands, np.float32)._replace(dsum=None)
     N = len(operands.x)
@@ -53,7 +54,8 @@ def trace(operands: Operands, *, row: int | None = None) -> Trace:
         exact, autograd, slopes = _steps(wide), _autograd(wide), list(slopes_along(wide))
         steps = []
         for name, value in steps32.items():
-            # The terms of dx can cancel, such as with gamma and dout of ones. dxmu1 cannot.
+            # Errors of dx are relative to its term dxmu1, because the terms of dx can cancel, such
+            # as with gamma and dout of ones.
             scale = exact["dxmu1" if name == "dx" else name]
             error_autograd = error_slopes = None
             if name in autograd:

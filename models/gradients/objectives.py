@@ -18,13 +18,13 @@ from models.gradients.inputs import Objective, ObjectiveName
 class Kind:
     """Kind of objective: a scalar function of row vectors `(B, W)` and constant vectors `(G, W)`.
 
-    An objective of pairs compares rows 2i and 2i + 1 by cosine similarity. It normalises the
-    vectors even if the model does not.
+    An objective of pairs compares rows 2i and 2i + 1 by cosine similarity. Its row vectors are
+    normalised, even if the model does not normalise vectors.
 
     Attributes:
         value: Function from row vectors and constant vectors to the scalar.
         constants: Function from the number of rows, B, to the number of constant vectors, G.
-        min_pairs: Minimum number of pairs; 0: rows are not paired.
+        min_pairs: Minimum number of pairs of rows; 0: the objective does not compare pairs.
     """
 
     value: Callable[[Tensor, Tensor], Tensor]
@@ -44,7 +44,7 @@ def _mnrl(vectors: Tensor, _constants: Tensor) -> Tensor:
 OBJECTIVES: dict[ObjectiveName, Kind] = {
     "cosine": Kind(lambda vectors, _: (vectors[::2] * vectors[1::2]).sum(), min_pairs=1),
     "dot": Kind(lambda vectors, constants: (vectors * constants).sum(), lambda _rows: 1),
-    "mnrl": Kind(_mnrl, min_pairs=2),  # with one pair there is no negative and no gradient
+    "mnrl": Kind(_mnrl, min_pairs=2),  # with one pair, there is no negative and the gradient is 0
     "mse": Kind(F.mse_loss, lambda rows: rows),
     "cotangent": Kind(lambda vectors, constants: (vectors * constants).sum(), lambda rows: rows),
 }

@@ -42,9 +42,9 @@ def explain_pair(
         model: Reference model of the served graph.
         a: Text whose tokens are the rows of the matrix.
         b: Text whose tokens are the columns of the matrix.
-        layer_name: Layer of the tokens, one of `model.layer_names`. Tokens at "output" include
-            their context. With mean pooling and a baseline of zeros, the matrix at "output" is
-            exact: it consists of scaled dot products of token vectors.
+        layer_name: Layer of the tokens, one of `model.layer_names`. Token vectors at "output"
+            depend on their context. With mean pooling, no heads and a baseline of zeros, the matrix
+            at "output" is exact: it consists of scaled dot products of token vectors.
         tolerance: Tolerance of each text's integral; see `integration.integrate`.
         max_evaluations: Evaluation limit of each text's integral; see `integration.integrate`. An
             evaluation costs one Jacobian-vector product per token.
@@ -86,7 +86,7 @@ def _integral(
 
         Args:
             points: Position on the line for each slope, `(S,)`.
-            moved: Index of the token that moves, for each slope, `(S,)`.
+            moved: Index of the token along whose change each slope is taken, `(S,)`.
         """
         tokens = baseline + points[:, None, None] * change  # (S, L, D)
         directions = torch.zeros_like(tokens)

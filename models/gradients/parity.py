@@ -1,8 +1,9 @@
 """Parity: comparison of the served model with the reference model.
 
-The comparisons complement each other: the files on disk, token ids, vectors of the serving engine,
-weights of the graph for onnxruntime, its tokens after each layer, and its norm on numerically
-difficult rows. The other graphs are exported from the same weights.
+The comparisons cover the files on disk, token ids, vectors from the serving engine, weights of the
+onnxruntime graph, token vectors after each layer of this graph, and onnxruntime's norm on
+numerically difficult rows. Weights and layers of other graphs are not compared: these graphs are
+exported from the same weights.
 """
 
 import copy
@@ -39,20 +40,20 @@ Array = NDArray[np.float32]
 
 _EPSILON = float(np.finfo(np.float32).eps)
 
-# Largest relative difference of the tokens after a layer. Correct graphs reach up to 18 float32
-# epsilons after six layers, and rounding errors add up over more layers.
+# Largest accepted relative difference of the token vectors after a layer. Correct graphs reach up
+# to 18 float32 epsilons after six layers, and rounding errors add up over more layers.
 MAX_RELATIVE = 256 * _EPSILON
 
-# Largest relative difference of two vectors, by precision of the engine. With all-MiniLM-L6-v2,
-# engines reach 1.1e-6 in float32 and 0.008 in bfloat16.
+# Largest accepted relative difference of a row's two vectors, by precision of the engine. With
+# all-MiniLM-L6-v2, engines reach 1.1e-6 in float32 and 0.008 in bfloat16.
 _MAX_RELATIVE_OF_VECTORS: dict[Precision, float] = {
     "float32": 1e-4,
     "float16": 0.05,
     "bfloat16": 0.05,
 }
 
-# Rows for the norm; the values are repeated up to the width of the norm. Much larger
-# values overflow float32 when squared.
+# Numerically difficult rows for the norm. The values of a row are repeated up to the norm's width.
+# Values much larger than in "huge" would overflow float32 when squared.
 STRESS_ROWS: dict[str, tuple[float, ...]] = {
     "large mean": (40000, 40001, 40002, 40003),
     "larger mean": (1e6, 1e6 + 1, 1e6 + 2, 1e6 + 3),
@@ -62,10 +63,11 @@ STRESS_ROWS: dict[str, tuple[float, ...]] = {
     "tiny values": (1e-20, -1e-20, 2e-20, 0),
     "huge": (1e15, -1e15, 2e15, 3e15),
 }
-# Rows that are left out at widths that are not multiples of 4: their means are not exact there, and
-# onnxruntime rounds a mean once.
+# Rows that layer norm is tested on only if the width is a multiple of 4. At other widths their
+# means are not exact in float32, and onnxruntime does not correct the rounding error of a mean.
 _EXACT_MEANS = ("large mean", "larger mean", "tiny variance")
-# Error bound in the units of `norm_stress`. Correct kernels reach up to 3.
+# Error bound of a stress row, in units of its rounding error (see `norm_stress`). Correct kernels
+# reach up to 3.
 _STRESS_UNITS = 64
 
 
@@ -78,7 +80,7 @@ class Served(NamedTuple):
 
 
 class Tokenized(NamedTuple):
-    """A text, its token ids from the served tokenizer, and those at export."""
+    """A text, its token ids from the served tokenizer, and its expected token ids."""
 
     text: str
     served: Sequence[int]
@@ -95,13 +97,16 @@ def parity(
 ) -> Parity:
     """Compare the served model with the reference model of an artifact.
 
+    Errors from loading or running the CPU graph are raised if the graph's files are unchanged since
+    startup. Otherwise, they are returned as `Parity.unreadable`.
+
     Args:
-        artifact: The exported artifact; its graph may have changed since.
+        artifact: The served artifact; its files may have changed on disk since startup.
         model: Reference model of the artifact.
         rows: Inputs of the engine, the CPU graph and the reference model; at least one.
-        served: Vectors of the rows.
-        files: Hashes of the artifact's files.
-        tokenized: Token ids of texts.
+        served: Vectors of the rows from the serving engine.
+        files: Hashes of the artifact's files, at startup and now.
+        tokenized: Texts with their served and expected token ids.
 
     Raises:
         ArtifactError: The artifact has no graph for onnxruntime.
@@ -120,11 +125,11 @@ def parity(
             first_divergence(graph, model, rows),
         )
     except Exception as error:
-        # A file that was changed can have any content, and onnxruntime has many kinds of errors.
+        # A changed file can have any content, and onnxruntime raises many types of exceptions.
         names = (file, served_graph.weights)
         if all(f.actual == f.expected for f in files if f.name in names):
             raise
-        # The message of an OSError has the path of the artifact.
+        # The full message of an OSError would reveal the path of the artifact.
         reason = error.strerror if isinstance(error, OSError) else error
         unreadable = f"{file} cannot be compared: {reason}"
     return Parity(
@@ -144,7 +149,7 @@ def parity(
 
 
 def compare_ids(text: str, served: Sequence[int], expected: Sequence[int]) -> TokenIds:
-    """Return the first difference between the token ids of a text from two tokenizers."""
+    """Return the first difference between the served and the expected token ids of a text."""
     for position, ids in enumerate(zip_longest(served, expected)):
         if ids[0] != ids[1]:
             return TokenIds(text, position, *ids)
@@ -194,7 +199,7 @@ def _difference(served: Array, expected: Array) -> tuple[float, float]:
 def first_divergence(
     graph: LoadedGraph, model: ReferenceModel, rows: Sequence[Row]
 ) -> tuple[tuple[LayerDifference, ...], str | None]:
-    """Compare the tokens after each layer, and find the first layer that diverges.
+    """Compare the token vectors after each layer, and find the first layer that diverges.
 
     Args:
         graph: CPU graph.
@@ -203,7 +208,7 @@ def first_divergence(
 
     Returns:
         A difference for each layer from "embeddings" on, and the name of the first layer whose
-        relative difference exceeds `MAX_RELATIVE`, or None.
+        relative difference exceeds `MAX_RELATIVE` or is NaN; None if there is no such layer.
     """
     onnx_model = copy.deepcopy(graph.model)
     names = _layer_outputs(onnx_model, model)
@@ -230,8 +235,8 @@ def first_divergence(
 def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[str, str]:
     """Return the name of the ONNX value that holds each layer's output, by layer name.
 
-    The last step of a layer is a norm, or the input of the next norm; that of the embeddings can be
-    a linear layer.
+    A layer's output is the output of a norm node, or the input of the next norm node. The output of
+    the embeddings can also be the output of a linear layer.
     """
     norms = norm_nodes(onnx_model, model)
     steps = list(_outputs(model, Row([0])))
@@ -261,8 +266,9 @@ def _outputs(model: ReferenceModel, row: Row) -> dict[str, Tensor]:
 def norm_stress(width: int, eps: float, kind: str = "layer_norm") -> tuple[StressRow, ...]:
     """Return the errors of onnxruntime's norm on the rows in `STRESS_ROWS`.
 
-    Errors are against float64. The bound of a row is a multiple of its rounding error, which is
-    the float32 epsilon times (1 + max|output|), whatever the row's mean.
+    Errors are differences from float64. The bound of a row is a multiple of its rounding error: the
+    float32 epsilon times (1 + max|output|). It does not depend on the row's mean. For layer norm,
+    the rows in `_EXACT_MEANS` are omitted if `width` is not a multiple of 4.
 
     Args:
         width: Width of the norm, D.
@@ -288,7 +294,7 @@ def norm_stress(width: int, eps: float, kind: str = "layer_norm") -> tuple[Stres
 
 
 def _add_norm_graph(width: int, eps: float, kind: str) -> bytes:
-    """Return a serialised graph of an addition and a norm, the nodes of a CPU norm."""
+    """Return a serialised graph of `Add` and a norm, the nodes of add + norm in a CPU graph."""
     return onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["": 20]>
         add_norm (float[N, {width}] x, float[N, {width}] residual, float[{width}] scale)

@@ -1,8 +1,9 @@
 """The reference model of a served graph: the same weights in PyTorch, for gradients.
 
 A layer name denotes a point of the forward pass between token ids and vector. At a layer, the model
-returns the tokens `(L, D)` of a row, or continues the forward pass from given tokens. So gradients
-are taken with respect to a function's input. Hooks would mix the texts that pass through a layer.
+returns the token vectors `(L, D)` of a row, or continues the forward pass from other token vectors.
+So gradients are taken with respect to a function's argument. Module hooks would not separate the
+texts that run through a layer.
 """
 
 from collections.abc import Sequence
@@ -20,17 +21,17 @@ from models.network.taps import NO_TAP, OutputTap, Tap
 
 
 class ReferenceModel:
-    """A sentence encoder whose tokens can be read and replaced between layers.
+    """A sentence encoder whose token vectors can be read and replaced between layers.
 
     Args:
         network: Network in evaluation mode, with frozen parameters.
         normalize: Whether served vectors are normalised to unit length.
 
     Attributes:
-        steps: Maps each layer name, in order, to the name of the step whose output is the tokens at
-            the layer. "words" are word embeddings, without positions. "embeddings" is the input of
-            the first layer, "layers.0" the output of the first layer, and so on. "output" is the
-            input of pooling.
+        steps: Maps each layer name, in order, to the name of the step that outputs the token
+            vectors at the layer. The vectors at "words" are word embeddings, without positions;
+            at "embeddings", the input of the first layer; at "layers.0", the output of the first
+            layer, and so on; at "output", the input of pooling.
     """
 
     def __init__(self, network: SentenceEncoder, normalize: bool) -> None:
@@ -46,7 +47,7 @@ class ReferenceModel:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Names of the layers at which tokens can be read and replaced, in order."""
+        """Names of the layers at which token vectors can be read and replaced, in order."""
         return tuple(self.steps)
 
     @classmethod
@@ -64,10 +65,12 @@ class ReferenceModel:
             if name not in manifest.files:
                 raise ArtifactError(
                     f"the artifact {artifact.path.name} was exported without its reference model, "
-                    "which gradients need"
+                    "which gradients need; export it again without --no-source"
                 )
             if manifest.files[name] != sha256:
-                raise ArtifactError(f"{name} differs from the weights of the graph")
+                raise ArtifactError(
+                    f"{name} differs from the weights of the graph; export the model again"
+                )
         network, _ = load(source_folder(artifact), overrides_of(manifest))
         return cls(network.to(device), manifest.normalize)
 
@@ -77,18 +80,18 @@ class ReferenceModel:
             return self.run(row, NO_TAP)[0]
 
     def run(self, row: Row, tap: Tap) -> Tensor:
-        """Return the row's vector `(1, W)`, not normalised; run every step through the tap."""
+        """Run every step through a tap and return the row's vector `(1, W)`, not normalised."""
         mask = self._pooling_mask(row)
         return self.network(self._ids(row.ids), None, mask, tap, self._adapters(row))
 
     def tokens(self, layer_name: str, row: Row, ids: Sequence[int] | None = None) -> Tensor:
-        """Return the row's tokens `(L, D)` at a layer.
+        """Return the row's token vectors `(L, D)` at a layer.
 
         Args:
             layer_name: One of `layer_names`.
             row: Input of the model.
-            ids: Token ids to run instead of `row.ids`, equally many. Positions are always computed
-                from `row.ids`.
+            ids: Token ids to run instead of `row.ids`, of the same number; None: `row.ids`.
+                Positions are always computed from `row.ids`.
         """
         encoder, tap = self.network.encoder, OutputTap()
         positions = encoder.positions(self._ids(row.ids))  # (1, L)
@@ -102,13 +105,13 @@ class ReferenceModel:
         return tap.outputs[self.steps[layer_name]][0]
 
     def continue_from(self, layer_name: str, tokens: Tensor, row: Row) -> Tensor:
-        """Return the vectors `(S, W)`, not normalised, that result from tokens at a layer.
+        """Continue the forward pass from token vectors at a layer; return the vectors `(S, W)`.
 
-        The vectors are differentiable with respect to the tokens.
+        The vectors are not normalised. They are differentiable with respect to `tokens`.
 
         Args:
-            layer_name: Layer of the tokens, one of `layer_names`.
-            tokens: S versions of the row's tokens, `(S, L, D)`.
+            layer_name: Layer of the token vectors, one of `layer_names`.
+            tokens: S versions of the row's token vectors, `(S, L, D)`.
             row: Input of the model, from which positions, adapter and pooling mask are computed.
         """
         encoder, x = self.network.encoder, tokens
@@ -127,7 +130,8 @@ class ReferenceModel:
         return mask.to(self.network.encoder.embeddings.word.weight)[None]  # (1, L)
 
     def _adapters(self, row: Row) -> Tensor | None:
-        # Without an adapter, the updates are multiplied by zero: they have gradients of zero.
+        # For a row without an adapter, the updates of all adapters are multiplied by zero, so their
+        # parameters have gradients of zero instead of no gradient.
         if self.network.encoder.config.adapters is None:
             return None
         return torch.tensor(

@@ -1,4 +1,4 @@
-"""Results of the gradient methods. Does not import torch.
+"""Results of the gradient methods. This module does not import torch.
 
 The methods return these dataclasses, and the gradient process sends them as JSON. The service
 derives its response models from them, so a field or property added here appears in the API and in
@@ -29,7 +29,7 @@ def properties(result: type) -> dict[str, property]:
 
 
 def as_dict(result: object) -> Any:  # noqa: ANN401 - JSON, except for arrays
-    """Return a result as nested dictionaries and lists that include properties; arrays remain."""
+    """Return a result, with its properties, as nested dictionaries, lists and numpy arrays."""
     if is_dataclass(result) and not isinstance(result, type):
         names = [field.name for field in fields(result)] + list(properties(type(result)))
         return {name: as_dict(getattr(result, name)) for name in names}
@@ -49,10 +49,11 @@ class Completeness:
     Attributes:
         delta: Sum of the scores minus the change of the value from baseline to text. For pairs of
             tokens, the Euclidean norm of this difference over all elements of the text's vector.
-        error: Sum of the quadrature errors of all intervals of the path, for the sum of the scores.
+        error: Error of the sum of the scores: the sum of the absolute quadrature errors of all
+            intervals of the path.
         allowed: Largest `error` that counts as converged.
-        score_error: Largest estimated error of a token's score. For pairs of tokens, of the
-            Euclidean norm of a token's contributions to all elements of the text's vector.
+        score_error: Largest estimated error of a token's score. For pairs of tokens, the Euclidean
+            norm of the errors of a token's contributions to all elements of the text's vector.
         score_allowed: Largest `score_error` that counts as converged.
         evaluations: Number of positions on the path at which the value was computed.
     """
@@ -66,7 +67,7 @@ class Completeness:
 
     @property
     def converged(self) -> bool:
-        """Whether `error` and `score_error` are allowed."""
+        """Whether `error` is at most `allowed` and `score_error` at most `score_allowed`."""
         return self.error <= self.allowed and self.score_error <= self.score_allowed
 
 
@@ -100,13 +101,13 @@ class Attribution:
 class ReferenceTerms:
     """Terms of the cosine similarity of texts a and b that involve the vector of a baseline.
 
-    Each term is a dot product, divided by the product of the norms of the vectors of a and b:
-    `cosine = sum(matrix) + a_baseline + baseline_b - baselines`.
+    Each term is a dot product, divided by the product of the norms of the vectors of a and b. The
+    cosine similarity is `sum(matrix) + a_baseline + baseline_b - baselines`.
 
     Attributes:
-        a_baseline: Term of the vector of a and the baseline vector of b.
-        baseline_b: Term of the baseline vector of a and the vector of b.
-        baselines: Term of both baseline vectors.
+        a_baseline: Term of the vector of a and the vector of the baseline of b.
+        baseline_b: Term of the vector of the baseline of a and the vector of b.
+        baselines: Term of the vectors of both baselines.
     """
 
     a_baseline: float
@@ -123,7 +124,7 @@ class PairAttribution:
         cosine: Cosine similarity of the two vectors.
         reference_terms: Terms of the cosine similarity that involve a baseline.
         delta: Numerical error, `sum + a_baseline + baseline_b - baselines - cosine`.
-        completeness: Accuracy of the path integral of a, then of b.
+        completeness: Accuracy of the path integral of a, and of the path integral of b.
     """
 
     matrix: Matrix
@@ -140,7 +141,7 @@ class PairAttribution:
 
 @dataclass(frozen=True)
 class TokenGradient:
-    """Gradient with respect to each token.
+    """Gradient with respect to the vector of each token at a layer.
 
     Attributes:
         gradient: Gradient reduced to one number per token, `(L,)`, or the full gradient, `(L, D)`.
@@ -197,11 +198,12 @@ class GradientSizes:
 class ParameterGradient:
     """Size of the gradient with respect to all parameters of a step.
 
-    In a model whose layers run several times, it is the sum over all runs of the layer.
+    If the model runs a layer several times, the gradient is the sum over all runs.
 
     Attributes:
         l2: Euclidean norm, divided by the loss scale; null if any value is not finite.
-        ratio_to_weights: `l2` divided by the Euclidean norm of the parameters; null if `l2` is.
+        ratio_to_weights: `l2` divided by the Euclidean norm of the parameters; null if `l2` is
+            null.
     """
 
     l2: float
@@ -215,10 +217,10 @@ class FlowStep:
     Attributes:
         name: Name of the step.
         forward: Statistics of the output.
-        gradient: Statistics of the gradient with respect to the output; null if no gradient reached
-            the output of at least one row.
+        gradient: Statistics of the gradient with respect to the output; null if the output of any
+            row received no gradient.
         parameters: Size of the gradient with respect to the parameters; null if the step has no
-            parameters, or if no gradient reached one of them.
+            parameters, or if any of them received no gradient.
     """
 
     name: str
@@ -232,12 +234,13 @@ class NonFiniteStep:
     """A step with a NaN or infinite value in the forward or backward pass.
 
     Attributes:
-        phase: "forward" or "backward": pass with the non-finite value.
+        phase: Pass with the non-finite value, "forward" or "backward".
         step: Name of the step.
-        role: "producer": the first step of the pass with a non-finite value in some row.
-            "propagator": a step that only received non-finite values from other steps.
-        row: Index of the first row in which a producer computed a non-finite value, or in which a
-            propagator has one; null if the value belongs to no single row.
+        role: "producer": the first step of the pass with a non-finite value, or the first one in
+            some row. "propagator": every row with a non-finite value had one in an earlier step of
+            the pass.
+        row: Index of a row with a non-finite value; for a producer, of a row without such a value
+            in earlier steps of the pass. Null if the value belongs to no single row.
         token: Index of the first non-finite token of `row`; null if the value belongs to no single
             token.
     """
@@ -277,7 +280,7 @@ class Flow:
         steps: Steps in the order of the forward pass.
         nonfinite_steps: Steps with a NaN or infinite value, in execution order. They are steps of
             the forward pass, or of the backward pass if all outputs are finite.
-        verdicts: Defects; empty for a healthy gradient.
+        verdicts: Vanishing, exploding and missing gradients; empty if there are none.
     """
 
     objective: float
@@ -313,10 +316,11 @@ class NormStep:
         values: Values of the requested row; null if no row was requested. dgamma and dbeta are sums
             over all rows.
         error_float64: Largest absolute difference from the step in float64, divided by the largest
-            magnitude of the step in float64 (for dx, of dxmu1). Infinite if a value is finite in
-            float64 and not in float32.
+            magnitude of the step in float64 (for dx, of dxmu1). Infinite (null in JSON) if a value
+            is finite in float64 but not in float32.
         error_autograd: Largest absolute difference between the step in float64 and PyTorch's
-            autograd in float64, divided like `error_float64`; null for forward steps.
+            autograd in float64, divided by the same magnitude as `error_float64`; null for forward
+            steps.
         error_finite_difference: Largest difference between directional derivatives from the
             gradient in float64 and from central differences, relative to their typical magnitude.
             Only for dx, dgamma and dbeta; null for other steps.
@@ -393,7 +397,8 @@ class ImplementationVerdict:
         phase: "forward" or "backward".
         passes: Whether no gradient is missing and all comparisons and invariants pass; null if
             there is no verdict.
-        no_verdict: Reason why there is none: the pass was not run, or the rows cannot decide.
+        no_verdict: Reason why there is no verdict: the pass was not run, or the rows cannot decide
+            whether its results are correct. Null if there is a verdict.
         missing: Gradients that the implementation should return but does not.
         comparisons: Comparisons with the reference.
         invariants: Invariants of the pass.
@@ -416,7 +421,7 @@ class LayerNormCheck:
         steps: Steps of the reference implementation, forward and backward.
         invariants: Invariants of the operator, run with PyTorch on CPU.
         verdicts: Two verdicts per implementation: on its forward pass and on its backward pass. If
-            the request has candidate results, the verdicts on those alone.
+            the request has a candidate, only the verdicts on the candidate.
     """
 
     steps: tuple[NormStep, ...]
@@ -425,7 +430,7 @@ class LayerNormCheck:
 
     @property
     def passes(self) -> bool | None:
-        """Whether no verdict fails; null if the rows cannot decide on one of the passes."""
+        """Whether no verdict fails; null if none fails, but one of the passes has no verdict."""
         if any(verdict.passes is False for verdict in self.verdicts):
             return False
         right = {verdict.phase for verdict in self.verdicts if verdict.passes}
@@ -460,8 +465,8 @@ class TokenIds:
     Attributes:
         text: The text, with its prompt.
         position: Index of the first token that differs; null if all are equal.
-        served: Id of this token from the served tokenizer; null if there are fewer tokens.
-        expected: Expected id of this token; null if fewer tokens are expected.
+        served: Id of this token from the served tokenizer; null if there is no such token.
+        expected: Expected id of this token; null if no such token is expected.
     """
 
     text: str
@@ -487,11 +492,11 @@ class VectorDifference:
 
 @dataclass(frozen=True)
 class WeightDifference:
-    """Difference between a weight of the reference model and the same weight in the graph.
+    """Difference between a weight of the reference model and the corresponding weight in the graph.
 
     Attributes:
-        name: Name of the parameter. If the graph stores only a part, or parts separately, the part
-            follows in brackets.
+        name: Name of the parameter. If the graph stores the parameter in parts, or only one part of
+            it, the part follows in brackets.
         max_abs: Largest absolute element-wise difference; null if the graph has no weight of this
             shape at this position.
     """
@@ -585,7 +590,7 @@ class Parity:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """One sentence for each difference or error beyond its bound."""
+        """One sentence per failed comparison."""
         return (
             *(
                 f"{f.name} was changed or replaced since the service started"
@@ -597,14 +602,14 @@ class Parity:
             *([self.unreadable] if self.unreadable else []),
             *(
                 f"token {t.position} of {t.text[:40]!r} is {_id(t.served)}; "
-                f"it was {_id(t.expected)} at export"
+                f"it should be {_id(t.expected)}"
                 for t in self.tokenizer
                 if t.position is not None
             ),
             *self._weight_failures(),
             *(
-                f"the vector of row {row} differs by {v.max_abs:.1e}, with cosine {v.cosine:.7f}, "
-                f"from {self.engine} in {self.precision}"
+                f"the vector of row {row} differs by {v.max_abs:.1e} (cosine {v.cosine:.7f}) "
+                f"between the reference model and {self.engine} in {self.precision}"
                 for row, v in enumerate(self.vectors)
                 if not (v.cosine >= self.min_cosine and v.relative <= self.max_relative)
             ),
@@ -614,7 +619,7 @@ class Parity:
                 if d.layer == self.first_divergence
             ),
             *(
-                f"LayerNormalization has an error of {s.error:.1e} on the row {s.row!r}"
+                f"onnxruntime's norm has an error of {s.error:.1e} on the row {s.row!r}"
                 for s in self.layer_norm
                 if not s.error <= s.bound
             ),

@@ -82,7 +82,7 @@ def test_layer_norm_in_place_of_rms_norm_fails() -> None:
 
 def test_beta_of_rms_norm_raises_value_error() -> None:
     operands = random_operands(dtype="float32")._replace(centred=False)
-    with pytest.raises(ValueError, match="beta must be zeros: RMS norm has none"):
+    with pytest.raises(ValueError, match="beta must be zeros, because RMS norm has no beta"):
         judge(operands)
 
 
@@ -343,7 +343,10 @@ def test_onnxruntime_verdict_covers_the_forward_pass_only(
     assert [v.passes for v in verdicts] == [True, None]
     assert verdicts[1].no_verdict == gradients
     in_float64 = judge(random_operands(dtype="float64"), {"served": served})
-    assert [v.no_verdict for v in in_float64] == ["a served graph computes in float32", gradients]
+    assert [v.no_verdict for v in in_float64] == [
+        "a served graph computes in float32, not in float64",
+        gradients,
+    ]
     assert [v.passes for v in in_float64] == [None, None]
 
     class NanSession:
@@ -377,7 +380,7 @@ def test_triton_passes_on_a_cuda_device(distribution: Distribution) -> None:
         assert triton_verdict.passes, triton_verdict
     in_float64 = judge(random_operands(distribution, "float64", (4, 384)), triton)
     assert {v.no_verdict for v in in_float64} == {
-        "rows of this dtype and width run in ATen, not in Triton"
+        "Triton is not installed or has no kernels for this dtype and width"
     }
 
 
@@ -469,7 +472,7 @@ def test_results_of_a_candidate_that_no_norm_changes_are_decidable_on_constant_r
 def test_candidate_result_of_another_name_or_shape_raises_value_error(
     results: dict[str, Array],
 ) -> None:
-    with pytest.raises(ValueError, match=r"there is no result \w+ of shape"):
+    with pytest.raises(ValueError, match=r"result \w+ of shape .+ is invalid; allowed: out, sum"):
         judge_candidate(random_operands(dtype="float32"), results)
 
 
@@ -581,7 +584,7 @@ def test_invalid_shape_distribution_or_dtype_raises_value_error(
         ({"eps": float("nan")}, r"eps is nan"),
         ({"eps": float("inf")}, r"eps is inf"),
         ({"dsum": np.zeros(D)}, r"the shape of dsum is \(16,\)"),
-        ({"residual": None, "dsum": np.zeros((N, D))}, r"there is a dsum but no residual"),
+        ({"residual": None, "dsum": np.zeros((N, D))}, r"dsum needs a residual"),
     ],
 )
 def test_mismatched_operands_raise_value_error(changes: dict[str, object], message: str) -> None:
