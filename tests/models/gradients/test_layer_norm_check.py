@@ -69,6 +69,15 @@ def test_correct_implementations_of_rms_norm_pass_on_every_distribution(
         assert sorted(values) == (["out", "sum"] if v.phase == "forward" else backward)
 
 
+@pytest.mark.parametrize("centred", [True, False])
+def test_correct_implementations_pass_beside_a_row_with_infinity(centred: bool) -> None:
+    operands = random_operands(dtype="float32", centred=centred)
+    x = operands.x.copy()
+    x[1, 2] = np.inf
+    for verdict in judge(operands._replace(x=x)):
+        assert verdict.passes in (True, None), verdict
+
+
 def test_layer_norm_in_place_of_rms_norm_fails() -> None:
     operands = random_operands("normal", "float32", centred=False)
 
