@@ -4,6 +4,7 @@
 # make lint    ruff, mypy and the import contracts
 # make coverage   the whole test suite, with a coverage report
 # make bench      benchmark: this service and infinity, over HTTP (15 minutes; needs wrk)
+# make bench-rerank  benchmark: reranking, with infinity and sentence-transformers (10 minutes; needs wrk)
 # make bench-engines   benchmark: the engines and sentence-transformers, without HTTP
 # make soak       resident memory over half an hour of mixed load
 # make profile    time per operator in an engine
@@ -38,7 +39,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -72,6 +73,10 @@ format: $(VENV)/dev.done
 bench bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done
 	$(BIN)/python -m tests.benchmarks.bench_servers --environments $(PEERS)
+
+bench-rerank: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done \
+  $(PEERS)/sentence-transformers.done
+	$(BIN)/python -m tests.benchmarks.bench_rerank --environments $(PEERS)
 
 bench-engines: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/sentence-transformers.done
 	$(BIN)/python -m tests.benchmarks.bench_engines --environments $(PEERS)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.benchmarks.workloads import Workload
 
@@ -59,10 +60,18 @@ class Server:
 
     Attributes:
         ready_s: Seconds from the start of the process to the first vector.
+
+    Args:
+        kind: Command, route and request format.
+        port: Port to listen on.
+        fields: Other fields of a request with texts.
     """
 
-    def __init__(self, kind: Kind, port: int) -> None:
+    def __init__(
+        self, kind: Kind, port: int, fields: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
         self._kind = kind
+        self._fields = fields
         self._port = port
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         started = time.perf_counter()
@@ -87,12 +96,15 @@ class Server:
             return False
 
     def encode(self, texts: Sequence[str]) -> dict[str, object]:
+        """Return the JSON response for some texts; an empty dict for an error status."""
+        return self.post({self._kind.field: texts, **self._fields})
+
+    def post(self, body: Mapping[str, object]) -> dict[str, object]:
         """Return the JSON response; an empty dict for an error status."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             headers = {"Content-Type": "application/json"}
-            body = json.dumps({self._kind.field: texts})
-            connection.request("POST", self._kind.path, body, headers)
+            connection.request("POST", self._kind.path, json.dumps(body), headers)
             response = connection.getresponse()
             content = response.read()
             return dict(json.loads(content)) if response.status == 200 else {}
@@ -110,12 +122,16 @@ class Server:
 
     def load(self, workload: Workload, seconds: int) -> Load:
         """Drive the workload with wrk; the server is suspended before and afterwards."""
-        bodies = (json.dumps({self._kind.field: texts}) for texts in workload.requests())
+        bodies = [json.dumps({self._kind.field: texts}) for texts in workload.requests()]
+        return self.load_bodies(bodies, workload.clients, seconds)
+
+    def load_bodies(self, bodies: Sequence[str], clients: int, seconds: int) -> Load:
+        """Send the bodies in turn with wrk, from several clients; see `load`."""
         with tempfile.NamedTemporaryFile("w") as file:
             file.write("\n".join(bodies))
             file.flush()
             url = f"http://127.0.0.1:{self._port}{self._kind.path}"
-            command = ["wrk", "-t1", f"-c{workload.clients}", "--timeout=60s"]
+            command = ["wrk", "-t1", f"-c{clients}", "--timeout=60s"]
             self.resume()
             before = self.cpu_s()
             output = subprocess.run(

@@ -38,10 +38,13 @@ class Workload:
         """Return the texts of many requests; every call returns the same."""
         draw = random.Random(7)  # noqa: S311 - not for secrets
         count = max(50, 2000 // self.texts)
-        return [[_text(draw, self.words(draw)) for _ in range(self.texts)] for _ in range(count)]
+        return [
+            [random_text(draw, self.words(draw)) for _ in range(self.texts)] for _ in range(count)
+        ]
 
 
-def _text(draw: random.Random, words: int) -> str:
+def random_text(draw: random.Random, words: int) -> str:
+    """Return a text with a number of words."""
     return " ".join(draw.choices(_COMMON_WORDS.split(), k=words))
 
 
