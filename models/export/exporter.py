@@ -144,10 +144,10 @@ def _write_graphs(
     """Write the graphs of all engines for a target, and the weights that they share."""
     exact = dtype == "float32"
     if not exact:
+        heads, sparse = copy.deepcopy((model.heads, model.sparse))
         model = copy.deepcopy(model).to(DTYPES[dtype])
-        model.heads.float()  # a sigmoid in float16 would make high scores equal
-        if model.sparse is not None:
-            model.sparse.float()
+        # Heads stay in float32: a sigmoid in float16 would make high scores equal.
+        model.heads, model.sparse = heads, sparse
     graph = trace(model, target)
     write_weights(graph, folder / _WEIGHTS[target])
     graphs: list[Graph] = []

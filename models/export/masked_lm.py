@@ -89,7 +89,7 @@ def take_head(
     if names["decoder.weight"] not in tensors:
         names["decoder.weight"] = str(embeddings)
     if own.decoder_bias in tensors:
-        tensors.pop(names["decoder.bias"], None)  # of the same values
+        tensors.pop(names["decoder.bias"], None)  # which transformers ties to it
         names["decoder.bias"] = own.decoder_bias
     fill(
         head,

@@ -124,7 +124,6 @@ class Overrides:
     """
 
     sparse: bool = False
-
     max_tokens: int | None = None
     pooling: Sequence[str] | None = None
     include_prompt: bool | None = None
@@ -278,7 +277,8 @@ def read_sentence_config(
     prompts, default_prompt = _prompts(folder, kind, of_tasks, overrides)
     if classifies and (default_prompt or any(prompts.values())):
         raise CheckpointError("prompts of models for sequence classification are not supported")
-    if (classifies or sparse) and (overrides.pooling or overrides.normalize):
+    changes = overrides.pooling, overrides.normalize, overrides.include_prompt
+    if (classifies or sparse) and changes != (None, None, None):
         raise CheckpointError("pooling and normalisation can be changed for embedding models only")
     labels = classifier.read_labels(hyperparameters, network) if classifies else ()
     return SentenceConfig(

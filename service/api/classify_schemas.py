@@ -13,7 +13,8 @@ def _inputs_tag(value: object) -> str | None:
     return "text" if isinstance(value, str) else "inputs" if isinstance(value, list) else None
 
 
-def _document_tag(value: object) -> str | None:
+def document_tag(value: object) -> str | None:
+    """Return the union tag of a document."""
     return "text" if isinstance(value, str) else "object" if isinstance(value, dict) else None
 
 
@@ -50,7 +51,7 @@ Documents = Annotated[
         Annotated[
             Annotated[str, Tag("text")] | Annotated[Document, Tag("object")],
             Discriminator(
-                _document_tag,
+                document_tag,
                 custom_error_type="documents",
                 custom_error_message="Input should be a text, or an object with a text",
             ),

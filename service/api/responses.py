@@ -121,11 +121,14 @@ def encode_sparse_json(model: str, result: SparseEmbeddings) -> bytes:
         {
             "model": model,
             "dimensions": result.width,
-            "embeddings": [vector._asdict() for vector in result.vectors],
+            # One vector at a time, because orjson holds the GIL during a call.
+            "embeddings": [
+                orjson.Fragment(orjson.dumps(vector._asdict(), option=orjson.OPT_SERIALIZE_NUMPY))
+                for vector in result.vectors
+            ],
             "tokens": [len(row.ids) for row in result.rows],
             "truncated": [row.truncated for row in result.rows],
-        },
-        option=orjson.OPT_SERIALIZE_NUMPY,
+        }
     )
 
 

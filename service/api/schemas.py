@@ -216,8 +216,8 @@ class ServiceInfo(BaseModel):
     revision: str | None
     family: str
     outputs: list[str] = Field(
-        description="`pooled` and `tokens` of an embedding model; `logits` of a model for sequence "
-        "classification"
+        description="`pooled` and `tokens` of an embedding model, `sparse` of a model of sparse "
+        "vectors, `logits` of a model for sequence classification"
     )
     labels: list[str] = Field(
         description="Labels of a model for sequence classification, in the order of its logits"

@@ -44,15 +44,16 @@ async def score(request: Request, state: State) -> Response:
         timeout_s=deadline_s(request, state.settings.limits.request_s),
     )
     result = await cancel_on_disconnect(request, work)
-    return await respond(request, state, model, result, partial(_json, model.name, result))
+    return await respond(request, state, model, result, partial(_json, model.name, result, body))
 
 
-def _json(model: str, result: PairScores) -> bytes:
+def _json(model: str, result: PairScores, body: ScoreRequest) -> bytes:
+    scores = result.raw_scores if body.raw_scores else result.scores
     return orjson.dumps(
         {
             "model": model,
             "kind": result.kind,
-            "scores": result.scores.tolist(),
+            "scores": scores.tolist(),
             "tokens": result.tokens,
             "truncated": result.truncated,
         }

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from service.api.classify_schemas import OnOverflow
+from service.api.classify_schemas import OnOverflow, RawScores
 
 
 def _tag(value: object) -> str | None:
@@ -29,6 +29,7 @@ class ScoreRequest(BaseModel):
 
     queries: Texts = Field(description="One query for all documents, or one query per document")
     documents: Texts = Field(description="A text, or a list of texts")
+    raw_scores: RawScores = False
     on_overflow: OnOverflow = "truncate"
 
 

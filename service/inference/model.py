@@ -44,8 +44,6 @@ from service.inference.results import (
 )
 from service.inference.scores import (
     ACTIVATIONS,
-    DOCUMENT_PROMPTS,
-    QUERY_PROMPTS,
     Classification,
     PairScores,
     cosines,
@@ -344,10 +342,10 @@ class Model:
         for name, limit in zip(names, limits, strict=True):
             if limit is not None and limit < 1:
                 raise InvalidInput(f"{name} must be at least 1", pointer=f"/{name}")
-        self.tokenizer.check_text(query, "/query")
         pairs = [(query, document) for document in documents]
-        with _locating(lambda index: f"/documents/{index}"):
-            return await self._classify(pairs, limits, on_overflow, timeout_s)
+        with _locating(1, "/query", "/documents/{}"):
+            self.tokenizer.check_text(query, 0)
+            return await self._classify_documents([query], pairs, limits, on_overflow, timeout_s)
 
     async def score(
         self,
@@ -375,6 +373,10 @@ class Model:
                 has more than one label, or a text is invalid; `pointer` names the text.
             VitrineError: Any error of `encode`, under the same conditions.
         """
+        paths = [
+            name if isinstance(texts, str) else f"{name}/{{}}"
+            for name, texts in (("/queries", queries), ("/documents", documents))
+        ]
         queries = [queries] if isinstance(queries, str) else queries
         documents = [documents] if isinstance(documents, str) else documents
         if not documents or len(queries) not in (1, len(documents)):
@@ -383,9 +385,10 @@ class Model:
                 "must be 1, or that of the documents",
                 pointer="/queries",
             )
-        if "logits" in self.artifact.manifest.outputs:
-            return await self._score_pairs(queries, documents, on_overflow, timeout_s)
-        return await self._score_vectors(queries, documents, on_overflow, timeout_s)
+        reads_pairs = "logits" in self.artifact.manifest.outputs
+        score = self._score_pairs if reads_pairs else self._score_vectors
+        with _locating(len(queries), *paths):
+            return await score(queries, documents, on_overflow, timeout_s)
 
     async def _score_pairs(
         self,
@@ -394,14 +397,15 @@ class Model:
         on_overflow: OnOverflow,
         timeout_s: float | None,
     ) -> PairScores:
+        """Return the scores of a reranker; errors have the index among queries and documents."""
         self._check_labels()
         for index, query in enumerate(queries):
-            self.tokenizer.check_text(query, f"/queries/{index}")
+            self.tokenizer.check_text(query, index)
         pairs = list(zip(_repeated(queries, len(documents)), documents, strict=True))
-        with _locating(lambda index: f"/documents/{index}"):
-            result = await self._classify(pairs, NO_LIMITS, on_overflow, timeout_s)
+        result = await self._classify_documents(queries, pairs, NO_LIMITS, on_overflow, timeout_s)
         return PairScores(
             result.scores[:, 0],
+            result.logits[:, 0],
             "cross_encoder",
             [len(row.ids) for row in result.rows],
             [row.truncated for row in result.rows],
@@ -415,33 +419,29 @@ class Model:
         on_overflow: OnOverflow,
         timeout_s: float | None,
     ) -> PairScores:
-        prompts = self.artifact.manifest.prompts
+        """Return similarities of vectors; errors have the index among queries and documents."""
         output: Output = "sparse" if "sparse" in self.artifact.manifest.outputs else "pooled"
 
         def tokenize() -> list[Row]:
-            rows: list[Row] = []
-            for texts, names in ((queries, QUERY_PROMPTS), (documents, DOCUMENT_PROMPTS)):
-                prompt = next((name for name in names if name in prompts), None)
-                try:
-                    rows += self.tokenizer.rows_of_texts(texts, prompt, on_overflow)
-                except VitrineError as error:
-                    if error.index is not None:
-                        error.index += len(rows)
-                    raise
+            rows = self.tokenizer.rows_of_texts(queries, "query", on_overflow)
+            try:
+                rows += self.tokenizer.rows_of_texts(documents, "document", on_overflow)
+            except VitrineError as error:
+                if error.index is not None:
+                    error.index += len(queries)
+                raise
             return rows
 
-        count = len(queries)
-        texts = [*queries, *documents]
-        with _locating(lambda i: f"/queries/{i}" if i < count else f"/documents/{i - count}"):
-            rows, vectors, seconds = await self._encode(
-                texts, len(texts), tokenize, output, timeout_s
-            )
+        texts, count = [*queries, *documents], len(queries)
+        rows, vectors, seconds = await self._encode(texts, len(texts), tokenize, output, timeout_s)
         if output == "sparse":
-            scores = dot_products(_repeated(vectors[:count], len(documents)), vectors[count:])
+            ours = _repeated(vectors[:count], len(documents))
+            scores = dot_products(ours, vectors[count:], self.width)
         else:
             scores = cosines(np.array(vectors[:count]), np.array(vectors[count:]))
         pairs = list(zip(_repeated(rows[:count], len(documents)), rows[count:], strict=True))
         return PairScores(
+            scores,
             scores,
             "dot" if output == "sparse" else "cosine",
             [len(query.ids) + len(document.ids) for query, document in pairs],
@@ -449,10 +449,31 @@ class Model:
             seconds,
         )
 
+    async def _classify_documents(
+        self,
+        queries: Sequence[str],
+        pairs: Sequence[tuple[str, str]],
+        limits: PairLimits,
+        on_overflow: OnOverflow,
+        timeout_s: float | None,
+    ) -> Classification:
+        """Classify pairs of a query and a document; errors have the index among both."""
+        try:
+            return await self._classify(pairs, limits, on_overflow, timeout_s)
+        except VitrineError as error:
+            if error.index is not None:
+                query = 0 if len(queries) == 1 else error.index
+                is_of_query = error.code == "no_tokens" and not self.tokenizer.has_tokens(
+                    queries[query]
+                )
+                error.index = query if is_of_query else len(queries) + error.index
+            raise
+
     def _check_labels(self) -> None:
         if len(labels := self.artifact.manifest.labels) > 1:
             raise InvalidInput(
-                f"the model {self.name} has {len(labels)} labels; reranking needs a model with one",
+                f"the model {self.name} has {len(labels)} labels; scores of pairs need a model "
+                "with one label",
                 code="wrong_model",
             )
 
@@ -478,7 +499,7 @@ class Model:
             add_special_tokens,
             self.max_token_vectors,
         )
-        return await self._run_tokenizer(work, texts)
+        return await self._run_tokenizer(work, texts, len(texts))
 
     async def decode(
         self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
@@ -490,9 +511,8 @@ class Model:
             Overloaded: Concurrent calls are already tokenising too many characters or decoding too
                 many token ids.
         """
-        return await self._run_tokenizer(
-            partial(self.tokenizer.decode, rows, skip_special_tokens), rows
-        )
+        work = partial(self.tokenizer.decode, rows, skip_special_tokens)
+        return await self._run_tokenizer(work, rows, len(rows))
 
     async def encode_rows(
         self, rows: Sequence[Row], output: Output = "pooled", timeout_s: float | None = None
@@ -559,7 +579,7 @@ class Model:
                     if self.batcher.is_full:  # before tokenising inputs that will be refused
                         raise self._queue_full_error()
                     started = time.perf_counter()
-                    rows = await self._run_tokenizer(tokenize, parts)
+                    rows = await self._run_tokenizer(tokenize, parts, count)
                     tokenize_s = time.perf_counter() - started
                     if output == "tokens":
                         self._check_token_count(rows)
@@ -576,9 +596,10 @@ class Model:
         self,
         work: Callable[[], Result],
         inputs: Sequence[str | Sequence[int]],
+        count: int,
     ) -> Result:
         size = sum(map(len, inputs))
-        if len(inputs) <= _INLINE_INPUTS and size <= _INLINE_CHARS:
+        if count <= _INLINE_INPUTS and size <= _INLINE_CHARS:
             return work()
         try:
             return await self._executor.run(work, size)
@@ -608,13 +629,22 @@ def _repeated(items: Sequence[Result], count: int) -> Sequence[Result]:
 
 
 @contextmanager
-def _locating(pointer_to: Callable[[int], str]) -> Iterator[None]:
-    """Set the pointer of errors with the index of an input."""
+def _locating(queries: int, query_path: str, document_path: str) -> Iterator[None]:
+    """Convert an error's index among queries and documents to a pointer and a document's index.
+
+    Args:
+        queries: Number of queries, which come before the documents.
+        query_path: Pointer to a query, with a placeholder for its index if there is a list.
+        document_path: The same for a document.
+    """
     try:
         yield
     except VitrineError as error:
-        if error.index is not None:
-            error.pointer = pointer_to(error.index)
+        if (index := error.index) is not None:
+            is_query = index < queries
+            error.index = None if is_query else index - queries
+            path = query_path if is_query else document_path
+            error.pointer = path.format(index if is_query else index - queries)
         raise
 
 

@@ -95,12 +95,16 @@ class PairTokenizer:
         """
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         tokens = dict(zip(texts, self._tokens_of(texts, drops_left), strict=True))
+        counts: dict[str, int] = {}
         encoded: list[EncodedPair] = []
         for pair in pairs:
             a, b = (tokens[text] for text in pair)
             lengths = len(a.ids) + a.is_part, len(b.ids) + b.is_part
             if a.is_part and b.is_part:  # the longer text is needed: it may keep one token more
-                lengths = self._count(pair[0]), self._count(pair[1])
+                for text in pair:
+                    if text not in counts:  # a query can be part of thousands of pairs
+                        counts[text] = len(self._encode([text])[0])
+                lengths = counts[pair[0]], counts[pair[1]]
             limited = _limited(lengths[0], limits[0]), _limited(lengths[1], limits[1])
             kept = self._kept(*limited)
             ids, types = self._joined(
@@ -131,9 +135,6 @@ class PairTokenizer:
                     tokens[index] = _Text(kept, not is_whole or len(ids) > limit)
             chars *= 4
         return [tokens[index] for index in range(len(texts))]
-
-    def _count(self, text: str) -> int:
-        return len(self._encode([text])[0])
 
     def _kept(self, a: int, b: int) -> tuple[int, int]:
         """Return the number of tokens to keep of two texts with `a` and `b` tokens.

@@ -12,11 +12,6 @@ from service.inference.tokenizer import Row
 
 Scores = NDArray[np.float64]
 
-# Names of the prompts for queries and for documents, in the order in which sentence-transformers
-# looks for them.
-QUERY_PROMPTS = ("query",)
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-
 
 @dataclass(frozen=True)
 class Classification:
@@ -69,6 +64,7 @@ class PairScores:
 
     Attributes:
         scores: Scores `(N,)`, in the order of the pairs.
+        raw_scores: Logits of a reranker, `(N,)`; the same as `scores` for other models.
         kind: "cross_encoder": the model read both texts at once; "cosine": the cosine similarity of
             their vectors; "dot": the dot product of their sparse vectors.
         tokens: Number of tokens of each pair.
@@ -77,6 +73,7 @@ class PairScores:
     """
 
     scores: Scores
+    raw_scores: Scores
     kind: Literal["cross_encoder", "cosine", "dot"]
     tokens: Sequence[int]
     truncated: Sequence[bool]
@@ -100,14 +97,23 @@ def cosines(queries: Vectors, documents: Vectors) -> Scores:
     return scores
 
 
-def dot_products(queries: Sequence[SparseVector], documents: Sequence[SparseVector]) -> Scores:
-    """Return the dot product of each query with the document of the same index, `(N,)`."""
+def dot_products(
+    queries: Sequence[SparseVector], documents: Sequence[SparseVector], width: int
+) -> Scores:
+    """Return the dot product of each query with the document of the same index, `(N,)`.
+
+    Args:
+        queries: Sparse vector of each query.
+        documents: Sparse vector of each document.
+        width: Number of entries of the vocabulary.
+    """
     scores: list[float] = []
+    previous: SparseVector | None = None
     for query, document in zip(queries, documents, strict=True):
-        _, ours, theirs = np.intersect1d(
-            query.ids, document.ids, assume_unique=True, return_indices=True
-        )
-        scores.append(float(query.weights[ours] @ document.weights[theirs]))
+        if query is not previous:  # one query can have thousands of documents
+            dense, previous = np.zeros(width, np.float32), query
+            dense[query.ids] = query.weights
+        scores.append(float(dense[document.ids] @ document.weights))
     return np.array(scores)
 
 

@@ -191,7 +191,7 @@ class TextTokenizer:
     ) -> list[Row]:
         for index, pair in enumerate(pairs):
             for text in pair:
-                self._check_text(text, index)
+                self.check_text(text, index)
         encoded = self._pairs.encode(pairs, limits, drops_left=self._drops_left(on_overflow))
         for index, tokens in enumerate(encoded):
             if not tokens.has_tokens:
@@ -293,7 +293,7 @@ class TextTokenizer:
             TooLarge: A text has too many characters.
         """
         for index, text in enumerate(texts):
-            self._check_text(text, index)
+            self.check_text(text, index)
         prompt = self._prompt(prompt_name).text
         tokens: list[list[tuple[int, str, Span | None]]] = []
         for part in _slices(texts):
@@ -332,7 +332,7 @@ class TextTokenizer:
         with_offsets: bool,
     ) -> list[tuple[Row, Encoding]]:
         for index, text in enumerate(texts):
-            self._check_text(text, index)
+            self.check_text(text, index)
         prompt = self._prompt(prompt_name)
         encoded: list[tuple[Row, Encoding]] = []
         for part in _slices(texts):
@@ -347,7 +347,7 @@ class TextTokenizer:
             # A prompt's last token can merge with the text's first, so the text of a short row is
             # encoded again without the prompt.
             is_short = len(row.ids) <= self._special_tokens + prompt.tokens
-            if is_short and not self._has_tokens(texts[index]):
+            if is_short and not self.has_tokens(texts[index]):
                 raise InvalidInput(
                     "the text has no tokens: the tokenizer drops all of its characters",
                     code="no_tokens",
@@ -424,24 +424,17 @@ class TextTokenizer:
         own = self._manifest.truncation_side == "left" and on_overflow != "truncate_right"
         return own or on_overflow == "truncate_left"
 
-    def check_text(self, text: str, pointer: str) -> None:
-        """Check a text, such as a query that all documents share.
+    def check_text(self, text: str, index: int) -> None:
+        """Check a text before it is tokenised.
 
         Args:
             text: Text to check.
-            pointer: JSON pointer to the text, for the error.
+            index: Index of the text, for the error.
 
         Raises:
             InvalidInput: The text is empty, is only white space, or has a NUL character.
             TooLarge: The text has too many characters.
         """
-        try:
-            self._check_text(text, 0)
-        except VitrineError as error:
-            error.index, error.pointer = None, pointer
-            raise
-
-    def _check_text(self, text: str, index: int) -> None:
         if not text or text.isspace():
             raise InvalidInput("the text is empty or only white space", code="empty", index=index)
         if len(text) > self._max_chars:
@@ -496,7 +489,8 @@ class TextTokenizer:
         encoding = self._tokenizer.encode(prompt)
         return len(encoding.ids) - encoding.special_tokens_mask[-1]
 
-    def _has_tokens(self, text: str) -> bool:
+    def has_tokens(self, text: str) -> bool:
+        """Return whether a text has at least one token that is not special."""
         (encoding,) = self._encode([text], "truncate", with_offsets=False)
         return len(encoding.ids) > self._special_tokens
 

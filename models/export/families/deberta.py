@@ -3,6 +3,7 @@
 Sources: He et al. 2020, arXiv:2006.03654; He et al. 2021, arXiv:2111.09543 (v3).
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -126,7 +127,7 @@ DEBERTA = Family(
     classifier=Classifier(
         dense="pooler.dense", activation="GELU", required={"pooler_hidden_act": "gelu"}
     ),
-    masked_lm=bert.MASKED_LM,
+    masked_lm=replace(bert.MASKED_LM, required={"legacy": True}),
     prefixes=("deberta.",),
     ignored=(
         r"embeddings\.position_(ids|embeddings\.weight)",

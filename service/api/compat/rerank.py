@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.classify_schemas import Document, Documents
+from service.api.classify_schemas import document_tag
 from service.api.compat.openai import Usage, check_model
 from service.api.deadline import cancel_on_disconnect, deadline_s
 from service.api.errors import headers_of, status_of
@@ -36,16 +36,37 @@ router = APIRouter(route_class=RawRoute)
 Name = Annotated[str, StringConstraints(max_length=256)]
 
 
+class CompatDocument(BaseModel):
+    """A document with its text; other fields are returned unchanged."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    text: str
+
+
 class CompatRerankRequest(BaseModel):
     """A query, and documents to order by their relevance to it."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    # The services ignore unknown fields too. Fields that would change scores are declared.
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     model: Name | None = Field(
         None, description="Name of the model, as in /v1/models; null: the served model"
     )
     query: str
-    documents: Documents = Field(description="Texts, or objects with the field `text`")
+    documents: Annotated[
+        list[
+            Annotated[
+                Annotated[str, Tag("text")] | Annotated[CompatDocument, Tag("object")],
+                Discriminator(
+                    document_tag,
+                    custom_error_type="documents",
+                    custom_error_message="Input should be a text, or an object with a text",
+                ),
+            ]
+        ],
+        Field(min_length=1, fail_fast=True),
+    ] = Field(description="Texts, or objects with the field `text`")
     top_n: int | None = Field(
         None, ge=0, description="Number of results, best first; null or 0: all"
     )
@@ -55,28 +76,32 @@ class CompatRerankRequest(BaseModel):
         "not on /v2, as by Cohere",
     )
     max_tokens_per_query: int | None = Field(
-        None, ge=1, description="Number of tokens to which the query is truncated; null: no limit"
+        None, ge=0, description="Maximum number of tokens of the query; null or 0: no limit"
     )
     max_tokens_per_doc: int | None = Field(
+        None, ge=0, description="Maximum number of tokens of each document; null or 0: no limit"
+    )
+    truncation: bool | None = Field(
         None,
-        ge=1,
-        description="Number of tokens to which each document is truncated; null: no limit",
+        description="Whether pairs with too many tokens for the model are truncated; null: yes; "
+        "false: they are an error",
     )
     use_activation: bool | None = Field(
-        None,
-        description="Whether the model's activation is applied to the scores; null: yes",
+        None, description="Whether the model's activation is applied to the logits; null: yes"
     )
     rank_fields: list[Literal["text"]] | None = Field(
-        None, description="Field of the documents that is scored, which is always `text`"
+        None, description="Fields of the documents that are scored; only `text` is supported"
     )
-    max_chunks_per_doc: int | None = Field(
-        None, description="Ignored: documents are truncated, not divided into chunks"
-    )
-    priority: int | None = Field(None, description="Ignored")
+    truncate_prompt_tokens: None = Field(None, description="Not supported")
 
     def texts(self) -> list[str]:
         """Return the text of each document."""
         return [item if isinstance(item, str) else item.text for item in self.documents]
+
+    def document(self, index: int) -> dict[str, Any]:
+        """Return a document as an object."""
+        item = self.documents[index]
+        return {"text": item} if isinstance(item, str) else item.model_dump()
 
 
 class CompatRanked(BaseModel):
@@ -84,7 +109,7 @@ class CompatRanked(BaseModel):
 
     index: int = Field(description="Index of the document in the request")
     relevance_score: float
-    document: Document | None = None
+    document: CompatDocument | None = None
 
 
 class CompatRerankResponse(BaseModel):
@@ -134,8 +159,9 @@ async def rerank(request: Request, state: State) -> Response:
     work = model.rerank(
         body.query,
         body.texts(),
-        max_tokens_per_query=body.max_tokens_per_query,
-        max_tokens_per_doc=body.max_tokens_per_doc,
+        max_tokens_per_query=body.max_tokens_per_query or None,
+        max_tokens_per_doc=body.max_tokens_per_doc or None,
+        on_overflow="error" if body.truncation is False else "truncate",
         timeout_s=deadline_s(request, state.settings.limits.request_s),
     )
     result = await cancel_on_disconnect(request, work)
@@ -150,7 +176,6 @@ def _rerank_json(
     logits = body.use_activation is False
     scores = (result.logits if logits else result.scores)[:, 0].tolist()
     with_documents = version != "2" if body.return_documents is None else body.return_documents
-    texts = body.texts()
     tokens = sum(len(row.ids) for row in result.rows)
     return orjson.dumps(
         {
@@ -161,7 +186,7 @@ def _rerank_json(
                 {
                     "index": index,
                     "relevance_score": scores[index],
-                    **({"document": {"text": texts[index]}} if with_documents else {}),
+                    **({"document": body.document(index)} if with_documents else {}),
                 }
                 for index in result.ranking(body.top_n or None)
             ],

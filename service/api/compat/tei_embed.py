@@ -158,12 +158,10 @@ def _as_lists(vectors: Sequence[Vectors] | Vectors) -> bytes:
 
 
 def _sparse_values(vectors: Sequence[SparseVector]) -> bytes:
+    rows = (
+        [{"index": i, "value": v} for i, v in zip(vector.ids, vector.weights, strict=True)]
+        for vector in vectors
+    )
     return orjson.dumps(
-        [
-            [
-                {"index": index, "value": value}
-                for index, value in zip(vector.ids.tolist(), vector.weights.tolist(), strict=True)
-            ]
-            for vector in vectors
-        ]
+        [orjson.Fragment(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)) for row in rows]
     )

@@ -40,6 +40,10 @@ class _Body(BaseModel):
     model: Name | None = Field(
         None, description="Name of the model, as in /v1/models; null: the served model"
     )
+    use_activation: bool | None = Field(
+        None, description="Whether the model's activation is applied to the logits; null: yes"
+    )
+    truncate_prompt_tokens: None = Field(None, description="Not supported")
 
 
 class VLLMScoreRequest(_Body):
@@ -49,15 +53,18 @@ class VLLMScoreRequest(_Body):
     documents: Texts = Field(
         validation_alias=AliasChoices("documents", "items", "text_2", "data_2")
     )
+    max_tokens_per_query: Literal[0] | None = Field(
+        None, description="Not supported here, but by the route /rerank"
+    )
+    max_tokens_per_doc: Literal[0] | None = Field(
+        None, description="Not supported here, but by the route /rerank"
+    )
 
 
 class VLLMClassifyRequest(_Body):
     """Texts to classify."""
 
     input: Texts
-    use_activation: bool | None = Field(
-        None, description="Whether the model's activation is applied to the logits; null: yes"
-    )
 
 
 class VLLMScore(BaseModel):
@@ -143,7 +150,9 @@ async def score(request: Request, state: State) -> Response:
         timeout_s=deadline_s(request, limits.request_s),
     )
     result = await cancel_on_disconnect(request, work)
-    return await respond(request, state, model, result, partial(_scores_json, model.name, result))
+    return await respond(
+        request, state, model, result, partial(_scores_json, model.name, result, body)
+    )
 
 
 @router.post("/classify", name="vllm_classify", **_CLASSIFY)
@@ -160,10 +169,11 @@ async def classify(request: Request, state: State) -> Response:
     return await respond(request, state, model, result, serialize)
 
 
-def _scores_json(model: str, result: PairScores) -> bytes:
+def _scores_json(model: str, result: PairScores, body: VLLMScoreRequest) -> bytes:
+    scores = result.raw_scores if body.use_activation is False else result.scores
     data = [
         {"index": index, "object": "score", "score": score}
-        for index, score in enumerate(result.scores.tolist())
+        for index, score in enumerate(scores.tolist())
     ]
     return _list_json("score", model, data, sum(result.tokens))
 
