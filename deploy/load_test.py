@@ -8,10 +8,10 @@ With `--rates`, requests form a Poisson process that does not wait for responses
 `--clients`, each client sends its next request after the response (closed loop), which hides pauses
 of the server. Latency is measured from the scheduled time of a request, so it includes stalls of
 the server and of this program (Tene, "How NOT to measure latency"). A run is invalid if more than
-1 % of its requests were sent over 5 ms late.
+1 % of its requests were sent more than 5 ms late.
 
 Exit status: 2 if a run is invalid; otherwise 1 if a threshold is exceeded or a vector of a sample
-text differs from the one before the run; otherwise 0.
+text differs from the vector requested before the run; otherwise 0.
 """
 
 import argparse
@@ -39,7 +39,7 @@ LATE_S = 0.005  # a request that is sent with more delay counts as late
 MAX_LATE = 0.01  # largest share of late requests in a valid run
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
-# One request in 20 has a sample text, whose vector was requested before the run.
+# On average, one request in 20 contains a sample text, whose vector was requested before the run.
 _REQUESTS_PER_SAMPLE = 20
 _SAMPLES = ("a sample of its own", "the second of the samples", "vectors should not change")
 _MIN_COSINE = 0.9999  # allows for differences between float32 and half precision
@@ -63,8 +63,8 @@ class Kind:
 
     Attributes:
         path: Path of the encode route.
-        body: Returns the request body for texts and a model name.
-        vector: Returns the vector of the first text in a response body.
+        body: Function that returns the request body for texts and a model name.
+        vector: Function that returns the vector of the first text from a parsed response body.
     """
 
     path: str
@@ -117,6 +117,8 @@ class Plan:
             line.
         texts: Number of texts per request.
         seconds: Duration of the measurement after the warm-up, in seconds.
+        warm_up: Duration of the warm-up before the measurement, in seconds.
+        timeout: Timeout of a request, in seconds.
     """
 
     target: Target
@@ -134,7 +136,7 @@ class Plan:
 
 @dataclass
 class Measurements:
-    """Measurements of a run, from one process or from all.
+    """Measurements of a run, from one client process or summed over all of them.
 
     Attributes:
         latencies: Latencies of the requests with status 200, in seconds.
@@ -288,7 +290,7 @@ def _process(
     barrier: Any,  # noqa: ANN401 - multiprocessing has no names for these types
     messages: Any,  # noqa: ANN401
 ) -> None:
-    barrier.wait()  # for every process to import its modules
+    barrier.wait()  # until every process has imported its modules
     begin = time.monotonic() + plan.warm_up + 0.1
     generator = Generator(plan, begin, expected, share)
 
@@ -308,7 +310,7 @@ def _process(
 
 
 async def sample_vectors(plan: Plan) -> list[Sequence[float]]:
-    """Request the vectors of the sample texts; exit with a message if the target fails."""
+    """Request the vectors of the sample texts; exit with a message if a request fails."""
     kind = KINDS[plan.target.kind]
     vectors: list[Sequence[float]] = []
     async with client_of(plan) as client:
@@ -319,7 +321,7 @@ async def sample_vectors(plan: Plan) -> list[Sequence[float]]:
                 vectors.append(kind.vector(response.json()))
             except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
                 reason = str(error).partition("\n")[0]
-                sys.exit(f"{plan.target.url} does not have the {plan.target.kind} API: {reason}")
+                sys.exit(f"{plan.target.url}: no vector from the {plan.target.kind} API: {reason}")
     return vectors
 
 
@@ -347,7 +349,7 @@ def run(plan: Plan, processes: int) -> Measurements:
         try:
             index, message = messages.get(timeout=plan.seconds + plan.warm_up + plan.timeout + 60)
         except queue.Empty:
-            sys.exit("a process of the load test has hung")
+            sys.exit("a process of the load test has stopped responding")
         if isinstance(message, Measurements):
             measurements.add(message)
             finished += 1
@@ -366,6 +368,11 @@ class Result:
     """Results of a run.
 
     Latencies are in milliseconds. A quantile is None if fewer than ten requests lie beyond it.
+
+    Attributes:
+        offered: Scheduled requests per second in an open loop; None in a closed loop.
+        clients: Number of clients in a closed loop; None in an open loop.
+        late: Share of requests that were sent more than `LATE_S` after their scheduled time.
     """
 
     target: str
@@ -417,7 +424,7 @@ class Result:
         return self.late <= MAX_LATE
 
     def exceeded(self, p99_ms: float | None, error_rate: float | None) -> list[str]:
-        """Return one sentence per exceeded threshold, and one if vectors differ from known ones."""
+        """Return one sentence per exceeded threshold, and one if vectors of sample texts differ."""
         exceeded: list[str] = []
         p99 = self.latency_ms["p99"]
         if p99_ms is not None and (p99 is None or p99 > p99_ms):
@@ -427,12 +434,17 @@ class Result:
         if error_rate is not None and errors > error_rate:
             exceeded.append(f"{errors:.2%} of the requests failed; the limit is {error_rate:.2%}")
         if self.different:
-            exceeded.append(f"{self.different} of {self.compared} vectors differ from known ones")
+            exceeded.append(
+                f"{self.different} of {self.compared} vectors differ from those before the run"
+            )
         return exceeded
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Return the `q`-quantile of sorted values: at least a share `q` of them is not larger."""
+    """Return the `q`-quantile of sorted values.
+
+    It is the smallest value that at least a share `q` of the values do not exceed.
+    """
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
@@ -518,10 +530,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
-        "--rates", type=_numbers, help="open loop: requests/s, one run for each of 50,100,200"
+        "--rates",
+        type=_numbers,
+        help="open loop: comma-separated rates in requests/s, with one run per rate (default: 10)",
     )
     load.add_argument(
-        "--clients", type=_numbers, help="closed loop: clients, one run for each of 1,8,32"
+        "--clients",
+        type=_numbers,
+        help="closed loop: comma-separated numbers of clients, with one run per number",
     )
     parser.add_argument("--texts", type=int, default=1, help="texts per request")
     parser.add_argument(
@@ -530,20 +546,32 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default="lognormal:12,0.6",
         help="words per text: fixed:N, lognormal:MEDIAN,SIGMA, or file:PATH with one text per line",
     )
-    parser.add_argument("--seconds", type=float, default=20, help="measured seconds per run")
     parser.add_argument(
-        "--warm-up", type=float, default=3, help="seconds per run before the measurement"
+        "--seconds", type=float, default=20, help="duration of each measurement in seconds"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=3,
+        help="duration of the warm-up before each measurement in seconds",
     )
     parser.add_argument("--timeout", type=float, default=30, help="request timeout in seconds")
     parser.add_argument(
-        "--processes", type=int, default=0, help="number of client processes; 0: up to 4"
+        "--processes",
+        type=int,
+        default=0,
+        help="number of client processes; 0: one per CPU, at most 4",
     )
     parser.add_argument("--model", default="", help="model name in the requests")
     parser.add_argument(
-        "--key", default=os.environ.get("LOAD_TEST_KEY"), help="API key (default: LOAD_TEST_KEY)"
+        "--key",
+        default=os.environ.get("LOAD_TEST_KEY"),
+        help="API key (default: the environment variable LOAD_TEST_KEY)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of texts and schedule")
-    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.png")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of texts and schedule")
+    parser.add_argument(
+        "--out", type=Path, help="write the results to OUT.json and a plot to OUT.png"
+    )
     parser.add_argument("--p99-ms", type=float, help="maximum p99 latency in milliseconds")
     parser.add_argument("--error-rate", type=float, help="maximum share of failed requests, 0 to 1")
     return parser.parse_args(arguments)
@@ -557,7 +585,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     processes = options.processes or min(4, os.cpu_count() or 1)
     results: list[Result] = []
     for rate, clients in loads or [(10.0, 0)]:
-        for target in options.targets:  # alternating, because machines vary over time
+        for target in options.targets:  # targets alternate: the speed of a machine varies over time
             plan = Plan(
                 target=target,
                 rate=rate,

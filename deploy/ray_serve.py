@@ -42,7 +42,7 @@ class Arguments(BaseModel):
 
 
 class Replica:
-    """One process of the service, healthy while its engine passes the self-check."""
+    """Process of the service on a Ray cluster, healthy while its engine passes the self-check."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -64,10 +64,10 @@ class Replica:
         self._started.set()
 
     async def check_health(self) -> None:
-        """Wait until the model is ready and repeat its self-check.
+        """Wait until the model is ready, then run the engine's self-check again.
 
         Raises:
-            RuntimeError: The service cannot start.
+            RuntimeError: The service failed to start.
             EngineError: The engine fails the self-check.
         """
         await self._started.wait()
@@ -82,14 +82,16 @@ def vitrine(arguments: Arguments) -> Application:
     """Return the application for `serve run`.
 
     Raises:
-        ValueError: A setting is invalid, gradients are enabled without API keys, or the engine
-            "cuda" has no GPU.
+        ValueError: A setting is invalid, the gradient routes are enabled without API keys, or the
+            engine is "cuda" and `gpus` is 0.
     """
     settings = from_command_line([])
     if settings.debug.enabled and not settings.auth.all_keys():
         raise ValueError("gradients reveal the model: set API keys, or set debug.enabled to false")
     if settings.engine.name == "cuda" and not arguments.gpus:
-        raise ValueError("the engine cuda needs a GPU per replica: pass gpus=1 or a fraction")
+        raise ValueError(
+            "the engine cuda needs a GPU per replica: pass gpus=1 or a fraction such as gpus=0.5"
+        )
     # Ray shows a replica only its own GPUs, so the index is 0.
     engine = settings.engine.model_copy(update={"threads": arguments.cpus, "gpu": 0})
     model = settings.model.model_copy(update={"path": settings.model.path.resolve()})
@@ -97,9 +99,10 @@ def vitrine(arguments: Arguments) -> Application:
         serve.ingress()(Replica),
         name="vitrine",
         ray_actor_options={"num_cpus": arguments.cpus, "num_gpus": arguments.gpus},
-        # A health check delays requests by one or two batches.
+        # Not more often, because each health check delays requests by one or two batches.
         health_check_period_s=30,
-        # A high limit, because a replica has its own queue and returns 429 when it is full.
+        # A high limit, because each replica queues requests itself and returns 429 if the queue is
+        # full.
         max_ongoing_requests=100 * arguments.requests,
         autoscaling_config=AutoscalingConfig(
             min_replicas=arguments.min_replicas,

@@ -1,6 +1,6 @@
 """API keys with scopes, and the route dependency that requires them.
 
-Keys are compared in constant time, and only their SHA-256 digests are kept in memory.
+Keys are compared in constant time. `KeyRing` keeps only their SHA-256 digests.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from service.api.errors import Forbidden, Unauthorized
 from service.api.state import state_of
 from service.settings import ApiKey, Scope
 
-_BEARER = HTTPBearer(auto_error=False, description="API key, required if the service has keys")
+_BEARER = HTTPBearer(auto_error=False, description="API key, required if API keys are configured")
 
 
-def require_scope(scope: Scope) -> Any:  # noqa: ANN401 - FastAPI's own type of a dependency
-    """Return a route dependency that requires an API key with this scope, if any key is set."""
+def require_scope(scope: Scope) -> Any:  # noqa: ANN401 - Depends() returns Any
+    """Return a route dependency that requires an API key with the scope, if keys are configured."""
 
     async def require(request: Request, _documented: Any = Security(_BEARER)) -> None:  # noqa: ANN401, B008
         keys = state_of(request).keys
@@ -36,7 +36,7 @@ def _api_key(request: Request) -> str | None:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key:
         return key.strip()
-    # Azure's clients send `api-key`.
+    # Azure OpenAI clients send the key in the header `api-key`.
     return headers.get("x-api-key") or headers.get("api-key")
 
 
@@ -58,14 +58,14 @@ class KeyRing:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests need no key, because no API key is set."""
+        """Whether requests need no API key, because no keys are configured."""
         return not self._keys
 
     def require(self, key: str | None, scope: Scope) -> str | None:
         """Check the API key of a request and return its name, or None if no key is required.
 
         Args:
-            key: API key of the request; None: it has none.
+            key: API key of the request; None: the request has no API key.
             scope: Scope that the route requires.
 
         Raises:

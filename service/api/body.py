@@ -19,13 +19,16 @@ from service.inference.errors import InvalidInput, Overloaded, TooLarge, Vitrine
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Largest body that is parsed in the event loop, within 1 ms; also the size of decompressed parts.
+# Maximum size in bytes of a body that is parsed in the event loop, which takes up to 1 ms. Gzip
+# bodies are decompressed in chunks of this size.
 _INLINE_BYTES = 65_536
 # zlib's window bits for the gzip format, RFC 1952, with header and checksum.
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
-# End of an object key. A match inside a string, after an escaped quote, only costs a second parse.
+# Matches the end of an object key in JSON text. A false match, after an escaped quote in a string,
+# only costs a second parse.
 _KEY = re.compile(rb'"\s*:')
-# Largest body outside the budget: the server buffers as much for every connection anyway.
+# Maximum size in bytes of a body that does not count towards `BodyBudget`: the server buffers this
+# much for every connection anyway.
 _FREE_BYTES = 65_536
 
 
@@ -36,15 +39,15 @@ async def read_inputs(
     field: str = "inputs",
     message: str = "{} inputs; the limit is {}",
 ) -> Model:
-    """Return the validated body of an encode request.
+    """Check the number of inputs in the body of a request, and return the validated body.
 
     Args:
         request: The request.
         state: The application's state.
         model: Pydantic model of the body.
         field: Field of the model that holds the inputs.
-        message: Error message for too many inputs, with placeholders for their number and the
-            limit.
+        message: Error message for too many inputs, with two `{}` placeholders: the number of inputs
+            and the limit.
 
     Raises:
         InvalidInput: There are more than `limits.max_inputs` inputs.
@@ -54,7 +57,8 @@ async def read_inputs(
 
     def check(body: dict[str, Any]) -> Model:
         inputs = body.get(field)
-        # Counted first, because pydantic would validate every input. Token ids are one input.
+        # Before validation, because pydantic would validate every input. A list of token ids is a
+        # single input.
         if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int):
             check_count(inputs, limits.max_inputs, field, message)
         return _validate(model, body)
@@ -69,16 +73,17 @@ async def read_body(request: Request, state: AppState, model: type[Model], max_b
         UnsupportedMedia: The content type is not application/json, or the content encoding is
             neither gzip nor identity.
         TooLarge: The body exceeds `max_bytes`, before or after decompression.
-        Overloaded: The bodies in flight exceed the memory budget.
-        BodyTimeout: The body did not arrive before the timeout.
-        Malformed: The body is not valid JSON or gzip, or has a duplicate key.
+        Overloaded: The memory budget of request bodies is exceeded; see `BodyBudget`.
+        BodyTimeout: The body did not arrive within `limits.body_s` seconds.
+        Malformed: The body is not valid JSON, has an object with a duplicate key, or is not valid
+            gzip although its content encoding is gzip.
         InvalidInput: The body is not a JSON object, or does not match the model.
     """
     return await _read_and_check(request, state, lambda body: _validate(model, body), max_bytes)
 
 
 def check_count(inputs: Sequence[object], limit: int, field: str, message: str) -> None:
-    """Raise `InvalidInput` if there are more than `limit` inputs; see `read_inputs`."""
+    """Raise `InvalidInput` if there are more than `limit` inputs; arguments as in `read_inputs`."""
     if len(inputs) > limit:
         raise InvalidInput(
             message.format(len(inputs), limit), code="too_many_inputs", pointer=f"/{field}"
@@ -107,7 +112,7 @@ async def _read_and_check(
             ) from None
         if len(body) <= _INLINE_BYTES:
             return check(_parse(body))
-        # Parsing and validation each hold the GIL, but other tasks run between them.
+        # Parsing and validation each hold the GIL, but the event loop can run between the two.
         return await asyncio.to_thread(lambda: check(_parse(body)))
 
 
@@ -150,7 +155,7 @@ async def _read(request: Request, max_bytes: int, reserve: Callable[[int], None]
 async def _decompress(
     compressed: bytearray, max_bytes: int, reserve: Callable[[int], None]
 ) -> bytearray:
-    """Return the decompressed gzip body, to which the limits of uncompressed bodies apply."""
+    """Return the decompressed gzip body, which may have at most `max_bytes` bytes too."""
     decompressor, body, rest = zlib.decompressobj(_GZIP_WBITS), bytearray(), bytes(compressed)
     try:
         while not decompressor.eof:
@@ -162,7 +167,7 @@ async def _decompress(
             if len(body) > max_bytes:
                 raise TooLarge(f"the decompressed body exceeds the limit of {max_bytes} bytes")
             reserve(len(compressed) + len(body))
-            await asyncio.sleep(0)  # a part takes 0.2 ms; other tasks run in between
+            await asyncio.sleep(0)  # a part takes 0.2 ms; let other tasks run
     except zlib.error:
         raise Malformed("the body is not gzip") from None
     if decompressor.unused_data:
@@ -190,7 +195,8 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
     path: list[int | str] = []
     value: Any = body
     is_tag_next = False
-    # pydantic's location contains names of union members too; `path` keeps only parts of the body.
+    # pydantic's location also has the names of union members. `path` omits them: a JSON pointer has
+    # only keys and indices of the body.
     for part in (*outer, last):
         if is_tag_next and part == value["type"]:
             is_tag_next = False
@@ -204,7 +210,7 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
     if first["type"] == "missing":
         path.append(last)
     elif first["type"] == "extra_forbidden":
-        path.pop()  # a name that the client chose, which is not echoed
+        path.pop()  # the field name comes from the client and is not echoed
     indices = [part for part in path[1:] if isinstance(part, int)]
     inputs = body.get("inputs", body.get("input"))
     is_single = isinstance(inputs, list) and inputs and isinstance(inputs[0], int)
@@ -221,7 +227,7 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
 
 @contextmanager
 def pointing_at(inputs: object) -> Iterator[None]:
-    """Set the pointer of errors to `/inputs`, not `/inputs/0`, if `inputs` is a single text."""
+    """Set the JSON pointer of errors to `/inputs`, not `/inputs/0`, if `inputs` is one text."""
     try:
         yield
     except VitrineError as error:
@@ -233,10 +239,12 @@ def pointing_at(inputs: object) -> Iterator[None]:
 class BodyBudget:
     """Limits the total memory of request bodies that are being read and parsed.
 
-    Otherwise every connection could keep an incomplete large body in memory until its timeout.
+    Without a limit, every connection could keep a large incomplete body in memory until the
+    timeout.
 
     Args:
-        limit: Maximum total size in bytes of all bodies that are larger than 64 KiB.
+        limit: Maximum total size, in bytes, of all bodies larger than 64 KiB. A single body may
+            exceed it while no other is reserved.
     """
 
     def __init__(self, limit: int) -> None:
@@ -245,10 +253,10 @@ class BodyBudget:
 
     @contextmanager
     def reservation(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that sets the number of bytes reserved for one body.
+        """Yield a function that raises the reservation of one body to a number of bytes.
 
-        The function raises `Overloaded` if the budget is exceeded. The reservation ends with the
-        context.
+        The function raises `Overloaded` if the bodies together would exceed the budget. The
+        reservation is released at the end of the context.
         """
         reserved = 0
 

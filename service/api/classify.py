@@ -1,4 +1,4 @@
-"""Routes of models for sequence classification: labels of texts, and reranking of documents."""
+"""Routes of sequence classification models: /classify and /rerank."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ _ERRORS = error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
     responses=_ERRORS,
 )
 async def classify(request: Request, state: State) -> Response:
-    """Return the score of each label of the model for each text or pair of texts."""
+    """Return the labels of each text or pair of texts with their scores, best first."""
     body = await read_inputs(request, state, ClassifyRequest)
     model = state.ready_model()
     with pointing_at(body.inputs):
@@ -56,7 +56,7 @@ async def classify(request: Request, state: State) -> Response:
     responses=_ERRORS,
 )
 async def rerank(request: Request, state: State) -> Response:
-    """Score each document with the query, and return the best ones."""
+    """Score each document by its relevance to the query, and return the documents, best first."""
     body = await read_inputs(
         request, state, RerankRequest, "documents", "{} documents; the limit is {}"
     )

@@ -1,4 +1,4 @@
-"""Pydantic models of the requests and responses of models for sequence classification."""
+"""Pydantic models of the requests and responses of /classify and /rerank."""
 
 from typing import Annotated, Literal
 
@@ -33,13 +33,13 @@ Inputs = Annotated[
     Discriminator(
         _inputs_tag,
         custom_error_type="inputs",
-        custom_error_message="Input should be a text, or a list of texts and pairs of texts",
+        custom_error_message="Input should be a text, or a list of texts or pairs of texts",
     ),
 ]
 
 
 class Document(BaseModel):
-    """A document with its text."""
+    """A document, as an object with its text."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -53,7 +53,7 @@ Documents = Annotated[
             Discriminator(
                 document_tag,
                 custom_error_type="documents",
-                custom_error_message="Input should be a text, or an object with a text",
+                custom_error_message="Input should be a text, or an object with the field text",
             ),
         ]
     ],
@@ -62,12 +62,12 @@ Documents = Annotated[
 OnOverflow = Annotated[
     Literal["truncate", "error"],
     Field(
-        description="Handling of inputs with too many tokens for the model; of a pair, the longer "
-        "text is truncated first"
+        description="Whether to truncate inputs that exceed the model's maximum length, or to "
+        "respond with an error; in a pair, the longer text is truncated first"
     ),
 ]
 RawScores = Annotated[
-    bool, Field(description="Whether scores are logits, without the model's activation")
+    bool, Field(description="Whether scores are logits, before the model's activation function")
 ]
 
 
@@ -76,7 +76,7 @@ class ClassifyRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    inputs: Inputs = Field(description="A text, or a list of texts and of pairs `[a, b]` of texts")
+    inputs: Inputs = Field(description="A text, or a list of texts or pairs of texts `[a, b]`")
     top_k: int | None = Field(
         None, ge=1, description="Number of labels per input, best first; null: all"
     )
@@ -101,12 +101,12 @@ class ClassifyResponse(BaseModel):
 
     model: str
     labels: list[list[LabelScore]] = Field(description="Labels of each input, best first")
-    tokens: list[int] = Field(description="Number of tokens of each input")
+    tokens: list[int] = Field(description="Number of tokens of each input, after truncation")
     truncated: list[bool] = Field(description="Whether each input was truncated")
 
 
 class RerankRequest(BaseModel):
-    """A query, and documents to order by their relevance to it."""
+    """A query, and documents to sort by their relevance to the query."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -143,12 +143,12 @@ class RerankResponse(BaseModel):
     model: str
     results: list[Ranked]
     tokens: list[int] = Field(
-        description="Number of tokens of the query with each document, in the documents' order"
+        description="Number of tokens of each pair of query and document, in the request's order"
     )
     truncated: list[bool] = Field(
-        description="Whether the query or the document was truncated, in the documents' order"
+        description="Whether each pair of query and document was truncated, in the request's order"
     )
 
 
-# Bodies that the handlers parse themselves.
+# Models of the request bodies that the handlers parse themselves.
 BODIES: tuple[type[BaseModel], ...] = (ClassifyRequest, RerankRequest)

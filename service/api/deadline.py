@@ -18,23 +18,28 @@ CLIENT_DEADLINE = "client_deadline"
 
 
 def deadline_s(request: Request, longest_s: float) -> float:
-    """Return the deadline of a request in seconds: the client's, limited to `longest_s`.
+    """Return the deadline of a request, in seconds.
+
+    The header `X-Request-Timeout-Ms` can shorten the deadline. Without it, the deadline is
+    `longest_s`.
 
     Raises:
-        Malformed: `X-Request-Timeout-Ms` is not a positive number of milliseconds.
+        Malformed: The header is not an integer from 1 to 999999999.
     """
     value = request.headers.get(TIMEOUT)
     if value is None:
         return longest_s
     if not (value.isascii() and value.isdecimal() and 0 < len(value) < 10 and int(value)):
-        raise Malformed(f"{TIMEOUT} must be a positive number of milliseconds", code="timeout")
+        raise Malformed(
+            f"{TIMEOUT} must be a whole number of milliseconds from 1 to 999999999", code="timeout"
+        )
     seconds = int(value) / 1e3
     request.scope["state"][CLIENT_DEADLINE] = seconds < longest_s
     return min(seconds, longest_s)
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await the coroutine and return its result.
+    """Await the coroutine for at most `seconds`, and return its result.
 
     Raises:
         DeadlineExceeded: The coroutine took longer than `seconds` and was cancelled.
@@ -76,6 +81,6 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    # Messages of a body that the handler has not read, as in a GET request, come first.
+    # Messages of an unread body come first, such as the empty body of a GET request.
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Errors of the HTTP API, and the wire format of all errors.
+"""Errors of the HTTP API, and the HTTP response of every error.
 
     VitrineError                 see `service.inference.errors`
     ├── InvalidInput       422   an argument or an input is invalid
@@ -11,13 +11,14 @@
         ├── Malformed        400   the request is not HTTP, the body not JSON, or a header invalid
         ├── Unauthorized     401   the API key is missing or unknown
         ├── Forbidden        403   the API key lacks the scope, or a host or origin is not allowed
-        ├── NotFound         404   the model is unknown, or the feature is disabled
+        ├── NotFound         404   the model or file is unknown, or the feature is disabled
         ├── BodyTimeout      408   the body did not arrive before the timeout
         ├── UnsupportedMedia 415   the body is not application/json, or its encoding is unsupported
-        ├── HeadTooLarge     431   the request line and headers are too large
+        ├── HeadTooLarge     431   the request line and headers, or the trailers, are too large
         └── FrameworkError   ...   the route does not exist, or does not allow the method
 
-The wire format is RFC 9457, `application/problem+json`. It never echoes content of the request.
+The format is RFC 9457, `application/problem+json`, except for the APIs in `service.api.compat`.
+Error responses never repeat text of a request, except its X-Request-Id.
 """
 
 import math
@@ -78,7 +79,7 @@ DESCRIPTIONS = {
     422: "A field or an input is invalid; `index` and `pointer` locate it",
     424: "The engine failed on this input",
     429: "The service is overloaded; retry after the number of seconds in `Retry-After`",
-    500: "The engine failed on this input, or the service has a defect",
+    500: "The engine failed on this input, or an internal error occurred",
     503: "The model is loading, the engine has stopped, or the service is stopping",
     504: "The request's deadline has passed",
 }
@@ -116,7 +117,7 @@ class Forbidden(HTTPError):
 
 
 class NotFound(HTTPError):
-    """The model is unknown, or the feature is disabled."""
+    """The model or file is unknown, or the feature is disabled."""
 
     status = 404
     code = "disabled"
@@ -127,7 +128,7 @@ class BodyTimeout(HTTPError):
 
     status = 408
     code = "body_timeout"
-    # Otherwise a slow client could keep the connection.
+    # Otherwise a slow client could keep the connection open.
     headers = MappingProxyType({"Connection": "close"})
 
 
@@ -139,7 +140,7 @@ class UnsupportedMedia(HTTPError):
 
 
 class HeadTooLarge(HTTPError):
-    """The request line and headers, or the trailers, exceed the limit."""
+    """The request line and headers, the trailers, or the extensions of a chunk are too large."""
 
     status = 431
     code = "head_too_large"
@@ -163,13 +164,12 @@ def status_of(error: VitrineError) -> int:
 
 
 def headers_of(error: VitrineError) -> Mapping[str, str]:
-    """Return the HTTP headers of an error."""
+    """Return the additional response headers of an error, such as Retry-After."""
     match error:
         case HTTPError():
             return error.headers
         case Overloaded():
-            # Randomised, because clients refused in the same second would otherwise all retry in
-            # the same second.
+            # Randomised, so that clients refused at the same time do not retry at the same time.
             delay_s = error.retry_after_s * random.uniform(1.0, 1.5)  # noqa: S311
             return {"Retry-After": str(min(max(1, math.ceil(delay_s)), _MAX_RETRY_S))}
         case NotReady():
@@ -183,7 +183,8 @@ def problem(error: VitrineError, request_id: str) -> Response:
     status = status_of(error)
     location = {"index": error.index, "pointer": error.pointer}
     members = {
-        # RFC 9457: "about:blank" means that `title` is the status phrase; see `code` instead.
+        # RFC 9457: "about:blank" means that `title` is the status phrase. Clients tell errors
+        # apart by `code`.
         "type": "about:blank",
         "title": _TITLES.get(status, "Error"),
         "status": status,

@@ -1,14 +1,16 @@
-"""The HTTP/1.1 protocol of one connection: a stricter subclass of uvicorn's, based on httptools.
+"""The HTTP/1.1 protocol of one connection: a stricter subclass of uvicorn's `HttpToolsProtocol`.
 
 - One request at a time: input after a complete request stays unparsed, in a bounded buffer, until
   the response has been sent. uvicorn parses all pipelined requests as they arrive.
-- `Upgrade` headers are ignored, as RFC 9110 (7.8) allows. By default httptools stops parsing at
-  such a request: it drops the body, or parses a body that arrives later as the next request.
-- A malformed request reaches the application with the error as `PROTOCOL_ERROR` in its state, so
-  that it is answered in order, counted and logged like any other. Input after it is not parsed.
+- `Upgrade` headers are ignored, as RFC 9110 (7.8) allows. By default httptools stops parsing after
+  the head of a request with this header: it drops the body or, if the body arrives later, parses
+  the body as the next request.
+- A malformed request reaches the application, with its error in the `state` of the ASGI scope under
+  the key `PROTOCOL_ERROR`. So responses stay in order, and the middleware counts and logs the
+  request like any other. Input after a malformed request is not parsed.
 - If a response is sent before the request body is complete, the connection is closed. A bounded
   amount of the remaining body is read and discarded first: closing with unread input makes the
-  kernel send a reset, which may reach the client before the response.
+  kernel send a TCP reset, which may reach the client before the response.
 - Trailers are ignored. uvicorn appends them to the headers.
 - Head and body of a response are sent in one write: a process killed between two writes would leave
   half a response, which no gateway can retry.
@@ -29,19 +31,21 @@ from service.inference.errors import VitrineError
 # Key in the `state` of an ASGI scope: the VitrineError to respond with.
 PROTOCOL_ERROR = "protocol_error"
 
-# Maximum input without body data in it: a head, trailers or chunk extensions.
+# Maximum number of consecutive bytes without body data: a head, trailers or chunk extensions.
 _MAX_OVERHEAD_BYTES = 65_536
-# Buffer of unparsed input after the request in flight; while it is full, the socket is not read.
+# Size in bytes of the buffer of unparsed input after the request in flight. While the buffer is
+# full, the socket is not read.
 _MAX_HELD_BYTES = 65_536
-# Maximum input that is discarded before a connection with an unread body is closed: twice the
-# default limit of a body, so that the client can finish sending and read the response.
+# Limits on the input that is discarded before a connection with an unread body is closed, in bytes
+# and in seconds. The limit in bytes is twice the default limit of a body, so that the client can
+# finish sending and read the response.
 _LINGER_BYTES = 2**23
 _LINGER_S = 2.0
-# Maximum number of closing connections whose remaining input is read. The input of others stays in
-# the kernel.
+# Maximum number of closing connections whose remaining input is read and discarded. Further
+# connections are not read: their input stays in the kernel.
 _MAX_DRAINED = 8
-# Maximum input per call of the parser, and minimum input per call in a chunked body. At most the
-# minimum of a pipelined request is parsed together with the chunked body before it.
+# Maximum number of bytes per call of the parser, and minimum number per call in a chunked body. A
+# call that parses the end of a chunked body can also parse the start of the next pipelined request.
 _PART_BYTES = 16_384
 _CHUNKED_PART_BYTES = 1024
 
@@ -51,11 +55,11 @@ _NOT_HTTP = "the input is not an HTTP/1.1 request"
 
 
 class CoalescingTransport(asyncio.Transport):
-    """Merges all writes within one iteration of the event loop into one.
+    """Transport that merges all writes of one event loop iteration into a single write.
 
     Args:
         transport: Transport of the connection.
-        protocol: Protocol whose `close` is called instead of the transport's.
+        protocol: Protocol whose method `close` is called instead of the transport's.
     """
 
     def __init__(self, transport: asyncio.Transport, protocol: "HttpProtocol") -> None:
@@ -77,7 +81,7 @@ class CoalescingTransport(asyncio.Transport):
             self._transport.writelines(pending)
 
     def close(self) -> None:
-        """Close the connection once pending data has been sent; see `HttpProtocol.close`."""
+        """Send pending data and close the connection; see `HttpProtocol.close`."""
         self.flush()
         self._protocol.close()
 
@@ -128,7 +132,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._connection: asyncio.Transport | None = None
         self._held = bytearray()
         self._overhead_bytes = 0
-        self._body_bytes_left: int | None = 0  # None: chunked
+        self._body_bytes_left: int | None = 0  # None: the body is chunked
         self._in_head = True
         self._is_refused = False
         self._linger: asyncio.TimerHandle | None = None
@@ -152,7 +156,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._parse(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the application that its client has disconnected."""
+        """Tell the application that the client has disconnected."""
         self._held.clear()
         self._drained.discard(self)
         if self._linger is not None:
@@ -162,14 +166,14 @@ class HttpProtocol(HttpToolsProtocol):
     # Called by uvicorn's server and request cycle.
 
     def shutdown(self) -> None:
-        """Close the connection; if a response is in flight, close it after the response."""
+        """Close the connection now or, if a request is in flight, after its response."""
         if self.is_lingering:
             self._abandon()
         else:
             super().shutdown()
 
     def close(self) -> None:
-        """Close the connection, after a bounded amount of remaining input has been discarded."""
+        """Discard a bounded amount of remaining input, then close the connection."""
         assert self._connection is not None  # noqa: S101 - connection_made was called
         if self._connection.is_closing() or self.is_lingering:
             return
@@ -219,7 +223,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Start the request, or queue it behind the one in flight."""
+        """Start the request, or queue it behind the request in flight."""
         if self.parser.should_upgrade():
             return  # the head is parsed again without its Upgrade header
         version = self.parser.get_http_version()
@@ -237,7 +241,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._set_error(Malformed(f"the request has {hosts} Host headers; 1 is required"))
         elif any(name == _CODING and value.lower() != b"chunked" for name, value in self.headers):
             self._set_error(Malformed("the transfer coding must be chunked"))
-        elif target.schema is not None:  # RFC 9112, 3.2.2: overrides the Host header
+        elif target.schema is not None:  # absolute-form overrides Host: RFC 9112, 3.2.2
             self._replace_host(target)
         self._in_head = False
         self._overhead_bytes = 0
@@ -281,7 +285,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._overhead_bytes += end - start
             if self._overhead_bytes > _MAX_OVERHEAD_BYTES and not self._body_bytes_left:
                 self._refuse(
-                    HeadTooLarge(f"the head of the request exceeds {_MAX_OVERHEAD_BYTES} bytes")
+                    HeadTooLarge(
+                        "the request line and headers, or the trailers, exceed "
+                        f"{_MAX_OVERHEAD_BYTES} bytes"
+                    )
                 )
                 return
             try:
@@ -298,7 +305,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._hold(data[start:])
 
     def _end_of_part(self, data: bytes, start: int) -> int:
-        """Return the end of the next part to parse, so that parsing stops after one request."""
+        """Return the end index of the next part to parse.
+
+        A part ends where a request can end, so that the next request stays unparsed.
+        """
         limit = min(start + _PART_BYTES, len(data))
         if self._body_bytes_left:
             return min(start + self._body_bytes_left, limit)
@@ -308,10 +318,10 @@ class HttpProtocol(HttpToolsProtocol):
         return limit if end < 0 else end + len(_END_OF_HEAD)
 
     def _parse_without_upgrade(self) -> bool:
-        """Parse the head again, without its Upgrade header; return whether it is valid."""
+        """Parse the head again without its Upgrade header, and return whether the head is valid."""
         method, version = self.parser.get_method(), self.parser.get_http_version()
         if method == b"CONNECT":
-            self._refuse(Malformed("CONNECT is not supported"))
+            self._refuse(Malformed("the method CONNECT is not supported"))
             return False
         head = [method + b" " + self.url + b" HTTP/" + version.encode()]
         head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
@@ -325,7 +335,7 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def _declared_bytes(self) -> int | None:
-        """Return the Content-Length of the request; 0 without one, None if the body is chunked."""
+        """Return the Content-Length: 0 if the header is missing, None if the body is chunked."""
         for name, value in self.headers:
             if name == b"content-length":
                 return int(value)
@@ -366,7 +376,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope["state"][PROTOCOL_ERROR] = error
 
     def _refuse(self, error: VitrineError) -> None:
-        """Respond to a malformed request, after earlier responses; discard all further input."""
+        """Respond to a malformed request after all earlier responses, and discard further input."""
         self._is_refused = True
         cycle = self.cycle
         if cycle is not None and cycle.more_body and not cycle.response_complete:
@@ -394,13 +404,13 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class BoundedReads(asyncio.BufferedProtocol):
-    """Serves one connection and reads at most 16 KiB of it at a time.
+    """Serves one connection, with reads of at most 16 KiB from the socket.
 
     By default uvloop reads up to 256 KiB of each connection before the application can refuse the
-    body. With a thousand large bodies, that takes 60 MB more memory at the peak.
+    body. With a thousand large bodies, peak memory would be 60 MB higher.
 
     Args:
-        arguments: Arguments of `HttpProtocol`.
+        arguments: Keyword arguments of `HttpProtocol`.
     """
 
     # One buffer for all connections: its content is copied before the event loop reads again.
@@ -426,7 +436,7 @@ class BoundedReads(asyncio.BufferedProtocol):
         self._protocol.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the application that its client has disconnected."""
+        """Tell the application that the client has disconnected."""
         self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:

@@ -12,10 +12,11 @@ from service.inference.metrics import InferenceMetrics, seconds_buckets
 
 
 class Metrics:
-    """The metrics of one application, in a registry of their own.
+    """The metrics of one application, in a separate registry.
 
     Args:
-        longest_s: Longest deadline of a request, in seconds; the upper end of the histograms.
+        longest_s: Maximum deadline of a request, in seconds; the last finite bucket bound of the
+            duration histograms.
 
     Attributes:
         registry: Registry of all metrics.
@@ -28,8 +29,8 @@ class Metrics:
         self.inference = InferenceMetrics(self.registry, longest_s)
         self.requests = Counter(
             "vitrine_requests",
-            "Requests by status; 'disconnected': the client left before a response; "
-            "'client_deadline': a 504 because of the client's X-Request-Timeout-Ms",
+            "Requests by status; 'disconnected': the client disconnected before the response; "
+            "'client_deadline': status 504 because of the client's X-Request-Timeout-Ms",
             ["route", "status"],
             registry=self.registry,
         )

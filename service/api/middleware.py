@@ -34,9 +34,10 @@ class RequestMiddleware:
 
     Args:
         app: The application.
-        dispatch_table: Routes that bypass the application, by method and path.
+        dispatch_table: Routes that are called directly instead of through `app`, by method and
+            path; see `raw_route.dispatch_table`.
         metrics: Metrics of the HTTP API.
-        render_error: Returns the response for a path, an error and a request id.
+        render_error: Returns the error response for a path, an error and a request id.
         hosts: Host names accepted in the Host header; empty: all. Probes are exempt, because
             Kubernetes sends them to IP addresses.
         slow_s: Duration in seconds above which the access log marks a request as slow; None: no
@@ -79,11 +80,12 @@ class RequestMiddleware:
                 log.error("request %s: %s", request_id, error.detail, exc_info=error, extra=fields)
             return error
         except ClientDisconnect:
-            # Only counted and logged at level DEBUG, because clients may disconnect at any rate.
+            # Logged at level DEBUG, because clients can disconnect arbitrarily often. The metrics
+            # count the request.
             log.debug("request %s: the client disconnected", request_id, extra=fields)
         except asyncio.CancelledError:
-            # At the end of its grace period, the server cancels the remaining requests, which are
-            # answered. Any other cancellation must propagate.
+            # At the end of the grace period, the server cancels the remaining requests, which then
+            # get a 503 response. Any other cancellation must propagate.
             if not self._is_stopping():
                 raise
             return NotReady("the service is stopping")
@@ -92,7 +94,8 @@ class RequestMiddleware:
                 log.error("request %s failed: no free file descriptor", request_id, extra=fields)
                 return NotReady("the service has no free file descriptor", code="no_descriptor")
             log.exception("request %s failed", request_id, extra=fields)
-            # Not re-raised: the server would close the connection, which a proxy may share.
+            # Not re-raised: the server would close the connection, which a proxy may use for other
+            # clients too.
             return VitrineError("internal error; see the log of the service")
         return None
 
@@ -125,7 +128,7 @@ class RequestMiddleware:
         try:
             error = await self._run(scope, receive, send_with_id)
             if error is not None and status != "disconnected":
-                raise error  # the response has begun: too late for an error
+                raise error  # the response has started, so no error response can be sent
             if error is not None:
                 if error is scope["state"].get(PROTOCOL_ERROR):
                     client, fields = _client(scope), {"request_id": request_id}
@@ -163,7 +166,7 @@ def _log_access(
     *,
     is_slow: bool,
 ) -> None:
-    # Logs the route's template instead of the path, which could contain anything.
+    # The route's template is logged instead of the path, which the client chooses.
     fields = {
         "request_id": scope["state"]["request_id"],
         "client": _client(scope),

@@ -1,4 +1,4 @@
-"""FastAPI's OpenAPI document, plus headers, limits and the bodies parsed by handlers."""
+"""FastAPI's OpenAPI document, plus headers, limits and the bodies that handlers parse."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,29 +18,30 @@ _SECURITY_SCHEMES = {
         "type": "apiKey",
         "in": "header",
         "name": "api-key",
-        "description": "Header of Azure's clients",
+        "description": "Header in which Azure OpenAI clients send the API key",
     },
 }
 
 _REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
-    "description": "Identifier of the request in logs and errors: 1 to 128 letters, digits and "
-    "`._-`; anything else is replaced by a new identifier",
+    "description": "Identifier of the request in logs and errors: 1 to 128 ASCII letters, digits "
+    "and `._-`; any other value is replaced by a new identifier",
     "schema": {"type": "string"},
 }
 _TIMEOUT = {
     "name": "X-Request-Timeout-Ms",
     "in": "header",
-    "description": "Deadline of the request in milliseconds; at most the deadline of the service",
+    "description": "Deadline of the request in milliseconds; a value above the service's own "
+    "deadline has no effect",
     "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
 }
 _REQUEST_ID_HEADER = {
-    "description": "Identifier of the request: the client's, or a new one",
+    "description": "Identifier of the request: the client's, or a new identifier",
     "schema": {"type": "string"},
 }
 _RETRY_AFTER_HEADER = {
-    "description": "Seconds after which to retry",
+    "description": "Seconds to wait before a retry",
     "schema": {"type": "integer", "minimum": 1, "maximum": 60},
 }
 
@@ -75,7 +76,8 @@ def openapi(
 
     Args:
         app: The application.
-        bodies: Pydantic models of the bodies that handlers parse themselves.
+        bodies: Pydantic models to add to the schemas: request bodies that handlers parse, and
+            error responses.
         limits: Limits on the inputs of a request.
         needs_keys: Whether requests need API keys.
     """

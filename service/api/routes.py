@@ -1,4 +1,4 @@
-"""Routes of the native API, and probes and metrics."""
+"""Routes of the native API, probes and metrics."""
 
 from functools import partial
 
@@ -148,7 +148,7 @@ def _refuse(body: EncodeRequest, output: str, *fields: str) -> None:
 
 @router.get("/healthz", summary="Liveness")
 async def healthz() -> Health:
-    """Return 200 while the process is alive, whether or not it is ready."""
+    """Return 200 while the process is alive, whether or not the model is ready."""
     return Health()
 
 

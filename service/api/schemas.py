@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 
 def _inputs_tag(inputs: object) -> str | None:
-    """Return the union tag, chosen by the first element.
+    """Return the tag of the union member for these inputs, judged by the first element.
 
     Without a tag, pydantic would try all union members, which takes seconds on large bodies.
     """
@@ -30,7 +30,8 @@ Inputs = Annotated[
     Discriminator(
         _inputs_tag,
         custom_error_type="inputs",
-        custom_error_message="Input should be a text, texts or lists of token ids",
+        custom_error_message="Input should be a text, a list of texts, or a list of lists of "
+        "token ids",
     ),
 ]
 
@@ -51,13 +52,13 @@ class EncodeRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     inputs: Inputs = Field(
-        description="A text, a list of texts, or a list of lists of token ids, which are used "
-        "unchanged, so they include special tokens"
+        description="A text, a list of texts, or a list of lists of token ids; token ids get no "
+        "prompt and no special tokens"
     )
     prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None,
-        description="Name of the model's prompt to prepend to each text, and of the adapter to "
-        "use; null: the default prompt",
+        description="Name of the model's prompt to prepend to each text; an adapter of the same "
+        "name is applied too; null: the default prompt",
     )
     normalize: bool | None = Field(
         None,
@@ -73,19 +74,23 @@ class EncodeRequest(BaseModel):
     truncate_dim: int | None = Field(
         None,
         ge=1,
-        description="Like `dimensions`, but vectors are truncated after they are normalised, as by "
+        description="Like `dimensions`, but vectors are truncated after they are normalised, as in "
         "sentence-transformers",
     )
     output: Literal["pooled", "tokens", "sparse"] | None = Field(
         None,
-        description="One vector per input, one per token, or one sparse vector per input; null: "
-        "`sparse` for models of sparse vectors, otherwise `pooled`",
+        description="`pooled`: one vector per input; `tokens`: one vector per token; `sparse`: one "
+        "sparse vector per input; null: `sparse` for models of sparse vectors, otherwise `pooled`",
     )
     on_overflow: Literal["truncate", "error"] = Field(
-        "truncate", description="Handling of inputs with too many tokens for the model"
+        "truncate",
+        description="Whether to truncate inputs that exceed the model's maximum length, or to "
+        "respond with an error",
     )
     encoding: Literal["float", "base64"] = Field(
-        "float", description="Vectors as JSON numbers, or as base64 of little-endian float32"
+        "float",
+        description="`float`: vectors as JSON numbers; `base64`: vectors as base64 of "
+        "little-endian float32",
     )
 
     def input_list(self) -> Sequence[str | list[int]]:
@@ -94,7 +99,7 @@ class EncodeRequest(BaseModel):
 
 
 class EncodeResponse(BaseModel):
-    """One vector per input, in order."""
+    """One vector per input, in the order of the inputs."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -121,7 +126,7 @@ class EncodeResponse(BaseModel):
 
 
 class TokensResponse(BaseModel):
-    """The token vectors of each input, in order; the response to `"output": "tokens"`."""
+    """The token vectors of each input, in the order of the inputs, for `"output": "tokens"`."""
 
     model: str
     dimensions: int
@@ -131,7 +136,7 @@ class TokensResponse(BaseModel):
     ids: list[list[int]] = Field(description="Token ids of each input, special tokens included")
     offsets: list[list[tuple[int, int] | None] | None] = Field(
         description="Start and end of each token in its text, in characters; null for special and "
-        "prompt tokens, and for an input of token ids"
+        "prompt tokens; null instead of the list for an input of token ids"
     )
 
 
@@ -153,7 +158,7 @@ class SparseResponse(BaseModel):
 
 
 class Problem(BaseModel):
-    """An error (RFC 9457)."""
+    """An error response in the format of RFC 9457."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -175,10 +180,12 @@ class Problem(BaseModel):
     type: str
     title: str
     status: int
-    code: str = Field(description="Stable error code for programs")
+    code: str = Field(description="Stable, machine-readable error code")
     detail: str = Field(description="Human-readable explanation of the error")
-    index: int | None = Field(None, description="Index of the invalid input")
-    pointer: str | None = Field(None, description="JSON pointer to the invalid field")
+    index: int | None = Field(None, description="Index of the input that caused the error")
+    pointer: str | None = Field(
+        None, description="JSON pointer to the field or input that caused the error"
+    )
     request_id: str
 
 
@@ -189,7 +196,7 @@ class Health(BaseModel):
 
 
 class Limits(BaseModel):
-    """Limits of a request."""
+    """Limits of a request and its inputs."""
 
     max_inputs: int
     max_chars: int
@@ -201,10 +208,10 @@ class Limits(BaseModel):
 class AgreementInfo(BaseModel):
     """Worst differences between the engine's vectors and the artifact's reference vectors."""
 
-    cosine: float = Field(description="Lowest cosine similarity of a vector and its reference")
+    cosine: float = Field(description="Lowest cosine similarity between a vector and its reference")
     norm: float = Field(
-        description="Largest difference in norm between a vector and its reference, relative to "
-        "the reference"
+        description="Largest difference between the L2 norms of a vector and its reference, "
+        "relative to the norm of the reference"
     )
 
 
@@ -216,25 +223,28 @@ class ServiceInfo(BaseModel):
     revision: str | None
     family: str
     outputs: list[str] = Field(
-        description="`pooled` and `tokens` of an embedding model, `sparse` of a model of sparse "
-        "vectors, `logits` of a model for sequence classification"
+        description="Outputs of the model: `pooled` and `tokens` for an embedding model, `sparse` "
+        "for a model of sparse vectors, `logits` for a sequence classification model"
     )
     labels: list[str] = Field(
-        description="Labels of a model for sequence classification, in the order of its logits"
+        description="Labels of a sequence classification model, in the order of its logits"
     )
-    dimensions: int | None = Field(description="Width of a vector; null: the model has none")
+    dimensions: int | None = Field(
+        description="Width of a pooled vector; null: the model has no pooled vectors"
+    )
     pooling: list[str]
     normalize: bool
     matryoshka_dimensions: list[int] = Field(
         description="Values of `dimensions` that the model was trained for"
     )
     truncation_side: Literal["left", "right"] = Field(
-        description="End at which inputs with too many tokens lose tokens"
+        description="Side from which tokens are dropped if an input exceeds the model's maximum "
+        "length"
     )
     prompts: list[str]
     default_prompt: str | None
     adapters: list[str] = Field(
-        description="Adapters of the model, each of which the prompt of the same name selects"
+        description="Names of the model's adapters; each is selected by the prompt of the same name"
     )
     weights_sha256: dict[str, str]
     graph_sha256: str
@@ -243,14 +253,15 @@ class ServiceInfo(BaseModel):
     precision: str
     threads: int
     self_check: dict[str, AgreementInfo] = Field(
-        description="Agreement with the artifact's reference vectors, by output"
+        description="Agreement of the engine's vectors with the artifact's reference vectors, by "
+        "output"
     )
     limits: Limits
     version: str
 
 
 def reference(model: type[BaseModel]) -> dict[str, str]:
-    """Return a reference to a model's schema in the OpenAPI document."""
+    """Return a JSON reference to a pydantic model's schema in the OpenAPI document."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 

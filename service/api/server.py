@@ -1,8 +1,8 @@
-"""The HTTP server: uvicorn with its own signal handling.
+"""The HTTP server: uvicorn with different signal handling.
 
-By default uvicorn closes its port at the first signal, so a load balancer gets refused connections
-before a readiness probe fails. It waits for slow clients without a limit, and its exit status is
-that of a process killed by the signal.
+By default uvicorn closes its port at the first signal, so connections of a load balancer are
+refused before a readiness probe fails. It also waits for slow clients without a time limit, and it
+exits with the status of a process killed by the signal.
 """
 
 import asyncio
@@ -49,7 +49,8 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                # Longer than the usual 60 s of a proxy, so that the proxy closes idle connections.
+                # Longer than the usual 60 s idle timeout of a proxy, so that the proxy closes idle
+                # connections first.
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=settings.grace_s,
             )
@@ -59,7 +60,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install handlers of SIGTERM and SIGINT, which replace uvicorn's."""
+        """Install handlers for SIGTERM and SIGINT in place of uvicorn's handlers."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)

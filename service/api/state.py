@@ -26,7 +26,7 @@ class AppState:
         metrics: All metrics.
         keys: API keys.
         body_budget: Memory budget of request bodies in flight.
-        model: The served model; None while it is loading.
+        model: The served model; None while the model is loading, and after shutdown.
         stopping: Whether the service is shutting down.
     """
 
@@ -50,7 +50,7 @@ class AppState:
         return self.model
 
     def check_ready(self) -> None:
-        """Raise unless the service is ready for new requests.
+        """Raise an error if the service is not ready for new requests.
 
         Raises:
             NotReady: The model is loading, its engine has stopped, or the service is stopping.

@@ -1,4 +1,8 @@
-"""Access checks of the gradient routes, in addition to API keys: settings, host and origin."""
+"""Access checks of the gradient routes, in addition to API keys.
+
+The gradient routes must be enabled, the `Host` header must contain an allowed host name, and
+browser requests must not come from web pages of other hosts or sites.
+"""
 
 from fastapi import Depends, Request
 
@@ -9,12 +13,12 @@ from service.api.state import state_of
 
 
 async def require_debug_enabled(request: Request) -> None:
-    """Reject cross-origin requests, and all requests if the gradient routes are disabled.
+    """Reject the request if gradient routes are disabled, or its host or origin is not allowed.
 
     Raises:
         NotFound: The gradient routes are disabled.
-        Forbidden: The header Host is not an allowed host name, or the header Origin names another
-            host.
+        Forbidden: The host name in the `Host` header is not in `debug.hosts`, or the host and port
+            in the `Origin` header differ from those in the `Host` header.
     """
     settings = state_of(request).settings.debug
     if not settings.enabled:
@@ -29,20 +33,20 @@ async def require_debug_enabled(request: Request) -> None:
 
 
 async def reject_cross_site(request: Request) -> None:
-    """Reject cross-site browser requests, such as for an image embedded in another site's page.
+    """Reject cross-site browser requests, for example from an image in another site's page.
 
     Raises:
-        Forbidden: The header Sec-Fetch-Site is present, and neither "none" nor "same-origin".
+        Forbidden: The `Sec-Fetch-Site` header is present and is neither "none" nor "same-origin".
     """
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise Forbidden("the request comes from a web page of another site", code="origin")
 
 
 async def check_deadline(request: Request) -> None:
-    """Reject an invalid deadline, also of requests that have no use for it, such as dry runs.
+    """Reject an invalid deadline, even in a request that does not use it, such as a dry run.
 
     Raises:
-        Malformed: The header X-Request-Timeout-Ms is not a positive number of milliseconds.
+        Malformed: The `X-Request-Timeout-Ms` header is not a positive number of milliseconds.
     """
     deadline_s(request, state_of(request).settings.limits.request_s)
 

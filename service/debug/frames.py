@@ -1,6 +1,7 @@
-"""Frames between the service and its gradient process: a four-byte length, then JSON.
+"""Message frames between the service and its gradient process.
 
-JSON instead of pickle, because unpickling executes code that the sender chooses.
+A frame is the length of its body, as a big-endian integer of four bytes, followed by the body in
+JSON. Pickle is not used, because unpickling can execute code chosen by the sender.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ _LENGTH_BYTES = 4
 
 
 def frame(body: bytes) -> bytes:
-    """Return a body prefixed with its length."""
+    """Return the frame of a body: the length of the body, then the body."""
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 

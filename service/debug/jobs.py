@@ -1,4 +1,4 @@
-"""Jobs of the gradient process. This is the only module of the service that imports torch."""
+"""Execution of gradient jobs. This is the only module of the service that imports torch."""
 
 import math
 import time
@@ -59,10 +59,10 @@ Result = (
 
 
 class JobRefused(Exception):
-    """A field of the job is invalid for the reference model.
+    """A field of the job is invalid, such as a layer that the reference model does not have.
 
     Attributes:
-        code: Error code of the response.
+        code: Error code for the HTTP response.
         pointer: JSON pointer to the invalid field of the request.
     """
 
@@ -73,15 +73,16 @@ class JobRefused(Exception):
 
 
 class Jobs:
-    """Runner of gradient jobs on the reference model of an artifact.
+    """Runs gradient jobs on the reference model of an artifact.
 
     Args:
         path: Folder of the artifact.
-        device: Device of the reference model; "auto" prefers CUDA.
+        device: Device of the reference model, such as "cpu" or "cuda". "auto" selects "cuda" if it
+            is available, otherwise "cpu".
 
     Raises:
-        ArtifactError: The artifact cannot be loaded, has no reference model, or the weights of the
-            reference model differ from those of the graph.
+        ArtifactError: The artifact cannot be loaded, it has no reference model, or the weights of
+            its reference model differ from the weights of its graph.
         CheckpointError: The files of the reference model cannot be loaded.
         RuntimeError: The device is not available.
     """
@@ -95,7 +96,7 @@ class Jobs:
         self._model = ReferenceModel.open(self._artifact, device)
 
     def describe(self) -> Opened:
-        """Return the layers, norms, device and kernels of the reference model."""
+        """Return the layers, norms, device, PyTorch version and kernels of the reference model."""
         weight = self._model.network.encoder.embeddings.word.weight
         return Opened(
             layers=self._model.layer_names,
@@ -112,7 +113,7 @@ class Jobs:
         """Run a job and return its result.
 
         Raises:
-            JobRefused: A field of the job is invalid for the reference model.
+            JobRefused: A field of the job is invalid.
         """
         started = time.perf_counter()
         result = self._result(job)
@@ -252,8 +253,8 @@ def _check_given(source: GivenRows) -> None:
             case [list(), *_]:
                 if len(value) != N or {len(row) for row in value} != {D}:
                     raise _source_refused(
-                        f"{name} must have {N} rows of {D} numbers each, as many as the first row "
-                        "of x",
+                        f"{name} must have {N} rows of {D} numbers each: the number of rows in x, "
+                        "and the length of the first row of x",
                         pointer,
                     )
             case list():
@@ -265,21 +266,28 @@ def _check_given(source: GivenRows) -> None:
     if source.kind == "rms_norm":
         for pointer, value in fields:
             if pointer.endswith("beta") and value is not None:
-                raise _source_refused("RMS norm has no beta", pointer)
+                raise _source_refused("RMS norm has no beta; omit it", pointer)
     if source.dsum is not None and (source.dout is None or source.residual is None):
-        raise _source_refused("dsum needs a residual and a dout", "/source/dsum")
+        raise _source_refused("dsum requires residual and dout in source", "/source/dsum")
 
 
 def _check_candidate(source: GivenRows, candidate: Candidate, *, random_dout: bool) -> None:
     names = {name for name, value in candidate if value is not None}
     if not names:
-        raise _source_refused("candidate has no result", "/source/candidate")
+        raise _source_refused(
+            "candidate has no results; set at least one of out, sum, dx, dresidual, dgamma and "
+            "dbeta",
+            "/source/candidate",
+        )
     for name in ("sum", "dresidual"):
         if name in names and source.residual is None:
-            raise _source_refused(f"{name} needs a residual", f"/source/candidate/{name}")
+            raise _source_refused(
+                f"{name} requires residual in source", f"/source/candidate/{name}"
+            )
     if random_dout and source.dout is None and names - {"out", "sum"}:
         raise _source_refused(
-            "the gradients of a candidate need the dout from which they were computed",
+            "gradients in candidate require the dout from which they were computed; set dout in "
+            "source, or the dout of the request to 'ones'",
             "/source/dout",
         )
 

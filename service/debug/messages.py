@@ -1,4 +1,7 @@
-"""Jobs and replies, the messages between service and gradient process. Does not import torch."""
+"""Messages between the service and its gradient process: jobs and replies.
+
+This module does not import torch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +27,8 @@ from service.debug.request_models import GivenRows, RandomRows
 MAX_NONFINITE = 64
 
 
-# Jobs. The reply contains the reference model's vectors of the rows in `compare`, which the service
-# compares with the served vectors.
+# Jobs. The reply to a job contains the reference model's vectors of the rows in `compare`. The
+# service compares them with the served vectors.
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,10 @@ class Target:
 
     Attributes:
         type: Kind of scalar.
-        rows: For "cosine", the other text; for "margin", the positive and the negative text.
-        vector: For "dot", the other vector.
-        index: For "dim", the index of the dimension.
+        rows: Texts to compare with, as model inputs. "cosine": the other text. "margin": the
+            positive text, then the negative text. Empty for other types.
+        vector: Second factor of the dot product, `(W,)`. Only for "dot".
+        index: Index of the element of the vector. Only for "dim".
     """
 
     type: TargetName
@@ -47,7 +51,7 @@ class Target:
 
 @dataclass(frozen=True)
 class AttributeJob:
-    """Attribution to tokens."""
+    """Job: attribute a scalar to the tokens of a text."""
 
     row: Row
     target: Target
@@ -61,7 +65,7 @@ class AttributeJob:
 
 @dataclass(frozen=True)
 class PairJob:
-    """Attribution to pairs of tokens."""
+    """Job: attribute the cosine similarity of texts a and b to pairs of their tokens."""
 
     a: Side
     b: Side
@@ -74,7 +78,7 @@ class PairJob:
 
 @dataclass(frozen=True)
 class FlowJob:
-    """Gradient flow."""
+    """Job: measure the gradient flow of a training objective, step by step."""
 
     rows: Sequence[Row]
     objective: ObjectiveName
@@ -87,7 +91,7 @@ class FlowJob:
 
 @dataclass(frozen=True)
 class NormOfRow:
-    """Source of rows for LayerNorm checks: the inputs of a norm of the model, for one text."""
+    """Source of rows for a LayerNorm check: the inputs of one of the model's norms for a text."""
 
     row: Row
     norm: str
@@ -96,7 +100,7 @@ class NormOfRow:
 
 @dataclass(frozen=True)
 class LayerNormJob:
-    """Check of the fused operator."""
+    """Job: check the steps of add + norm and judge its implementations."""
 
     source: Annotated[NormOfRow | GivenRows | RandomRows, Discriminator("type")]
     dtype: Literal["float32", "float64"]
@@ -109,18 +113,19 @@ class LayerNormJob:
 
 @dataclass(frozen=True)
 class ParityJob:
-    """Comparison of the served model with the reference model.
+    """Job: compare the served model with the reference model.
 
     Attributes:
-        rows: Inputs of the comparison.
-        vectors: Served vectors of the rows, before normalisation.
-        engine: Engine that computed them.
+        rows: Inputs that both models run on.
+        vectors: Served vectors of `rows`, before normalisation, `(B, W)`.
+        engine: Name of the engine that computed `vectors`.
         precision: Precision of the engine.
-        files: SHA-256 of each file of the artifact: its name, that at startup, and that on disk
-            now, which is None if there is no file.
-        texts: Texts with their prompts, and their token ids from the served tokenizer.
+        files: Name, SHA-256 at startup and current SHA-256 of each file of the artifact. The
+            current SHA-256 is None if the file no longer exists.
+        texts: Texts of the request, prompts included, and their token ids from the served
+            tokenizer.
         check_texts: Texts of the self-check, and their token ids from the served tokenizer.
-        check_rows: Token ids of these texts at export.
+        check_rows: Token ids of `check_texts`, recorded at export.
     """
 
     rows: Sequence[Row]
@@ -137,7 +142,7 @@ class ParityJob:
 
 @dataclass(frozen=True)
 class VjpJob:
-    """Backpropagation of a gradient from the vector to the tokens."""
+    """Job: backpropagate a gradient from the served vector to the token vectors at a layer."""
 
     row: Row
     cotangent: Sequence[float]
@@ -157,14 +162,14 @@ JOB: TypeAdapter[Job] = TypeAdapter(Annotated[Job, Discriminator("kind")])
 
 @dataclass(frozen=True)
 class Opened:
-    """The gradient process has loaded the reference model.
+    """First reply of a gradient process, sent once it has loaded the reference model.
 
     Attributes:
-        layers: Names of the layers.
-        norms: Names of the norms.
+        layers: Names of the layers of the reference model.
+        norms: Names of the norms of the reference model.
         device: Device of the reference model.
         torch: Version of PyTorch.
-        op: Implementation of add + LayerNorm, by pass.
+        op: Implementation of add + LayerNorm, by pass: "forward" and "backward".
     """
 
     layers: Sequence[str]
@@ -177,7 +182,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """A NaN or infinite number of a result. JSON cannot represent it and has null in its place."""
+    """A NaN or infinite number in a result. It is null in JSON, which cannot represent it."""
 
     pointer: Annotated[str, Field(description="JSON pointer to the null in the response")]
     kind: Literal["nan", "inf", "-inf"]
@@ -185,13 +190,13 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Done:
-    """The job is done.
+    """Reply to a job that succeeded.
 
     Attributes:
-        result: Dataclass of `models.gradients.results` as JSON.
+        result: Result of the job, a dataclass of `models.gradients.results`, as JSON.
         nonfinite: First non-finite numbers of the result, at most `MAX_NONFINITE`.
-        converged: Whether all path integrals of the result have converged.
-        vectors: The reference model's vectors, not normalised, of the job's `compare` rows.
+        converged: Whether all path integrals of the result have converged. True if there are none.
+        vectors: Reference model's vectors of the job's `compare` rows, before normalisation.
         wall_ms: Duration of the job, in milliseconds.
     """
 
@@ -205,11 +210,11 @@ class Done:
 
 @dataclass(frozen=True)
 class Refused:
-    """A field of the job is invalid for the reference model.
+    """Reply to a job with an invalid field.
 
     Attributes:
         detail: Error message.
-        code: Error code of the response.
+        code: Error code for the HTTP response.
         pointer: JSON pointer to the invalid field of the request.
     """
 
@@ -221,7 +226,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Failed:
-    """The job failed, or the reference model could not be loaded. The log has the traceback."""
+    """Reply if a job raised an exception, which is logged, or the model could not be loaded."""
 
     outcome: Literal["failed"] = "failed"
 

@@ -1,4 +1,4 @@
-"""The web page for gradients: static files, and the chart library from the package `plotly`."""
+"""Routes of the gradient web page: static files, and the chart library of the package `plotly`."""
 
 import asyncio
 from importlib.util import find_spec
@@ -36,15 +36,19 @@ router = APIRouter(
 
 @router.get("")
 async def page(_request: Request, _state: State) -> Response:
-    """Return the page. It needs no API key, because it has no secrets; its requests need one."""
+    """Return the HTML page.
+
+    The page itself needs no API key, because it contains no secrets. If the service has API keys,
+    the requests that the page sends to the gradient routes need one.
+    """
     return await _response_of(_FOLDER / "index.html")
 
 
 @router.get("/assets/{name}")
 async def asset(request: Request, _state: State) -> Response:
-    """Return one of the page's files."""
+    """Return one file of the page, such as a script."""
     files = {path.name: path for path in _FOLDER.iterdir()}
-    # Importing the package would take a second.
+    # `find_spec` does not import the package, which would take a second.
     charts = find_spec("plotly")
     if charts is not None and charts.origin is not None:
         files[_CHARTS] = Path(charts.origin).parent / "package_data" / _CHARTS

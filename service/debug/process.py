@@ -26,15 +26,15 @@ _START_S = 120.0
 
 def worker_command(artifact: Path, device: str, log: LogFormat) -> list[str]:
     """Return the command that starts the gradient process for an artifact."""
-    # -P: Python must not import a folder named "models" from the current directory.
+    # -P keeps Python from importing a folder named "models" in the current directory.
     return [sys.executable, "-P", "-m", "service.debug.worker", str(artifact), device, log]
 
 
 class GradientProcess:
-    """A child process that starts with the first job and runs one job at a time.
+    """A child process that starts on first use and runs one job at a time.
 
     A job in torch cannot be cancelled. So the process is killed if a job exceeds its deadline or
-    its client disconnects, and the next job starts a new process.
+    the client of the job disconnects. The next job starts a new process.
 
     Args:
         command: Command that starts the process; see `worker_command`.
@@ -63,9 +63,10 @@ class GradientProcess:
 
         Raises:
             Overloaded: `settings.max_waiting` jobs are already queued.
-            NotReady: The process could not be started, or died during the job.
+            NotReady: The process could not be started, could not load the reference model or died
+                during the job, or the service is stopping.
             DeadlineExceeded: The job exceeded `settings.deadline_s`.
-            InvalidInput: A field of the job is invalid for the reference model.
+            InvalidInput: A field of the job is invalid.
             VitrineError: The job raised an unexpected exception.
         """
         if self._callers > self._settings.max_waiting:
@@ -87,22 +88,23 @@ class GradientProcess:
         """Start the process if it is not running, and return a description of its reference model.
 
         Raises:
-            NotReady: The process could not be started.
+            NotReady: The process could not be started or could not load the reference model, or the
+                service is stopping.
         """
-        # A running process may be busy with a job, but its description is known.
-        if self.pid is None:
+        # Does not wait for the current job: a process that runs jobs has sent its description.
+        if self.pid is None or self._opened is None:
             async with self._turn:
                 await self._running()
-        assert self._opened is not None  # noqa: S101 - the process is running
+        assert self._opened is not None  # noqa: S101 - `_running` waits for it
         return self._opened
 
     async def close(self) -> None:
-        """Terminate the process and do not restart it."""
+        """Kill the process. Later jobs raise `NotReady` instead of starting a new process."""
         self._closed = True
         await self._kill()
 
     async def _kill(self) -> None:
-        process, self._process, self._jobs = self._process, None, 0
+        process, self._process, self._opened, self._jobs = self._process, None, None, 0
         if process is not None and process.returncode is None:
             process.kill()
             await process.wait()
@@ -133,7 +135,7 @@ class GradientProcess:
             await self._kill()
             raise
         self._jobs += 1
-        # Replaces the process before memory leaks add up.
+        # A new process starts with the next job, so memory leaks do not add up.
         if self._jobs >= self._settings.max_jobs:
             await self._kill()
         return reply

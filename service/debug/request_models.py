@@ -20,7 +20,7 @@ class StrictModel(BaseModel):
 
 
 class PromptedText(StrictModel):
-    """A text, and the name of the prompt to prepend to it, and of the adapter to use."""
+    """A text and the name of its prompt, which also selects the adapter if the model has any."""
 
     text: str
     prompt_name: str | None = None
@@ -40,7 +40,7 @@ Vector = Annotated[list[FiniteFloat], Field(min_length=1, max_length=16_384, fai
 
 
 class Cosine(StrictModel):
-    """Cosine similarity of the text's vector and another text's vector."""
+    """Cosine similarity of the text's vector and the vector of another text."""
 
     type: Literal["cosine"]
     text: Text
@@ -55,21 +55,21 @@ class Margin(StrictModel):
 
 
 class Dot(StrictModel):
-    """Dot product of the served vector with another vector."""
+    """Dot product of the text's served vector and a given vector."""
 
     type: Literal["dot"]
     vector: Vector
 
 
 class Dim(StrictModel):
-    """One dimension of the served vector."""
+    """One element of the text's served vector."""
 
     type: Literal["dim"]
     index: int = Field(ge=0)
 
 
 class Norm(StrictModel):
-    """Euclidean norm of the vector before normalisation."""
+    """Euclidean norm of the text's vector before normalisation."""
 
     type: Literal["norm"]
 
@@ -97,9 +97,9 @@ class AttributeRequest(StrictModel):
         0.01,
         gt=0,
         le=1,
-        description="Maximum error of the sum of the scores, relative to the scalar's change from "
-        "baseline to text, and of each score, relative to the largest score, for integrated "
-        "gradients",
+        description="Tolerance of integrated gradients: the maximum error of the sum of the "
+        "scores, relative to the scalar's change from baseline to text, and the maximum error of "
+        "each score, relative to the largest score",
     )
     max_evaluations: int = Field(
         256,
@@ -107,7 +107,7 @@ class AttributeRequest(StrictModel):
         le=4096,
         description="Maximum number of evaluations of the model for integrated gradients",
     )
-    samples: int = Field(25, ge=1, le=1024, description="Number of noisy copies for SmoothGrad")
+    samples: int = Field(25, ge=1, le=1024, description="Number of noisy copies in SmoothGrad")
     sigma: float = Field(
         0.1,
         ge=0,
@@ -137,8 +137,9 @@ class PairRequest(StrictModel):
         0.01,
         gt=0,
         le=1,
-        description="Maximum error of each text's path integral, relative to the change of the "
-        "vector from baseline to text, and of each token's part, relative to the largest part",
+        description="Tolerance of each text's path integral: the maximum error of the sum over "
+        "tokens, relative to the vector's change from baseline to text, and the maximum error of "
+        "each token's contribution, relative to the largest contribution",
     )
     max_evaluations: int = Field(
         128, ge=17, le=4096, description="Maximum number of evaluations of the model per text"
@@ -153,7 +154,7 @@ class Cosines(StrictModel):
 
 
 class Ranking(StrictModel):
-    """Multiple negatives ranking loss of the pairs of texts 2i and 2i + 1, with scale 20."""
+    """Multiple negatives ranking loss, with scale 20, of the pairs of texts 2i and 2i + 1."""
 
     type: Literal["mnrl"]
 
@@ -180,7 +181,7 @@ class Cotangent(StrictModel):
 
 
 class FlowRequest(StrictModel):
-    """Flow of the gradient of a training objective through the layers."""
+    """Gradient flow of a training objective, measured at every step of the model."""
 
     texts: Annotated[list[Text], Field(min_length=1, max_length=16)]
     objective: Annotated[
@@ -188,15 +189,15 @@ class FlowRequest(StrictModel):
     ]
     emulate: EmulatedPrecision | None = Field(
         None,
-        description="Precision to which each step's output and its gradient are rounded; null: no "
-        "rounding",
+        description="Precision to which the output of each step, and the gradient with respect to "
+        "it, are rounded; null: no rounding",
     )
     loss_scale: float = Field(
         1.0,
         ge=2.0**-24,
         le=2.0**32,
-        description="Factor on the objective in the backward pass; norms and magnitudes in the "
-        "response are divided by it",
+        description="Factor on the objective in the backward pass; gradient norms and magnitudes "
+        "in the response are divided by it",
     )
 
 
@@ -205,13 +206,13 @@ class ParityRequest(StrictModel):
 
     texts: Annotated[list[Text], Field(max_length=16)] = Field(
         [],
-        description="Texts that run through graph and reference model; empty: the artifact's check "
-        "inputs",
+        description="Texts to encode with both the served model and the reference model; empty: "
+        "the artifact's check inputs",
     )
 
 
 class NormOfText(StrictModel):
-    """Rows that are the inputs of a norm of the model, for a text."""
+    """Rows taken from the input of one of the model's norms while the model encodes a text."""
 
     type: Literal["text"]
     text: Text
@@ -221,7 +222,7 @@ class NormOfText(StrictModel):
 
 
 Rows = Annotated[list[Vector], Field(min_length=1, max_length=256)]
-# Results may be NaN or infinite, for which JSON has null.
+# Results may be NaN or infinite, which JSON represents as null.
 ResultVector = Annotated[
     list[FiniteFloat | None], Field(min_length=1, max_length=16_384, fail_fast=True)
 ]
@@ -229,7 +230,7 @@ ResultRows = Annotated[list[ResultVector], Field(min_length=1, max_length=256)]
 
 
 class Candidate(StrictModel):
-    """Results of an implementation of the caller, any subset; null in a list is NaN or infinite."""
+    """Results of the caller's implementation, at least one; a null element is NaN or infinite."""
 
     out: ResultRows | None = None
     sum: ResultRows | None = Field(None, description="`x + residual`, the second output")
@@ -241,7 +242,7 @@ class Candidate(StrictModel):
 
 NormKind = Annotated[
     Literal["layer_norm", "rms_norm"],
-    Field(description="Norm of the rows; RMS norm subtracts no mean and has no `beta`"),
+    Field(description="Kind of norm; RMS norm subtracts no mean and has no `beta`"),
 ]
 
 
@@ -251,21 +252,22 @@ class GivenRows(StrictModel):
     type: Literal["rows"]
     kind: NormKind = "layer_norm"
     x: Rows
-    residual: Rows | None = Field(None, description="Rows added to `x`; null: none")
+    residual: Rows | None = Field(None, description="Rows to add to `x`; null: no residual")
     gamma: Vector | None = Field(None, description="Scale; null: ones")
     beta: Vector | None = Field(None, description="Shift; null: zeros")
     eps: float = Field(1e-12, ge=0, le=1, description="Constant added to the variance")
     dout: Rows | None = Field(
-        None, description="Gradient with respect to `out`; null: the `dout` of the request"
+        None, description="Gradient with respect to `out`; null: as chosen by the request's `dout`"
     )
     dsum: Rows | None = Field(
         None,
-        description="Gradient with respect to `x + residual`, only with `dout`; null: zeros",
+        description="Gradient with respect to `x + residual`, allowed only with `dout` and "
+        "`residual`; null: zeros if `dout` is set, otherwise as chosen by the request's `dout`",
     )
     candidate: Candidate | None = Field(
         None,
-        description="Results to judge in place of the implementations of the service, computed in "
-        "`dtype` from these rows",
+        description="Results to judge instead of the service's implementations. They must be "
+        "computed from these rows in the request's `dtype`",
     )
 
 
@@ -277,12 +279,12 @@ class RandomRows(StrictModel):
     distribution: Distribution = "normal"
     shape: Annotated[
         list[Annotated[int, Field(ge=1, le=4096)]],
-        Field(min_length=2, max_length=2, description="Number of rows, then width of a row"),
+        Field(min_length=2, max_length=2, description="Number of rows, then width of each row"),
     ]
 
 
 class LayerNormRequest(StrictModel):
-    """Check of add + norm, step by step."""
+    """Step-by-step check of add + norm: a residual sum, then layer norm or RMS norm."""
 
     source: Annotated[NormOfText | GivenRows | RandomRows, Field(discriminator="type")]
     dtype: Literal["float32", "float64"] = Field(
@@ -291,17 +293,19 @@ class LayerNormRequest(StrictModel):
     )
     dout: Literal["random", "ones"] = Field(
         "random",
-        description="Gradient with respect to `out`. With `random`, that with respect to "
-        "`x + residual` is random too; with `ones`, it is zero",
+        description="Gradient with respect to `out`, unless `source` has a `dout`. The gradient "
+        "with respect to `x + residual` is random with `random`, and zero with `ones`",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Random seed of random rows and `dout`")
+    seed: int = Field(0, ge=0, lt=2**63, description="Random seed of random rows and gradients")
     row: int | None = Field(
-        None, ge=0, description="Index of the row whose values are returned; null: no values"
+        None,
+        ge=0,
+        description="Index of the row whose values are returned at each step; null: no values",
     )
 
 
 class VjpRequest(StrictModel):
-    """Backpropagation of a gradient from the vector to the tokens."""
+    """Backpropagation of a gradient from the served vector to the token vectors at a layer."""
 
     text: Text
     cotangent: Vector = Field(description="Gradient with respect to the served vector")
@@ -312,8 +316,8 @@ class VjpRequest(StrictModel):
     )
     reduce: Reduction = Field(
         "norm",
-        description="Reduction of each token's gradient: its Euclidean norm, its dot product with "
-        "the token, or none (`full`)",
+        description="Reduction of each token's gradient: its Euclidean norm (`norm`), its dot "
+        "product with the token vector (`dot`), or no reduction (`full`)",
     )
 
 

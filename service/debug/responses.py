@@ -38,9 +38,9 @@ class Hashes(BaseModel):
 
 
 class VectorParity(BaseModel):
-    """Largest difference of served and reference model's vectors, over all texts of the request."""
+    """Largest differences between served vectors and reference model's vectors of some inputs."""
 
-    cosine: float = Field(description="Lowest cosine similarity of the two vectors of a text")
+    cosine: float = Field(description="Lowest cosine similarity of the two vectors of an input")
     norm: float = Field(
         description="Largest difference of the two vectors' norms, relative to the norm of the "
         "reference model's vector"
@@ -71,8 +71,9 @@ class GradientResponse(BaseModel):
 
     model: Hashes
     parity: VectorParity | None = Field(
-        description="Difference between the served vectors and the reference model's vectors of "
-        "the texts in the request; null for requests without a text"
+        description="Largest differences between the served vectors and the reference model's "
+        "vectors of the request's texts, texts in `target` excluded, or of the artifact's check "
+        "inputs (`/debug/parity` without texts). Null for `/debug/layernorm` without a text"
     )
     cost: Cost
     wall_ms: float = Field(
@@ -82,13 +83,16 @@ class GradientResponse(BaseModel):
         description="Reasons why the result may be inaccurate or incomplete"
     )
     nonfinite: list[NonFinite] = Field(
-        description="Numbers that are NaN or infinite, and therefore null in the response; at most "
-        f"{MAX_NONFINITE}"
+        description="Numbers that are NaN or infinite, and therefore null in the response; only "
+        f"the first {MAX_NONFINITE}"
     )
 
 
 def _json_type(annotation: Any) -> Any:  # noqa: ANN401 - a type expression
-    """Return the JSON type of a result's field. Floats are nullable, for non-finite numbers."""
+    """Return the JSON type of a result's field.
+
+    Floats are nullable, because non-finite numbers are null in JSON.
+    """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is float:
         return float | None
@@ -141,7 +145,7 @@ def _model(result: type) -> type[BaseModel]:
 
 
 def _response(name: str, result: type, *tokens: str) -> type[GradientResponse]:
-    """Create the response model of a result type, with a list of tokens for each name."""
+    """Create the response model of a result type, with a list of `Token` for each of `tokens`."""
     fields: dict[str, Any] = dict.fromkeys(tokens, (list[Token], ...))
     return create_model(
         name,
@@ -181,6 +185,7 @@ class Capabilities(BaseModel):
     device: str
     torch: str
     op: dict[str, str] = Field(
-        description="Implementation of add + LayerNorm in the reference model, by pass"
+        description="Implementation of add + LayerNorm in the reference model, by pass: `forward` "
+        "and `backward`"
     )
     limits: DebugLimits

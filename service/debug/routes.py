@@ -1,4 +1,8 @@
-"""The gradient routes. A handler validates, tokenises, runs a job and returns its result."""
+"""The gradient routes.
+
+A handler validates the request, tokenises the texts, runs a job in the gradient process and returns
+the result.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -73,8 +77,8 @@ from service.inference.model import Model
 from service.inference.tokenizer import TokenizedText
 
 _MAX_BODY_BYTES = 2**20
-# Lowest cosine similarity of served vectors and reference model's vectors. Every precision of an
-# engine reaches more, so a lower cosine means that another model is served.
+# Lowest accepted cosine similarity of a served vector and the reference model's vector. Every
+# engine exceeds it in every precision, so a lower value means that another model is served.
 _MIN_PARITY = 0.999
 
 
@@ -160,12 +164,10 @@ async def flow(request: Request, state: State) -> Response:
     return await _run(request, state, job, cost, FlowResponse)
 
 
-@router.post(
-    "/layernorm", **_route(LayerNormRequest, LayerNormResponse, "Check of the fused operator")
-)
+@router.post("/layernorm", **_route(LayerNormRequest, LayerNormResponse, "Check of add + norm"))
 async def layer_norm(request: Request, state: State) -> Response:
-    """Check add + norm step by step, on rows of a text, random rows or given rows."""
-    state.embedding_model()  # raises for other models, before a job starts
+    """Check add + norm step by step, on rows from a text, random rows or given rows."""
+    state.embedding_model()  # raises an error for classifiers before a job starts
     body = await read_body(request, state, LayerNormRequest, _MAX_BODY_BYTES)
     source: NormOfRow | request_models.GivenRows | request_models.RandomRows
     rows: list[Row] = []
@@ -179,7 +181,7 @@ async def layer_norm(request: Request, state: State) -> Response:
     return await _run(request, state, job, cost, LayerNormResponse)
 
 
-@router.post("/parity", **_route(ParityRequest, ParityResponse, "Parity"))
+@router.post("/parity", **_route(ParityRequest, ParityResponse, "Parity with the reference model"))
 async def parity(request: Request, state: State) -> Response:
     """Compare the served model with the reference model, and list the differences."""
     body = await read_body(request, state, ParityRequest, _MAX_BODY_BYTES)
@@ -212,7 +214,7 @@ async def parity(request: Request, state: State) -> Response:
 
 @router.post("/vjp", **_route(VjpRequest, VjpResponse, "Vector-Jacobian product"))
 async def vjp(request: Request, state: State) -> Response:
-    """Backpropagate a gradient from the vector to the tokens."""
+    """Backpropagate a gradient from the served vector to the token vectors at a layer."""
     body = await read_body(request, state, VjpRequest, _MAX_BODY_BYTES)
     if body.reduce == "full" and not state.settings.debug.full_gradients:
         raise Forbidden(
@@ -224,7 +226,9 @@ async def vjp(request: Request, state: State) -> Response:
     _check_width(state, body.cotangent, "/cotangent")
     if not any(body.cotangent):
         raise InvalidInput(
-            "the cotangent must not be zero", code="zero_cotangent", pointer="/cotangent"
+            "all numbers of the cotangent are zero; at least one must be nonzero",
+            code="zero_cotangent",
+            pointer="/cotangent",
         )
     cost = _cost(state, len(text.row.ids))
     row = _row(text)
@@ -234,7 +238,7 @@ async def vjp(request: Request, state: State) -> Response:
 
 @router.get(
     "/capabilities",
-    summary="Capabilities",
+    summary="Capabilities of the gradient routes",
     response_model=Capabilities,
     responses=error_responses(401, 403, 404, 422, 503),
 )
@@ -276,7 +280,14 @@ async def _run(
 ) -> Response:
     """Run a job in the gradient process and return the HTTP response.
 
-    `served` has the served vectors of the rows in `job.compare`; None: they are encoded here.
+    Args:
+        request: HTTP request, watched for disconnection of the client.
+        state: State of the application.
+        job: Job to run.
+        cost: Cost of the request, for the response.
+        response: Response model.
+        served: Served vectors of the rows in `job.compare`, `(B, W)`. None: encode the rows here.
+        tokens: Tokens of the texts, by name of their field in the response.
     """
     with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
         work = cancel_on_disconnect(request, state.gradients.run(job))
@@ -290,10 +301,10 @@ async def _run(
     if parity is not None and not parity.cosine >= _MIN_PARITY:
         warnings.append("the served vectors differ from the reference model's vectors; see parity")
     if not done.converged:
-        warnings.append("the integral has not converged; increase max_evaluations")
+        warnings.append("a path integral has not converged; increase max_evaluations")
     if len(done.nonfinite) == MAX_NONFINITE:
         warnings.append(
-            f"nonfinite lists only the first {MAX_NONFINITE} numbers; there may be more"
+            f"nonfinite lists only the first {MAX_NONFINITE} non-finite numbers; there may be more"
         )
     common = {
         "model": _hashes(model),
@@ -307,10 +318,11 @@ async def _run(
 
 
 async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText:
-    """Tokenise a text.
+    """Tokenise a text, with its prompt.
 
     Raises:
-        InvalidInput: The text has more than `max_tokens` tokens, or /encode would reject it.
+        InvalidInput: The text is invalid, its prompt is unknown, or it has more tokens than
+            `debug.max_tokens` or the model allows.
         TooLarge: The text has too many characters.
     """
     limit = state.settings.debug.max_tokens
@@ -332,7 +344,10 @@ async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedTex
 
 
 def _files(model: Model) -> list[tuple[str, str, str | None]]:
-    """Return the name of each file of the artifact, and its hashes at startup and now."""
+    """Return the name, SHA-256 at startup and current SHA-256 of each file of the artifact.
+
+    The current SHA-256 is None if the file no longer exists.
+    """
     paths = {name: model.artifact.path / name for name in model.files}
     return [
         (name, at_start, sha256(paths[name]) if paths[name].is_file() else None)
@@ -350,11 +365,11 @@ async def _tokenize_all(state: DebugState, texts: Sequence[Text]) -> list[Tokeni
 
 
 async def _target(state: DebugState, target: request_models.Target) -> Target:
-    """Return the target of a job, with token ids for its texts.
+    """Return the target as a field of a job, with its texts tokenised.
 
     Raises:
-        InvalidInput: A text of the target is invalid, or its vector or index does not match the
-            width of the model's vectors.
+        InvalidInput: A text of the target is invalid (see `_tokenize`), or the vector or index of
+            the target does not match the width of the model's vectors.
         TooLarge: A text of the target has too many characters.
     """
     match target:
@@ -410,7 +425,8 @@ def _baseline(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence
     """Return the token ids of the baseline, or None for a baseline of zeros.
 
     Raises:
-        InvalidInput: The tokenizer has no token for the baseline, or the text equals its baseline.
+        InvalidInput: The tokenizer has no token for the baseline, or the token ids of the text and
+            of its baseline are equal.
     """
     if name == "zero":
         return None
@@ -443,7 +459,7 @@ def _compare(
 
 
 async def _encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
-    """Encode rows with the served model, without normalisation; return `(B, W)`."""
+    """Return the served model's vectors of the rows, before normalisation, `(B, W)`."""
     outcome = await model.encode_rows(
         [tokenizer.Row(row.ids, False, row.prompt_tokens, row.adapter) for row in rows]
     )

@@ -17,7 +17,7 @@ from service.inference.model import Model
 
 @dataclass
 class DebugState(AppState):
-    """State of one application.
+    """State of one application with gradient routes.
 
     Attributes:
         gradients: The gradient process.
@@ -40,16 +40,16 @@ class DebugState(AppState):
             self.jobs.labels(kind, outcome)
 
     def embedding_model(self) -> Model:
-        """Return the served model, for gradients.
+        """Return the served model, which must be an embedding model.
 
         Raises:
-            InvalidInput: The model is not an embedding model.
-            NotReady: See `ready_model`.
+            InvalidInput: The served model is not an embedding model.
+            NotReady: The model is loading, or its engine has stopped.
         """
         model = self.ready_model()
         if "pooled" not in model.artifact.manifest.outputs:
             raise InvalidInput(
-                f"gradients of {model.name} are not supported; only those of embedding models are",
+                f"gradients are supported only for embedding models; {model.name} is none",
                 code="wrong_model",
             )
         return model

@@ -1,7 +1,8 @@
 """The gradient process: `python -m service.debug.worker ARTIFACT DEVICE LOG`.
 
-It reads jobs from its standard input and writes replies to its standard output, one at a time, as
-frames. It exits at the end of its input, so it never outlives the service.
+The process reads jobs from standard input, runs one at a time, and writes each reply to standard
+output. Jobs and replies are sent as frames (see `service.debug.frames`). The process exits at the
+end of its input, so it never outlives the service.
 """
 
 import logging
@@ -24,13 +25,14 @@ log = logging.getLogger("vitrine.gradients")
 
 
 def main() -> None:
-    """Run jobs until the end of the input."""
+    """Load the reference model, then run jobs until the end of standard input."""
     path, device, log_format = sys.argv[1:]
     configure(cast(LogFormat, log_format))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service receives it too and closes the input
+    # Ctrl+C sends SIGINT to the service too, which then ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _lower_priority()
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    # Redirects output of libraries, which must not mix with the frames.
+    # Redirects output of libraries to standard error, because it must not mix with the frames.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     bodies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin.buffer, bodies), daemon=True).start()
@@ -48,8 +50,8 @@ def main() -> None:
 def _lower_priority() -> None:
     """Limit the process to CPU time that encode requests do not use."""
     if hasattr(os, "SCHED_IDLE"):
-        # Other threads preempt it as soon as they wake. They preempt a nice process only at the
-        # next scheduler tick.
+        # A waking thread of normal priority preempts an idle-scheduled process at once, but a niced
+        # process only at the next scheduler tick.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:  # macOS
         os.nice(19)
@@ -60,7 +62,7 @@ def _read(file: BinaryIO, bodies: queue.SimpleQueue[bytes]) -> None:
     try:
         while (body := frames.read(file)) is not None:
             bodies.put(body)
-    finally:  # also after an incomplete frame
+    finally:  # also if reading fails
         os._exit(0)
 
 
@@ -70,15 +72,15 @@ def _write(replies: BinaryIO, body: bytes) -> None:
 
 
 def _open(path: Path, device: str) -> "Jobs":
-    # Importing torch takes seconds. The reader thread, already started, can exit the process during
-    # the import.
+    # Imported here, because importing torch takes seconds: the reader thread, which has already
+    # started, can exit the process in the meantime.
     from service.debug.jobs import Jobs
 
     return Jobs(path, device)
 
 
 def _run(jobs: "Jobs", body: bytes) -> bytes:
-    """Run a job and return its reply, both as JSON."""
+    """Run a job, given as JSON, and return the reply as JSON."""
     from service.debug.jobs import JobRefused
 
     try:

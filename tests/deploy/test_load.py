@@ -195,7 +195,7 @@ def test_pause_of_the_load_test_counts_as_latency_and_invalidates_the_run(
             ("--error-rate", "0.1"),
             "requests failed; the limit is",
         ),
-        (Stub(changes=True), (), "vectors differ from known ones"),
+        (Stub(changes=True), (), "vectors differ from those before the run"),
     ],
     ids=["p99", "error rate", "vectors"],
 )
@@ -270,5 +270,5 @@ def test_invalid_argument_is_named_in_the_error(
 
 
 def test_unreachable_server_ends_the_load_test_with_a_message() -> None:
-    with pytest.raises(SystemExit, match=r"http://127\.0\.0\.1:9 does not have the vitrine API"):
+    with pytest.raises(SystemExit, match=r"http://127\.0\.0\.1:9: no vector from the vitrine API"):
         load_test.main(["http://127.0.0.1:9", "--rates", "1"])

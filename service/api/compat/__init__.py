@@ -1,5 +1,6 @@
-"""The APIs of OpenAI and text-embeddings-inference, so that their clients work with this service.
+"""The APIs of other services, so that their clients work with this service.
 
-Their handlers make the same calls as `POST /encode`. The modules `openai` and `tei` each have a
-`router`, and a `render_error` that renders errors in the format of that API.
+The handlers call the methods of `service.inference.model.Model`, as the native API does. The
+modules `openai`, `rerank`, `vllm` and `tei` each have a `router`, and a function `render_error` that
+returns the response to an error in the format of the module's API.
 """

@@ -25,14 +25,14 @@ from service.inference.model import Model as ServedModel
 from service.inference.results import Embeddings
 
 PREFIX = "/v1"
-# OpenAI's own error codes, by status.
+# OpenAI's error codes, by HTTP status. They replace the codes of this service.
 CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
 router = APIRouter(prefix=PREFIX, route_class=RawRoute, dependencies=[require_scope("encode")])
 
 
 def _input_tag(value: object) -> str | None:
-    """Return the union tag, chosen by the first element.
+    """Return the tag of the union member for this value, judged by the first element.
 
     Without a tag, pydantic would try all union members, which takes seconds on large bodies.
     """
@@ -55,11 +55,12 @@ class EmbeddingsRequest(BaseModel):
         Discriminator(
             _input_tag,
             custom_error_type="input",
-            custom_error_message="Input should be a text, texts, token ids or lists of token ids",
+            custom_error_message="Input should be a text, a list of texts, a list of token ids, or "
+            "a list of lists of token ids",
         ),
     ] = Field(
-        description="A text, texts, token ids or lists of token ids; token ids are those of the "
-        "served model, special tokens included"
+        description="A text, a list of texts, a list of token ids, or a list of lists of token "
+        "ids; token ids are from the served model's vocabulary and include special tokens"
     )
     model: str = Field(max_length=256, description="Name of the model, as in /v1/models")
     dimensions: int | None = Field(
@@ -71,11 +72,12 @@ class EmbeddingsRequest(BaseModel):
     prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None,
         description="Extension of OpenAI's API: name of the model's prompt to prepend to each "
-        "text, and of the adapter to use",
+        "text; an adapter of the same name is applied too; null: the default prompt",
     )
     on_overflow: Literal["truncate", "error"] = Field(
         "truncate",
-        description="Extension of OpenAI's API: handling of inputs with too many tokens",
+        description="Extension of OpenAI's API: whether to truncate inputs that exceed the model's "
+        "maximum length, or to respond with an error",
     )
     user: Annotated[str, StringConstraints(max_length=1024)] | None = Field(
         None, description="Ignored"
@@ -87,7 +89,7 @@ class EmbeddingsRequest(BaseModel):
 
 
 class Embedding(BaseModel):
-    """One vector, of unit length."""
+    """The vector of one input, of unit length."""
 
     object: Literal["embedding"]
     index: int
@@ -95,14 +97,14 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    """Number of encoded tokens."""
+    """Total number of encoded tokens of the inputs; both fields have the same value."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsResponse(BaseModel):
-    """One vector per input, in order."""
+    """One vector per input, in the order of the inputs."""
 
     object: Literal["list"]
     data: list[Embedding]
@@ -158,8 +160,8 @@ BODIES = (EmbeddingsRequest, OpenAIErrorResponse)
 async def embeddings(request: Request, state: State) -> Response:
     """Encode inputs into one vector of unit length each, as OpenAI's API does.
 
-    By default inputs with too many tokens for the model are truncated; the header
-    `X-Truncated-Inputs` has their number.
+    By default, inputs that exceed the model's maximum length are truncated. The header
+    `X-Truncated-Inputs` has the number of truncated inputs.
     """
     body = await read_inputs(request, state, EmbeddingsRequest, "input")
     timeout_s = deadline_s(request, state.settings.limits.request_s)
@@ -201,7 +203,7 @@ async def models(_request: Request, state: State) -> Response:
     responses=_error_responses(401, 403, 404, 503),
 )
 async def model(request: Request, state: State) -> Response:
-    """Return the served model of this name; another name is an error 404."""
+    """Return the served model, or 404 if the path names another model."""
     served = state.ready_model()
     check_model(served, request.path_params["model"])
     return _json(_model_info(served))

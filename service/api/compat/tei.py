@@ -183,7 +183,7 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
             status, kind = 503, "Unhealthy"
         case _ if status == 500:
             status, kind, message = 500, "Backend", f"Backend error: {error.detail}"
-        case _:  # errors of TEI's web framework
+        case _:  # in TEI, errors of the web framework, as plain text
             return Response(error.detail, status, headers, "text/plain")
     if error.index is not None:
         message += f" (at index {error.index})"

@@ -39,7 +39,7 @@ router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 
 @router.post("/embed", **route_options("Embeddings", list[list[float]], EmbedRequest))
 async def embed(request: Request, state: State) -> Response:
-    """Encode inputs into one vector each; token ids are used unchanged."""
+    """Encode inputs into one vector each; token ids get no prompt and no special tokens."""
     body = await read_request(request, state, EmbedRequest)
     inputs = non_empty(body.input_list())
     model = state.ready_model()
@@ -99,7 +99,7 @@ async def embed_sparse(request: Request, state: State) -> Response:
 
 @router.post("/similarity", **route_options("Cosine similarities", list[float], SimilarityRequest))
 async def similarity(request: Request, state: State) -> Response:
-    """Return the cosine similarity of one sentence with each of the others."""
+    """Return the cosine similarity between the source sentence and each of the sentences."""
     body = await read_request(request, state, SimilarityRequest)
     options = body.parameters or TruncationOptions()
     inputs = [body.inputs.source_sentence, *non_empty(body.inputs.sentences)]

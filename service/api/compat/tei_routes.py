@@ -30,7 +30,8 @@ _TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 def openapi_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI descriptions of error responses, by status.
 
-    As in TEI, 401 has no body, and responses of some statuses can be plain text.
+    As in TEI, a 401 response has no body. Responses other than 401, 424, 429, 500 and 503 can be
+    plain text instead of JSON.
     """
     responses = error_responses(*statuses, schema=TEIError, media_type=JSON)
     for status in responses.keys() - {401, 424, 429, 500, 503}:

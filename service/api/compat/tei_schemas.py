@@ -17,7 +17,7 @@ def _inputs_tag(value: object) -> str | None:
     return "text" if isinstance(value, str) else None
 
 
-# A text, or token ids.
+# One input: a text, or a list of token ids.
 Input = Annotated[
     Annotated[str, Tag("text")] | Annotated[Ids, Tag("ids")],
     Discriminator(
@@ -33,14 +33,15 @@ Inputs = Annotated[
     Discriminator(
         _inputs_tag,
         custom_error_type="inputs",
-        custom_error_message="Input should be a text, token ids, or a list of these",
+        custom_error_message="Input should be a text, a list of token ids, or a list of texts and "
+        "lists of token ids",
     ),
 ]
 PromptName = Annotated[str, StringConstraints(max_length=256)] | None
 
 
 class _Body(BaseModel):
-    # TEI ignores unknown fields too.
+    # Unknown fields are ignored, as in TEI.
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
@@ -49,12 +50,13 @@ class Truncation(_Body):
 
     truncate: bool | None = Field(
         None,
-        description="Whether to truncate inputs with too many tokens; false: they are an error",
+        description="Whether to truncate inputs that exceed the model's maximum length (null: "
+        "true), or to respond with an error",
     )
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field(
         None,
-        description="Side on which inputs with too many tokens lose tokens; null: the side on "
-        "which the model's tokenizer truncates, usually the right",
+        description="Side from which tokens are dropped if an input exceeds the model's maximum "
+        "length; null: the truncation side of the model's tokenizer, usually the right",
     )
 
     def on_overflow(self) -> OnOverflow:
@@ -122,7 +124,8 @@ class DecodeRequest(_Body):
         Discriminator(
             _inputs_tag,
             custom_error_type="ids",
-            custom_error_message="Input should be a list of token ids, or a list of these",
+            custom_error_message="Input should be a list of token ids, or a list of lists of "
+            "token ids",
         ),
     ]
     skip_special_tokens: bool = True

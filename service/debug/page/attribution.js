@@ -26,7 +26,7 @@ function totals(result) {
   return facts({
     "sum of scores": shown(result.sum),
     ...(result.value !== null && { value: shown(result.value) }),
-    ...(result.baseline_value !== null && { "value of the baseline": shown(result.baseline_value) }),
+    ...(result.baseline_value !== null && { "value at the baseline": shown(result.baseline_value) }),
     ...(complete && completeness(complete)),
   });
 }
@@ -34,7 +34,7 @@ function totals(result) {
 function completeness(complete) {
   return {
     "error of the sum / allowed": `${shown(complete.error)} / ${shown(complete.allowed)}`,
-    "of a token / allowed": `${shown(complete.score_error)} / ${shown(complete.score_allowed)}`,
+    "error of a score / allowed": `${shown(complete.score_error)} / ${shown(complete.score_allowed)}`,
     completeness: mark(complete.converged, ["converged", "not converged"]),
     evaluations: complete.evaluations,
   };
@@ -46,11 +46,11 @@ function pathChart(path) {
     y: path.map(([, value]) => value),
     mode: "markers",
     marker: { color: colour("accent"), size: 6 },
-    hovertemplate: "%{x:.3f} of the way: %{y:.5f}<extra></extra>",
+    hovertemplate: "position %{x:.3f}: %{y:.5f}<extra></extra>",
   };
   return element("figure", { className: "small" },
-    element("figcaption", {}, "Target value at the evaluated points of the path from the baseline to the text."),
-    chart("Target value at the evaluated points of the path from the baseline to the text", 150, [trace], {
+    element("figcaption", {}, "Target value at the evaluated points on the path from baseline to text."),
+    chart("Target value at the evaluated points on the path from baseline to text", 150, [trace], {
       xaxis: { range: [-0.02, 1.02], tickvals: [0, 0.25, 0.5, 0.75, 1], ticktext: ["baseline", "¼", "½", "¾", "text"] },
       yaxis: { nticks: 4 },
     }));
@@ -67,7 +67,7 @@ export function drawPairs([{ body, result }]) {
     matrixChart(result.matrix, a, b),
     equation(result),
     element("div", { className: "side" }, ...result.completeness.map((complete, index) =>
-      element("div", {}, element("h4", {}, `Integral of text ${"AB"[index]}`), facts(completeness(complete))))),
+      element("div", {}, element("h4", {}, `Path integral of text ${"AB"[index]}`), facts(completeness(complete))))),
   ];
 }
 
@@ -91,7 +91,7 @@ function matrixChart(matrix, a, b) {
     ...(b.length <= MOST_NUMBERS && { text: matrix.map((row) => row.map((value) => rounded(value, scale))), texttemplate: "%{text}" }),
   };
   const height = Math.min(900, 60 + Math.max(24 * a.length, 120));
-  return chart("What each pair of tokens adds to the cosine", height, [trace], {
+  return chart("Contribution of each pair of tokens to the cosine similarity", height, [trace], {
     xaxis: { ...ticks(b), side: "top", showgrid: false, zeroline: false },
     yaxis: { ...ticks(a), autorange: "reversed", showgrid: false, zeroline: false },
   });
@@ -109,7 +109,7 @@ function equation({ sum, cosine, delta, reference_terms: terms }) {
     element("span", { className: "term" }, element("strong", { title: raw(value) }, shown(value)), element("small", {}, name));
   return element("div", { className: "equation", role: "math" },
     term(sum, "sum of pairs"), "+", term(terms.a_baseline, "A × baseline of B"), "+",
-    term(terms.baseline_b, "baseline of A × B"), "−", term(terms.baselines, "the baselines"),
+    term(terms.baseline_b, "baseline of A × B"), "−", term(terms.baselines, "baseline of A × baseline of B"),
     "=", term(cosine, "cosine"),
-    element("span", { className: "muted" }, `off by ${shown(delta)}`));
+    element("span", { className: "muted" }, `numerical error ${shown(delta)}`));
 }

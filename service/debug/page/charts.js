@@ -1,10 +1,10 @@
-// Charts; a sentence if the chart library is not installed.
+// Charts, or a message in their place if the chart library is not installed.
 
 import { element } from "./dom.js";
 
 let library;
 
-// The library has several megabytes: load it with the first chart.
+// The library has several megabytes, so it is loaded only with the first chart.
 function loaded() {
   library ??= new Promise((resolve) => {
     const script = element("script", { src: "debug/assets/plotly.min.js" });
@@ -37,7 +37,7 @@ export function chart(description, height, traces, layout) {
 async function draw(container, height, traces, layout) {
   if (!(await loaded())) {
     container.style.removeProperty("min-height");
-    container.replaceChildren("The chart library is not installed. It comes with Vitrine's extra 'torch'.");
+    container.replaceChildren("The chart library is not installed. Install Vitrine with the extra 'torch'.");
     return;
   }
   // A redraw may have removed the container in the meantime.

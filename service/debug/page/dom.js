@@ -25,7 +25,7 @@ export function facts(pairs) {
   return element("dl", { className: "facts" }, ...entries);
 }
 
-// JSON has no NaN: the service sends null.
+// NaN arrives as null, because JSON cannot represent it.
 export function shown(value, digits = 4) {
   if (value === null || Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
@@ -35,7 +35,7 @@ export function shown(value, digits = 4) {
   return withMinus(fits ? value.toFixed(digits) : value.toExponential(1).replace("+", ""));
 }
 
-// Round to two significant decimals relative to `scale`.
+// Round to the third significant digit of `scale`, with 1 to 12 decimals.
 export function rounded(value, scale) {
   if (!Number.isFinite(value)) return shown(value);
   return withMinus(value.toFixed(Math.min(12, Math.max(1, 2 - Math.floor(Math.log10(scale || 1))))));
@@ -51,7 +51,7 @@ export function raw(value) {
   return value === null ? "NaN" : String(value);
 }
 
-// A coloured verdict: true, false or null for "not run".
+// A coloured verdict; `passes` is true, false, or null without a verdict.
 export function mark(passes, words = ["passes", "fails", "no verdict"]) {
   const [state, word] = passes === null ? ["off", words[2]] : passes ? ["good", words[0]] : ["bad", words[1]];
   return element("span", { className: `mark ${state}` }, word);

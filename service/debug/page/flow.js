@@ -11,10 +11,10 @@ const SERIES = [
 
 export function drawFlow([{ result }]) {
   return [
-    facts({ objective: shown(result.objective), steps: result.steps.length, "broken steps": brokenNames(result).size }),
+    facts({ objective: shown(result.objective), steps: result.steps.length, "non-finite steps": brokenNames(result).size }),
     element("ul", { className: "sentences" }, ...sentences(result).map((sentence) => element("li", {}, sentence))),
     flowChart(result),
-    element("details", {}, element("summary", {}, "Every step in numbers"), numbers(result.steps)),
+    element("details", {}, element("summary", {}, "Table of all steps"), numbers(result.steps)),
   ];
 }
 
@@ -24,14 +24,14 @@ function sentences({ first_nonfinite: first, verdicts }) {
   return [
     first
       ? `The first non-finite number appears in the ${first.phase} pass at ${first.step}${row}.`
-      : "Every number is finite, forward and backward.",
-    ...(verdicts.length || first ? verdicts.map(verdictSentence) : ["No gradient vanishes, explodes or is missing."]),
+      : "All numbers are finite in the forward and the backward pass.",
+    ...(verdicts.length || first ? verdicts.map(verdictSentence) : ["No gradient is vanishing, exploding or missing."]),
   ];
 }
 
 function verdictSentence({ step, kind, ratio, threshold }) {
-  if (kind === "missing_gradient") return `${step} gets no gradient.`;
-  return `The gradient is ${kind} at ${step}: ${shown(ratio)} of the last layer's, beyond ${shown(threshold)}.`;
+  if (kind === "missing_gradient") return `The output or a parameter of ${step} receives no gradient.`;
+  return `The gradient is ${kind} at ${step}: its norm is ${shown(ratio)} times the norm at the last layer; the threshold is ${shown(threshold)}.`;
 }
 
 function brokenNames(result) {
@@ -43,7 +43,7 @@ function flowChart(result) {
   const traces = SERIES.map((series) => ({
     name: series.name,
     x: names.map((_, index) => index),
-    // A log scale cannot show zero, and NaN is a gap; the table has both.
+    // Zero and NaN become gaps, because a log scale cannot show them. The table has both.
     y: result.steps.map((step) => series.size(step) || null),
     customdata: names,
     mode: series.points ? "markers" : "lines+markers",
@@ -66,7 +66,7 @@ function part(name) {
   return name?.match(/^layers\.\d+/)?.[0] ?? name?.split(".")[0];
 }
 
-// Producers of non-finite numbers stand out from propagators.
+// Mark a step with non-finite numbers: producers are darker than propagators.
 function band(index, role) {
   return {
     type: "rect", layer: "below", yref: "paper", y0: 0, y1: 1, x0: index - 0.5, x1: index + 0.5,
@@ -77,7 +77,7 @@ function band(index, role) {
 function numbers(steps) {
   const optional = (part, name) => (part ? shown(part[name]) : "–");
   const bad = ({ nan, inf }) => [nan && `${nan} NaN`, inf && `${inf} ∞`].filter(Boolean).join(", ") || "–";
-  return table("Sizes by step", ["step", "forward rms", "not finite", "gradient l2", "not finite", "underflow", "weights' gradient l2", "to weights"],
+  return table("Sizes by step", ["step", "forward rms", "not finite", "gradient l2", "not finite", "underflow", "gradient of weights l2", "relative to weights"],
     steps.map(({ name, forward, gradient, parameters }) => [
       name, shown(forward.rms), bad(forward),
       optional(gradient, "l2"), gradient ? bad(gradient) : "–", gradient ? percent(gradient.underflow_fraction) : "–",

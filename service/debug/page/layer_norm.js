@@ -1,9 +1,9 @@
-// Add + LayerNorm as a circuit: forward down the left, backward up the right.
+// Circuit diagram of add + norm: the forward pass runs down the left, the backward pass up the right.
 
 import { element, facts, mark, percent, raw, shown, table } from "./dom.js";
 import { warmth } from "./tokens.js";
 
-// Formula of each step, and the earlier steps that it reads besides the preceding one.
+// Formula of each step, then the names of earlier steps that the step reads besides the preceding one.
 const FORWARD = {
   x: ["x + residual"],
   mean: ["mean(x)"],
@@ -32,13 +32,14 @@ const BACKWARD = {
   dx2: ["dmu / D"],
   dx: ["dxmu + dx2", "dxmu"],
 };
-// Steps that do not read the preceding one.
+// Steps that do not read the preceding step.
 const STARTS = new Set(["x", "dbeta", "dgamma", "dxhat", "dxmu1", "dsqrtvar"]);
 
-const VERDICTS = ["All implementations are right on these rows.", "An implementation is wrong on these rows.", "These rows cannot decide whether the implementations are right."];
+const VERDICTS = ["All implementations are correct on these rows.", "An implementation is wrong on these rows.", "These rows cannot decide whether the implementations are correct."];
 
 const [PITCH, BOX, WIDTH, GAP] = [44, 34, 270, 96];
-// Size of float32 rounding, and of an error that affects the served vectors.
+// Ends of the colour scale, as powers of ten: a float32 rounding error, and an error that affects the
+// served vectors.
 const [BEST, WORST] = [-8, -3];
 
 export function drawLayerNorm([{ result }]) {
@@ -48,9 +49,9 @@ export function drawLayerNorm([{ result }]) {
   return [
     element("p", { className: "verdict" }, mark(result.passes, VERDICTS)),
     element("div", { className: "bench" }, circuit(result.steps, choose), element("div", {}, scale(), chosen)),
-    table("Invariants of the op", ["invariant", "pass", "residual", "bound", ""], result.invariants.map((invariant) =>
+    table("Invariants of the operator", ["invariant", "pass", "residual", "bound", ""], result.invariants.map((invariant) =>
       [invariant.name, invariant.phase, shown(invariant.residual), shown(invariant.bound), mark(invariant.passes)])),
-    table("Implementations", ["implementation", "pass", "", "worst, as a part of what is allowed", "why there is no verdict"], result.verdicts.map((verdict) =>
+    table("Implementations", ["implementation", "pass", "", "largest error, relative to its bound", "reason for no verdict"], result.verdicts.map((verdict) =>
       [verdict.implementation, verdict.phase, mark(verdict.passes), worst(verdict), verdict.no_verdict ?? ""])),
   ];
 }
@@ -131,10 +132,10 @@ function statistics(step) {
       mean: shown(step.mean),
       rms: shown(step.rms),
       "NaN / ∞": `${step.nan} / ${step.inf}`,
-      ...(step.first_nonfinite && { "first not finite": `[${step.first_nonfinite.join(", ")}]` }),
-      "error to float64": shown(step.error_float64),
-      "error to autograd": optional(step.error_autograd),
-      "to finite differences": optional(step.error_finite_difference),
+      ...(step.first_nonfinite && { "first non-finite index": `[${step.first_nonfinite.join(", ")}]` }),
+      "error against float64": shown(step.error_float64),
+      "error against autograd": optional(step.error_autograd),
+      "error against finite differences": optional(step.error_finite_difference),
     }),
   ];
 }
@@ -146,7 +147,7 @@ function scale() {
 
 function worst({ passes, comparisons, missing }) {
   if (passes === null) return "–";
-  if (missing.length) return `no ${missing.join(", ")}`;
+  if (missing.length) return `missing: ${missing.join(", ")}`;
   const shares = comparisons.map(({ share_of_bound: share }) => share ?? NaN);
   return element("span", { title: shares.map(raw).join(", ") }, percent(Math.max(...shares)));
 }

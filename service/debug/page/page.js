@@ -25,7 +25,7 @@ function inputs() {
   return values;
 }
 
-// The URL fragment keeps every input except the key, so that it can be shared.
+// The URL fragment contains every input except the API key, so that the URL can be shared.
 
 function writeAddress() {
   const address = new URLSearchParams({ tab: current });
@@ -46,7 +46,7 @@ function readAddress() {
 }
 
 function setValue(input, value) {
-  // The choices are known only after the request for the capabilities.
+  // The choices are unknown until the request for the capabilities has returned.
   if (input.dataset.choices && ![...input.options].some((option) => option.value === value)) {
     input.append(element("option", {}, value));
   }
@@ -152,7 +152,7 @@ function problemSentence(error) {
   if (error.name === "AbortError") return "Cancelled: the service has stopped the job.";
   if (error instanceof Problem) return error.message;
   console.error(error);
-  return "The page has a defect; the browser's console has it.";
+  return "Internal error of this page; see the browser's console.";
 }
 
 function redraw(name) {
@@ -165,7 +165,7 @@ function redraw(name) {
     ...SECTIONS[name].draw(runs));
 }
 
-// Checks of the latest run in the current section.
+// Show the checks of the latest run in the current section.
 function drawLamps(results) {
   const cosines = results.flatMap(({ parity, vectors }) => parity ?? vectors ?? []).map(({ cosine }) => cosine);
   const integrals = results.flatMap(({ completeness }) => completeness ?? []);
@@ -183,7 +183,7 @@ async function copy(name) {
   const curl = part(name, "curl");
   curl.textContent = curl.dataset.command;
   curl.hidden = false;
-  // Without a secure origin there is no clipboard: show the command for selection.
+  // Outside secure contexts, browsers offer no clipboard: show the command, so that it can be selected.
   const copied = await navigator.clipboard?.writeText(curl.dataset.command).then(() => true, () => false);
   part(name, "copy").textContent = copied ? "Copied" : "Copy as curl";
 }

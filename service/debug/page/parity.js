@@ -3,14 +3,14 @@
 import { chart, colour } from "./charts.js";
 import { element, facts, lamp, mark, shown, table } from "./dom.js";
 
-// Name, check and size of each part.
+// Name, check and size of each comparison.
 const LAMPS = [
   ["Files", ({ files }) => files.every(({ actual, expected }) => actual === expected), ({ files }) => `${files.length} hashes`],
   ["Tokenizer", ({ tokenizer }) => tokenizer.every(({ position }) => position === null), ({ tokenizer }) => `${tokenizer.length} texts`],
   ["Vectors", ({ failures }) => !failures.some((failure) => failure.startsWith("the vector")), ({ vectors }) => `${vectors.length} texts`],
   ["Weights", ({ unreadable, weights }) => !unreadable && weights.every(({ max_abs: difference }) => difference === 0), ({ weights }) => `${weights.length} tensors`],
   ["Tokens", ({ unreadable, first_divergence }) => !unreadable && first_divergence === null, ({ curve }) => `${curve.length} layers`],
-  ["LayerNorm", (result) => result.layer_norm.every(({ error, bound }) => error <= bound), (result) => `${result.layer_norm.length} hard rows`],
+  ["LayerNorm", (result) => result.layer_norm.every(({ error, bound }) => error <= bound), (result) => `${result.layer_norm.length} difficult rows`],
 ];
 
 export function drawParity([{ result }]) {
@@ -25,7 +25,7 @@ export function drawParity([{ result }]) {
     element("ul", { className: "lamps wide" }, ...lamps),
     element("ul", { className: "sentences" }, ...failures.map((failure) => element("li", {}, failure))),
     facts(worst(result)),
-    element("h3", {}, "Tokens on their way through the model"),
+    element("h3", {}, "Differences of the token vectors, by layer"),
     curveChart(result.curve),
     stressTable(result.layer_norm),
   ];
@@ -33,9 +33,9 @@ export function drawParity([{ result }]) {
 
 function worst({ engine, precision, vectors }) {
   return {
-    "served by": `${engine} in ${precision}`,
-    "worst cosine": shown(Math.min(...vectors.map(({ cosine }) => cosine)), 9),
-    "largest difference of vectors": shown(Math.max(...vectors.map((vector) => vector.max_abs))),
+    "engine of the vectors": `${engine} in ${precision}`,
+    "lowest cosine similarity": shown(Math.min(...vectors.map(({ cosine }) => cosine)), 9),
+    "largest difference of an element": shown(Math.max(...vectors.map((vector) => vector.max_abs))),
   };
 }
 
@@ -46,10 +46,10 @@ function curveChart(curve) {
     mode: "lines+markers",
     line: { color: colour("accent"), width: 2 },
     marker: { size: 7 },
-    hovertemplate: "%{x}: %{y:.2e} of the largest number<extra></extra>",
+    hovertemplate: "%{x}: relative difference %{y:.2e}<extra></extra>",
   };
   return element("figure", {},
-    element("figcaption", {}, "Largest difference, as a part of the largest number at that layer."),
+    element("figcaption", {}, "Largest difference after each layer, relative to the largest magnitude there."),
     chart("Largest relative difference by layer", 240, [trace], {
       xaxis: { type: "category" },
       yaxis: { type: "log", exponentformat: "power", nticks: 6 },
@@ -57,6 +57,6 @@ function curveChart(curve) {
 }
 
 function stressTable(rows) {
-  return table("The served LayerNorm on hard rows", ["row", "error", "bound", ""], rows.map(({ row, finite, error, bound }) =>
+  return table("onnxruntime's norm on numerically difficult rows", ["row", "error", "bound", ""], rows.map(({ row, finite, error, bound }) =>
     [row, finite ? shown(error) : "not finite", shown(bound), mark(error <= bound)]));
 }

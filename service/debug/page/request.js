@@ -11,11 +11,11 @@ export async function ask(path, body, key, signal) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The service could not be reached: it is down, or the connection broke.");
+    throw new Problem("The service could not be reached: it is down, or the connection was interrupted.");
   }
   const result = await response.json().catch((error) => {
     if (error.name === "AbortError") throw error;
-    throw new Problem(`The service answered ${response.status}, and not in JSON.`);
+    throw new Problem(`The service returned status ${response.status} with a body that is not JSON.`);
   });
   if (!response.ok) throw new Problem(sentence(result, response.status));
   return withNonfinite(result);
@@ -23,10 +23,10 @@ export async function ask(path, body, key, signal) {
 
 function sentence({ detail, pointer }, status) {
   const where = pointer ? ` (at ${pointer})` : "";
-  return `${(detail || `The service answered ${status}`).replace(/\.$/, "")}${where}.`.replace(/^./u, (first) => first.toUpperCase());
+  return `${(detail || `The service returned status ${status}`).replace(/\.$/, "")}${where}.`.replace(/^./u, (first) => first.toUpperCase());
 }
 
-// Restore NaN and infinities, which JSON lacks: they arrive as null, with a list of their places.
+// Restore NaN and infinities. They are null in JSON; `nonfinite` lists their JSON pointers and kinds.
 function withNonfinite(result) {
   const numbers = { nan: NaN, inf: Infinity, "-inf": -Infinity };
   for (const { pointer, kind } of result.nonfinite ?? []) {

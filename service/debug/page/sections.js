@@ -1,4 +1,4 @@
-// The sections: path, request bodies and drawing function of each.
+// Path, request bodies and drawing function of each section of the page.
 
 import { drawAttribution, drawPairs } from "./attribution.js";
 import { drawFlow } from "./flow.js";
@@ -19,7 +19,7 @@ const ROWS = {
 };
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
-// Numbers with any separators and brackets between them.
+// Numbers of a line may be separated by white space, commas, semicolons and square brackets.
 const vectors = (text) => lines(text).map((line) => line.split(/[\s,;[\]]+/).filter(Boolean).map(Number));
 
 const OBJECTIVES = {
@@ -34,7 +34,7 @@ export const SECTIONS = {
   attribute: {
     path: "attribute",
     button: "Attribute",
-    nothing: "Choose a method.",
+    nothing: "Choose at least one method.",
     hasCost: true,
     bodies: (inputs) => inputs.method.map((method) => ({
       text: inputs.a,
@@ -63,7 +63,7 @@ export const SECTIONS = {
   },
   flow: {
     path: "flow",
-    button: "Follow the gradient",
+    button: "Measure the gradient flow",
     bodies: (inputs) => [{
       texts: [inputs.a, inputs.b, ...lines(inputs["more-texts"])],
       objective: { type: inputs.objective, ...OBJECTIVES[inputs.objective](inputs) },
@@ -74,7 +74,7 @@ export const SECTIONS = {
   },
   layernorm: {
     path: "layernorm",
-    button: "Check the op",
+    button: "Check add + norm",
     bodies: (inputs) => [{ source: ROWS[inputs.rows](inputs), dtype: inputs.dtype, dout: inputs.dout }],
     draw: drawLayerNorm,
   },

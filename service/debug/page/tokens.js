@@ -3,9 +3,9 @@
 import { colour } from "./charts.js";
 import { element, raw, rounded } from "./dom.js";
 
-// The characters a token stands for; special tokens stand for none.
+// The characters of a token in the text or, for special tokens and prompts, its vocabulary spelling.
 export function spelling(token, text) {
-  // The service counts characters, a string's own indices count halves of some.
+  // Offsets from the service count code points, but string indices count UTF-16 code units.
   return token.start === null ? token.token : [...text].slice(token.start, token.end).join("");
 }
 
@@ -54,7 +54,7 @@ function mixed(from, to, weight) {
 
 const css = (rgb) => `rgb(${rgb.join(" ")})`;
 
-// Black or white, whichever has the greater contrast (WCAG's relative luminance).
+// Black or white text, whichever has the higher contrast by WCAG's relative luminance.
 export function readable(rgb) {
   const linear = rgb.map((channel) => {
     const part = channel / 255;
@@ -64,7 +64,7 @@ export function readable(rgb) {
   return luminance > 0.179 ? "#101418" : "#ffffff";
 }
 
-// A colour between neutral and the warm end, for sizes that have no sign.
+// Colours for an unsigned size from 0 (neutral) to 1 (warm end of the scale).
 export function warmth(weight) {
   const background = weight < 0.5
     ? mixed(colour("neutral"), colour("high-half"), weight * 2)

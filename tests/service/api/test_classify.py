@@ -161,13 +161,13 @@ def test_routes_of_other_models_say_what_the_model_can_do(
 
     assert "cannot encode texts; it can classify" in refusal(rerank_client, "/encode", inputs="w5")
     documents = {"query": QUERY, "documents": DOCUMENTS}
-    assert "has 3 labels; reranking needs a model with one" in refusal(
+    assert "has 3 labels; scores of pairs need a model with one" in refusal(
         classify_client, "/rerank", **documents
     )
     assert "it can encode texts" in refusal(client, "/rerank", **documents)
     assert "it can encode texts" in refusal(client, "/classify", inputs="cat")
     target = {"type": "norm"}
-    assert "only those of embedding models are" in refusal(
+    assert "supported only for embedding models" in refusal(
         rerank_client, "/debug/attribute", text="w5", target=target
     )
 

@@ -172,7 +172,7 @@ def test_pair_equation_adds_up_to_the_cosine(page: Browser, url: str) -> None:
 
 def test_flow_shows_gradient_sizes_and_the_first_non_finite_number(page: Browser) -> None:
     shown = run(page, "flow")
-    assert "Every number is finite, forward and backward." in shown
+    assert "All numbers are finite in the forward and the backward pass." in shown
     until(lambda: "layers.0" in texts(page, "#flow .chart text"))
     select(page, "emulate", "float16")
     type_text(page, "scale", str(2**32))
@@ -212,7 +212,7 @@ def test_flow_has_every_objective_of_the_api(page: Browser, url: str, objective:
 
 def test_layernorm_shows_its_steps_and_the_statistics_of_the_selected_one(page: Browser) -> None:
     shown = run(page, "layernorm")
-    assert "All implementations are right on these rows." in shown
+    assert "All implementations are correct on these rows." in shown
     assert len(texts(page, ".step")) == 11 + 13
     find(page, "[data-step=dxhat]").click()
     assert find(page, ".chosen").text.startswith("dxhat\npass\nbackward\nshape\n9 \u00d7 32")

@@ -103,6 +103,14 @@ async def test_process_starts_with_first_job_and_stays() -> None:
     assert process.pid is None
 
 
+async def test_second_start_waits_for_the_description() -> None:
+    async with process_of() as process:
+        first = asyncio.create_task(process.start())
+        await eventually_async(lambda: process.pid is not None)
+        assert not first.done()
+        assert await process.start() == await first
+
+
 async def test_jobs_run_one_at_a_time(tmp_path: Path) -> None:
     async with process_of() as process:
         first = await held_job(process, tmp_path)

@@ -151,7 +151,7 @@ def test_integral_that_does_not_converge_returns_200_with_a_warning(
     with serving(create_app(debugging.model_copy(update={"model": model}))) as client:
         result = ask(client, "attribute", text=CAT, target=COSINE, **hard)
     assert not result["completeness"]["converged"]
-    assert result["warnings"] == ["the integral has not converged; increase max_evaluations"]
+    assert result["warnings"] == ["a path integral has not converged; increase max_evaluations"]
 
 
 def test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning(
@@ -354,7 +354,9 @@ def test_more_non_finite_numbers_than_the_limit_add_a_warning(
     source = {"type": "rows", "x": [[3e38, -3e38] * 40], "residual": [[3e38, -3e38] * 40]}
     result = ask(client, "layernorm", source=source, row=0)
     assert len(result["nonfinite"]) == messages.MAX_NONFINITE
-    assert result["warnings"] == ["nonfinite lists only the first 64 numbers; there may be more"]
+    assert result["warnings"] == [
+        "nonfinite lists only the first 64 non-finite numbers; there may be more"
+    ]
 
 
 @pytest.mark.parametrize(
