@@ -522,7 +522,7 @@ class Model:
         Args:
             rows: Rows of token ids.
             output: Output of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
-                vectors `(L, D)`, and "logits" logits `(C,)`.
+                vectors `(L, D)`, "sparse" a sparse vector, and "logits" logits `(C,)`.
             timeout_s: Seconds until the caller's deadline, which is checked on submission only;
                 None: no deadline.
 

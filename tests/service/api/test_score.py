@@ -1,5 +1,6 @@
 """`POST /score` of a reranker and of an embedding model, against sentence-transformers."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
+from tests.models.checkpoints import save_classifier
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +38,8 @@ def test_reranker_gives_the_scores_of_the_cross_encoder(
     assert result["kind"] == "cross_encoder"
     np.testing.assert_allclose(result["scores"], expected, rtol=1e-4)
     assert (result["tokens"], result["truncated"]) == ([7, 8, 7], [False] * 3)
+    raw = ask(rerank_client, queries=QUERIES, documents=DOCUMENTS, raw_scores=True)["scores"]
+    np.testing.assert_allclose(1 / (1 + np.exp(-np.array(raw))), expected, rtol=1e-4)
     result = ask(rerank_client, queries=QUERIES[0], documents=DOCUMENTS)
     expected = cross_encoder.predict([(QUERIES[0], document) for document in DOCUMENTS])
     np.testing.assert_allclose(result["scores"], expected, rtol=1e-4)
@@ -46,7 +50,7 @@ def prompted(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     """An embedding model with different prompts for queries and documents."""
     folder = tmp_path_factory.mktemp("prompted")
     model = SentenceTransformer(str(small_folder), device="cpu")
-    model.prompts = {"query": "question: ", "passage": "text: ", "other": "other: "}
+    model.prompts = {"query": "question: ", "document": "text: ", "other": "other: "}
     model.save(str(folder / "model"))
     return folder / "model", export(resolve(str(folder / "model")), folder / "artifact")[0]
 
@@ -76,14 +80,22 @@ def test_tokens_and_truncation_are_those_of_query_and_document(client: TestClien
 
 
 @pytest.mark.parametrize(
-    ("body", "pointer", "message"),
+    ("body", "pointer", "index", "message"),
     [
-        ({"queries": ["a", "b"], "documents": ["a"]}, "/queries", "2 queries and 1 documents"),
-        ({"queries": [], "documents": ["a"]}, "/queries", "at least 1 item"),
-        ({"queries": ["a", ""], "documents": ["a", "b"]}, "/queries/1", "the text is empty"),
-        ({"queries": "a", "documents": ["a", "\0"]}, "/documents/1", "NUL"),
-        ({"queries": "a", "documents": ["a", 3]}, "/documents/1", "valid string"),
-        ({"queries": "a", "documents": 3}, "/documents", "a text or a list of texts"),
+        (
+            {"queries": ["a", "b"], "documents": ["a"]},
+            "/queries",
+            None,
+            "2 queries and 1 documents",
+        ),
+        ({"queries": [], "documents": ["a"]}, "/queries", None, "at least 1 item"),
+        ({"queries": ["a", ""], "documents": ["a", "b"]}, "/queries/1", None, "the text is empty"),
+        ({"queries": "", "documents": ["a", "b"]}, "/queries", None, "the text is empty"),
+        ({"queries": "a", "documents": ["a", "\0"]}, "/documents/1", 1, "NUL"),
+        ({"queries": "a", "documents": " "}, "/documents", 0, "the text is empty"),
+        ({"queries": ["a", "b"], "documents": ["a", ""]}, "/documents/1", 1, "the text is empty"),
+        ({"queries": "a", "documents": ["a", 3]}, "/documents/1", None, "valid string"),
+        ({"queries": "a", "documents": 3}, "/documents", None, "a text or a list of texts"),
     ],
 )
 @pytest.mark.parametrize("kind", ["cross_encoder", "cosine"])
@@ -93,15 +105,40 @@ def test_invalid_requests_name_the_text(
     kind: str,
     body: Json,
     pointer: str,
+    index: int | None,
     message: str,
 ) -> None:
     asked = rerank_client if kind == "cross_encoder" else client
     response = asked.post("/score", json=body)
-    assert (response.status_code, response.json()["pointer"]) == (422, pointer)
-    assert message in response.json()["detail"]
+    problem = response.json()
+    assert (response.status_code, problem["pointer"], problem.get("index")) == (422, pointer, index)
+    assert message in problem["detail"]
     assert ask(asked, queries="w5", documents="w6")["kind"] == kind
 
 
 def test_classifier_has_no_scores_of_pairs(classify_client: TestClient) -> None:
     response = classify_client.post("/score", json={"queries": "a", "documents": "b"})
     assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
+
+
+def test_text_without_tokens_is_named(
+    minilm_folder: Path, tmp_path: Path, client: TestClient
+) -> None:
+    save_classifier(tmp_path / "model", "bert", 1, vocab_size=30_522)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(minilm_folder / name, tmp_path / "model")
+    artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
+    nothing = "\u200b"  # BERT's normaliser removes it
+    with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=2)) as model:
+        for call, pointer, index in (
+            (lambda: model.rerank(nothing, ["cat", "dog"]), "/query", None),
+            (lambda: model.rerank("cat", ["cat", nothing]), "/documents/1", 1),
+            (lambda: model.score(["cat", nothing], ["cat", "dog"]), "/queries/1", None),
+            (lambda: model.score("cat", ["cat", nothing]), "/documents/1", 1),
+        ):
+            with pytest.raises(vitrine.InvalidInput, match="no token") as raised:
+                call()
+            assert (raised.value.pointer, raised.value.index) == (pointer, index)
+    body = {"queries": nothing, "documents": ["cat"]}
+    problem = client.post("/score", json=body).json()
+    assert (problem["code"], problem["pointer"]) == ("no_tokens", "/queries")

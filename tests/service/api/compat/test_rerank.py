@@ -61,8 +61,34 @@ def test_options_of_rerank(rerank_client: TestClient, identity: Any) -> None:  #
     assert best["relevance_score"] == pytest.approx(identity.max(), rel=1e-4)
     assert "document" not in best
     assert len(ask(rerank_client, "/v1/rerank", **{**fields, "top_n": 0})["results"]) == 3
+    loose = {"max_tokens_per_doc": 0, "max_tokens_per_query": 0, "priority": 3, "user": "me"}
+    assert ask(rerank_client, "/vllm/rerank", **fields, **loose)["results"] == [best]
     cut = ask(rerank_client, "/v1/rerank", **fields, max_tokens_per_doc=1, max_tokens_per_query=1)
     assert cut["usage"]["total_tokens"] == 3 * 5
+
+
+def test_fields_of_documents_are_returned(rerank_client: TestClient) -> None:
+    documents = [{"text": text, "title": f"title {i}"} for i, text in enumerate(DOCUMENTS)]
+    fields = {"query": QUERY, "documents": documents, "rank_fields": ["text"]}
+    for line in ask(rerank_client, "/v1/rerank", **fields)["results"]:
+        assert line["document"] == documents[line["index"]]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rank_fields", ["title"], "Input should be 'text'"),
+        ("truncate_prompt_tokens", 4, "Input should be None"),
+        ("documents", ["w5 " * 40], "more than 24 tokens"),
+    ],
+)
+def test_fields_that_would_change_scores_are_refused(
+    rerank_client: TestClient, field: str, value: object, message: str
+) -> None:
+    body = {"query": "w5", "documents": ["w5"], "truncation": False, field: value}
+    response = rerank_client.post("/v1/rerank", json=body)
+    assert (response.status_code, message in response.json()["message"]) == (422, True)
+    assert field in response.json()["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
@@ -86,6 +112,12 @@ def test_vllm_scores_pairs_under_all_names_of_its_fields(
         result = ask(rerank_client, "/vllm/score", **body)
         scores = [line["score"] for line in result["data"]]
         np.testing.assert_allclose(scores, cross_encoder.predict(PAIRS), rtol=1e-4)
+    raw = ask(rerank_client, "/vllm/score", text_1=QUERY, text_2=DOCUMENTS, use_activation=False)
+    logits = cross_encoder.predict(PAIRS, activation_fn=lambda logits: logits)
+    np.testing.assert_allclose([line["score"] for line in raw["data"]], logits, rtol=1e-4)
+    limits = {"max_tokens_per_doc": 0, "max_tokens_per_query": 3}
+    error = rerank_client.post("/vllm/score", json={"text_1": "w5", "text_2": ["w5"], **limits})
+    assert (error.status_code, error.json()["error"]["param"]) == (400, "max_tokens_per_query")
     cosines = ask(client, "/vllm/v1/score", queries=["cat"] * 2, items=["cat", "a dog"])["data"]
     assert cosines[0]["score"] == pytest.approx(1, abs=1e-6)
     assert cosines[1]["score"] < 1
