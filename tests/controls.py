@@ -44,6 +44,26 @@ _D = "tests/service/debug/"
 _E = "tests/models/export/test_families.py::"
 
 GUARDS = (
+    # Scores and sparse vectors.
+    Guard(
+        "service/inference/pairs.py",
+        "kept = self._kept(*limited)",
+        "kept = self._kept(*lengths)",
+        f"{_T}test_classify.py::test_query_and_documents_are_truncated_to_limits_of_their_own",
+    ),
+    Guard(
+        "service/inference/model.py",
+        "error.index = None if is_query else index - queries",
+        "error.index = index",
+        f"{_T}test_score.py",
+    ),
+    Guard(
+        "models/network/sparse.py",
+        "self._log((pad(torch.relu(logits)) * mask).amax(1))",
+        "self._log(pad(torch.relu(logits)).amax(1))",
+        "tests/models/export/test_masked_lm.py::"
+        "test_graphs_equal_the_sparse_encoder_of_sentence_transformers",
+    ),
     # Long rows and texts.
     Guard(
         "service/inference/batcher.py",

@@ -1,12 +1,13 @@
-"""Export: from a checkpoint to an artifact. The only part of `models` that handles text.
+"""Export of a checkpoint to an artifact. The only part of `models` that handles text.
 
 Read in this order:
 
 - `sources`: finds the model: a local folder, an installed package or a hub id.
-- `model_folder`, `families`, `checkpoint`: load the model's files into PyTorch modules.
+- `model_folder`, `families`, `lora`, `classifier`, `checkpoint`: load the model's files into
+  PyTorch modules.
 - `sentence_config`: reads pooling, prompts and other settings of sentence-transformers.
-- `tokenizer_file`: prepares the tokenizer for serving.
-- `onnx_graph`: exports the modules to an ONNX graph.
+- `tokenizer_config`, `tokenizer_file`: prepare the tokenizer for serving.
+- `onnx_graph`, `attention_nodes`: export the modules to an ONNX graph for each engine.
 - `exporter`, `parity`: write the artifact, and compare its graphs with PyTorch.
 - `__main__`: the command line, `vitrine-export`.
 """

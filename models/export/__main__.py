@@ -23,7 +23,7 @@ def _named_prompt(text: str) -> tuple[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
+    """Run the command and return its exit status."""
     if importlib.util.find_spec("torch") is None:
         print(
             "vitrine-export needs PyTorch; install Vitrine with its extra 'torch'", file=sys.stderr
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--target",
         choices=TARGETS,
         default="cpu",
-        help="hardware; cuda adds a graph for GPUs to those for CPUs (default: %(default)s)",
+        help="target hardware; cuda adds a graph for GPUs (default: %(default)s)",
     )
     parser.add_argument(
         "--dtype",
@@ -131,7 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(_table(parity))
     for graph in artifact.manifest.graphs:
         if graph.parity is None:
-            print(f"The graph for {graph.engine} is unverified: it is not usable here.")
+            print(
+                f"The graph for {graph.engine} was not compared with PyTorch: its engine is not "
+                "usable on this machine."
+            )
     return 0
 
 

@@ -1,7 +1,8 @@
 """ONNX nodes of attention on packed batches, by engine.
 
-The exporter writes each attention as one placeholder node. `lower_attention` replaces it with the
-nodes that an engine runs fastest. Shapes: T tokens in B rows of up to L tokens, H heads of width K.
+The exporter writes each attention as one placeholder node. `lower_attention` replaces the
+placeholders with nodes for an engine. Shapes: T tokens in B rows of up to L tokens, H heads of
+width K.
 """
 
 import copy
@@ -68,13 +69,13 @@ def packed_attention(*inputs: Any) -> Any:  # noqa: ANN401
 
 @dataclass(frozen=True)
 class _Attention:
-    """Inputs of one placeholder node, and values that all placeholders share.
+    """Inputs and attributes of one placeholder node, and values computed from the inputs.
 
     Attributes:
-        shape: `(B, L)`.
+        shape: The numbers B and L, as an int64 vector `(2,)`.
         flat_index: `padded_index`, flattened to `(B * L,)`.
-        padding: Bias of the scores of padding keys, `(B, 1, 1, L)`.
-        window, causal, alibi: As in `models.network.positions.Reach`.
+        padding: Bias of the attention scores that masks padding keys, `(B, 1, 1, L)`.
+        window, causal, alibi: See `models.network.positions.Reach`.
     """
 
     q: ir.Value
@@ -96,14 +97,14 @@ class _Attention:
         """Width of queries, keys and values, `H * K`."""
         shape = self.v.shape
         if shape is None or not isinstance(shape[-1], int):
-            raise ValueError("the width of the token vectors is unknown")
+            raise ValueError("the width of the attention's values must be static, not dynamic")
         return shape[-1]
 
 
 class _Nodes:
-    """Builder of nodes. Constants become initializers of the graph, one for each value.
+    """Builder of ONNX nodes. Equal constants share one initializer of the graph.
 
-    All names are distinct, in subgraphs too: onnxruntime refuses names that are used twice.
+    Names are unique in the graph and all its subgraphs, because onnxruntime rejects duplicates.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -113,7 +114,7 @@ class _Nodes:
         self.names = itertools.count()
 
     def subgraph(self) -> "_Nodes":
-        """Return a builder of nodes of a subgraph."""
+        """Return a builder without nodes that shares graph, constants and names with this one."""
         nodes = copy.copy(self)
         nodes.tape = Tape()
         return nodes
@@ -130,7 +131,7 @@ class _Nodes:
         return self.tape.op(op, inputs, attributes, domain=domain, output=output)
 
     def constant(self, value: Any, dtype: type[np.generic] = np.int64) -> ir.Value:  # noqa: ANN401
-        """Return a constant."""
+        """Return a constant, as an initializer of the graph."""
         array: NDArray[Any] = np.asarray(value, dtype)
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self.constants:
@@ -146,24 +147,32 @@ class _Nodes:
         then: Callable[["_Nodes"], ir.Value],
         otherwise: Callable[["_Nodes"], ir.Value],
     ) -> ir.Value:
-        """Return the value of an `If` node, whose type and shape are those of `like`."""
+        """Add an `If` node and return its output.
+
+        Args:
+            condition: Bool scalar.
+            like: Value with the type and shape of the output.
+            then: Adds the nodes of the true branch and returns their output.
+            otherwise: Adds the nodes of the false branch and returns their output.
+        """
         graphs = {}
         for name, build in (("then_branch", then), ("else_branch", otherwise)):
             nodes = self.subgraph()
             result = build(nodes)
             result.type, result.shape = like.type, like.shape
             graphs[name] = ir.Graph((), (result,), nodes=nodes.tape.nodes, name=name)
-        return self("If", condition, **graphs)  # type: ignore[arg-type] # `domain` is not among them
+        return self("If", condition, **graphs)  # type: ignore[arg-type] # `graphs` has no key `domain`
 
     def loop(
         self, count: ir.Value, like: ir.Value, body: Callable[["_Nodes", ir.Value], ir.Value]
     ) -> ir.Value:
-        """Return the results of a `Loop` node, along a new first axis.
+        """Add a `Loop` node and return the results of all iterations, stacked along a new axis 0.
 
         Args:
             count: Number of iterations, an int64 scalar.
             like: Value with the type of the results.
-            body: Returns the result of an iteration, from its index.
+            body: Adds the nodes of an iteration and returns their output. Its arguments are the
+                builder of the nodes and the index of the iteration.
         """
         nodes = self.subgraph()
         index, condition = (ir.Value(name=f"attention_{next(self.names)}") for _ in range(2))
@@ -181,7 +190,7 @@ class _Nodes:
 
 
 def _heads(nodes: _Nodes, a: _Attention) -> list[ir.Value]:
-    """Queries, keys and values of padded rows, `(B, L, H, K)` each."""
+    """Return queries, keys and values in the padded layout, `(B, L, H, K)` each."""
     heads = nodes("Concat", a.shape, nodes.constant([a.num_heads, -1]), axis=0)
     return [
         nodes("Reshape", nodes("Gather", x, a.flat_index, axis=0), heads) for x in (a.q, a.k, a.v)
@@ -189,13 +198,13 @@ def _heads(nodes: _Nodes, a: _Attention) -> list[ir.Value]:
 
 
 def _packed(nodes: _Nodes, a: _Attention, context: ir.Value) -> ir.Value:
-    """The context of padded rows, `(B, L, H, K)`, as packed tokens `(T, H * K)`."""
+    """Convert the context of padded rows, `(B, L, H, K)`, to the packed layout `(T, H * K)`."""
     flat = nodes("Reshape", context, nodes.constant([-1, a.width]))
     return nodes("Gather", flat, a.packed_index, axis=0)
 
 
 def _padded(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Attention on padded rows, with all scores of a batch in memory: `(B, H, L, L)`."""
+    """Return attention on padded rows, with all scores `(B, H, L, L)` in memory."""
     q, k, v = _heads(nodes, a)
     bias = a.padding if a.bias is None else nodes("Add", a.bias, a.padding)
     L = nodes("Gather", a.shape, nodes.constant(1), axis=0)
@@ -208,7 +217,7 @@ def _padded(nodes: _Nodes, a: _Attention) -> ir.Value:
 def _attend(
     nodes: _Nodes, a: _Attention, q: ir.Value, k: ir.Value, v: ir.Value, bias: ir.Value
 ) -> ir.Value:
-    """Softmax attention of queries `(N, L, H, K)` to keys and values, with a bias."""
+    """Return the attention of queries `(N, L, H, K)` to keys and values, with a bias."""
     # Scaling the query (L x K) is L / K times cheaper than scaling the scores (L x L).
     scale = nodes("CastLike", nodes.constant((a.width / a.num_heads) ** -0.5, np.float32), a.q)
     q = nodes("Transpose", nodes("Mul", q, scale), perm=[0, 2, 1, 3])
@@ -219,13 +228,13 @@ def _attend(
 
 
 def _with_positions(nodes: _Nodes, a: _Attention, distance: ir.Value, bias: ir.Value) -> ir.Value:
-    """Return the attention bias with the terms that depend on the distance of query and key.
+    """Return an attention bias combined with ALiBi and the masks for window and causality.
 
     Args:
         nodes: Builder of nodes.
         a: Inputs of the attention.
-        distance: Position of the key minus that of the query, `(..., keys)`.
-        bias: Broadcastable to the scores.
+        distance: Position of the key minus position of the query, `(queries, keys)`.
+        bias: Attention bias, broadcastable to the scores.
     """
     if a.alibi:
         slopes = nodes.constant([[[-slope]] for slope in alibi_slopes(a.num_heads)], np.float32)
@@ -243,9 +252,9 @@ def _with_positions(nodes: _Nodes, a: _Attention, distance: ir.Value, bias: ir.V
 
 
 def _unpadded(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Attention on rows of equal length, by onnxruntime's kernel.
+    """Return attention on rows of equal length, by onnxruntime's `MultiHeadAttention` kernel.
 
-    It keeps no scores, except where attention is causal.
+    The kernel does not keep all scores in memory, unless attention is causal.
     """
     shape = nodes("Concat", a.shape, nodes.constant([a.width]), axis=0)
     q, k, v = (nodes("Reshape", x, shape) for x in (a.q, a.k, a.v))  # (B, L, D)
@@ -260,10 +269,10 @@ def _unpadded(nodes: _Nodes, a: _Attention) -> ir.Value:
 
 
 def _banded(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Attention within a window, on the packed tokens themselves: `(T, H, 3 * window)` scores.
+    """Return attention within a window, computed in the packed layout.
 
-    Tokens are split in blocks of the window's size, so that the window of a block's tokens lies in
-    the block itself and its two neighbours.
+    There are `(T, H, 3 * window)` scores. Tokens are split into blocks of the window's size, so
+    that the window of each token lies in its block and the two neighbouring blocks.
     """
     window = a.window or 0
     size = max(1, window)  # tokens per block
@@ -278,7 +287,7 @@ def _banded(nodes: _Nodes, a: _Attention) -> ir.Value:
     row = nodes("Div", a.packed_index, L)  # (T,)
 
     def neighbours(x: ir.Value, *shape: int, fill: ir.Value | None = None) -> ir.Value:
-        """Return the values of each block and of both blocks beside it, `(N, 3 * size, ...)`."""
+        """Return the values of each block and its two neighbours, `(N, 3 * size, ...)`."""
         ends = (before, zero, after, zero) if shape else (before, after)
         padded = nodes("Pad", x, nodes("Concat", *ends, axis=0), fill)
         split = nodes("Reshape", padded, constant([-1, size, *shape]))  # (N + 2, size, ...)
@@ -305,14 +314,14 @@ def _banded(nodes: _Nodes, a: _Attention) -> ir.Value:
     return nodes("Slice", nodes("Reshape", context, constant([-1, D])), zero, T)
 
 
-# Scores per head of a block of attention, and the largest number of its queries.
+# Bounds for a block of queries: attention scores per row and head, and number of queries.
 _BLOCK_SCORES, _BLOCK_QUERIES = 2**20, 128
 
 
 def _in_blocks(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Attention block by block of queries: `(B, H, block, L)` scores at a time.
+    """Return attention computed in blocks of queries, with `(B, H, block, L)` scores in memory.
 
-    If it is causal, a block's keys end with its last query: half of the scores are not computed.
+    In causal attention, the keys of a block end at its last query, which saves half of the scores.
     """
     constant = nodes.constant
     L = nodes("Slice", a.shape, constant([1]), constant([2]))
@@ -334,7 +343,7 @@ def _in_blocks(nodes: _Nodes, a: _Attention) -> ir.Value:
         end = nodes("Add", start, size)
 
         def first(x: ir.Value, axis: int) -> ir.Value:
-            """Return the keys or values that the block attends to."""
+            """Return `x` without the keys, along `axis`, that the block does not attend to."""
             return nodes("Slice", x, constant([0]), end, constant([axis])) if a.causal else x
 
         queries = nodes("Slice", q, start, end, constant([2]))  # (B, H, block, K)
@@ -350,18 +359,19 @@ def _in_blocks(nodes: _Nodes, a: _Attention) -> ir.Value:
     return _packed(nodes, a, nodes("Slice", whole, constant([0]), L, constant([1])))
 
 
-# Length of rows from which blocks take no more time than all scores at once, and less memory.
+# Row length above which `_in_blocks` takes no more time than `_padded`, and less memory.
 _BLOCKS_FROM = 512
-# Length of rows, in windows, from which blocks take less time than padded rows. Measured with
+# Row length, in windows, above which `_banded` takes less time than `_padded`. Measured with
 # windows of 64 and 256 tokens, on two cores of an AMD EPYC with AVX2.
 _BANDED_FROM = 4
 
 
 def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Attention by the cheapest of the ways, which `If` nodes choose at no measurable cost.
+    """Return attention by the cheapest implementation, which `If` nodes select for each batch.
 
-    On rows of equal length, onnxruntime's kernel keeps no scores; a model takes 0.94 (9 tokens) to
-    0.90 (512 tokens) of the time. In blocks, 8,192 tokens with a window of 64 take 0.08 of it.
+    The selection takes no measurable time. On rows of equal length, a model with `_unpadded` takes
+    0.94 (9 tokens) to 0.90 (512 tokens) of its time with `_padded`. On a row of 8,192 tokens,
+    `_banded` with a window of 64 takes 0.09 of the time of attention without a window.
     """
     longest = nodes("Gather", a.shape, nodes.constant(1), axis=0)
     if a.bias is not None:
@@ -375,7 +385,7 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
 
     if a.alibi:
         return padded_or_blocks(nodes)
-    # A window that covers all rows changes nothing.
+    # A window that covers all rows has no effect, so it can be omitted.
     whole = replace(a, window=None)
     is_full = nodes("Cast", nodes("ReduceMin", a.attention_mask, keepdims=0), to=ir.DataType.BOOL)
 
@@ -402,8 +412,8 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
     return nodes.branches(is_covered, a.q, whole_rows, part_of_rows)
 
 
-# OpenVINO fuses the nodes of padded attention itself, and keeps no scores. With `If` nodes it gives
-# wrong results (2026.4). CUDA is not measured.
+# OpenVINO fuses the nodes of `_padded`, and then does not keep the scores in memory. With `If`
+# nodes, OpenVINO 2026.4 returns wrong results. Alternatives for CUDA are not measured.
 _LOWERINGS: dict[str, Callable[[_Nodes, _Attention], ir.Value]] = {
     "onnxruntime": _for_onnxruntime,
     "openvino": _padded,
@@ -412,7 +422,7 @@ _LOWERINGS: dict[str, Callable[[_Nodes, _Attention], ir.Value]] = {
 
 
 def _read(nodes: _Nodes, node: ir.Node) -> _Attention:
-    """Return the inputs of a placeholder node, and the values that all placeholders share."""
+    """Return the inputs and attributes of a placeholder node, and values computed from them."""
     inputs = [value for value in node.inputs if value is not None]
     q, k, v, padded_index, packed_index, attention_mask, *bias = inputs
     padding = nodes("Sub", nodes.constant(1, np.float32), attention_mask)  # (B, L)
@@ -436,7 +446,7 @@ def _read(nodes: _Nodes, node: ir.Node) -> _Attention:
 
 
 def lower_attention(model: ir.Model, engine: str) -> None:
-    """Replace the placeholder nodes of attention by the nodes for an engine, in place.
+    """Replace the placeholder nodes of attention with nodes for an engine, in place.
 
     Args:
         model: Graph with placeholder nodes.
@@ -457,4 +467,4 @@ def lower_attention(model: ir.Model, engine: str) -> None:
         model.opset_imports["com.microsoft"] = 1
     model.opset_imports.pop(_DOMAIN, None)
     RemoveUnusedNodesPass()(model)
-    CommonSubexpressionEliminationPass()(model)  # equal nodes of different layers become one
+    CommonSubexpressionEliminationPass()(model)  # merges equal nodes of different layers

@@ -1,6 +1,6 @@
 """Strict loading of a checkpoint's weights into the network's modules.
 
-A missing, misshaped or unexpected tensor is an error that names it.
+A tensor that is missing, unexpected or of the wrong shape raises an error with its name.
 """
 
 import re
@@ -50,9 +50,9 @@ from models.network.sentence_encoder import (
 
 NO_OVERRIDES = Overrides()
 _TYPES = get_type_hints(EncoderConfig)
-# Prefixes that wrappers put before all tensor names: DataParallel and sentence-transformers.
+# Prefixes that DataParallel and sentence-transformers add to all tensor names.
 _WRAPPERS = ("module.", "0.auto_model.", "0_auto_model.", "auto_model.")
-# Heads of any family that a sentence encoder does not use.
+# Patterns, for all families, of tensors of task heads that a sentence encoder does not use.
 _UNUSED_HEADS = (r"qa_outputs\..*",)
 _CAN_BE_ZERO = ("type_vocab_size", "position_padding_id", "dropout", "norm_eps")
 
@@ -67,7 +67,7 @@ def load(
     Args:
         folder: Model folder with config.json and safetensors weights.
         overrides: Replacements for settings in the folder.
-        report: Called with a message that names the tensors that are left out.
+        report: Called with a message that lists ignored tensors, if there are any.
 
     Raises:
         CheckpointError: A file, setting or tensor is missing, invalid or unsupported; the message
@@ -115,7 +115,7 @@ def load(
         ignored=(*family.ignored, *map(re.escape, family.fixed), *_UNUSED_HEADS),
     )
     if unused:
-        report(f"Left out, because vectors do not need them: {', '.join(unused)}")
+        report(f"Ignored tensors that do not affect vectors: {', '.join(unused)}")
     kind = masked_lm.masked_lm_class(folder.json(join(network, "config.json"), dict))
     if kind and family.masked_lm and not sparse:
         report(
@@ -129,13 +129,13 @@ def load(
 
 
 def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
-    """Raise CheckpointError if a tensor has other values, beyond the rounding of float16."""
+    """Raise CheckpointError if a tensor differs from `expected` by more than float16 rounding."""
     if actual is None:
         return
     if actual.shape != expected.shape or not torch.allclose(actual.float(), expected, atol=1e-3):
         raise CheckpointError(
-            f"the checkpoint: {name} differs from the formula of {tuple(expected.shape)} values "
-            "that the network computes; other values are not supported"
+            f"the checkpoint: {name} differs from the values of shape {tuple(expected.shape)} that "
+            "the network computes itself; other values are not supported"
         )
 
 
@@ -155,7 +155,7 @@ def _head(config: HeadConfig) -> Head:
 def read_configs(
     folder: ModelFolder, overrides: Overrides
 ) -> tuple[Family, EncoderConfig, SentenceConfig]:
-    """Return the family of a folder's model, and its configs.
+    """Return the family, the encoder's config and the sentence-transformers config of a folder.
 
     Raises:
         CheckpointError: A file or setting is missing, invalid or unsupported.
@@ -170,7 +170,8 @@ def read_configs(
 def _network_folder(folder: ModelFolder, transformer: str) -> str:
     """Return the subfolder of the network's config and weights.
 
-    A folder can have an adapter alone; its config then names the base model, which is located here.
+    If the folder has an adapter but no weights of its own, locate the base model that the adapter's
+    config names, and return `BASE`.
     """
     adapter = join(transformer, lora.CONFIG)
     own = (join(transformer, name) for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
@@ -182,29 +183,31 @@ def _network_folder(folder: ModelFolder, transformer: str) -> str:
             is_on_hub = "/" in base and not Path(base).is_dir()
             folder.base = resolve(base, revision if is_on_hub else None).folder
         except SourceError as error:
-            raise CheckpointError(f"the base model of {adapter}: {error}") from error
+            raise CheckpointError(
+                f"the base model in {adapter} is not available: {error}"
+            ) from error
     return BASE
 
 
 def _add_updates(tensors: dict[str, Tensor], updates: Mapping[str, Tensor]) -> None:
-    """Add an adapter's updates to the weights of their names."""
+    """Add an adapter's updates to the weights with the same names, in place."""
     for name, update in updates.items():
         if name not in tensors:
-            raise CheckpointError(f"the adapter changes {name}, which its base model does not have")
+            raise CheckpointError(f"the adapter updates {name}, which the base model does not have")
         if tensors[name].shape != update.shape:
             raise CheckpointError(
-                f"the adapter's update of {name} is {tuple(update.shape)}; the base model's is "
-                f"{tuple(tensors[name].shape)}"
+                f"the adapter's update of {name} has shape {tuple(update.shape)}; the base model's "
+                f"weight has shape {tuple(tensors[name].shape)}"
             )
         tensors[name] = tensors[name].float() + update
 
 
 def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderConfig]:
-    """Return the family, the `model_type` and the encoder's config of a file config.json."""
+    """Return the family, `model_type` and encoder config that the config.json `name` describes."""
     config = folder.json(name, dict)
     model_type = str(config.get("model_type"))
     family = _family(model_type, _network_classes(config))
-    if config.get("model_type") is None:  # as in the first files of Jina v3
+    if config.get("model_type") is None:  # as in the original files of Jina v3
         model_type = next((n for n, known in FAMILIES.items() if known is family), model_type)
     _check_supported(config, family, name)
     architectures = config.get("architectures")
@@ -216,7 +219,7 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
     values: dict[str, Any] = {}
     for field, names in family.config.items():
         names = (names,) if isinstance(names, str) else names
-        # The first name with a value, or else the first that is present, or else the first.
+        # The first name with a non-null value, else the first that is present, else the first.
         keys[field] = max(names, key=lambda name: (config.get(name) is not None, name in config))
         values[field] = config.get(keys[field], family.defaults.get(names[0]))
     missing = sorted(keys[field] for field, value in values.items() if value is None)
@@ -244,7 +247,7 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
 
 
 def _family(model_type: str, classes: Sequence[str]) -> Family:
-    """Return the family of a `model_type`, or that of the classes in `auto_map`."""
+    """Return the family of the classes in `auto_map` or, if they have none, of the `model_type`."""
     for start, family in FAMILIES_OF_CODE.items():
         if any(path.startswith(start) for path in classes):
             return family
@@ -256,7 +259,7 @@ def _family(model_type: str, classes: Sequence[str]) -> Family:
 
 
 def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
-    """Raise CheckpointError if a field selects a variant that its family does not support."""
+    """Raise CheckpointError if config.json selects a variant that the family does not support."""
     for key, expected in family.required.items():
         # In these fields, an empty object, zero, false and null are equivalent.
         actual = config.get(key, expected)
@@ -269,13 +272,13 @@ def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
     for path in _network_classes(config):
         if not path.rpartition(".")[2].startswith(family.code):
             raise CheckpointError(
-                f"{name}: auto_map names {path}, whose code is not run; without it, the model "
-                f"would be another {config.get('model_type')!r} model"
+                f"{name}: auto_map names {path}, but code of models is never run, and the model "
+                f"can differ from the built-in {config.get('model_type')!r} model"
             )
 
 
 def _network_classes(config: dict[str, Any]) -> list[str]:
-    """Return the classes of a network and of its config that `auto_map` names."""
+    """Return the paths in `auto_map` of the classes of the network and its config."""
     code = config.get("auto_map") or {}
     classes = code if isinstance(code, dict) else {"AutoModel": code}
     return [
@@ -295,19 +298,20 @@ def _fill(
     widths: Sequence[int] = (),
     ignored: Sequence[str] = (),
 ) -> list[str]:
-    """Load checkpoint tensors into a module; return the names of those that are not used.
-
-    A missing, misshaped or unexpected tensor is an error.
+    """Load checkpoint tensors into a module; return the names of the unused tensors.
 
     Args:
         module: Module to load the tensors into.
         tensors: Tensors of the checkpoint, by name.
-        names: Returns, for a key of the module's state dict, the checkpoint tensors, or parts of
-            them, that are concatenated along the first axis.
+        names: Returns the checkpoint tensors, or parts of them, for a key of the module's state
+            dict. They are concatenated along the first axis.
         source: Origin of the tensors, for error messages.
-        value: Returns, for a key and the concatenated tensors, the key's value.
-        widths: Widths of queries, keys and values, which can have a checkpoint tensor each.
+        value: Returns the value of a key from the key and its concatenated tensors.
+        widths: Widths of queries, keys and values, if each of them has its own checkpoint tensor.
         ignored: Regular expressions for the names of tensors that may remain unused.
+
+    Raises:
+        CheckpointError: A tensor is missing or unexpected, or has the wrong shape or dtype.
     """
     used: set[str] = set()
     for key, parameter in module.state_dict().items():
@@ -322,8 +326,8 @@ def _fill(
             tensor = tensors[name]
             if tensor.shape != shape or not tensor.is_floating_point():
                 raise CheckpointError(
-                    f"{source}: {name} is {tuple(tensor.shape)} {tensor.dtype}; "
-                    f"its config requires {shape}, floating point"
+                    f"{source}: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; "
+                    f"the config requires shape {shape} and a floating-point dtype"
                 )
             values.append(tensor.chunk(part.count)[part.index].float())
             used.add(name)
@@ -351,12 +355,12 @@ def _family_names(layout: Tensors, key: str) -> Names:
 
 
 def _template(key: str) -> str:
-    """Return a key of the encoder's state dict with `{i}` for the index of its layer."""
+    """Return a key of the encoder's state dict with its layer index replaced by `{i}`."""
     return re.sub(r"^layers\.\d+", "layers.{i}", key)
 
 
 def _family_value(family: Family, config: EncoderConfig, key: str, tensor: Tensor) -> Tensor:
-    """Return the value of a key of the encoder's state dict."""
+    """Return the value of a key of the encoder's state dict, from its checkpoint tensors."""
     for pattern, value in family.values.items():
         if re.fullmatch(pattern, key):
             return value(tensor, config)
@@ -364,7 +368,10 @@ def _family_value(family: Family, config: EncoderConfig, key: str, tensor: Tenso
 
 
 def _layout(family: Family, encoder: Encoder, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the layout of the encoder of which the checkpoint has the most tensors."""
+    """Return the layout with the most tensors in the checkpoint.
+
+    Only layouts that cover all keys of the encoder's state dict are considered.
+    """
     keys = encoder.state_dict().keys()
 
     def found(layout: Tensors) -> int:
@@ -378,9 +385,10 @@ def _layout(family: Family, encoder: Encoder, tensors: Mapping[str, Tensor]) -> 
 
 
 def _plain_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Strip prefixes of wrappers, and that of a task model, such as `bert.`, from tensor names.
+    """Return the tensors with standard names.
 
-    TensorFlow's names of norm parameters, gamma and beta, become weight and bias.
+    Prefixes of wrappers and task models, such as `bert.`, are removed. `LayerNorm.gamma` and
+    `LayerNorm.beta`, TensorFlow's names, become `LayerNorm.weight` and `LayerNorm.bias`.
     """
     for wrapper in _WRAPPERS:
         if all(name.startswith(wrapper) for name in tensors):

@@ -1,4 +1,4 @@
-"""Models for sequence classification: labels, activation and head, as in transformers."""
+"""Sequence classification models: labels, activation and head, as in transformers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from models.network.config import EncoderConfig
 from models.network.sentence_encoder import DenseHead, Head, NormHead
 
 _CLASS = "ForSequenceClassification"
-# Activations of the logits by their names in sentence-transformers' files.
+# Activation of the logits, by class path in sentence-transformers' files.
 _ACTIVATIONS = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
     "torch.nn.modules.activation.Softmax": "softmax",
@@ -20,23 +20,24 @@ _ACTIVATIONS = {
 
 
 def classifies(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json is that of a model for sequence classification."""
+    """Return whether config.json describes a sequence classification model."""
     names = config.get("architectures")
     return isinstance(names, list) and bool(names) and str(names[0]).endswith(_CLASS)
 
 
 def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the labels that config.json names, in the order of the logits.
+    """Return the labels in config.json, in the order of the logits.
 
     Raises:
-        CheckpointError: The labels have no order.
+        CheckpointError: The keys of `id2label` are not consecutive integers from 0, or there are no
+            labels.
     """
     number = config.get("num_labels", 2)
     unnamed = {str(i): f"LABEL_{i}" for i in range(number if isinstance(number, int) else 0)}
     labels = config.get("id2label") or unnamed
     count = len(labels) if isinstance(labels, dict) else 0
     if not count or {str(i) for i in range(count)} != set(labels):
-        raise CheckpointError(f"{name}: id2label has no label for each number from 0")
+        raise CheckpointError(f"{name}: the keys of id2label must be consecutive integers from 0")
     return tuple(str(labels[str(i)]) for i in range(count))
 
 
@@ -45,15 +46,16 @@ def read_activation(
 ) -> str:
     """Return the activation of the logits: "sigmoid", "softmax" or "identity".
 
-    It is that of sentence-transformers' files, or else that of transformers' pipeline.
+    The activation is the one that sentence-transformers has saved. If there is none, it is the
+    default of transformers' text classification pipeline.
 
     Args:
         config: Content of config.json.
-        of_sentence_transformers: `activation_fn` of config_sentence_transformers.json, or None.
+        of_sentence_transformers: `activation_fn` in config_sentence_transformers.json, or None.
         labels: Number of labels.
 
     Raises:
-        CheckpointError: The activation is not supported.
+        CheckpointError: The saved activation is not supported.
     """
     nested = config.get("sentence_transformers")
     own = (
@@ -77,7 +79,8 @@ def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> tuple[
     """Return the pooling of the family's classifier, a name in `models.network.pooling.POOLINGS`.
 
     Raises:
-        CheckpointError: The family's classifiers are not supported, or a field selects a variant.
+        CheckpointError: The family's classifiers are not supported, or a field of config.json has
+            an unsupported value.
     """
     classifier = family.classifier
     if classifier is None:
@@ -103,15 +106,15 @@ def take_heads(
     tensors: dict[str, Tensor],
     fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
 ) -> list[Head]:
-    """Return the modules between pooling and logits, and remove their tensors from `tensors`.
+    """Return the modules from pooled vector to logits, and remove their tensors from `tensors`.
 
     Args:
         family: Family with a classifier.
         config: Hyperparameters of the encoder.
         labels: Number of labels.
         tensors: Tensors of the checkpoint, by name.
-        fill: Loads tensors into a module; also takes the function that returns the tensors' names
-            for each key of the module's state dict.
+        fill: Loads tensors into a module. Its arguments are the module, its tensors by name, and a
+            function that returns the tensor names of a key of the module's state dict.
     """
     classifier, width = family.classifier, config.d_model
     assert classifier is not None  # noqa: S101 - otherwise `read_pooling` raises an error
@@ -130,6 +133,6 @@ def take_heads(
 def _taken(
     tensors: dict[str, Tensor], module: str
 ) -> tuple[dict[str, Tensor], Callable[[str], Names]]:
-    """Remove a module's tensors, and return them with the function that names them."""
+    """Remove a module's tensors; return them and a function from state dict key to tensor name."""
     names = [name for name in tensors if name.startswith(f"{module}.")]
     return {name: tensors.pop(name) for name in names}, lambda key: (f"{module}.{key}",)

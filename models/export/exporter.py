@@ -45,8 +45,8 @@ from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
-# Names of the files of each engine's graph, in the order in which the graphs are compared with
-# PyTorch: OpenVINO takes most memory, and gives it back.
+# File name of each engine's graph. Graphs are compared with PyTorch in this order. OpenVINO is
+# first, because it takes the most memory and releases it.
 _GRAPHS = {
     "openvino": "model.openvino.onnx",
     "onnxruntime": "model.onnx",
@@ -66,7 +66,7 @@ _CHECK_TEXTS = (
     "one two three four five six seven eight nine ten " * 4,
     "the quick brown fox jumps over the lazy dog and runs away " * 200,
 )
-# Every start of the service runs the check inputs, so longer ones are truncated.
+# Maximum length of a check input, in tokens, because every start of the service runs all of them.
 _MAX_CHECK_TOKENS = 512
 # Number of leading check inputs whose token vectors are stored as well (0.2 MB).
 _TOKEN_ROWS = 3
@@ -124,7 +124,7 @@ def export(
         write_manifest(folder, manifest)
         report("Computing PyTorch's vectors")
         cases = reference_cases(model, config.max_tokens, check)
-        del model  # the engines need its memory, which cycles of torch's exporter hold as well
+        del model  # frees memory for the engines; gc frees the exporter's reference cycles
         gc.collect()
         parity: list[Parity] = []
         for graph in graphs:
@@ -141,12 +141,12 @@ def export(
 def _write_graphs(
     model: SentenceEncoder, target: str, dtype: Precision, folder: Path
 ) -> list[Graph]:
-    """Write the graphs of all engines for a target, and the weights that they share."""
+    """Write the graphs of a target's engines, and the weights that the graphs share."""
     exact = dtype == "float32"
     if not exact:
         heads, sparse = copy.deepcopy((model.heads, model.sparse))
         model = copy.deepcopy(model).to(DTYPES[dtype])
-        # Heads stay in float32: a sigmoid in float16 would make high scores equal.
+        # Heads stay in float32: in float16, the sigmoids of high logits would be equal.
         model.heads, model.sparse = heads, sparse
     graph = trace(model, target)
     write_weights(graph, folder / _WEIGHTS[target])
@@ -183,7 +183,7 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
     limit = min(config.max_tokens, _MAX_CHECK_TOKENS)
     tokenizer.enable_truncation(limit, direction=config.truncation_side)
     texts = list(_CHECK_TEXTS)
-    # Every second input of a classifier is a pair of texts.
+    # Half of a classifier's inputs are pairs of texts.
     pairs = list(zip(texts, reversed(texts), strict=True))[::2] if config.labels else []
     encodings = tokenizer.encode_batch([*(texts[1::2] if pairs else texts), *pairs])
     tokenizer.no_truncation()
@@ -202,7 +202,7 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
 
 
 def _copy(files: ModelFolder, target: Path) -> None:
-    """Copy the files that the export has read; the reference model needs no others."""
+    """Copy the files that the export has read, which are all that the reference model needs."""
     for name in files.read:
         destination = target / name
         destination.parent.mkdir(parents=True, exist_ok=True)

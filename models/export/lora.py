@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's files: the updates that they add to the weights of a base model."""
+"""LoRA adapters in PEFT's format, read as updates of the weights of a base model."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from models.export.model_folder import CheckpointError, ModelFolder, join
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # before the names of the base model's modules
-# Fields that are read here, or that do not change an update.
+# Fields that may have any value: they are read here, or do not affect the updates.
 _SUPPORTED = {
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules"),
     *("inference_mode", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout"),
@@ -23,31 +23,33 @@ _SUPPORTED = {
 
 
 def base_model(folder: ModelFolder, subfolder: str) -> tuple[str, str | None]:
-    """Return the name and the revision of the base model that an adapter's config names.
+    """Return the name and the revision of the base model in an adapter's config.
 
     Raises:
-        CheckpointError: The config is invalid or names no base model.
+        CheckpointError: The config is missing or invalid, or has no base model.
     """
     name = join(subfolder, CONFIG)
     config = folder.json(name, dict)
     base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(base, str) or not base or not isinstance(revision, str | None):
-        raise CheckpointError(f"{name} names no base model in base_model_name_or_path")
+        raise CheckpointError(
+            f"{name}: base_model_name_or_path must be a non-empty string, and revision a string"
+        )
     return base, revision
 
 
 def read_updates(folder: ModelFolder, subfolder: str) -> dict[str, Tensor]:
-    """Return the update of each weight that an adapter changes, in float32, by the weight's name.
+    """Return the update, in float32, of each weight that an adapter changes, by weight name.
 
-    The update is `scale * B @ A`: Hu et al. 2021, arXiv:2106.09685.
+    The update is `scale * B @ A`. Source: Hu et al. 2021, arXiv:2106.09685.
 
     Args:
         folder: Model folder.
         subfolder: Subfolder with the adapter's config and weights.
 
     Raises:
-        CheckpointError: The adapter is invalid or of another kind; the message names the field or
-            the tensor.
+        CheckpointError: The adapter is invalid or not a supported kind of LoRA; the message names
+            the field or the tensor.
     """
     name = join(subfolder, CONFIG)
     config = folder.json(name, dict)
@@ -68,8 +70,8 @@ def read_updates(folder: ModelFolder, subfolder: str) -> dict[str, Tensor]:
         rank = _of_module(config, "rank_pattern", "r", module, name)
         if a.ndim != 2 or b.ndim != 2 or not len(a) == b.shape[1] == rank:
             raise CheckpointError(
-                f"{join(subfolder, _WEIGHTS)}: {name_a} and {name_b} are {tuple(a.shape)} and "
-                f"{tuple(b.shape)}; {name} requires the rank {rank:g}"
+                f"{join(subfolder, _WEIGHTS)}: {name_a} and {name_b} have shapes {tuple(a.shape)} "
+                f"and {tuple(b.shape)}; {name} requires rank {rank:g}"
             )
         alpha = _of_module(config, "alpha_pattern", "lora_alpha", module, name)
         update = (b @ a) * (alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
@@ -77,20 +79,20 @@ def read_updates(folder: ModelFolder, subfolder: str) -> dict[str, Tensor]:
     if tensors or not updates:
         found = ", ".join(sorted(tensors)[:5]) or "no tensors"
         raise CheckpointError(
-            f"{join(subfolder, _WEIGHTS)} has {found}; only LoRA's A and B are supported"
+            f"{join(subfolder, _WEIGHTS)} has {found}; only LoRA's matrices A and B are supported"
         )
     return updates
 
 
 def _check(config: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError if a field selects another kind of adapter."""
+    """Raise CheckpointError if a field selects an unsupported kind of adapter."""
     kind = config.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(
             f"{name}: peft_type is {kind!r}; only 'LORA' is supported. Merge other adapters into "
             "the weights with peft's merge_and_unload, and save the model again"
         )
-    # Other initial values change the base model's weights when PEFT loads the adapter.
+    # With other values of init_lora_weights, PEFT changes the base weights on loading the adapter.
     allowed = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}
     for field, value in config.items():
         if field not in _SUPPORTED and value and value not in allowed.get(field, ()):
@@ -100,7 +102,16 @@ def _check(config: Mapping[str, Any], name: str) -> None:
 def _of_module(
     config: Mapping[str, Any], patterns: str, default: str, module: str, name: str
 ) -> float:
-    """Return a module's value: that of the first pattern that matches its end, or the default."""
+    """Return the rank or alpha of a module, as PEFT selects it.
+
+    Args:
+        config: Content of adapter_config.json.
+        patterns: Field with values by pattern. The first pattern that matches the end of the module
+            name is used.
+        default: Field with the value of modules that no pattern matches.
+        module: Name of the module.
+        name: Path of adapter_config.json, for error messages.
+    """
     by_pattern = config.get(patterns) or {}
     try:
         value = next(

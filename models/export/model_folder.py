@@ -1,6 +1,7 @@
-"""Access to the files of a model folder: JSON and safetensors.
+"""Access to the JSON and safetensors files of a model folder.
 
-Files outside the folder and pickles are never read. The names of all files read are recorded.
+Pickles are never read, and paths that point outside the folder are rejected. The names of the files
+that were read are recorded.
 """
 
 import json
@@ -18,7 +19,7 @@ from models.artifact import SOURCE, Artifact
 Json = TypeVar("Json", dict[str, object], list[object])
 
 WEIGHTS = "model.safetensors"
-# Subfolder under whose name the files of an adapter's base model are read.
+# Name of the subfolder that stands for the folder of an adapter's base model.
 BASE = "base_model"
 
 
@@ -33,11 +34,11 @@ class ModelFolder:
         path: Path of the folder.
         read: Function that returns the verified content of a file; None: files are read unverified,
             and weights are mapped into memory.
-        base: Folder of the base model that an adapter in the folder changes; None: unknown.
+        base: Folder of the base model of an adapter in the folder; None: unknown or no adapter.
 
     Attributes:
         path: Path of the folder.
-        base: Folder of the base model; the names of its files start with `BASE`.
+        base: Folder of the base model, or None. The names of its files start with `BASE`.
         name: Name of the folder, for error messages.
         read: Names of the files read so far, in the order of first access.
         weights: Names of the weight files read so far.
@@ -103,10 +104,12 @@ class ModelFolder:
 
         Args:
             subfolder: Path relative to the folder.
-            weights: Name of the file, or, with another ending, of the index file.
+            weights: Name of the safetensors file. The index file of shards has this name with
+                ".index.json" appended.
 
         Raises:
-            CheckpointError: The weights are missing, cannot be read, or are pickles.
+            CheckpointError: The weights are missing, cannot be read, are pickles, or are outside
+                the folder.
         """
         tensors: dict[str, Tensor] = {}
         for name in self._weight_files(subfolder, weights):
@@ -118,7 +121,7 @@ class ModelFolder:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[Path]:
-        """Yield the path of a file, and note that it was read."""
+        """Yield the path of a file, translate errors to CheckpointError, and record the name."""
         try:
             yield self.locate(name)
         except FileNotFoundError:
@@ -153,7 +156,7 @@ class ModelFolder:
         Raises:
             CheckpointError: The path points outside the folder.
         """
-        # Symbolic links are not resolved: files in the hub's cache are links out of the folder.
+        # Symbolic links are not resolved: in the hub's cache, files are links to other folders.
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
             raise CheckpointError(f"{name!r} points outside the model folder")

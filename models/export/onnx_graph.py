@@ -17,7 +17,7 @@ from models.packing import INPUT_NAMES
 
 OPSET = 20
 _NO_LIMIT = 2**31
-# Smaller constants stay in the ONNX file.
+# Minimum size of constants in the weights file; smaller constants stay in the ONNX file.
 _MIN_EXTERNAL_BYTES = 1024
 
 
@@ -30,11 +30,11 @@ _EXPECTED_WARNINGS = (
 
 
 class _Packed(nn.Module):
-    """Wrapper whose `forward` is the model's `forward_packed`: the exporter traces `forward`.
+    """Wrapper whose `forward` calls `forward_packed`, because the exporter traces `forward`.
 
     Args:
         model: Model to export.
-        optional: Names of the inputs that follow `INPUT_NAMES`.
+        optional: Names of the additional inputs, which follow `INPUT_NAMES`.
     """
 
     def __init__(self, model: SentenceEncoder, optional: Sequence[str]) -> None:
@@ -50,11 +50,11 @@ class _Packed(nn.Module):
 
 
 def trace(model: SentenceEncoder, target: str) -> ir.Model:
-    """Return `model` as a graph that computes in the dtype of the model's weights.
+    """Return `model` as an ONNX graph that computes in the dtype of the model's weights.
 
     The inputs are fields of `models.packing.PackedBatch`, with dynamic B, L and T. The outputs
     are "pooled" `(B, W)` and "tokens" `(T, D)`; or "logits" `(B, C)`; or "sparse" `(B, V)`, all in
-    float32. Attention is a placeholder, which `graph_for` replaces.
+    float32. Each attention is a placeholder node, which `graph_for` replaces.
 
     Args:
         model: Model in evaluation mode.
@@ -90,7 +90,7 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
             opset_version=OPSET,
             input_names=names,
             output_names=list(model.outputs),
-            # One argument, `*inputs`.
+            # One entry, because `forward` has one parameter, `*inputs`.
             dynamic_shapes=(
                 tuple({i: dimensions[d] for i, d in enumerate(shapes[n])} for n in names),
             ),
@@ -99,11 +99,11 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
                 torch.ops.vitrine.packed_attention.default: packed_attention,
             },
             verbose=False,
-            optimize=False,  # done below, after norms of constants are folded
+            optimize=False,  # done below, after the norms of constants are folded
         )
     if program is None:
         raise RuntimeError("torch.onnx.export returned None")
-    # Constants are folded once here, instead of whenever an engine opens the graph.
+    # Constants are folded here once, instead of each time an engine loads the graph.
     _fold_norms(program.model.graph)
     onnxscript.optimizer.optimize(
         program.model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT
@@ -112,7 +112,7 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
 
 
 def _fold_norms(graph: ir.Graph) -> None:
-    """Fold layer norms of constants, which the optimizer skips: they can have more outputs."""
+    """Fold layer norms of constants, which the optimizer skips due to their optional outputs."""
     for node in list(graph):
         constants = [value and value.const_value for value in node.inputs]
         if node.op_type != "LayerNormalization" or None in constants:
@@ -128,10 +128,10 @@ def _fold_norms(graph: ir.Graph) -> None:
 
 
 def write_weights(graph: ir.Model, file: Path) -> None:
-    """Write the weights of a graph to a file, to which the graph then refers.
+    """Write the weights of a graph to a file, and replace them with references to the file.
 
     Args:
-        graph: Graph from `trace`; changed in place.
+        graph: Graph from `trace`; modified in place.
         file: File to write, in the directory of the ONNX files.
     """
     weights = {
@@ -146,11 +146,11 @@ def write_weights(graph: ir.Model, file: Path) -> None:
 
 
 def graph_for(engine: str, graph: ir.Model) -> bytes:
-    """Return the serialised graph for an engine.
+    """Return a serialised copy of the graph with the attention nodes of an engine.
 
     Args:
         engine: Name in `models.engines.ENGINES`.
-        graph: Graph from `trace`; it stays unchanged.
+        graph: Graph from `trace`; not modified.
     """
     graph = graph.clone()
     lower_attention(graph, engine)
@@ -160,11 +160,11 @@ def graph_for(engine: str, graph: ir.Model) -> bytes:
 
 
 def _strip(graph: onnx.ModelProto) -> None:
-    """Remove the exporter's metadata and its shapes of intermediate values.
+    """Remove the exporter's metadata, and the shapes of intermediate values.
 
-    The metadata contains file paths and source lines. The shapes are those of the traced program,
-    which differ from the graph's where the optimizer or a translation changed nodes: shape
-    inference and onnxruntime's quantizer refuse such a graph.
+    The metadata contains file paths and source lines. The shapes describe the traced program and
+    are wrong where the optimizer or a translation changed nodes. Shape inference and onnxruntime's
+    quantizer reject a graph with wrong shapes.
     """
     graph.graph.ClearField("value_info")
     graph.ClearField("metadata_props")

@@ -1,4 +1,4 @@
-"""Parity: comparison of the vectors of an exported graph, run by an engine, with PyTorch's."""
+"""Parity: comparison of an exported graph's vectors, computed by an engine, with PyTorch's."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from models.engines.outputs import OUTPUTS, compare
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import NO_ADAPTER, PackedBatch, pack
 
-# Attention scores take memory in proportion to the squared length, so rows of similar length share
-# a batch, and the longest row runs alone.
+# Lengths of random rows, in tokens. Attention scores take memory in proportion to the squared
+# length, so rows of similar length share a batch, and the longest row runs alone.
 _SHORT_ROWS = (2, 3, 5, 8, 13, 21, 34, 64, 128)
 _LONG_ROWS = (256, 511, 512)
 _LONGEST_ROW = 2048
@@ -22,7 +22,7 @@ _LONGEST_ROW = 2048
 
 @dataclass(frozen=True)
 class Parity:
-    """Worst agreement of a graph's vectors with PyTorch's in one test case.
+    """Worst agreement between a graph's vectors and PyTorch's in one test case.
 
     Attributes:
         engine: Name of the engine, in `models.engines.ENGINES`.
@@ -44,7 +44,7 @@ class Parity:
 
 @dataclass(frozen=True)
 class Case:
-    """A test case: batches of rows, and PyTorch's vectors for them.
+    """A test case: batches of rows, and the rows' vectors computed by PyTorch.
 
     Attributes:
         name: Name of the test case.
@@ -58,14 +58,14 @@ class Case:
 
 
 def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> list[Case]:
-    """Return the test cases of a model's graphs, with vectors computed by PyTorch.
+    """Return the test cases for a model's graphs.
 
-    PyTorch computes the expected vectors one row at a time.
+    The expected vectors are computed by PyTorch, one row at a time.
 
     Args:
         model: Exported model, in float32.
         max_tokens: Maximum number of tokens in a row.
-        check: Inputs of the self-check, and their reference vectors.
+        check: Inputs and reference vectors of the self-check, which are one of the test cases.
     """
     rng = np.random.default_rng(0)
 
@@ -132,8 +132,8 @@ def measure_parity(
         precision: Precision of the engine.
 
     Raises:
-        EngineError: The engine is unusable, or its vectors differ from PyTorch's beyond the bounds
-            in `OUTPUTS` for the engine's precision.
+        EngineError: The engine is unusable, or its vectors differ from PyTorch's by more than the
+            bounds in `models.engines.OUTPUTS` for the engine's precision.
     """
     engine = open_engine(artifact, name, precision)
     self_check(engine, artifact)
@@ -156,7 +156,7 @@ def measure_parity(
 
 
 def adapters_in_turn(model: SentenceEncoder, rows: int) -> list[int]:
-    """Return an adapter for each row: none, then each adapter of the model in turn."""
+    """Return an adapter index for each row, cycling through `NO_ADAPTER` and all adapters."""
     config = model.encoder.config.adapters
     count = len(config.names) if config else 0
     return [index % (count + 1) - 1 for index in range(rows)]
@@ -193,7 +193,7 @@ def reference_vectors(
 
 
 def reference_tokens(model: SentenceEncoder, row: list[int], adapter: int) -> NDArray[np.float32]:
-    """Return PyTorch's token vectors `(L, D)` for one row of L token ids."""
+    """Return PyTorch's token vectors `(L, D)` of one row, given its token ids and adapter index."""
     with torch.no_grad():
         own = _adapter_index(adapter)
         tokens: NDArray[np.float32] = model.encoder(torch.tensor([row]), adapters=own)[0].numpy()
@@ -201,5 +201,5 @@ def reference_tokens(model: SentenceEncoder, row: list[int], adapter: int) -> ND
 
 
 def _adapter_index(adapter: int) -> torch.Tensor | None:
-    """Return the argument `adapters` of a network for one row, `(1,)`; None: no adapter."""
+    """Return a network's argument `adapters` for one row, `(1,)`; None for `NO_ADAPTER`."""
     return None if adapter == NO_ADAPTER else torch.tensor([adapter])

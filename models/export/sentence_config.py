@@ -1,6 +1,6 @@
 """The sentence-transformers config of a model: pooling, heads, prompts and maximum length.
 
-An unsupported setting that would change vectors is an error that names the setting.
+Unsupported settings that would change the vectors raise an error with the name of the setting.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class LayerNormConfig:
 
     Attributes:
         folder: Subfolder with the config and weights of the norm.
-        width: Width of its input.
+        width: Width of the norm's input.
     """
 
     folder: str
@@ -78,19 +78,20 @@ class SentenceConfig:
     """Settings of a sentence encoder.
 
     Attributes:
-        family: `model_type` of config.json.
+        family: `model_type` in config.json.
         transformer: Subfolder of the encoder's files; "" is the model folder itself.
         max_tokens: Maximum input length in tokens, special tokens included.
-        pooling: Names in `models.network.pooling.POOLINGS`, whose results are concatenated.
+        pooling: Names of the poolings in `models.network.pooling.POOLINGS`. Their results are
+            concatenated.
         include_prompt: Whether pooling includes prompt tokens.
-        heads: Modules after pooling, in order, without a `Normalize` at the end.
+        heads: Configs of the modules after pooling, in order, without a final `Normalize`.
         normalize: Whether vectors are normalised to unit length.
-        matryoshka_dimensions: Numbers of leading dimensions that the model was trained for.
-        truncation_side: End at which inputs with too many tokens lose tokens: "left" or "right".
+        matryoshka_dimensions: Widths of truncated row vectors that the model was trained for.
+        truncation_side: Side on which inputs with too many tokens are truncated, "left" or "right".
         token_types: Whether the tokens of a pair's second text have type 1.
-        labels: Label of each logit of a model for sequence classification; empty: an embedding
+        labels: Label of each logit of a sequence classification model; empty for an embedding
             model.
-        activation: Activation of the logits: "sigmoid", "softmax" or "identity".
+        activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
         sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
@@ -119,7 +120,7 @@ class SentenceConfig:
 class Overrides:
     """Replacements for settings of a model; None keeps the model's setting.
 
-    Prompts are added to the model's prompts, or replace those of the same name. `sparse` selects
+    Prompts are added to the model's prompts, or replace prompts of the same name. `sparse` selects
     sparse vectors for a masked language model without a config of sentence-transformers.
     """
 
@@ -133,12 +134,15 @@ class Overrides:
 
 
 def overrides_of(manifest: Manifest) -> Overrides:
-    """Return the overrides with which an artifact's source is the model of its graphs."""
-    # The pooling of a model for sequence classification is that of its family.
-    return Overrides(pooling=None if manifest.labels else manifest.pooling)
+    """Return the overrides for loading an artifact's source as the network of its graphs."""
+    # An override of the pooling is an error for models that compute no embeddings.
+    return Overrides(
+        sparse="sparse" in manifest.outputs,
+        pooling=manifest.pooling if "pooled" in manifest.outputs else None,
+    )
 
 
-# Pooling modes of sentence-transformers.
+# Names in `POOLINGS` of the pooling modes of sentence-transformers.
 _POOLING_NAMES = {
     "cls": "cls",
     "max": "max",
@@ -147,8 +151,8 @@ _POOLING_NAMES = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last",
 }
-# Boolean pooling fields of older sentence-transformers versions. The results of the enabled
-# poolings are concatenated in this order.
+# Names in `POOLINGS` of the boolean fields in older sentence-transformers configs. The results of
+# the enabled poolings are concatenated in this order.
 _POOLING_FIELDS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -158,14 +162,14 @@ _POOLING_FIELDS = {
     "pooling_mode_lasttoken": "last",
 }
 
-# Possible names of the file with the settings of the Transformer module; the first that exists is
+# Possible names of the file with the settings of the Transformer module. The first existing file is
 # read.
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Settings of the Transformer module for which only one value is supported: of embedding models, and
-# of models for sequence classification.
+# Only supported values of settings of the Transformer module, for embedding models and for sequence
+# classification models.
 _OF_EMBEDDINGS: Mapping[str, Any] = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -181,7 +185,7 @@ _OF_SPARSE_ENCODERS: Mapping[str, Any] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
     "module_output_name": "token_embeddings",
 }
-# Settings of the Transformer module for which only the default value, given here, is supported.
+# Only supported values, the defaults, of other settings of the Transformer module.
 _TRANSFORMER_DEFAULTS: Mapping[str, Any] = {
     "model_args": {},
     "model_kwargs": {},
@@ -203,7 +207,7 @@ _SENTENCE_EMBEDDING = {
 _MODEL_CONFIG = "config_sentence_transformers.json"
 # The module that pools sparse vectors.
 _SPLADE = "SpladePooling"
-# Jina v3's own Transformer module, which passes the task to the encoder.
+# Type of Jina v3's custom Transformer module, which passes the task to the encoder.
 _OF_JINA_V3 = "custom_st.Transformer"
 
 
@@ -228,8 +232,8 @@ def read_sentence_config(
 
     Args:
         folder: Model folder.
-        network: Name of the network's config.json.
-        family: `model_type` of config.json, and its family.
+        network: Path of the network's config.json, relative to the folder.
+        family: `model_type` in config.json, and the family of the model.
         config: Hyperparameters of the encoder.
         overrides: Replacements for settings in the folder.
 
@@ -254,8 +258,8 @@ def read_sentence_config(
 
     if len(modules) == 1 and not classifies:
         raise CheckpointError(
-            "modules.json lists Transformer alone, which only models for sequence classification "
-            "have; list a Pooling after it"
+            "modules.json lists only a Transformer module, which is supported for sequence "
+            "classification models only; add a Pooling module"
         )
     if sparse:
         masked_lm.check_supported(hyperparameters, known, network)
@@ -271,7 +275,7 @@ def read_sentence_config(
     heads = [_HEADS[module](folder, path) for module, path in modules[2:]]
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
     truncate_dim = _truncate_dim(folder)
-    if truncate_dim is not None:  # sentence-transformers does not normalise again
+    if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
         heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
     of_tasks = _task_prompts(folder, network, config)
     prompts, default_prompt = _prompts(folder, kind, of_tasks, overrides)
@@ -279,7 +283,9 @@ def read_sentence_config(
         raise CheckpointError("prompts of models for sequence classification are not supported")
     changes = overrides.pooling, overrides.normalize, overrides.include_prompt
     if (classifies or sparse) and changes != (None, None, None):
-        raise CheckpointError("pooling and normalisation can be changed for embedding models only")
+        raise CheckpointError(
+            "pooling and normalisation cannot be changed, because the model computes no embeddings"
+        )
     labels = classifier.read_labels(hyperparameters, network) if classifies else ()
     return SentenceConfig(
         family=model_type,
@@ -343,12 +349,12 @@ def _override(own: bool, override: bool | None) -> bool:
 
 
 def _modules(folder: ModelFolder) -> list[tuple[str, str]]:
-    """Return class name and path of the modules in modules.json; empty if the file is missing."""
+    """Return class name and path of each module in modules.json; empty if the file is missing."""
     listed = folder.json("modules.json", list, [])
     modules: list[tuple[str, str]] = []
     for module in listed:
         if not isinstance(module, dict) or not isinstance(module.get("path"), str):
-            raise CheckpointError("modules.json: every module needs a type and a path")
+            raise CheckpointError("modules.json: every module must have a type and a path")
         package, _, kind = str(module.get("type")).rpartition(".")
         is_known = package.split(".")[0] == "sentence_transformers"
         if not (is_known or (module.get("type") == _OF_JINA_V3 and _is_jina_v3(folder))):
@@ -437,7 +443,7 @@ def _normalize(folder: ModelFolder, subfolder: str) -> NormalizeConfig:
     return NormalizeConfig()
 
 
-# Modules that can follow the pooling, and the functions that read their configs.
+# Functions that read the configs of modules after pooling, by module class.
 _HEADS: Mapping[str, Callable[[ModelFolder, str], HeadConfig]] = {
     "Dense": _dense,
     "LayerNorm": _layer_norm,
@@ -446,7 +452,7 @@ _HEADS: Mapping[str, Callable[[ModelFolder, str], HeadConfig]] = {
 
 
 def _task_prompts(folder: ModelFolder, network: str, config: EncoderConfig) -> dict[str, str]:
-    """Return the prompt of each adapter's task, by name of the adapter."""
+    """Return the prompt of each adapter's task, by adapter name."""
     if config.adapters is None:
         return {}
     instructions = folder.json(network, dict).get("task_instructions")
@@ -512,9 +518,9 @@ def _max_tokens(
     settings: Mapping[str, object],
     overrides: Overrides,
 ) -> int:
-    """Return the maximum input length in tokens: the override, or the setting of the folder.
+    """Return the maximum input length in tokens, from the override or the folder's settings.
 
-    The setting of the folder is capped at the number of positions.
+    The folder's setting is capped at the encoder's maximum.
     """
     own = next(
         (
@@ -546,7 +552,7 @@ def _max_tokens(
 def _check_defaults(
     config: Mapping[str, object], defaults: Mapping[str, object], source: str
 ) -> None:
-    """Raise CheckpointError if a field is neither absent, nor null, nor equal to its default."""
+    """Raise CheckpointError unless each field is absent, null or equal to its default."""
     for name, value in defaults.items():
         if config.get(name, value) not in (value, None):
             raise CheckpointError(

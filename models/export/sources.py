@@ -63,14 +63,14 @@ def resolve(model: str, revision: str | None = None) -> Source:
         revision: Branch, tag or commit of a hub model; None: main.
 
     Raises:
-        SourceError: The model does not exist or has no safetensors; the hub cannot be reached; a
-            file of a package has another SHA-256 than the published file; or `revision` is given
+        SourceError: The model does not exist or has no safetensors, the hub cannot be reached, the
+            SHA-256 of a package's file differs from the published file's, or `revision` is given
             for a folder or package.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         _refuse_revision(model, revision, "a folder")
-        # Without the rest of the path, because clients of the service see the name.
+        # Only the last part of the path, because clients of the service see the name.
         name = folder.resolve().name
         return Source(folder, name, f"folder {name}", None)
     package = None if "/" in model else _package_folder(model)
@@ -110,8 +110,8 @@ def _from_package(name: str, folder: Path) -> Source:
         actual = sha256(folder / file)
         if actual != expected:
             raise SourceError(
-                f"{file} of the package {name} {version} differs from the one published as "
-                f"{pinned.name}: its SHA-256 is {actual}, not {expected}"
+                f"{file} of the package {name} {version} differs from the file published in "
+                f"{pinned.name}: its SHA-256 is {actual}; {expected} is required"
             )
     return Source(folder, pinned.name, f"package {canonical}", version)
 

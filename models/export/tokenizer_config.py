@@ -1,11 +1,11 @@
-"""Settings in tokenizer_config.json, and the tokenizer class of transformers that they mean."""
+"""Settings in tokenizer_config.json, and the tokenizer class of transformers that they select."""
 
 from typing import Any
 
 from models.export.model_folder import CheckpointError, ModelFolder, join
 
 NAME = "tokenizer_config.json"
-# The class that transformers uses for a `model_type` if tokenizer_config.json names none.
+# Tokenizer class, by `model_type`, that transformers uses if tokenizer_config.json has none.
 _DEFAULT_CLASS = {
     "albert": "Albert",
     "bert": "Bert",
@@ -23,17 +23,20 @@ _DEFAULT_CLASS = {
     "roformer": "RoFormer",
     "xlm-roberta": "XLMRoberta",
 }
-# The classes that give the tokens of a pair types, unless `model_input_names` says otherwise.
+# Tokenizer classes that return token types if tokenizer_config.json has no `model_input_names`.
 _WITH_TOKEN_TYPES = ("Bert", "DebertaV2", "Electra")
 
 
 def read_tokenizer_config(folder: ModelFolder, transformer: str) -> dict[str, Any]:
-    """Return the content of tokenizer_config.json in the subfolder `transformer`, or nothing."""
+    """Return tokenizer_config.json of the subfolder `transformer`; empty if it is missing."""
     return folder.json(join(transformer, NAME), dict, {})
 
 
 def tokenizer_class(config: dict[str, Any], model_type: str) -> str:
-    """Return the name of the class, without `Tokenizer` and `Fast`; "" if it is unknown."""
+    """Return the tokenizer class without the suffix `Tokenizer` or `TokenizerFast`.
+
+    If the class is unknown, return "".
+    """
     own = str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
     return own or _DEFAULT_CLASS.get(model_type, "")
 
@@ -47,10 +50,10 @@ def gives_token_types(config: dict[str, Any], model_type: str) -> bool:
 
 
 def truncation_side(config: dict[str, Any]) -> str:
-    """Return the end at which texts with too many tokens lose tokens: "left" or "right".
+    """Return the side on which texts with too many tokens are truncated, "left" or "right".
 
     Raises:
-        CheckpointError: The setting is invalid.
+        CheckpointError: `truncation_side` is neither "left" nor "right".
     """
     side = config.get("truncation_side", "right")
     if side not in ("left", "right"):

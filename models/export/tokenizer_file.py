@@ -1,7 +1,7 @@
 """The tokenizer of a model folder, prepared for serving as one self-contained file.
 
 Settings in tokenizer_config.json are applied as in transformers. Truncation and padding are
-disabled, because the service does both itself.
+disabled, because the service handles both.
 """
 
 import base64
@@ -73,7 +73,8 @@ def _as_deberta(tokenizer: Tokenizer, config: Config) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
 
 
-# Words with the space before them, single digits, runs of other characters, and white space.
+# Matches of the pattern: endings of English contractions, words with the space before them, single
+# digits, runs of other characters, and whitespace.
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -97,7 +98,7 @@ def _as_gemma(tokenizer: Tokenizer, _: Config) -> None:
 
 
 def _charsmap(tokenizer: Tokenizer) -> normalizers.Precompiled | None:
-    """Return SentencePiece's normaliser, which can be a part of the tokenizer's normaliser."""
+    """Return the SentencePiece part of the tokenizer's normaliser; None if there is none."""
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     for part in normalizer.get("normalizers", [normalizer]):
         if part.get("type") == "Precompiled":
@@ -105,8 +106,9 @@ def _charsmap(tokenizer: Tokenizer) -> normalizers.Precompiled | None:
     return None
 
 
-# For these tokenizer classes, transformers takes the vocabulary and the special tokens from
-# tokenizer.json, and all else from tokenizer_config.json.
+# Functions that set the normaliser and pre-tokenizer, by tokenizer class. For these classes,
+# transformers takes the vocabulary and the special tokens from tokenizer.json, and the other
+# settings from tokenizer_config.json.
 _REBUILT: Mapping[str, Callable[[Tokenizer, Config], None]] = {
     "Albert": _as_albert,
     "Bert": _as_bert,
@@ -129,8 +131,9 @@ def read_tokenizer(
 
     Args:
         folder: Model folder with tokenizer.json.
-        sentence_config: Config that has the tokenizer's subfolder and the lowercase setting.
-        vocab_size: Vocabulary size of the model.
+        sentence_config: Config with the tokenizer's subfolder, the family, and the lowercase
+            setting.
+        vocab_size: Number of word embeddings of the model.
 
     Raises:
         CheckpointError: The tokenizer is missing or invalid, does not match the model or
@@ -157,7 +160,7 @@ def read_tokenizer(
             f"{folder.name}: RoFormerTokenizer splits words with code that tokenizer.json does not "
             "contain (jieba); only tokenizers that tokenizer.json describes are supported"
         )
-    # Whatever class the files of ModernBERT name, transformers reads tokenizer.json as it is.
+    # For ModernBERT, transformers uses tokenizer.json unchanged, whatever the tokenizer class.
     if kind in _REBUILT and sentence_config.family != "modernbert":
         _REBUILT[kind](tokenizer, config)
     if sentence_config.lowercase:
@@ -167,11 +170,11 @@ def read_tokenizer(
 
 
 def tokenizer_of_source(artifact: Artifact) -> Tokenizer:
-    """Return the tokenizer of an artifact's source, prepared again and truncating like the service.
+    """Prepare the tokenizer again from an artifact's source, with truncation as in the service.
 
     Raises:
-        ArtifactError: A file of the source was changed.
-        CheckpointError: See `read_tokenizer`.
+        ArtifactError: A file of the source cannot be read, or was changed since the export.
+        CheckpointError: A file of the source is missing, invalid or unsupported.
     """
     folder, manifest = source_folder(artifact), artifact.manifest
     _, config, sentence_config = read_configs(folder, overrides_of(manifest))
@@ -180,12 +183,12 @@ def tokenizer_of_source(artifact: Artifact) -> Tokenizer:
     return tokenizer
 
 
-# Token of Gemma 3's images, which text models have in the tokenizer but not in the embeddings.
+# Image token of Gemma 3. Text models have it in the tokenizer, but have no embedding for it.
 _IMAGE_TOKENS = ("<image_soft_token>",)
 
 
 def _without_images(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
-    """Return the tokenizer without tokens of images that are beyond the model's vocabulary."""
+    """Return the tokenizer without image tokens outside the model's vocabulary."""
     content = json.loads(tokenizer.to_str())
     kept = [
         token

@@ -1,1 +1,1 @@
-"""The encoder as PyTorch modules: norms, attention, layers, pooling and heads."""
+"""The encoder as PyTorch modules: embeddings, norms, attention, layers, pooling, heads."""

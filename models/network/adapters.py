@@ -1,8 +1,8 @@
-"""Low-rank adapters: updates of the weights, one set per task; each row has one adapter or none.
+"""Low-rank adapters (LoRA): updates of the weights, one set per task, at most one set per row.
 
-The adapters of all tasks are stacked. A token's vector is projected to the ranks of all of them,
-those of other tasks are set to zero, and the rest is projected to the output. So rows of several
-tasks share a batch, and the weights exist once.
+The matrices of all adapters are stacked. Each token vector is projected to the ranks of all
+adapters, the ranks of other adapters are set to zero, and the result is projected to the output.
+So rows of different tasks can share a batch, and the base weights are stored once.
 
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """Hyperparameters of adapters.
+    """Hyperparameters of a model's adapters.
 
     Attributes:
-        names: Name of each adapter; there are N.
-        rank: Rank of the update of a weight, R.
-        scale: Factor of the updates.
+        names: Name of each of the N adapters.
+        rank: Rank R of each weight's update.
+        scale: Factor by which each update is multiplied.
     """
 
     names: tuple[str, ...]
@@ -29,12 +29,12 @@ class AdapterConfig:
     scale: float
 
     def scales(self, adapters: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the scale of each of the stacked ranks, `(..., N * R)`.
+        """Return the scale of each stacked rank for each token, `(..., N * R)`.
 
-        They are `scale` for the adapter of a token, and zero for all others.
+        It is `scale` for the ranks of the token's adapter, and zero for all other ranks.
 
         Args:
-            adapters: Index of the adapter of each token, `(...)`; -1: none.
+            adapters: Index of each token's adapter, `(...)`; -1: no adapter.
             dtype: Dtype of the result.
         """
         every = torch.arange(len(self.names), device=adapters.device)
@@ -43,7 +43,7 @@ class AdapterConfig:
 
 
 class LinearAdapters(nn.Module):
-    """Adapters of a linear layer."""
+    """Stacked adapters of a linear layer."""
 
     def __init__(self, config: AdapterConfig, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -52,17 +52,17 @@ class LinearAdapters(nn.Module):
         self.up = nn.Parameter(torch.zeros(N, out_features, R))
 
     def forward(self, x: Tensor, scales: Tensor) -> Tensor:
-        """Return the update of the output `(..., out_features)` for the input `x`."""
+        """Return the update of the layer's output, `(..., out_features)`, for its input `x`."""
         down, up = self.stacked()
         return F.linear(F.linear(x, down) * scales, up)
 
     def stacked(self) -> tuple[Tensor, Tensor]:
-        """Return the projections to all ranks, `(N * R, in)`, and back, `(out, N * R)`."""
+        """Return the stacked projections to the ranks, `(N * R, in)`, and back, `(out, N * R)`."""
         return self.down.flatten(0, 1), self.up.transpose(0, 1).flatten(1)
 
 
 class EmbeddingAdapters(nn.Module):
-    """Adapters of an embedding table."""
+    """Stacked adapters of an embedding table."""
 
     def __init__(self, config: AdapterConfig, count: int, width: int) -> None:
         super().__init__()
@@ -71,17 +71,17 @@ class EmbeddingAdapters(nn.Module):
         self.up = nn.Parameter(torch.empty(N, R, width).normal_(std=0.02))
 
     def forward(self, ids: Tensor, scales: Tensor) -> Tensor:
-        """Return the update of the embeddings `(..., width)` of the ids `(...)`."""
+        """Return the update of the embeddings, `(..., width)`, for the ids `(...)`."""
         table, up = self.stacked()
         return F.linear(F.embedding(ids, table) * scales, up)
 
     def stacked(self) -> tuple[Tensor, Tensor]:
-        """Return the table of all ranks, `(count, N * R)`, and the projection, `(width, N * R)`."""
+        """Return the stacked tables, `(count, N * R)`, and projections, `(width, N * R)`."""
         return self.down.transpose(0, 1).flatten(1), self.up.flatten(0, 1).T
 
 
 class AdaptedEmbedding(nn.Embedding):
-    """Embedding table that can have adapters."""
+    """Embedding table with optional adapters."""
 
     adapters: EmbeddingAdapters | None
 
@@ -101,7 +101,7 @@ class AdaptedEmbedding(nn.Embedding):
 
 
 class AdaptedLinear(nn.Linear):
-    """Linear layer that can have adapters."""
+    """Linear layer with optional adapters."""
 
     adapters: LinearAdapters | None
 

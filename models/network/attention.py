@@ -1,7 +1,7 @@
 """Multi-head self-attention on dense (padded) and packed batches.
 
-Attention is the only step that depends on which tokens share a row. All other steps treat each
-token separately.
+Attention is the only step of the encoder that combines tokens, so it is the only step that depends
+on how tokens are grouped into rows.
 
 Source: Vaswani et al. 2017, arXiv:1706.03762.
 """
@@ -34,10 +34,11 @@ class LayerInputs:
 
     Attributes:
         bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias. In a
-            dense batch it includes the masks of padding and reach, and ALiBi.
+            dense batch, it includes the masks for padding, window and causality, and ALiBi.
         rotation: Rotation of queries and keys by their positions; None: no rotation.
-        distances: Distances of disentangled attention; None: scores do not depend on distances.
-        packed: Layout and reach of a packed batch; None for a dense batch.
+        distances: Distance embeddings of disentangled attention; None: attention is not
+            disentangled.
+        packed: Layout and attention pattern of a packed batch; None for a dense batch.
         scales: Scale of each rank of the adapters, `(..., N * R)`; None: no adapters.
     """
 
@@ -49,12 +50,12 @@ class LayerInputs:
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """Those of the inputs that are outputs of earlier steps."""
+        """Inputs that earlier steps may have computed: bias and distance embeddings, if present."""
         embeddings = None if self.distances is None else self.distances.embeddings
         return tuple(x for x in (self.bias, embeddings) if x is not None)
 
     def with_outputs(self, outputs: Sequence[Tensor]) -> "LayerInputs":
-        """Return a copy of these inputs whose `outputs` are replaced by other tensors, in order."""
+        """Return a copy of these inputs with `outputs` replaced by other tensors, in order."""
         given = iter(outputs)
         bias = None if self.bias is None else next(given)
         distances = self.distances and replace(self.distances, embeddings=next(given))
@@ -66,17 +67,17 @@ NO_INPUTS = LayerInputs()
 
 @dataclass(frozen=True)
 class Heads:
-    """Shape of attention's heads.
+    """Number and width of the attention heads.
 
     Attributes:
-        count: Number of heads of queries, H.
-        kv_count: Number of heads of keys and values, G, each of which `H / G` heads share.
+        count: Number of query heads, H.
+        kv_count: Number of key/value heads, G. Each of them is shared by `H / G` query heads.
         width: Width of a head, K.
 
     Raises:
         ValueError: `count` is not a multiple of `kv_count`.
 
-    Source: Ainslie et al. 2023, arXiv:2305.13245 (shared heads).
+    Source: Ainslie et al. 2023, arXiv:2305.13245 (grouped-query attention).
     """
 
     count: int
@@ -85,7 +86,9 @@ class Heads:
 
     def __post_init__(self) -> None:
         if self.count % self.kv_count:
-            raise ValueError(f"{self.kv_count} heads of keys cannot serve {self.count} heads")
+            raise ValueError(
+                f"{self.kv_count} key/value heads do not evenly divide {self.count} query heads"
+            )
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -99,13 +102,13 @@ class SelfAttention(nn.Module):
 
     Args:
         d_model: Width of a token vector, D.
-        heads: Shape of the heads.
+        heads: Number and width of the attention heads.
         dropout: Dropout probability of attention weights.
         bias: Whether the linear layers have a bias.
-        norm: The norm of queries and keys.
-        qk_norm: Scope of that norm: "head" (each head), "all" (all heads together) or "" (no norm).
-        distances: Hyperparameters of disentangled attention; None: scores do not depend on
-            distances.
+        norm: Hyperparameters of the norm of queries and keys.
+        qk_norm: Scope of the norm of queries and keys: "head" (each head), "all" (all heads
+            together) or "" (no norm).
+        distances: Hyperparameters of disentangled attention; None: attention is not disentangled.
         adapters: Hyperparameters of adapters; None: no adapters.
     """
 
@@ -158,12 +161,12 @@ class SelfAttention(nn.Module):
         return self.out_proj(context.transpose(1, 2).flatten(2), inputs.scales)
 
     def bias(self, q: Tensor, k: Tensor, inputs: LayerInputs) -> Tensor | None:
-        """Return the bias of the attention scores with their terms that depend on distances.
+        """Return the sum of the bias in `inputs` and the distance terms of the attention scores.
 
         Args:
-            q: Queries in the layout of the batch.
-            k: Keys in the layout of the batch.
-            inputs: Other inputs of the attention.
+            q: Queries in the layout of the batch, `(B, L, H * K)` or `(T, H * K)`.
+            k: Keys in the layout of the batch, `(B, L, G * K)` or `(T, G * K)`.
+            inputs: Inputs of the layer besides the token vectors.
 
         Returns:
             A bias that is broadcastable to `(B, H, L, L)`; None: no bias.
@@ -176,20 +179,20 @@ class SelfAttention(nn.Module):
         return scores if inputs.bias is None else scores + inputs.bias
 
     def distance_scores(self, q: Tensor, k: Tensor, distances: Distances) -> Tensor:
-        """Return the terms of the scores that depend on distances, `(B, H, L, L)`.
+        """Return the distance terms of the attention scores, `(B, H, L, L)`.
 
         Args:
-            q: Queries of dense rows, `(B, L, H * K)`.
-            k: Keys of dense rows, `(B, L, G * K)`.
-            distances: Distances in the rows.
+            q: Queries in the padded layout, `(B, L, H * K)`.
+            k: Keys in the padded layout, `(B, L, G * K)`.
+            distances: Distance embeddings, and their indices in rows of L tokens.
         """
         tables = self.distance_tables(distances.embeddings)
         return distance_scores((self.heads(q), self.heads(k)), tables, distances)
 
     def distance_tables(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the queries and keys of embeddings of distances, `(2 * S, H * K)` each.
+        """Project distance embeddings to queries and keys, `(2 * S, H * K)` each.
 
-        They are scaled like the attention scores.
+        Both are divided by `sqrt(K)`, so that their products have the scale of attention scores.
         """
         queries, keys, _ = self.project(embeddings)
         if self.distance_queries is not None:
@@ -200,11 +203,11 @@ class SelfAttention(nn.Module):
         return queries * scale, self.repeated(keys) * scale
 
     def heads(self, x: Tensor) -> Tensor:
-        """Return queries, keys or values of dense rows, split into heads, `(B, H, L, K)`."""
+        """Split padded queries, keys or values `(B, L, H * K or G * K)` into `(B, H, L, K)`."""
         return self.repeated(x).unflatten(-1, (self.shape.count, -1)).transpose(1, 2)
 
     def repeated(self, x: Tensor) -> Tensor:
-        """Return keys or values `(..., G * K)` repeated for each head, `(..., H * K)`."""
+        """Repeat keys or values `(..., G * K)` for each query head; return `(..., H * K)`."""
         repeats = self.shape.count * self.shape.width // x.shape[-1]
         if repeats == 1:
             return x
@@ -214,7 +217,7 @@ class SelfAttention(nn.Module):
     def rotated(self, projections: tuple[Tensor, ...], inputs: LayerInputs) -> tuple[Tensor, ...]:
         """Return queries, keys and values, with queries and keys rotated by their positions.
 
-        No shape changes. Without a rotation in `inputs`, the projections are returned unchanged.
+        Shapes do not change. If `inputs` has no rotation, the projections are returned unchanged.
         """
         if (rotation := inputs.rotation) is None:
             return projections
@@ -226,14 +229,16 @@ class SelfAttention(nn.Module):
         return q, k, v
 
     def project(self, x: Tensor, scales: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return queries `(..., H * K)`, keys and values `(..., G * K)`, after their norms.
+        """Project token vectors to queries `(..., H * K)`, and keys and values `(..., G * K)`.
+
+        Queries and keys are normalised if the attention has such norms.
 
         Args:
             x: Token vectors, `(..., D)`.
             scales: Scale of each rank of the adapters; None: no adapters.
         """
-        # Three matrix products instead of one, whose three slices ONNX engines would copy. The
-        # slices of weights become constants when the model is exported.
+        # Three matrix products instead of one: ONNX engines would copy the slices of its output.
+        # The slices of the weights become constants in the exported graph.
         ends = list(itertools.accumulate(self.shape.widths))
         bias = self.in_proj_bias
         q, k, v = (
@@ -263,9 +268,9 @@ def attention_bias(
 ) -> Tensor | None:
     """Return the sum of all masks as a bias of the attention scores; None without a mask.
 
-    The bias is minus infinity for masked query-key pairs. Its shape is
-    `(N or 1, H or 1, L or 1, L)`, its dtype that of `src`. Arguments are those of
-    `EncoderLayer.forward`.
+    The bias is minus infinity at masked query-key pairs. It has the shape
+    `(N or 1, H or 1, L or 1, L)` and the dtype of `src`. `mask` and `key_padding_mask` are the
+    arguments `src_mask` and `src_key_padding_mask` of `EncoderLayer.forward`.
 
     Raises:
         ValueError: The shape of a mask does not match `src`.

@@ -28,41 +28,45 @@ class AttentionConfig:
 
     @property
     def reach(self) -> Reach:
-        """Which tokens of a row attend to each other."""
+        """Position-dependent masks and bias of the layer's attention."""
         return Reach(self.window, self.causal, self.alibi)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Hyperparameters of an encoder, named as in `torch.nn.TransformerEncoderLayer`.
+    """Hyperparameters of an encoder.
+
+    `d_model`, `dim_feedforward` and `dropout` are as in `torch.nn.TransformerEncoderLayer`.
 
     Attributes:
-        max_positions: Number of position embeddings; without them, the longest row that the model
-            is declared for.
+        activation: Name in `models.network.layer.ACTIVATIONS`.
+        max_positions: Number of position embeddings; in a model without position embeddings,
+            maximum number of tokens in a row.
         type_vocab_size: Number of token type embeddings; 0: none.
         embedding_width: Width of the embeddings, which a linear layer then maps to `d_model`; 0:
-            the embeddings have the width `d_model`.
-        distinct_layers: Number of distinct layers, each of which runs several times in a row; 0:
-            every layer is distinct.
-        num_kv_heads: Number of heads of keys and values, each of which several heads of queries
-            share; 0: as many as `num_heads`.
+            the embeddings have the width `d_model`, and there is no such layer.
+        distinct_layers: Number of layers with their own parameters, each of which runs several
+            times in succession; 0: every layer has its own parameters.
+        num_kv_heads: Number of key/value heads, each shared by `num_heads / num_kv_heads` query
+            heads; 0: as many as `num_heads`.
         head_width: Width of a head; 0: `d_model / num_heads`.
         qk_norm: Scope of the norm of queries and keys, before rotary positions: "head" (each head),
             "all" (all heads together) or "" (no norm).
         norm: Name of the norm in `models.network.norms.KINDS`.
-        norm_eps: Constant added to the variance in every norm.
-        biases: Parts of a layer that have a bias, names in `models.network.layer.BIASES`.
+        norm_eps: Constant added to the variance (layer norm) or mean square (RMS norm).
+        biases: Names of the parts of a layer that have a bias, in `models.network.layer.BIASES`.
         gated: Whether the feed-forward layer has a gate; see `EncoderLayer`.
         norm_first: Whether norms precede the sublayers (pre-norm) or follow them (post-norm).
-        branch_norms: Whether the sublayers have more norms; see `EncoderLayer`.
-        embedding_norm: Whether the embeddings have a norm.
-        first_norm: Whether a norm precedes the first layer's attention, in a pre-norm encoder.
+        branch_norms: Whether the sublayers have additional norms; see `EncoderLayer`.
+        embedding_norm: Whether the embeddings have a norm. With position embeddings, they always
+            have one.
+        first_norm: Whether a norm precedes the attention of the first layer. Only for pre-norm
+            encoders.
         position_embeddings: Whether a position embedding is added to each token.
-        position_padding_id: Position id of padding in RoBERTa's numbering; None: positions are
-            numbered from 0. See `positions.position_ids`.
+        position_padding_id: Token id of padding, for RoBERTa's numbering of positions; None:
+            positions are numbered from 0. See `models.network.positions.position_ids`.
         relative_buckets: Number of buckets of the relative position bias; 0: no bias.
-        distances: Hyperparameters of disentangled attention; None: scores do not depend on
-            distances.
+        distances: Hyperparameters of disentangled attention; None: attention is not disentangled.
         adapters: Hyperparameters of adapters; None: no adapters.
         attention: Hyperparameters of each layer's attention; empty: full attention without rotary
             positions in all layers.
@@ -99,18 +103,18 @@ class EncoderConfig:
 
     @property
     def heads(self) -> Heads:
-        """Shape of the attention heads."""
+        """Number and width of the attention heads."""
         width = self.head_width or self.d_model // self.num_heads
         return Heads(self.num_heads, self.num_kv_heads or self.num_heads, width)
 
     @property
     def norms(self) -> NormConfig:
-        """The norm of the encoder."""
+        """Hyperparameters of the encoder's norms."""
         return NormConfig(self.norm, self.norm_eps, "norms" in self.biases)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Largest distance of two tokens that attend to each other, by layer; None: no limit."""
+        """Largest distance of tokens that attend to each other, by layer; None: no limit."""
         own = tuple(layer.window for layer in self.attention)
         return own or (None,) * self.num_layers
 

@@ -1,7 +1,7 @@
-"""DeBERTa's disentangled attention: terms of the scores that depend on distances of tokens.
+"""DeBERTa's disentangled attention: score terms that depend on the distance of query and key.
 
-A learnt embedding stands for each distance, or for a bucket of distances. Projected as keys and as
-queries, they meet the queries and keys of the tokens.
+Each distance, or bucket of distances, has a learnt embedding. The embeddings are projected to keys
+and queries, which are multiplied with the tokens' queries and keys.
 
 Source: He et al. 2020, arXiv:2006.03654.
 """
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from models.network.norms import Norm, NormConfig
 
-# Terms of the scores: of a token's query with the key of the distance, and the reverse.
+# Terms of the scores: the token's query times the distance's key, and the token's key times the
+# distance's query.
 CONTENT_TO_POSITION, POSITION_TO_CONTENT = "c2p", "p2c"
 TERMS = frozenset({CONTENT_TO_POSITION, POSITION_TO_CONTENT})
 
@@ -23,13 +24,14 @@ class DistanceConfig:
     """Hyperparameters of disentangled attention.
 
     Attributes:
-        span: Half the number of distance embeddings, S: those below it are for keys after the
-            query.
-        max_distance: Length of rows for which the buckets are made; 0: no buckets, each distance
-            below `span` has an embedding.
+        span: Half the number of distance embeddings, S. Embeddings with an index below S are for
+            keys after the query.
+        max_distance: Length of the longest row whose distances the buckets cover; 0: no buckets,
+            each distance below `span` has its own embedding.
         terms: Names in `TERMS`; not empty.
-        shared: Whether distances are projected by the matrices of the tokens' queries and keys.
-        norm: Whether the embeddings have a norm.
+        shared: Whether the distance embeddings are projected by the token projections of queries
+            and keys, instead of separate projections.
+        norm: Whether the distance embeddings have a norm.
     """
 
     span: int
@@ -41,14 +43,13 @@ class DistanceConfig:
 
 @dataclass(frozen=True)
 class Distances:
-    """Embeddings of distances, and which of them stand for the distances in a batch.
+    """Distance embeddings, and their indices for the distances in rows of up to L tokens.
 
     Attributes:
-        embeddings: `(2 * S, D)`.
-        of_queries: `(2 * L,)`, index of the embedding for each position of a key less that of its
-            query, from `-L`.
-        of_keys: `(2 * L,)`, index of the embedding for each position of a query less that of its
-            key, from `-L`.
+        embeddings: Distance embeddings, `(2 * S, D)`.
+        of_queries: Embedding index of each key-minus-query distance from `-L` to `L - 1`,
+            `(2 * L,)`.
+        of_keys: Embedding index of each query-minus-key distance from `-L` to `L - 1`, `(2 * L,)`.
         terms: Names in `TERMS`.
     """
 
@@ -59,7 +60,7 @@ class Distances:
 
 
 class DistanceEmbeddings(nn.Module):
-    """Learnt embeddings of the distances of tokens, `(2 * S, D)`."""
+    """Learnt embeddings of the distances between tokens, `(2 * S, D)`, with an optional norm."""
 
     index_of: Tensor
     norm: Norm | None
@@ -77,11 +78,11 @@ class DistanceEmbeddings(nn.Module):
         self.register_buffer("index_of", embedding_index(distance, config), persistent=False)
 
     def forward(self) -> Tensor:
-        """Return the embeddings after their norm, `(2 * S, D)`."""
+        """Return the distance embeddings `(2 * S, D)`, after the norm if there is one."""
         return self.weight if self.norm is None else self.norm(self.weight)
 
     def distances(self, embeddings: Tensor, length: int) -> Distances:
-        """Return the distances in rows of up to L tokens; L is `length`."""
+        """Return `embeddings` with their indices for rows of up to `length` tokens."""
         steps = torch.arange(2 * length, device=embeddings.device) - length  # (2L,)
         of_queries = self.index_of.index_select(0, self.max_positions - steps)
         of_keys = self.index_of.index_select(0, self.max_positions + steps)
@@ -89,16 +90,16 @@ class DistanceEmbeddings(nn.Module):
 
 
 def embedding_index(distance: Tensor, config: DistanceConfig) -> Tensor:
-    """Return the index of the embedding of each query-minus-key distance, int64.
+    """Return the embedding index of each query-minus-key distance, int64, shaped as `distance`.
 
-    With buckets, distances up to half of `span` have one each. The others cover ranges that grow
-    exponentially. Distances beyond the last embedding have the last one.
+    With buckets, each distance up to `span // 2` has its own bucket. The other buckets cover ranges
+    that grow exponentially. Indices are clamped to the first and last embedding.
     """
     span = config.span
     if config.max_distance:
         exact = span // 2
         size = distance.abs().clamp(min=exact).float()
-        # The order of operations is that of transformers: the results are rounded up.
+        # Same order of operations as in transformers: rounding up amplifies other rounding errors.
         ratio = torch.log(size / exact) / torch.log(torch.tensor((config.max_distance - 1) / exact))
         coarse = torch.ceil(ratio * (exact - 1)).long() + exact
         distance = torch.where(distance.abs() <= exact, distance, coarse * distance.sign())
@@ -110,12 +111,13 @@ def distance_scores(
     tables: tuple[Tensor, Tensor],
     distances: Distances,
 ) -> Tensor:
-    """Return the terms of the attention scores that depend on distances, `(B, H, L, L)`.
+    """Return the sum of the distance terms of the attention scores, `(B, H, L, L)`.
 
     Args:
         heads: Queries and keys of the tokens, `(B, H, L, K)` each.
-        tables: Queries and keys of the distance embeddings, scaled, `(2 * S, H * K)` each.
-        distances: Indices of the embeddings.
+        tables: Queries and keys of the distance embeddings, divided by `sqrt(K)`,
+            `(2 * S, H * K)` each.
+        distances: Embedding indices of the distances, and the terms to compute.
     """
     q, k = heads
     queries, keys = tables
@@ -128,19 +130,21 @@ def distance_scores(
 
 
 def _by_distance(x: Tensor, table: Tensor, index: Tensor) -> Tensor:
-    """Return the products of each token with the embeddings of its distances to all tokens.
+    """Return the product of each token with the distance embedding for every other token.
 
     Args:
         x: Queries or keys, `(B, H, L, K)`.
         table: Keys or queries of the distance embeddings, `(2 * S, H * K)`.
-        index: `(2 * L,)`, index into the table for each distance, from `-L`.
+        index: Index into the table of each distance from `-L` to `L - 1`, `(2 * L,)`.
 
     Returns:
-        `(B, H, L, L)`.
+        The products, `(B, H, L, L)`: tokens of `x`, then the tokens at the other end of the
+        distance.
     """
     _, H, L, K = x.shape
     table = table.index_select(0, index)  # (2L, H * K)
     products = x @ table.unflatten(-1, (H, K)).permute(1, 2, 0)  # (B, H, L, 2L)
-    # The product of tokens i and j is at i * 2L + L + j - i, which is L + i * (2L - 1) + j.
+    # In the flattened axes, the product for tokens i and j is at i * 2L + L + j - i, which is
+    # L + i * (2L - 1) + j.
     rows = products.flatten(-2)[..., L:].unflatten(-1, (L, 2 * L - 1))
     return rows[..., :L]

@@ -1,4 +1,4 @@
-"""The embeddings of an encoder: from token ids to the input of the first layer."""
+"""The embeddings of an encoder, which compute the input of the first layer."""
 
 from typing import cast
 
@@ -12,9 +12,9 @@ from models.network.taps import NO_TAP, Tap
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and token type embeddings, followed by a norm and a linear layer.
+    """Sum of word, token type and position embeddings, followed by a norm and a linear layer.
 
-    Only the word embeddings are required. Position embeddings require the norm.
+    All parts except the word embeddings are optional, but position embeddings imply the norm.
 
     Attributes:
         last_step: Name of the last step, such as "embeddings.norm" (see `Tap`).

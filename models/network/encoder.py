@@ -22,13 +22,15 @@ class Encoder(nn.Module):
     """Embeddings and layers, followed by a final norm if the layers are pre-norm.
 
     Attributes:
-        layers: The distinct layers, in the order of their first use.
-        layer_order: Indices into `layers`, in the order of execution; shared layers repeat.
+        layers: Layers with their own parameters, in the order of their first use.
+        layer_order: Indices into `layers` in the order of execution; a layer that runs several
+            times repeats.
         layer_steps: Name of each layer's last step, whose output is the layer's output.
         last_step: Name of the encoder's last step, whose output is the encoder's output.
 
     Raises:
-        ValueError: The config is inconsistent.
+        ValueError: `attention` in the config does not have one entry per layer, the number of
+            attention heads is not a multiple of `num_kv_heads`, or the activation is unknown.
     """
 
     relative_bias: RelativePositionBias | None
@@ -76,7 +78,7 @@ class Encoder(nn.Module):
             for i in range(distinct)
         ]
         self.layers = nn.ModuleList(layers)
-        # The quotient is that of transformers' AlbertTransformer.
+        # The formula of transformers' AlbertTransformer, with its floating-point division.
         self.layer_order = tuple(int(i / (count / distinct)) for i in range(count))
         self.layer_steps = tuple(
             f"layers.{i}.{layers[index].last_step}" for i, index in enumerate(self.layer_order)
@@ -99,9 +101,9 @@ class Encoder(nn.Module):
             input_ids: Token ids, `(B, L)`.
             attention_mask: `(B, L)`, non-zero at tokens and zero at padding; None: no padding.
             token_type_ids: Type of each token, `(B, L)`; None: type 0.
-            positions: Position of each token, `(B, L)`; None: computed by `positions`.
+            positions: Position of each token, `(B, L)`; None: computed by `Encoder.positions`.
             tap: Tap that runs each step.
-            adapters: Index of each row's adapter, `(B,)`; None: no adapters.
+            adapters: Index of each row's adapter, `(B,)`; -1: no adapter. None: no adapters.
         """
         positions = self.positions(input_ids) if positions is None else positions
         scales = self.scales(None if adapters is None else adapters[:, None])  # (B, 1, N * R)
@@ -121,7 +123,9 @@ class Encoder(nn.Module):
         adapters: Tensor | None = None,
         token_types: Tensor | None = None,
     ) -> Tensor:
-        """Return the token vectors `(T, D)` of a packed batch, equal to those of a dense batch.
+        """Return the token vectors `(T, D)` of a packed batch.
+
+        Up to rounding, the vectors are equal to those that `forward` returns for the same rows.
 
         Args:
             input_ids: Token ids of all rows, concatenated, `(T,)`.
@@ -129,7 +133,7 @@ class Encoder(nn.Module):
                 valid index at padding.
             packed_index: `(T,)`, index into the `B * L` padded positions for each packed token.
             attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding.
-            adapters: Index of each token's adapter, `(T,)`; None: no adapters.
+            adapters: Index of each token's adapter, `(T,)`; -1: no adapter. None: no adapters.
             token_types: Type of each token, `(T,)`; None: type 0.
         """
         rows = Rows(padded_index, packed_index)
@@ -144,7 +148,7 @@ class Encoder(nn.Module):
         """Return the scale of each rank of the adapters, `(..., N * R)`; None: no adapters.
 
         Args:
-            adapters: Index of each token's adapter, `(...)`; -1: none. None: no adapters.
+            adapters: Index of each token's adapter, `(...)`; -1: no adapter. None: no adapters.
 
         Raises:
             ValueError: `adapters` is given, but the encoder has no adapters.
@@ -152,7 +156,7 @@ class Encoder(nn.Module):
         if adapters is None:
             return None
         if (config := self.config.adapters) is None:
-            raise ValueError("adapters must be None: this encoder has none")
+            raise ValueError("adapters must be None: this encoder has no adapters")
         return config.scales(adapters, self.embeddings.word.weight.dtype)
 
     def embed(
@@ -165,8 +169,8 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Return the input of the first layer, `(..., D)`.
 
-        Token ids, positions and token types all have the shape `(...)`, and the scales of the
-        adapters `(..., N * R)`.
+        Token ids, positions and token types have the shape `(...)`. The scales of the adapters have
+        the shape `(..., N * R)`; see `scales`.
         """
         word = self.embeddings.word
         words = tap.step("embeddings.words", word, lambda: word(input_ids, scales))  # (..., E)
@@ -183,10 +187,10 @@ class Encoder(nn.Module):
 
         Args:
             x: Input of the layer `first_layer`, `(B, L, D)` or `(T, D)`.
-            inputs: Other inputs of each layer; see `layer_inputs`.
+            inputs: Inputs of each layer besides the token vectors, from `layer_inputs`.
             tap: Tap that runs each step.
-            first_layer: Index of the first layer to run. If it equals the number of layers, `x` is
-                returned unchanged, without the final norm.
+            first_layer: Index of the first layer to run. If it is the number of layers, `x` is
+                returned unchanged, and the final norm does not run.
         """
         if first_layer == len(self.layer_order):
             return x
@@ -198,7 +202,7 @@ class Encoder(nn.Module):
         return tap.step("final_norm", self.final_norm, self.final_norm, x)
 
     def positions(self, input_ids: Tensor) -> Tensor:
-        """Return the position of each token, `(B, L)`, numbered as the config requires."""
+        """Return the position of each token, `(B, L)`, in the numbering that the config selects."""
         return position_ids(input_ids, self.config.position_padding_id)
 
     def layer_inputs(
@@ -213,10 +217,10 @@ class Encoder(nn.Module):
     ) -> tuple[LayerInputs, ...]:
         """Return the inputs of each layer besides the token vectors.
 
-        Layers with the same mask or the same rotary positions share a bias or a rotation.
+        Layers with equal masks share one bias, and layers with equal rotary positions one rotation.
 
         Args:
-            x: Input of the first layer, for its dtype and device.
+            x: Input of the first layer, of which only the dtype and device are used.
             positions: Position of each token, `(B, L)` or `(T,)`.
             length: Length of the longest row, L.
             attention_mask: `(B, L)`, 1 or True at tokens, 0 or False at padding; None: no padding.

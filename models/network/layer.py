@@ -1,4 +1,4 @@
-"""One Transformer layer: attention and feed-forward, each with a residual and a norm."""
+"""One Transformer layer: attention and feed-forward, each with a residual connection and a norm."""
 
 from collections.abc import Callable, Collection
 from typing import cast
@@ -33,45 +33,47 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-# Parts of a layer that can have a bias; that of "linear1" is also that of "gate".
+# Parts of a layer that can have a bias. "linear1" includes the gate.
 BIASES = frozenset({"attention", "linear1", "linear2", "norms"})
 
 
 class EncoderLayer(nn.Module):
-    """Attention and feed-forward, each with a residual and a norm.
+    """Attention and feed-forward sublayers, each with a residual connection and a norm.
 
-    With the defaults of the arguments after `bias`, and True or False as `bias`, it is equivalent
-    to `torch.nn.TransformerEncoderLayer` with `batch_first=True`, with the same state dict.
+    If `bias` is a bool and all arguments after it have their defaults, the layer is equivalent to
+    `torch.nn.TransformerEncoderLayer` with `batch_first=True`, and has the same state dict.
 
     Args:
         d_model: Width of a token vector.
-        num_heads: Number of attention heads; must divide `d_model`.
+        num_heads: Number of attention heads, a divisor of `d_model`. Ignored if `heads` is given.
         dim_feedforward: Width of the feed-forward layer.
         dropout: Dropout probability for attention weights, feed-forward activations and the outputs
             of both sublayers.
         activation: Name in `ACTIVATIONS`, or a callable.
-        layer_norm_eps: Constant added to the variance in both norms.
+        layer_norm_eps: Constant added to the variance (layer norm) or mean square (RMS norm).
         norm_first: Whether norms precede the sublayers (pre-norm) or follow them (post-norm).
-        bias: Whether linear layers and norms have a bias, or names in `BIASES` of those that do.
+        bias: Whether all linear layers and norms have a bias, or the names in `BIASES` of the parts
+            with a bias.
         gated: Whether the feed-forward layer is `linear2(activation(gate(x)) * linear1(x))` instead
             of `linear2(activation(linear1(x)))`.
-        first_norm: Whether a norm precedes the attention; False in the first layer of an encoder
-            that has normalised its input already. Only for pre-norm layers.
-        branch_norms: Whether the sublayers have more norms. In pre-norm layers, the outputs of
-            attention and feed-forward have a norm before the residual is added. In post-norm
-            layers, the residual of the attention is added twice, each time with a norm.
+        first_norm: Whether a norm precedes the attention. False for a first layer whose input is
+            already normalised. Only for pre-norm layers.
+        branch_norms: Whether the sublayers have additional norms. In pre-norm layers, the outputs
+            of attention and feed-forward are normalised before the residual is added. In post-norm
+            layers, the residual of the attention is added twice, and a norm follows each addition.
         norm: Name of the norm in `models.network.norms.KINDS`.
-        heads: Shape of the attention heads; None: `num_heads` heads that divide `d_model`.
+        heads: Number and width of the attention heads; None: `num_heads` heads of width
+            `d_model / num_heads`.
         qk_norm: Scope of the norm of queries and keys: "head" (each head), "all" (all heads
             together) or "" (no norm).
-        distances: Hyperparameters of disentangled attention; None: scores do not depend on
-            distances.
+        distances: Hyperparameters of disentangled attention; None: attention is not disentangled.
         adapters: Hyperparameters of adapters; None: no adapters.
 
     Sources: Vaswani et al. 2017, arXiv:1706.03762; Shazeer 2020, arXiv:2002.05202 (gates).
 
     Raises:
-        ValueError: `d_model` is not divisible by `num_heads`, or the activation is unknown.
+        ValueError: `heads` is None and `d_model` is not divisible by `num_heads`, or the activation
+            is unknown.
     """
 
     def __init__(
@@ -164,9 +166,9 @@ class EncoderLayer(nn.Module):
 
         Args:
             x: Token vectors, `(B, L, D)` or `(T, D)`.
-            inputs: Other inputs.
+            inputs: Inputs of the layer besides the token vectors.
             tap: Tap that runs each step.
-            name: Prefix of the step names, without the dot: "layers.0".
+            name: Prefix of the step names, without the dot, such as "layers.0".
         """
         norm1 = self.norm1
         if self.norm_first:
@@ -189,7 +191,7 @@ class EncoderLayer(nn.Module):
 
     @property
     def last_step(self) -> str:
-        """Name of this layer's last step, without the prefix "layers.0."."""
+        """Name of this layer's last step, without a prefix such as "layers.0."."""
         return "sum2" if self.norm_first else "norm2"
 
     def _attend(self, x: Tensor, inputs: LayerInputs, tap: Tap, name: str) -> Tensor:

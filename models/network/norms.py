@@ -12,12 +12,12 @@ KINDS = ("layer_norm", "rms_norm")
 
 @dataclass(frozen=True)
 class NormConfig:
-    """The norm of a network.
+    """Hyperparameters of a network's norms.
 
     Attributes:
         kind: Name in `KINDS`.
-        eps: Constant added to the variance, or to the mean of the squares.
-        bias: Whether a layer norm has a bias; RMS norm has none.
+        eps: Constant added to the variance (layer norm) or mean square (RMS norm).
+        bias: Whether a layer norm has a bias. An RMS norm never has one.
     """
 
     kind: str = "layer_norm"
@@ -25,13 +25,13 @@ class NormConfig:
     bias: bool = True
 
     def norm(self, width: int) -> Norm:
-        """Return a norm of rows of a width."""
+        """Return a norm for rows of `width` elements."""
         if self.kind == "rms_norm":
             return RMSNorm(width, self.eps)
         return LayerNorm(width, self.eps, bias=self.bias)
 
     def add_norm(self, width: int) -> AddNorm:
-        """Return a norm, fused with the residual addition, of rows of a width."""
+        """Return a norm for rows of `width` elements, fused with the residual addition."""
         if self.kind == "rms_norm":
             return AddRMSNorm(width, self.eps)
         return AddLayerNorm(width, self.eps, bias=self.bias)

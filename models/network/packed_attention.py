@@ -1,7 +1,7 @@
 """Attention on a packed batch, registered as one operator.
 
-As one operator, it reaches the ONNX export whole, and each engine gets the nodes that it runs
-fastest. The implementation here defines its results.
+The ONNX exporter translates the operator to one placeholder node, which the export replaces with
+nodes for each engine. Their results must match the implementation here.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch.library import Library
 
 from models.network.positions import Reach, alibi_bias
 
-# Added to the attention scores of masked keys. It is finite in float16, and low enough that the
+# Value added to the attention scores of masked keys. It is finite in float16, and so low that
 # softmax gives masked keys a weight of exactly zero.
 MASKED_SCORE = -30000.0
 
@@ -38,24 +38,24 @@ class Rows:
     packed_index: Tensor
 
     def pad(self, x: Tensor) -> Tensor:
-        """Return packed values `(T, ...)` as `(B, L, ...)`."""
+        """Convert packed values `(T, ...)` to the padded layout `(B, L, ...)`."""
         # index_select, because the ONNX exporter translates x[index] to GatherND, which is slower.
         flat = x.index_select(0, self.padded_index.reshape(-1))  # (B * L, ...)
         return flat.view(*self.padded_index.shape, *x.shape[1:])
 
     def pack(self, x: Tensor) -> Tensor:
-        """Return padded values `(B, L, ...)` as `(T, ...)`."""
+        """Convert padded values `(B, L, ...)` to the packed layout `(T, ...)`."""
         return x.flatten(0, 1).index_select(0, self.packed_index)
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Layout of a packed batch, and which of its tokens attend to each other.
+    """Layout and attention pattern of a packed batch.
 
     Attributes:
         rows: Index maps of the batch.
         attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding.
-        reach: Which tokens of a row attend to each other.
+        reach: Position-dependent masks and bias of attention within a row.
     """
 
     rows: Rows
@@ -66,13 +66,13 @@ class PackedRows:
 def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, packed: PackedRows, bias: Tensor | None, num_heads: int
 ) -> Tensor:
-    """Return the context of each token, `(T, D)`; tokens attend within their row only.
+    """Return the context of each token, `(T, H * K)`. Tokens attend only within their row.
 
     Args:
-        q: Queries, `(T, D)`.
-        k: Keys, `(T, D)`.
-        v: Values, `(T, D)`.
-        packed: Layout of the batch.
+        q: Queries, `(T, H * K)`.
+        k: Keys, `(T, H * K)`.
+        v: Values, `(T, H * K)`.
+        packed: Layout and attention pattern of the batch.
         bias: Added to the attention scores, broadcastable to `(B, H, L, L)`; None: no bias.
         num_heads: Number of heads, H.
     """
@@ -105,24 +105,26 @@ def _packed_attention(
     return rows.pack(context.transpose(1, 2).flatten(2))
 
 
-# Composite: autograd and torch.compile see the functions that it calls.
+# CompositeImplicitAutograd: autograd and torch.compile trace the functions inside the operator.
 _LIBRARY.impl("packed_attention", _packed_attention, "CompositeImplicitAutograd")
 
 
 def mask_bias(
     x: Tensor, length: int, num_heads: int, attention_mask: Tensor | None, reach: Reach
 ) -> Tensor | None:
-    """Return a bias with `MASKED_SCORE` at padding keys and at keys out of reach of the query.
+    """Return a bias that masks padding and keys excluded by `reach`, and includes ALiBi.
+
+    The bias of masked keys is `MASKED_SCORE`; at padding, the ALiBi bias is added to it.
 
     Args:
         x: Any tensor with the dtype and device of the bias.
         length: Length of the longest row, L.
         num_heads: Number of heads, H.
         attention_mask: `(B, L)`, 1 or True at tokens, 0 or False at padding; None: no padding.
-        reach: Which tokens of a row attend to each other.
+        reach: Position-dependent masks and bias of attention within a row.
 
     Returns:
-        A bias that is broadcastable to `(B, H, L, L)`; None if nothing is masked.
+        A bias that is broadcastable to `(B, H, L, L)`; None without any mask or ALiBi.
     """
     bias = None
     if attention_mask is not None:

@@ -47,7 +47,7 @@ def _select(tokens: Tensor, position: Tensor) -> Tensor:
 
 
 def _cls(tokens: Tensor, mask: Tensor) -> Tensor:
-    # Ranks are distinct. The mask itself has equal maxima, among which engines choose differently.
+    # Ranks make the maximum unique. Engines differ in which of several equal maxima they return.
     ranks = torch.arange(mask.shape[1], 0, -1, device=mask.device, dtype=mask.dtype)
     return _select(tokens, (mask * ranks).argmax(1))
 
@@ -68,7 +68,7 @@ POOLINGS: dict[str, Pooling] = {
 
 
 def pool(names: Sequence[str], tokens: Tensor, mask: Tensor) -> Tensor:
-    """Return the results of the poolings in `names`, concatenated to `(B, D * len(names))`.
+    """Apply poolings and return their concatenated results, `(B, D * len(names))`.
 
     Args:
         names: Names in `POOLINGS`.

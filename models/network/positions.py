@@ -1,4 +1,4 @@
-"""Positions of tokens: ids, rotary positions, the reach of attention, and MPNet's position bias.
+"""Positions of tokens: ids, rotary positions, attention masks, ALiBi, and MPNet's position bias.
 
 Sources: Su et al. 2021, arXiv:2104.09864 (rotary positions); Press et al. 2021, arXiv:2108.12409
 (ALiBi); Raffel et al. 2019, arXiv:1910.10683 (distance buckets).
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions: pairs of elements of queries and keys are rotated by their position.
+    """Rotary positions: element pairs of queries and keys are rotated by the token's position.
 
     Attributes:
-        base: Pair `i` of `K / 2` turns by `base ** (-2 * i / K)` radians per position.
+        base: Base of the angles. Pair `i` of the `K / 2` pairs is rotated by
+            `base ** (-2 * i / K) / scale` radians per position.
         scale: Divisor of all angles.
     """
 
@@ -26,7 +27,7 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Cosines and sines of the angles of each token, `(..., 1, K / 2)` each."""
+    """Cosines and sines of each token's rotation angles, `(..., 1, K / 2)` each."""
 
     cos: Tensor
     sin: Tensor
@@ -39,7 +40,7 @@ def rotation(positions: Tensor, rotary: Rotary, width: int, dtype: torch.dtype) 
         positions: Position of each token, `(...)`.
         rotary: Base and scale of the angles.
         width: Width of a head, K.
-        dtype: Dtype of the token vectors. Angles are float32, or float64 for float64.
+        dtype: Dtype of the token vectors. Angles are float64 for float64, and float32 otherwise.
     """
     wide = torch.promote_types(dtype, torch.float32)
     exponents = torch.arange(0, width, 2, device=positions.device).to(wide) / width  # (K / 2,)
@@ -51,7 +52,7 @@ def rotation(positions: Tensor, rotary: Rotary, width: int, dtype: torch.dtype) 
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return queries or keys `(..., H, K)`, rotated; element `i` is paired with `i + K / 2`."""
+    """Rotate queries or keys `(..., H, K)`, with element `i` paired with element `i + K / 2`."""
     first, second = x.chunk(2, -1)  # (..., H, K / 2)
     cos, sin = rotation.cos, rotation.sin
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -60,12 +61,12 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 @dataclass(frozen=True)
 class Reach:
-    """Which tokens attend to each other, by their positions.
+    """Position-dependent masks and bias of attention.
 
     Attributes:
         window: Largest distance of two tokens that attend to each other; None: no limit.
-        causal: Whether tokens attend to earlier tokens and themselves only.
-        alibi: Whether attention scores fall with the distance, by `alibi_slopes`.
+        causal: Whether tokens attend only to themselves and to earlier tokens.
+        alibi: Whether attention scores decrease linearly with distance; see `alibi_slopes`.
     """
 
     window: int | None = None
@@ -73,7 +74,9 @@ class Reach:
     alibi: bool = False
 
     def excludes(self, length: int, device: torch.device) -> Tensor | None:
-        """Return whether a query does not attend to a key, `(L, L)` bool; None: all attend.
+        """Return a bool mask `(L, L)`, True where a query must not attend to a key.
+
+        If window and causality exclude no key, return None.
 
         Args:
             length: Number of positions, L.
@@ -88,16 +91,16 @@ class Reach:
 
 
 def alibi_bias(length: int, num_heads: int, like: Tensor) -> Tensor:
-    """Return the bias of attention scores by distance, `(1, H, L, L)`, in the dtype of `like`."""
+    """Return the ALiBi bias of attention scores, `(1, H, L, L)`, in the dtype of `like`."""
     slopes = like.new_tensor(alibi_slopes(num_heads))[:, None, None]  # (H, 1, 1)
     return (-slopes * _distances(length, like.device).abs())[None]
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """Return how far the attention scores of each head fall per position of distance.
+    """Return the ALiBi slope of each head: the decrease of its scores per position of distance.
 
-    For a power of two heads, they are a geometric sequence. For another number, those of twice the
-    next lower power of two are added, every second one.
+    If the number of heads is a power of two, the slopes are a geometric sequence. Otherwise, the
+    slopes of the next lower power of two are followed by every second slope of twice that power.
     """
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
@@ -125,7 +128,7 @@ class RelativePositionBias(nn.Module):
         self.register_buffer("bucket_of", distance_bucket(distance, buckets), persistent=False)
 
     def forward(self, length: int) -> Tensor:
-        """Return the bias `(1, H, L, L)` of each query and key, in that order; L is `length`."""
+        """Return the bias `(1, H, L, L)`, queries before keys, for rows of `length` tokens."""
         L = length
         positions = torch.arange(L, device=self.weight.device)
         distance = positions[None, :] - positions[:, None] + self.max_positions - 1  # (L, L)

@@ -39,7 +39,7 @@ class DenseHead(nn.Module):
         self.activation = HEAD_ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the head's output `(B, out_features)` for its input `x` `(B, in_features)`."""
+        """Return the head's output `(B, out_features)` for the input `x`, `(B, in_features)`."""
         return self.activation(self.linear(x.to(self.linear.weight.dtype)))
 
 
@@ -47,12 +47,12 @@ class NormHead(nn.Module):
     """A norm after pooling, such as sentence-transformers' `LayerNorm` module.
 
     Args:
-        norm: Norm of rows of `width` numbers.
+        norm: Norm for rows of `width` elements.
         width: Width of the input and of the output.
 
     Attributes:
         in_features: Width of the input.
-        out_features: Width of the output, the same.
+        out_features: Width of the output, equal to `in_features`.
     """
 
     def __init__(self, norm: Norm, width: int) -> None:
@@ -61,24 +61,24 @@ class NormHead(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of `x`, `(B, width)`."""
+        """Return the normalised rows of `x`, `(B, width)`."""
         normed: Tensor = self.norm(x.to(self.norm.weight.dtype))
         return normed
 
 
 class NormalizeHead(nn.Module):
-    """Normalisation to unit length before other heads, as by a `Normalize` module.
+    """Normalisation to unit length, equivalent to sentence-transformers' `Normalize` module.
 
     Attributes:
-        in_features: None: the input can have any width.
-        out_features: None: the output has that of the input.
+        in_features: None, because the input can have any width.
+        out_features: None, because the output has the width of the input.
     """
 
     in_features: int | None = None
     out_features: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` `(B, W)` with rows of unit length."""
+        """Return `x`, `(B, W)`, with its rows scaled to unit length."""
         return nn.functional.normalize(x)
 
 
@@ -86,7 +86,7 @@ class TruncateHead(nn.Module):
     """Truncation to the leading dimensions, equivalent to sentence-transformers' `truncate_dim`.
 
     Attributes:
-        in_features: None: the input can have any width that is not smaller.
+        in_features: None, because the input can have any width of at least `out_features`.
         out_features: Width of the output.
     """
 
@@ -97,7 +97,7 @@ class TruncateHead(nn.Module):
         self.out_features = width
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the leading dimensions of `x` `(B, W)`, as `(B, out_features)`."""
+        """Return the leading dimensions of `x`, `(B, W)`, as `(B, out_features)`."""
         return x[:, : self.out_features]
 
 
@@ -107,14 +107,15 @@ Head = DenseHead | NormHead | NormalizeHead | TruncateHead
 class SentenceEncoder(nn.Module):
     """Network that turns the token ids of each row into one vector: an embedding, or logits.
 
-    Embeddings are not normalised.
+    A final normalisation of embeddings to unit length is not part of the network.
 
     Args:
         encoder: Encoder that computes the token vectors.
-        pooling: Names in `models.network.pooling.POOLINGS`, whose results are concatenated.
+        pooling: Names of the poolings in `models.network.pooling.POOLINGS`. Their results are
+            concatenated.
         heads: Modules applied to the pooled vector, in order.
         sparse: Head that computes sparse vectors, in place of pooling and heads.
-        classifies: Whether the vectors are logits.
+        classifies: Whether the row vectors are logits.
         has_token_types: Whether token types are an input of the exported graph.
 
     Attributes:
@@ -122,8 +123,8 @@ class SentenceEncoder(nn.Module):
         width: Width of a row vector, W.
 
     Raises:
-        ValueError: The input width of a head differs from the output width of the pooling or head
-            before it, or vectors are truncated to more dimensions than they have.
+        ValueError: The input width of a head differs from the output width of the preceding head
+            or pooling, or truncation keeps more dimensions than the vectors have.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class SentenceEncoder(nn.Module):
         for head in heads:
             if head.in_features not in (None, self.width):
                 raise ValueError(
-                    f"a head takes vectors of width {head.in_features}; its input has the width "
+                    f"a head needs vectors of width {head.in_features}; its input has the width "
                     f"{self.width}"
                 )
             if isinstance(head, TruncateHead) and head.out_features > self.width:
@@ -176,7 +177,7 @@ class SentenceEncoder(nn.Module):
             attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding; None: no padding.
             pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
             tap: Tap that runs each step.
-            adapters: Index of each row's adapter, `(B,)`; None: no adapters.
+            adapters: Index of each row's adapter, `(B,)`; -1: no adapter. None: no adapters.
             token_types: Type of each token, `(B, L)`; None: type 0.
         """
         tokens = self.encoder(input_ids, attention_mask, token_types, tap=tap, adapters=adapters)

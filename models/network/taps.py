@@ -1,7 +1,7 @@
 """Taps: objects that run the steps of a forward pass and can record or change them.
 
-The network hands every step, with its name, to a tap. The default tap only runs the step. Gradient
-flow, layer parity and norm traces use taps of their own on the same forward pass.
+The network passes every step, with its name, to a tap. The default tap only runs the step. Gradient
+flow, layer parity and norm traces run the same forward pass with other taps.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,15 @@ from models.network.norms import AddNorm, Norm
 
 
 class Tap:
-    """Default tap: it runs each step of a forward pass. Subclasses record or change the steps.
+    """Default tap, which only runs each step. Subclasses record or change the steps.
 
     Step names are "embeddings.words", "embeddings.types", "embeddings.positions",
     "embeddings.norm", "embeddings.projection", "relative_bias", "distance_embeddings",
     "layers.0.attention", "layers.0.norm1", "layers.0.gate", "layers.0.linear1",
     "layers.0.product", "layers.0.linear2", "layers.0.norm2" and so on, "final_norm", "pooling",
-    "heads.0". A model has those of its own parts, such as "layers.0.branch_norm1" and
-    "layers.0.branch_norm2". The last step of a pre-norm layer is "layers.0.sum2".
+    "heads.0". A model has only the steps of its parts. Some models also have
+    "layers.0.branch_norm1" and "layers.0.branch_norm2". The last step of a pre-norm layer is
+    "layers.0.sum2".
     """
 
     def step(
@@ -32,20 +33,21 @@ class Tap:
             name: Name of the step.
             module: Module with the parameters of the step; None if it has none.
             function: Computation of the step.
-            inputs: Outputs of earlier steps, the arguments of `function`.
+            inputs: Arguments of `function`, outputs of earlier steps.
         """
         return function(*inputs)
 
     def attention(
         self, name: str, attention: SelfAttention, x: Tensor, inputs: LayerInputs
     ) -> Tensor:
-        """Return `attention(x, inputs)`, for subclasses that split attention in steps.
+        """Return `attention(x, inputs)`. Subclasses can split attention into several steps.
 
         Args:
             name: Step name of the attention.
-            attention: Module that computes it.
+            attention: Module that computes the attention.
             x: Token vectors, the output of an earlier step.
-            inputs: Other inputs. Some of them are outputs of earlier steps.
+            inputs: Inputs besides the token vectors. `inputs.outputs` can be outputs of earlier
+                steps.
         """
 
         def run(x: Tensor, *others: Tensor) -> Tensor:
@@ -60,7 +62,7 @@ class Tap:
         """Return `norm(x + residual)` and `x + residual`, both shaped as `x`.
 
         Args:
-            sum_name: Step name of the sum, for subclasses that treat sum and norm as two steps.
+            sum_name: Step name of the sum, for subclasses that run sum and norm as two steps.
             name: Step name of the norm.
             norm: Module that computes the sum and its norm.
             x: Output of a sublayer.
@@ -73,7 +75,7 @@ NO_TAP = Tap()
 
 
 class OutputTap(Tap):
-    """Tap that records the output of every step.
+    """Tap that records the output of every step, except sums that are fused with a norm.
 
     Attributes:
         outputs: Output of each step, by step name, in order of execution.
@@ -99,11 +101,13 @@ class OutputTap(Tap):
 
 
 class NormTap(Tap):
-    """Tap that records the inputs of every norm, except those of queries, keys and distances.
+    """Tap that records the inputs of every norm of token vectors.
+
+    The norms of queries, keys, distance embeddings and heads are not recorded.
 
     Attributes:
         calls: Norm module, input `x` and residual of each norm, by step name, in order of
-            execution; the residual is None for a norm without addition.
+            execution. The residual is None for a norm without residual addition.
     """
 
     def __init__(self) -> None:

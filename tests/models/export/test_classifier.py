@@ -148,8 +148,8 @@ def test_activation_is_that_of_the_files(
         *((family, {}, "ForSequenceClassification is not supported") for family in UNSUPPORTED),
         ("modernbert", {"classifier_bias": True}, "classifier_bias is True; only False"),
         ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling has the invalid value"),
-        ("bert", {"id2label": {"1": "a"}}, "id2label has no label for each number from 0"),
-        ("bert", {"id2label": {"0": "a"}}, r"weight is \(2, 32\) .* requires \(1, 32\)"),
+        ("bert", {"id2label": {"1": "a"}}, "keys of id2label must be consecutive integers from 0"),
+        ("bert", {"id2label": {"0": "a"}}, r"weight has shape \(2, 32\) .* shape \(1, 32\)"),
         (
             "bert",
             {"sbert_ce_default_activation_function": "my.Activation"},

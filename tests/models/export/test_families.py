@@ -244,7 +244,7 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("bert", {"auto_map": {"AutoModel": JINA_BERT}}, f"auto_map names {JINA_BERT}, whose code"),
+        ("bert", {"auto_map": {"AutoModel": JINA_BERT}}, f"auto_map names {JINA_BERT}, but code"),
         ("bert", {"quantization_config": {"bits": 4}}, "has a quantization_config"),
         ("albert", {"inner_group_num": 2}, "inner_group_num is 2; only 1 is supported"),
         (
@@ -312,7 +312,7 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ),
         ("modernbert", {"rope_scaling": {"factor": 2.0}}, "rope_scaling is .* only None"),
         ("modernbert", {"attention_bias": "false"}, "attention_bias has the invalid value 'false'"),
-        ("bert", {"auto_map": JINA_BERT}, f"auto_map names {JINA_BERT}, whose code"),
+        ("bert", {"auto_map": JINA_BERT}, f"auto_map names {JINA_BERT}, but code"),
         ("qwen3", {"is_causal": False}, "is_causal is False; only True is supported"),
         ("gemma3_text", {"is_causal": False}, "is_causal is False; only True is supported"),
         ("eurobert", {"is_causal": True}, "is_causal is True; only False is supported"),
@@ -321,7 +321,7 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ("qwen3", {"layer_types": 5}, "layer_types is 5; it must be a list"),
         ("qwen3", {"rope_parameters": {FULL: {"rope_theta": 5.0}}}, "only parameters shared by"),
         ("qwen3", {"head_dim": 7.5}, "head_dim has the invalid value 7.5"),
-        ("qwen3", {"num_key_value_heads": 3}, "3 heads of keys cannot serve 4 heads"),
+        ("qwen3", {"num_key_value_heads": 3}, "3 key/value heads do not evenly divide 4"),
         ("qwen3", {"rope_parameters": {"rope_theta": float("inf")}}, "invalid value inf"),
         ("qwen3", {"rope_parameters": {"rope_theta": 10**400}}, "rope_theta has the invalid value"),
         ("gemma3_text", {"sliding_window": None}, "sliding_window has the invalid value None"),
@@ -355,7 +355,7 @@ def test_roformer_with_other_positions_is_refused(tmp_path: Path) -> None:
         save_file({**tensors, name: change(tensors[name])}, path, metadata={"format": "pt"})
         if change is torch.Tensor.half:
             load(tmp_path)
-    with pytest.raises(CheckpointError, match=f"{name} differs from the formula"):
+    with pytest.raises(CheckpointError, match=f"{name} differs from the values of shape"):
         load(tmp_path)
 
 

@@ -79,7 +79,7 @@ def test_files_are_recognised_by_their_code_alone(model_type: str | None, tmp_pa
         ({"lora_adaptations": [1]}, r"lora_adaptations has the invalid value \[1\]"),
         ({"lora_rank": 0}, "lora_rank has the invalid value 0"),
         ({"lora_alpha": "1"}, "lora_alpha has the invalid value '1'"),
-        ({"lora_adaptations": [TASKS[0]]}, r"lora_A is \(3, .*; its config requires \(1, "),
+        ({"lora_adaptations": [TASKS[0]]}, r"lora_A has shape \(3, .* requires shape \(1, "),
         ({"load_trained_adapters": False}, "unexpected tensors .*lora_A"),
         ({"position_embedding_type": "absolute"}, "only 'rotary' is supported"),
         ({"rotary_emb_interleaved": True}, "rotary_emb_interleaved is True; only False"),

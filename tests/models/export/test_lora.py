@@ -103,13 +103,13 @@ def test_adapter_beside_a_whole_model_changes_that_model(tmp_path: Path) -> None
         ({"modules_to_save": ["pooler"]}, r"modules_to_save is \['pooler'\]"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"field_of_the_future": 3}, "field_of_the_future is 3"),
-        ({"r": 5}, r"lora_A.weight and .* are \(4, 32\) and \(32, 4\); .* requires the rank 5"),
+        ({"r": 5}, r"lora_A.weight and .* have shapes \(4, 32\) and \(32, 4\); .* requires rank 5"),
         ({"r": 0}, "r has the invalid value 0"),
         ({"lora_alpha": "6"}, "lora_alpha has the invalid value '6'"),
         ({"rank_pattern": ["query"]}, r"rank_pattern has the invalid value \['query'\]"),
         ({"alpha_pattern": {"(": 1}}, r"alpha_pattern has the invalid value \{'\(': 1\}"),
-        ({"base_model_name_or_path": None}, "names no base model in base_model_name_or_path"),
-        ({"base_model_name_or_path": "/none"}, "the base model of adapter_config.json: the folder"),
+        ({"base_model_name_or_path": None}, "base_model_name_or_path must be a non-empty string"),
+        ({"base_model_name_or_path": "/none"}, "adapter_config.json is not available: the folder"),
     ],
 )
 def test_other_adapters_are_refused_by_name(
@@ -126,8 +126,8 @@ def test_other_adapters_are_refused_by_name(
     [
         ("encoder.layer.9.a.lora_A.weight", (4, 32), r"lora_A.weight and .* \(4, 32\) and \(0,\)"),
         ("encoder.layer.0.a.lora_magnitude_vector", (32,), "has .*lora_magnitude_vector; only"),
-        ("encoder.layer.9.output.dense", (4, 32), "changes encoder.layer.9.output.dense.weight,"),
-        ("encoder.layer.0.output.dense", (4, 32), r"dense.weight is \(32, 32\); .* is \(32, 48\)"),
+        ("encoder.layer.9.output.dense", (4, 32), "updates encoder.layer.9.output.dense.weight,"),
+        ("encoder.layer.0.output.dense", (4, 32), r"shape \(32, 32\); .* shape \(32, 48\)"),
     ],
 )
 def test_invalid_tensors_of_an_adapter_are_refused_by_name(

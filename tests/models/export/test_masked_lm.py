@@ -17,7 +17,7 @@ from models.engines import OUTPUTS, compare, open_engine
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError
-from models.export.sentence_config import Overrides
+from models.export.sentence_config import Overrides, overrides_of
 from models.export.sources import resolve
 from models.packing import pack
 from tests.models.checkpoints import edit_json, save_masked_lm, save_tokenizer
@@ -122,6 +122,28 @@ def test_blocks_of_the_vocabulary_give_the_weights_of_all(
         expected = model(ids, ones, ones)
         monkeypatch.setattr("models.network.sparse._BLOCK", 7)
         torch.testing.assert_close(model(ids, ones, ones), expected)
+
+
+@pytest.mark.slow
+def test_source_of_an_artifact_is_the_model_of_its_graphs(tmp_path: Path) -> None:
+    save_masked_lm(tmp_path / "model", "bert")
+    save_tokenizer(tmp_path / "model")
+    source = resolve(str(tmp_path / "model"))
+    artifact, _ = export(source, tmp_path / "artifact", overrides=Overrides(sparse=True))
+    model, _ = load(artifact.path / "source", overrides_of(artifact.manifest))
+    ids, ones = torch.tensor([ROWS[0]]), torch.ones(1, len(ROWS[0]))
+    actual = weights_of(artifact, "onnxruntime", ROWS[:1])
+    np.testing.assert_allclose(actual, model(ids, ones, ones), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"pooling": ["cls"]}, {"normalize": True}, {"include_prompt": False}]
+)
+def test_settings_of_embeddings_are_refused(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    save_masked_lm(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    with pytest.raises(CheckpointError, match="the model computes no embeddings"):
+        load(tmp_path, Overrides(sparse=True, **overrides))
 
 
 def test_export_of_embeddings_names_the_head_that_it_leaves_out(tmp_path: Path) -> None:
