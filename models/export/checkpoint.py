@@ -396,11 +396,14 @@ def _plain_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Ten
     prefix = next((p for p in family.prefixes if any(name.startswith(p) for name in tensors)), "")
     modern = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
     plain: dict[str, Tensor] = {}
+    sources: dict[str, str] = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix(prefix)
         for old, new in modern.items():
             bare = bare.replace(old, new)
         if bare in plain:
-            raise CheckpointError(f"the checkpoint has the tensor {bare} twice, also as {name}")
-        plain[bare] = tensor
+            raise CheckpointError(
+                f"the tensors {sources[bare]} and {name} of the checkpoint are both {bare}"
+            )
+        plain[bare], sources[bare] = tensor, name
     return plain

@@ -203,7 +203,7 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
 
 def _copy(files: ModelFolder, target: Path) -> None:
     """Copy the files that the export has read, which are all that the reference model needs."""
-    for name in files.read:
+    for name in files.files_read:
         destination = target / name
         destination.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(files.locate(name), destination)

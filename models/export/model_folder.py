@@ -38,9 +38,9 @@ class ModelFolder:
 
     Attributes:
         path: Path of the folder.
-        base: Folder of the base model, or None. The names of its files start with `BASE`.
+        base: Folder of the base model, or None. Its files are addressed as `BASE/<name>`.
         name: Name of the folder, for error messages.
-        read: Names of the files read so far, in the order of first access.
+        files_read: Names of the files read so far, in the order of first access.
         weights: Names of the weight files read so far.
     """
 
@@ -54,7 +54,7 @@ class ModelFolder:
         self.base = base
         self._read_verified = read
         self.name = path.resolve().name
-        self.read: list[str] = []
+        self.files_read: list[str] = []
         self.weights: list[str] = []
 
     def has(self, name: str) -> bool:
@@ -130,8 +130,8 @@ class ModelFolder:
             raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
         except SafetensorError as error:
             raise CheckpointError(f"{name} cannot be read: {error}") from error
-        if name not in self.read:
-            self.read.append(name)
+        if name not in self.files_read:
+            self.files_read.append(name)
 
     def _weight_files(self, subfolder: str, weights: str) -> list[str]:
         if self.has(join(subfolder, weights)):

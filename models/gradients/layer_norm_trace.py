@@ -25,7 +25,7 @@ from models.network.taps import NormTap
 
 
 class Trace(NamedTuple):
-    """Every step of the op, and the invariants of the PyTorch op on CPU."""
+    """Steps of add + norm in the NumPy reference, and invariants checked on the fused op on CPU."""
 
     steps: tuple[NormStep, ...]
     invariants: tuple[Invariant, ...]

@@ -316,14 +316,15 @@ class NormStep:
         values: Values of the requested row; null if no row was requested. dgamma and dbeta are sums
             over all rows.
         error_float64: Largest absolute difference from the step in float64, divided by the largest
-            magnitude of the step in float64 (for dx, of dxmu1). Infinite (null in JSON) if a value
-            is finite in float64 but not in float32.
+            magnitude of the step in float64. For dx it is divided by the largest magnitude of
+            dxmu1 instead, because the terms of dx can cancel. Infinite (null in JSON) if a value is
+            finite in float64 but not in float32.
         error_autograd: Largest absolute difference between the step in float64 and PyTorch's
             autograd in float64, divided by the same magnitude as `error_float64`; null for forward
             steps.
-        error_finite_difference: Largest difference between directional derivatives from the
-            gradient in float64 and from central differences, relative to their typical magnitude.
-            Only for dx, dgamma and dbeta; null for other steps.
+        error_finite_difference: Largest difference between a directional derivative of the float64
+            gradient and a central difference, divided by the root of the sum of the squares of the
+            derivative's terms. Only for dx, dgamma and dbeta; null for other steps.
     """
 
     name: str

@@ -58,7 +58,7 @@ class Embeddings(nn.Module):
             words: Word embeddings, `(..., E)`.
             positions: Position of each token, `(...)`.
             token_types: Type of each token, `(...)`; None: type 0.
-            tap: Tap that runs each step.
+            tap: Tap that each step passes through.
             scales: Scale of each rank of the adapters, `(..., N * R)`; None: no adapters.
 
         Raises:

@@ -102,7 +102,7 @@ class Encoder(nn.Module):
             attention_mask: `(B, L)`, non-zero at tokens and zero at padding; None: no padding.
             token_type_ids: Type of each token, `(B, L)`; None: type 0.
             positions: Position of each token, `(B, L)`; None: computed by `Encoder.positions`.
-            tap: Tap that runs each step.
+            tap: Tap that each step passes through.
             adapters: Index of each row's adapter, `(B,)`; -1: no adapter. None: no adapters.
         """
         positions = self.positions(input_ids) if positions is None else positions
@@ -188,7 +188,7 @@ class Encoder(nn.Module):
         Args:
             x: Input of the layer `first_layer`, `(B, L, D)` or `(T, D)`.
             inputs: Inputs of each layer besides the token vectors, from `layer_inputs`.
-            tap: Tap that runs each step.
+            tap: Tap that each step passes through.
             first_layer: Index of the first layer to run. If it is the number of layers, `x` is
                 returned unchanged, and the final norm does not run.
         """
@@ -226,7 +226,7 @@ class Encoder(nn.Module):
             attention_mask: `(B, L)`, 1 or True at tokens, 0 or False at padding; None: no padding.
                 Required for a packed batch.
             rows: Index maps of a packed batch; None for a dense batch.
-            tap: Tap that runs each step.
+            tap: Tap that each step passes through.
             scales: Scale of each rank of the adapters, `(..., N * R)`; None: no adapters.
         """
         relative = None

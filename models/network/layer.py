@@ -167,7 +167,7 @@ class EncoderLayer(nn.Module):
         Args:
             x: Token vectors, `(B, L, D)` or `(T, D)`.
             inputs: Inputs of the layer besides the token vectors.
-            tap: Tap that runs each step.
+            tap: Tap that each step passes through.
             name: Prefix of the step names, without the dot, such as "layers.0".
         """
         norm1 = self.norm1

@@ -176,7 +176,7 @@ class SentenceEncoder(nn.Module):
             input_ids: Token ids, `(B, L)`.
             attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding; None: no padding.
             pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
-            tap: Tap that runs each step.
+            tap: Tap that each step passes through.
             adapters: Index of each row's adapter, `(B,)`; -1: no adapter. None: no adapters.
             token_types: Type of each token, `(B, L)`; None: type 0.
         """
@@ -216,7 +216,7 @@ class SentenceEncoder(nn.Module):
         Args:
             tokens: Token vectors, `(B, L, D)`.
             pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
-            tap: Tap that runs each step.
+            tap: Tap that each step passes through.
         """
         wide = torch.promote_types(tokens.dtype, torch.float32)
         mask = pooling_mask.to(wide)  # (B, L)

@@ -33,7 +33,8 @@ Inputs = Annotated[
     Discriminator(
         _inputs_tag,
         custom_error_type="inputs",
-        custom_error_message="Input should be a text, or a list of texts or pairs of texts",
+        custom_error_message="Input should be a text, or a list whose items are texts or pairs of "
+        "texts",
     ),
 ]
 
@@ -76,7 +77,10 @@ class ClassifyRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    inputs: Inputs = Field(description="A text, or a list of texts or pairs of texts `[a, b]`")
+    inputs: Inputs = Field(
+        description="A text, or a list whose items are texts or pairs `[a, b]` of texts; a single "
+        "pair is `[[a, b]]`"
+    )
     top_k: int | None = Field(
         None, ge=1, description="Number of labels per input, best first; null: all"
     )

@@ -212,12 +212,12 @@ class ParityRequest(StrictModel):
 
 
 class NormOfText(StrictModel):
-    """Rows taken from the input of one of the model's norms while the model encodes a text."""
+    """Input rows of one normalisation layer, recorded while the model encodes a text."""
 
     type: Literal["text"]
     text: Text
     norm: str = Field(
-        max_length=64, description="Name of the norm; /debug/capabilities lists all norms"
+        max_length=64, description="Name of the normalisation layer; /debug/capabilities lists them"
     )
 
 

@@ -119,7 +119,8 @@ def _check_types(name: str, types: Iterable[str], supported: Sequence[str]) -> N
     unknown = [kind for kind in types if kind not in supported]
     if unknown:
         raise CheckpointError(
-            f"config.json: {name} has {unknown[0]!r}; supported: {', '.join(supported)}"
+            f"config.json: {name} has the unsupported layer type {unknown[0]!r}; supported: "
+            f"{', '.join(supported)}"
         )
 
 
