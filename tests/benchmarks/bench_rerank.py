@@ -24,6 +24,7 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import BertConfig, BertForSequenceClassification
 
+from models.engines import ENGINES
 from models.export.exporter import export
 from models.export.sources import resolve
 from tests.benchmarks.cross_encoder_worker import BACKENDS
@@ -31,7 +32,7 @@ from tests.benchmarks.servers import Kind, Server, need_wrk
 from tests.benchmarks.workloads import random_text
 
 WORKER = Path(__file__).with_name("cross_encoder_worker.py")
-CLIENTS, DOCUMENTS, REQUESTS = 4, 100, 20
+CLIENTS, DOCUMENTS, REQUESTS = 4, 100, 8
 _FIRST_PORT = 8140
 
 # Of the query, and of a document in words of one to two tokens each.
@@ -76,13 +77,12 @@ def kinds(environments: Path, model: Path, artifact: Path) -> dict[str, Kind]:
     ours, theirs = environments / "vitrine", environments / "infinity"
     serve = str((ours / "bin/vitrine-serve").absolute())
     infinity = str((theirs / "bin/infinity_emb").absolute())
-    return {
-        "Vitrine": Kind(
-            (serve, "--server.port={port}", f"--model.path={artifact}"),
-            "/rerank",
-            "documents",
-            ours,
-        ),
+    command = (serve, "--server.port={port}", f"--model.path={artifact}")
+    servers = {"Vitrine": Kind(command, "/rerank", "documents", ours)}
+    if ENGINES["openvino"].unusable("bfloat16") is None:
+        command = (*command, "--engine.precision=bfloat16")
+        servers["Vitrine, bfloat16"] = Kind(command, "/rerank", "documents", ours)
+    return servers | {
         "infinity, torch": Kind(
             (infinity, "v2", "--port={port}", "--model-id=.", "--host=127.0.0.1", "--device=cpu"),
             "/rerank",
@@ -194,7 +194,8 @@ def compare_rankings(servers: Mapping[str, Server], workers: Mapping[str, Worker
             actual = np.empty(len(texts))
             for result in results:  # type: ignore[attr-defined]
                 actual[result["index"]] = result.get("score", result.get("relevance_score"))
-            np.testing.assert_allclose(actual, scores, atol=1e-4, err_msg=name)
+            tolerance = 0.01 if "bfloat16" in name else 1e-4
+            np.testing.assert_allclose(actual, scores, atol=tolerance, err_msg=name)
         server.pause()
 
 
