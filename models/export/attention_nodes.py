@@ -228,7 +228,7 @@ def _attend(
 
 
 def _with_positions(nodes: _Nodes, a: _Attention, distance: ir.Value, bias: ir.Value) -> ir.Value:
-    """Return an attention bias combined with ALiBi and the masks for window and causality.
+    """Return an attention bias combined with ALiBi, the sliding-window mask and the causal mask.
 
     Args:
         nodes: Builder of nodes.

@@ -475,7 +475,7 @@ def _prompts(
     _check_defaults(config, {"model_type": kind}, name)
     own = config.get("prompts") or {}
     if not isinstance(own, dict):
-        raise CheckpointError(f"{name}: prompts is not an object")
+        raise CheckpointError(f"{name}: prompts must be a JSON object")
     prompts = {"query": "", "document": ""}
     for key, text in {**of_tasks, **own, **(overrides.prompts or {})}.items():
         if not isinstance(text, str | None):

@@ -33,12 +33,12 @@ def pair_token_steps(layer_name: str, length_a: int, length_b: int, max_evaluati
 
 
 def flow_token_steps(lengths: Iterable[int]) -> int:
-    """Return the cost of a gradient flow in token steps.
+    """Return the cost of a gradient-flow analysis, in token steps.
 
-    Costs are multiples of the CPU time of one token in integrated gradients, measured on two cores
-    with all-MiniLM-L6-v2. Each token costs 4, for one forward and one backward pass and for the
-    statistics of every step's output and gradient in float64. Each text costs another 150, for the
-    gradients of all weights.
+    The unit is the CPU time of one token in one evaluation of integrated gradients, forward and
+    backward, measured on two cores with all-MiniLM-L6-v2. Each token costs 4: one forward and one
+    backward pass, and float64 statistics of the output and gradient of every operation. Each text
+    costs another 150, for the gradients of all weights.
 
     Args:
         lengths: Number of tokens of each text.

@@ -128,7 +128,7 @@ class RelativePositionBias(nn.Module):
         self.register_buffer("bucket_of", distance_bucket(distance, buckets), persistent=False)
 
     def forward(self, length: int) -> Tensor:
-        """Return the bias `(1, H, L, L)`, queries before keys, for rows of `length` tokens."""
+        """Return the bias `(1, H, L, L)` for rows of `length` tokens; queries are on axis 2."""
         L = length
         positions = torch.arange(L, device=self.weight.device)
         distance = positions[None, :] - positions[:, None] + self.max_positions - 1  # (L, L)

@@ -78,7 +78,7 @@ class PairJob:
 
 @dataclass(frozen=True)
 class FlowJob:
-    """Job: measure the gradient flow of a training objective, step by step."""
+    """Job: measure the gradient flow of a training objective at every step of the model."""
 
     rows: Sequence[Row]
     objective: ObjectiveName

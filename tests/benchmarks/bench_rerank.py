@@ -80,8 +80,8 @@ def kinds(environments: Path, model: Path, artifact: Path) -> dict[str, Kind]:
     command = (serve, "--server.port={port}", f"--model.path={artifact}")
     servers = {"Vitrine": Kind(command, "/rerank", "documents", ours)}
     if ENGINES["openvino"].unusable("bfloat16") is None:
-        command = (*command, "--engine.precision=bfloat16")
-        servers["Vitrine, bfloat16"] = Kind(command, "/rerank", "documents", ours)
+        in_bfloat16 = (*command, "--engine.precision=bfloat16")
+        servers["Vitrine, bfloat16"] = Kind(in_bfloat16, "/rerank", "documents", ours)
     return servers | {
         "infinity, torch": Kind(
             (infinity, "v2", "--port={port}", "--model-id=.", "--host=127.0.0.1", "--device=cpu"),

@@ -498,7 +498,7 @@ def test_max_tokens_equals_sentence_transformers(
         ("modules.json", [1], "every module must have a type and a path"),
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "'SparseEncoder'"),
         ("config_sentence_transformers.json", {"prompts": {"x": 5}}, "prompt 'x' is not a string"),
-        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts is not an object"),
+        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts must be a JSON object"),
     ],
 )
 def test_unsupported_sentence_config_raises_with_the_field_name(

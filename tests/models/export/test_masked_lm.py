@@ -13,7 +13,8 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling
 from transformers import AutoModelForMaskedLM
 
 from models.artifact import Artifact
-from models.engines import OUTPUTS, compare, open_engine
+from models.engines import OUTPUTS, open_engine
+from models.engines.outputs import compare
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError
