@@ -3,8 +3,8 @@
 Source: Song et al. 2020, arXiv:2004.09297.
 """
 
-from models.export.families import bert
-from models.export.families.family import Classifier, Family, MaskedLM, tensors
+from models.export.families import bert, roberta
+from models.export.families.family import Classifier, Family, tensors
 
 MPNET = Family(
     config={
@@ -36,13 +36,7 @@ MPNET = Family(
         ),
     ),
     classifier=Classifier(dense="classifier.dense", out="classifier.out_proj"),
-    masked_lm=MaskedLM(
-        dense="lm_head.dense",
-        activation="gelu",
-        norm="lm_head.layer_norm",
-        decoder="lm_head.decoder",
-        decoder_bias="lm_head.bias",
-    ),
+    masked_lm=roberta.MASKED_LM,
     prefixes=("mpnet.",),
     ignored=(r"embeddings\.position_ids", r"pooler\..*", r"lm_head\..*"),
 )
