@@ -96,7 +96,7 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
     shorter, longer = range(len(short)), range(len(short), len(rows))
     order = rng.permutation(len(short)).tolist()
     expected = reference_vectors(model, rows, None, adapters, types)  # (B, W)
-    return [
+    cases = [
         Case(
             "check inputs",
             tuple(
@@ -112,12 +112,12 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
         ),
         Case("in batches", (packed(shorter), packed(longer)), expected),
         Case("batch, shuffled", (packed(order),), expected[order]),
-        Case(
-            "prompts not pooled",
-            (packed(shorter, skips_prompts=True), packed(longer, skips_prompts=True)),
-            reference_vectors(model, rows, prompts, adapters, types),
-        ),
     ]
+    if not model.reads_first_tokens:  # otherwise prompts are not supported
+        batches = packed(shorter, skips_prompts=True), packed(longer, skips_prompts=True)
+        pooled = reference_vectors(model, rows, prompts, adapters, types)
+        cases.append(Case("prompts not pooled", batches, pooled))
+    return cases
 
 
 def measure_parity(

@@ -40,6 +40,8 @@ class LayerInputs:
             disentangled.
         packed: Layout and attention pattern of a packed batch; None for a dense batch.
         scales: Scale of each rank of the adapters, `(..., N * R)`; None: no adapters.
+        first: Index of each row's first token in a packed batch, `(B,)`, if the layer computes the
+            outputs of these tokens alone; None: it computes those of all tokens.
     """
 
     bias: Tensor | None = None
@@ -47,6 +49,11 @@ class LayerInputs:
     distances: Distances | None = None
     packed: PackedRows | None = None
     scales: Tensor | None = None
+    first: Tensor | None = None
+
+    def select(self, x: Tensor) -> Tensor:
+        """Return the values `(B, ...)` of the first tokens, or all values `(T, ...)`."""
+        return x if self.first is None else x.index_select(0, self.first)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -147,8 +154,11 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, inputs: LayerInputs = NO_INPUTS) -> Tensor:
         """Return the attention output in the layout of `x`, `(B, L, D)` or `(T, D)`.
 
-        If all scores of a query are minus infinity, its context is zero instead of NaN.
+        The output is `(B, D)` if only that of first tokens is computed. If all scores of a query
+        are minus infinity, its context is zero instead of NaN.
         """
+        if inputs.first is not None:
+            return self.out_proj(self._context_of_first(x, inputs))
         q, k, v = self.rotated(self.project(x, inputs.scales), inputs)
         bias = self.bias(q, k, inputs)
         if inputs.packed is not None:
@@ -159,6 +169,22 @@ class SelfAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         context = F.scaled_dot_product_attention(q, k, v, bias, dropout)  # (B, H, L, K)
         return self.out_proj(context.transpose(1, 2).flatten(2), inputs.scales)
+
+    def _context_of_first(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """Return the context of each row's first token in a packed batch, `(B, H * K)`."""
+        assert inputs.packed is not None  # noqa: S101 - see `Encoder.first_tokens`
+        q, k, v = self.project(x, queries=inputs.select(x))  # (B, H * K), (T, G * K) twice
+        if (rotation := inputs.rotation) is not None:
+            of_first = Rotation(inputs.select(rotation.cos), inputs.select(rotation.sin))
+            q = rotate(q.unflatten(-1, (-1, self.shape.width)), of_first).flatten(-2)
+            k = rotate(k.unflatten(-1, (-1, self.shape.width)), rotation).flatten(-2)
+        rows = inputs.packed.rows
+        q, k, v = (self.heads(part) for part in (q[:, None], rows.pad(k), rows.pad(v)))
+        bias = inputs.packed.bias_of_first(q)  # (B, 1, 1, L)
+        if inputs.bias is not None:
+            bias = bias + inputs.bias[:, :, :1]
+        scores = q * self.shape.width**-0.5 @ k.transpose(2, 3) + bias  # (B, H, 1, L)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(1)
 
     def bias(self, q: Tensor, k: Tensor, inputs: LayerInputs) -> Tensor | None:
         """Return the sum of the bias in `inputs` and the distance terms of the attention scores.
@@ -228,7 +254,9 @@ class SelfAttention(nn.Module):
         )
         return q, k, v
 
-    def project(self, x: Tensor, scales: Tensor | None = None) -> tuple[Tensor, ...]:
+    def project(
+        self, x: Tensor, scales: Tensor | None = None, queries: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """Project token vectors to queries `(..., H * K)`, and keys and values `(..., G * K)`.
 
         Queries and keys are normalised if the attention has such norms.
@@ -236,14 +264,17 @@ class SelfAttention(nn.Module):
         Args:
             x: Token vectors, `(..., D)`.
             scales: Scale of each rank of the adapters; None: no adapters.
+            queries: Token vectors to project to queries; None: all.
         """
         # Three matrix products instead of one: ONNX engines would copy the slices of its output.
         # The slices of the weights become constants in the exported graph.
         ends = list(itertools.accumulate(self.shape.widths))
         bias = self.in_proj_bias
         q, k, v = (
-            F.linear(x, self.in_proj_weight[a:b], None if bias is None else bias[a:b])
-            for a, b in zip([0, *ends], ends, strict=False)
+            F.linear(part, self.in_proj_weight[a:b], None if bias is None else bias[a:b])
+            for part, a, b in zip(
+                (x if queries is None else queries, x, x), [0, *ends], ends, strict=False
+            )
         )
         if self.in_proj_adapters is not None and scales is not None:
             updates = self.in_proj_adapters(x, scales).split(self.shape.widths, -1)

@@ -3,6 +3,7 @@
 Source: Devlin et al. 2018, arXiv:1810.04805.
 """
 
+from dataclasses import replace
 from typing import cast
 
 from torch import Tensor, nn
@@ -136,13 +137,54 @@ class Encoder(nn.Module):
             adapters: Index of each token's adapter, `(T,)`; -1: no adapter. None: no adapters.
             token_types: Type of each token, `(T,)`; None: type 0.
         """
+        return self.encode(
+            *self._packed_inputs(
+                input_ids, padded_index, packed_index, attention_mask, adapters, token_types
+            )
+        )
+
+    def first_tokens(
+        self,
+        input_ids: Tensor,
+        padded_index: Tensor,
+        packed_index: Tensor,
+        attention_mask: Tensor,
+        token_types: Tensor | None = None,
+    ) -> Tensor:
+        """Return the vector of each row's first token in a packed batch, `(B, D)`.
+
+        The last layer computes no other tokens. See `forward_packed` for the arguments, and
+        `can_compute_first_tokens`.
+        """
+        x, inputs = self._packed_inputs(
+            input_ids, padded_index, packed_index, attention_mask, None, token_types
+        )
+        return self.encode(x, (*inputs[:-1], replace(inputs[-1], first=padded_index[:, 0])))
+
+    @property
+    def can_compute_first_tokens(self) -> bool:
+        """Whether the last layer can compute the outputs of first tokens alone."""
+        last = self._attention[-1].reach
+        has_more = self.config.distances is not None or self.config.adapters is not None
+        return not (has_more or last.causal or last.alibi)
+
+    def _packed_inputs(
+        self,
+        input_ids: Tensor,
+        padded_index: Tensor,
+        packed_index: Tensor,
+        attention_mask: Tensor,
+        adapters: Tensor | None,
+        token_types: Tensor | None,
+    ) -> tuple[Tensor, tuple[LayerInputs, ...]]:
+        """Return the input of the first layer, `(T, D)`, and the other inputs of each layer."""
         rows = Rows(padded_index, packed_index)
         positions = rows.pack(self.positions(rows.pad(input_ids)))  # (T,)
         scales = self.scales(adapters)  # (T, N * R)
         x = self.embed(input_ids, positions, token_types, scales=scales)  # (T, D)
         length = padded_index.shape[1]
         inputs = self.layer_inputs(x, positions, length, attention_mask, rows, scales=scales)
-        return self.encode(x, inputs)
+        return x, inputs
 
     def scales(self, adapters: Tensor | None) -> Tensor | None:
         """Return the scale of each rank of the adapters, `(..., N * R)`; None: no adapters.

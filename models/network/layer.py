@@ -162,7 +162,7 @@ class EncoderLayer(nn.Module):
         tap: Tap = NO_TAP,
         name: str = "layer",
     ) -> Tensor:
-        """Return the output of this layer, in the layout of `x`.
+        """Return the output of this layer, in the layout of `x`; `(B, D)` for first tokens alone.
 
         Args:
             x: Token vectors, `(B, L, D)` or `(T, D)`.
@@ -173,7 +173,7 @@ class EncoderLayer(nn.Module):
         norm1 = self.norm1
         if self.norm_first:
             normed = x if norm1 is None else tap.step(f"{name}.norm1", norm1, norm1, x)
-            branch = self._attend(normed, inputs, tap, name)
+            branch, x = self._attend(normed, inputs, tap, name), inputs.select(x)
             if (norm := self.branch_norm1) is not None:
                 branch = tap.step(f"{name}.branch_norm1", norm, norm, branch)
             normed, x = tap.add_norm(f"{name}.sum1", f"{name}.norm2", self.norm2, branch, x)
@@ -181,7 +181,7 @@ class EncoderLayer(nn.Module):
             if (norm := self.branch_norm2) is not None:
                 branch = tap.step(f"{name}.branch_norm2", norm, norm, branch)
             return tap.step(f"{name}.sum2", None, torch.add, branch, x)
-        attended = self._attend(x, inputs, tap, name)
+        attended, x = self._attend(x, inputs, tap, name), inputs.select(x)
         if (inner := self.branch_norm1) is not None:
             steps = f"{name}.branch_sum1", f"{name}.branch_norm1"
             attended, _ = tap.add_norm(*steps, cast(AddNorm, inner), attended, x)

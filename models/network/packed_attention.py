@@ -62,6 +62,17 @@ class PackedRows:
     attention_mask: Tensor
     reach: Reach
 
+    def bias_of_first(self, x: Tensor) -> Tensor:
+        """Return the attention bias of each row's first token, `(B, 1, 1, L)`, like `x` in dtype.
+
+        Padding and keys outside the window are masked. Not for causal attention and ALiBi.
+        """
+        bias = ((1.0 - self.attention_mask.to(x.dtype)) * MASKED_SCORE)[:, None, None, :]
+        if self.reach.window is None:
+            return bias
+        outside = torch.arange(bias.shape[-1], device=x.device) > self.reach.window
+        return torch.where(outside, x.new_tensor(MASKED_SCORE), bias)
+
 
 def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, packed: PackedRows, bias: Tensor | None, num_heads: int

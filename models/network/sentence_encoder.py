@@ -198,15 +198,25 @@ class SentenceEncoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the row vectors `(B, W)` and the token vectors `(T, D)` of a packed batch.
 
+        If `reads_first_tokens`, the token vectors are those of first tokens alone, `(B, D)`.
+
         The arguments are the fields of `models.packing.PackedBatch`.
         """
-        tokens = self.encoder.forward_packed(
-            input_ids, padded_index, packed_index, attention_mask, adapters, token_types
-        )  # (T, D)
+        inputs = input_ids, padded_index, packed_index, attention_mask
+        if self.reads_first_tokens:
+            tokens = self.encoder.first_tokens(*inputs, token_types)  # (B, D)
+            return self.head(tokens[:, None], pooling_mask[:, :1]), tokens
+        tokens = self.encoder.forward_packed(*inputs, adapters, token_types)  # (T, D)
         rows = Rows(padded_index, packed_index)
         if self.sparse is not None:
             return self.sparse(tokens, pooling_mask, rows.pad), tokens
         return self.head(rows.pad(tokens), pooling_mask), tokens
+
+    @property
+    def reads_first_tokens(self) -> bool:
+        """Whether logits need first tokens alone, so that the last layer can skip all others."""
+        is_first = self.outputs == ("logits",) and self.pooling == ("cls",)
+        return is_first and self.encoder.can_compute_first_tokens
 
     def head(self, tokens: Tensor, pooling_mask: Tensor, tap: Tap = NO_TAP) -> Tensor:
         """Pool the token vectors and apply the heads; return row vectors `(B, W)`.

@@ -37,7 +37,7 @@ _FIRST_PORT = 8140
 
 # Of the query, and of a document in words of one to two tokens each.
 _QUERY_WORDS = (4, 12)
-_DOCUMENT_WORDS = (16, 160)
+_DOCUMENT_WORDS = (20, 196)
 
 
 def requests() -> list[tuple[str, list[str]]]:

@@ -1,5 +1,6 @@
 """Models for sequence classification against transformers, from checkpoint to engine."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,28 @@ def test_logits_equal_transformers(family: str, labels: int, tmp_path: Path) -> 
         logits = model(torch.tensor([row]), None, ones, token_types=own)[0]
         expected = expected_logits(reference, row, types)
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_last_layer_of_packed_rows_computes_first_tokens_alone(family: str, tmp_path: Path) -> None:
+    reference = save_classifier(tmp_path, family, 2).double()
+    write_json(tmp_path / "tokenizer_config.json", {"model_input_names": ["token_type_ids"]})
+    model = load(tmp_path)[0].double()
+    rows = [[0, *range(4, 4 + length), 2] for length in (3, 20, 1, 9)]
+    types = [[0] * (len(row) - 2) + [1, 1] for row in rows]
+    inputs = pack(rows, token_types=types).inputs()
+    sizes: list[int] = []
+    last = model.encoder.layers[-1]
+    last.linear2.register_forward_hook(lambda *call: sizes.append(len(call[2])))  # type: ignore[union-attr]
+    batch = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    if model.has_token_types:
+        batch["token_types"] = torch.tensor([*chain(*types)])
+    logits, _ = model.forward_packed(**batch)
+    expected = [expected_logits(reference, row, own) for row, own in zip(rows, types, strict=True)]
+    torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-6, atol=1e-6)
+    is_partial = family != "deberta-v2"  # disentangled attention
+    assert model.reads_first_tokens == is_partial
+    assert sizes[-1] == (len(rows) if is_partial else sum(map(len, rows)))
 
 
 @pytest.fixture(scope="module")
