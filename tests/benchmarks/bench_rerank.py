@@ -1,10 +1,10 @@
 """`make bench-rerank`: reranking, against infinity over HTTP and against sentence-transformers.
 
 The model has the shape of ms-marco-MiniLM-L6 and random weights. A request has one query and 100
-documents of 20 to 200 tokens. Four clients send requests to this service and to infinity. They take
-turns in every round, and the idle one is suspended. `CrossEncoder` of sentence-transformers scores
-the same pairs in its own process, without HTTP, with each of its backends. Figures are medians of
-the rounds, and ratios are medians of the per-round ratios.
+documents, in pairs of 25 to 174 tokens. Four clients send requests to this service and to infinity.
+They take turns in every round, and the idle one is suspended. `CrossEncoder` of
+sentence-transformers scores the same pairs in its own process, without HTTP, with each of its
+backends. Figures are medians of the rounds, and ratios are medians of the per-round ratios.
 """
 
 import argparse
@@ -37,7 +37,7 @@ _FIRST_PORT = 8140
 
 # Of the query, and of a document in words of one to two tokens each.
 _QUERY_WORDS = (4, 12)
-_DOCUMENT_WORDS = (20, 196)
+_DOCUMENT_WORDS = (16, 160)
 
 
 def requests() -> list[tuple[str, list[str]]]:

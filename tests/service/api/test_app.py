@@ -18,7 +18,7 @@ from models.engines import Agreement, BatchSizes, Engine, Output, Precision, Run
 from models.packing import PackedBatch
 from service.api.errors import headers_of
 from service.app import create_app
-from service.inference import model as inference_model
+from service.inference import opening
 from service.inference.errors import Overloaded
 from service.inference.opening import open_model
 from service.inference.tokenizer import TextTokenizer
@@ -72,8 +72,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     def opened(*_: object) -> Engine:
         return engine
 
-    monkeypatch.setattr(inference_model, "open_engine", opened)
-    monkeypatch.setattr(inference_model, "self_check", lambda *_: {})
+    monkeypatch.setattr(opening, "open_engine", opened)
+    monkeypatch.setattr(opening, "self_check", lambda *_: {})
     yield engine
     engine.gate.set()
 
@@ -226,7 +226,7 @@ def test_tokenizer_backlog_is_bounded_and_short_inputs_bypass_it(
         return real(self, inputs, *more, **named)
 
     monkeypatch.setattr(TextTokenizer, step, waiting)
-    monkeypatch.setattr(inference_model, "_MAX_CHARS_IN_THREADS", 15_000)
+    monkeypatch.setattr(opening, "_MAX_CHARS_IN_THREADS", 15_000)
     app = create_app(settings, on_fatal=pytest.fail)
     with serving(app) as client, ThreadPoolExecutor(1) as clients:
         in_flight = clients.submit(client.post, route, json=long)
@@ -393,7 +393,7 @@ def test_service_is_alive_and_unready_while_the_model_loads(
         assert checked.wait(60)
         return {}
 
-    monkeypatch.setattr(inference_model, "self_check", slow_check)
+    monkeypatch.setattr(opening, "self_check", slow_check)
     with TestClient(create_app(settings)) as client:
         assert client.get("/healthz").json() == {"status": "ok"}
         assert client.get("/readyz").status_code == 503

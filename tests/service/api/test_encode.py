@@ -284,17 +284,19 @@ def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {operation["operationId"]: operation for path in paths for operation in path.values()}
 
 
-NATIVE = {"encode", "classify", "rerank", "healthz", "readyz", "info", "metrics"}
+NATIVE = {"encode", "classify", "rerank", "score", "healthz", "readyz", "info", "metrics"}
 OPENAI = {"embeddings", "models", "model"}
 TEI_PROBES = {"tei_health", "tei_root", "tei_ping"}  # one probe under three paths
-TEI = {"tei", "tei_embed", "embed_all", "similarity", "tokenize", "decode", "tei_info"}
+TEI = {"tei", "tei_embed", "embed_all", "embed_sparse", "similarity", "tokenize", "decode"}
+TEI |= {"tei_info", "tei_rerank", "tei_predict"}
+RERANK = {"v1_rerank", "v2_rerank", "vllm_rerank", "vllm_score", "vllm_v1_score", "vllm_classify"}
 DEBUG = {"attribute", "pair", "flow", "layer_norm", "parity", "vjp", "capabilities"}
 
 
 def test_openapi_document_has_unique_ids_and_resolvable_references(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     operations = operations_of(document)
-    assert operations.keys() == NATIVE | OPENAI | TEI | TEI_PROBES
+    assert operations.keys() == NATIVE | OPENAI | RERANK | TEI | TEI_PROBES
     encode = operations["encode"]
     assert set(encode["responses"]) == {
         "200", "400", "401", "403", "408", "413", "415", "422", "429", "500", "503", "504",
@@ -337,7 +339,7 @@ def test_openapi_document_lists_keys_and_debug_routes_only_if_configured(
     changes = {"auth": AuthSettings(keys=keys), "debug": DebugSettings(enabled=True)}
     document = create_app(settings.model_copy(update=changes)).openapi()
     operations = operations_of(document)
-    assert operations.keys() == NATIVE | OPENAI | TEI | TEI_PROBES | DEBUG
+    assert operations.keys() == NATIVE | OPENAI | RERANK | TEI | TEI_PROBES | DEBUG
     schemes = document["components"]["securitySchemes"]
     assert schemes.keys() == {"Bearer", "XApiKey", "ApiKey"}
     secured = {name for name, operation in operations.items() if "security" in operation}

@@ -100,7 +100,7 @@ def test_concurrent_requests_for_pooled_and_token_vectors_match_single_ones(
     [
         ({"dimensions": 4}, "/dimensions"),
         ({"inputs": ["a", ""]}, "/inputs/1"),
-        ({"output": "sparse"}, "/output"),
+        ({"output": "words"}, "/output"),
     ],
 )
 def test_fields_incompatible_with_token_vectors_return_422(
