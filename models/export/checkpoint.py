@@ -117,7 +117,7 @@ def load(
     if unused:
         report(f"Ignored tensors that do not affect vectors: {', '.join(unused)}")
     kind = masked_lm.masked_lm_class(folder.json(join(network, "config.json"), dict))
-    if kind and family.masked_lm and not sparse:
+    if kind and family.masked_lm and f"{family.masked_lm.dense}.weight" in unused:
         report(
             f"config.json names {kind}: this exports embeddings, without the head for masked "
             "tokens; --sparse exports sparse vectors with it, as in SPLADE"

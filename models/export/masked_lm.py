@@ -89,7 +89,7 @@ def take_head(
     if names["decoder.weight"] not in tensors:
         names["decoder.weight"] = str(embeddings)
     if own.decoder_bias in tensors:
-        tensors.pop(names["decoder.bias"], None)  # which transformers ties to it
+        tensors.pop(names["decoder.bias"], None)  # transformers ties the two biases
         names["decoder.bias"] = own.decoder_bias
     fill(
         head,

@@ -21,7 +21,7 @@ from models.export.model_folder import CheckpointError
 from models.export.sentence_config import Overrides, overrides_of
 from models.export.sources import resolve
 from models.packing import pack
-from tests.models.checkpoints import edit_json, save_masked_lm, save_tokenizer
+from tests.models.checkpoints import edit_json, save_checkpoint, save_masked_lm, save_tokenizer
 
 FAMILIES = [
     "albert",
@@ -159,6 +159,15 @@ def test_export_of_embeddings_names_the_head_that_it_leaves_out(tmp_path: Path) 
     lines.clear()
     load(tmp_path, Overrides(sparse=True), report=lines.append)
     assert not lines
+
+
+def test_export_of_a_model_without_the_head_does_not_offer_it(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "config.json", architectures=["BertForMaskedLM"])
+    lines: list[str] = []
+    load(tmp_path, report=lines.append)
+    assert not any("--sparse" in line for line in lines)
 
 
 def without_modules(folder: Path) -> None:
