@@ -52,7 +52,7 @@ GUARDS = (
         f"{_T}test_classify.py::test_query_and_documents_are_truncated_to_limits_of_their_own",
     ),
     Guard(
-        "service/inference/model.py",
+        "service/inference/scoring.py",
         "error.index = None if is_query else index - queries",
         "error.index = index",
         f"{_T}test_score.py",
@@ -344,13 +344,13 @@ GUARDS = (
     ),
     # Results of an engine.
     Guard(
-        "service/inference/model.py",
+        "service/inference/loaded_model.py",
         "if not np.isfinite(vectors).all():",
         "if False:",
         f"{_T}test_app.py::test_failed_input_is_named_and_the_next_request_works",
     ),
     Guard(
-        "service/inference/model.py",
+        "service/inference/loaded_model.py",
         "return [results[index] for index in range(len(batch))]",
         "return list(results.values())[::-1]",
         f"{_T}test_faults.py",
@@ -393,13 +393,13 @@ GUARDS = (
     ),
     # Admission.
     Guard(
-        "service/inference/model.py",
+        "service/inference/loaded_model.py",
         "if self.batcher.is_full:",
         "if False:",
         f"{_T}test_app.py::test_full_queue_is_reported_before_tokenization",
     ),
     Guard(
-        "service/inference/model.py",
+        "service/inference/loaded_model.py",
         "async with asyncio.timeout(timeout_s):",
         "async with asyncio.timeout(None):",
         f"{_T}test_app.py::"
@@ -436,7 +436,7 @@ GUARDS = (
         f"{_T}test_disconnects.py",
     ),
     Guard(
-        "service/inference/model.py",
+        "service/inference/loaded_model.py",
         "return await self._executor.run(work, size)",
         "return work()",
         f"{_T}test_app.py::"

@@ -24,29 +24,21 @@ from models.export.families import (
     Tensors,
 )
 from models.export.model_folder import BASE, WEIGHTS, CheckpointError, ModelFolder, join
-from models.export.sentence_config import (
+from models.export.modules import (
     DenseConfig,
     HeadConfig,
     LayerNormConfig,
     NormalizeConfig,
-    Overrides,
-    SentenceConfig,
     TruncateConfig,
-    read_sentence_config,
     transformer_folder,
 )
+from models.export.sentence_config import Overrides, SentenceConfig, read_sentence_config
 from models.export.sources import SourceError, resolve
 from models.network.config import EncoderConfig
 from models.network.encoder import Encoder
+from models.network.heads import DenseHead, Head, NormalizeHead, NormHead, TruncateHead
 from models.network.layer import ACTIVATIONS
-from models.network.sentence_encoder import (
-    DenseHead,
-    Head,
-    NormalizeHead,
-    NormHead,
-    SentenceEncoder,
-    TruncateHead,
-)
+from models.network.sentence_encoder import SentenceEncoder
 
 NO_OVERRIDES = Overrides()
 _TYPES = get_type_hints(EncoderConfig)

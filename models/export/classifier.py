@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from models.export.families import Family, Names
 from models.export.model_folder import CheckpointError
 from models.network.config import EncoderConfig
-from models.network.sentence_encoder import DenseHead, Head, NormHead
+from models.network.heads import DenseHead, Head, NormHead
 
 _CLASS = "ForSequenceClassification"
 # Activation of the logits, by class path in sentence-transformers' files.

@@ -5,7 +5,7 @@ that were read are recorded.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -178,3 +178,20 @@ def source_folder(artifact: Artifact) -> ModelFolder:
 def join(subfolder: str, name: str) -> str:
     """Return the path of a file in a subfolder; the subfolder "" is the model folder itself."""
     return str(PurePosixPath(subfolder) / name)
+
+
+def check_defaults(
+    config: Mapping[str, object], defaults: Mapping[str, object], source: str
+) -> None:
+    """Raise CheckpointError unless each field is absent, null or equal to its default.
+
+    Args:
+        config: Fields of a JSON file.
+        defaults: Only supported values, by field.
+        source: Name of the file, for the error message.
+    """
+    for name, value in defaults.items():
+        if config.get(name, value) not in (value, None):
+            raise CheckpointError(
+                f"{source}: {name} is {config[name]!r}; only {value!r} is supported"
+            )

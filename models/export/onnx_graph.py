@@ -45,8 +45,7 @@ class _Packed(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         count = len(INPUT_NAMES)
         optional = dict(zip(self.optional, inputs[count:], strict=True))
-        rows, tokens = self.model.forward_packed(*inputs[:count], **optional)
-        return (rows, tokens.float())[: len(self.model.outputs)]
+        return self.model.forward_packed(*inputs[:count], **optional)
 
 
 def trace(model: SentenceEncoder, target: str) -> ir.Model:

@@ -1,107 +1,17 @@
 """The complete network: encoder, pooling and heads as one module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from models.artifact import Output
 from models.network.encoder import Encoder
-from models.network.norms import Norm
+from models.network.heads import Head, TruncateHead
 from models.network.packed_attention import Rows
 from models.network.pooling import pool
 from models.network.sparse import SparseHead
 from models.network.taps import NO_TAP, Tap
-
-HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Identity": lambda x: x,
-    "Tanh": torch.tanh,
-    "ReLU": torch.relu,
-    "LeakyReLU": nn.functional.leaky_relu,
-    "SiLU": nn.functional.silu,
-    "GELU": nn.functional.gelu,
-    "Sigmoid": torch.sigmoid,
-}
-
-
-class DenseHead(nn.Module):
-    """A linear layer and an activation, equivalent to sentence-transformers' `Dense` module.
-
-    Attributes:
-        in_features: Width of the input.
-        out_features: Width of the output.
-    """
-
-    def __init__(self, in_features: int, out_features: int, bias: bool, activation: str) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.linear = nn.Linear(in_features, out_features, bias=bias)
-        self.activation = HEAD_ACTIVATIONS[activation]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the head's output `(B, out_features)` for the input `x`, `(B, in_features)`."""
-        return self.activation(self.linear(x.to(self.linear.weight.dtype)))
-
-
-class NormHead(nn.Module):
-    """A norm after pooling, such as sentence-transformers' `LayerNorm` module.
-
-    Args:
-        norm: Norm for rows of `width` elements.
-        width: Width of the input and of the output.
-
-    Attributes:
-        in_features: Width of the input.
-        out_features: Width of the output, equal to `in_features`.
-    """
-
-    def __init__(self, norm: Norm, width: int) -> None:
-        super().__init__()
-        self.in_features = self.out_features = width
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised rows of `x`, `(B, width)`."""
-        normed: Tensor = self.norm(x.to(self.norm.weight.dtype))
-        return normed
-
-
-class NormalizeHead(nn.Module):
-    """Normalisation to unit length, equivalent to sentence-transformers' `Normalize` module.
-
-    Attributes:
-        in_features: None, because the input can have any width.
-        out_features: None, because the output has the width of the input.
-    """
-
-    in_features: int | None = None
-    out_features: int | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `x`, `(B, W)`, with its rows scaled to unit length."""
-        return nn.functional.normalize(x)
-
-
-class TruncateHead(nn.Module):
-    """Truncation to the leading dimensions, equivalent to sentence-transformers' `truncate_dim`.
-
-    Attributes:
-        in_features: None, because the input can have any width of at least `out_features`.
-        out_features: Width of the output.
-    """
-
-    in_features: int | None = None
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.out_features = width
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the leading dimensions of `x`, `(B, W)`, as `(B, out_features)`."""
-        return x[:, : self.out_features]
-
-
-Head = DenseHead | NormHead | NormalizeHead | TruncateHead
 
 
 class SentenceEncoder(nn.Module):
@@ -195,22 +105,27 @@ class SentenceEncoder(nn.Module):
         pooling_mask: Tensor,
         adapters: Tensor | None = None,
         token_types: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the row vectors `(B, W)` and the token vectors `(T, D)` of a packed batch.
-
-        If `reads_first_tokens`, the token vectors are those of first tokens alone, `(B, D)`.
+    ) -> tuple[Tensor, ...]:
+        """Return each of `outputs` for a packed batch, in float32.
 
         The arguments are the fields of `models.packing.PackedBatch`.
         """
         inputs = input_ids, padded_index, packed_index, attention_mask
         if self.reads_first_tokens:
-            tokens = self.encoder.first_tokens(*inputs, token_types)  # (B, D)
-            return self.head(tokens[:, None], pooling_mask[:, :1]), tokens
+            first = self.encoder.first_tokens(*inputs, token_types)  # (B, D)
+            return (self.head(first[:, None], pooling_mask[:, :1]),)
         tokens = self.encoder.forward_packed(*inputs, adapters, token_types)  # (T, D)
         rows = Rows(padded_index, packed_index)
-        if self.sparse is not None:
-            return self.sparse(tokens, pooling_mask, rows.pad), tokens
-        return self.head(rows.pad(tokens), pooling_mask), tokens
+
+        def compute(output: Output) -> Tensor:
+            if output == "tokens":
+                return tokens.float()
+            if output == "sparse" and self.sparse is not None:
+                weights: Tensor = self.sparse(tokens, pooling_mask, rows.pad)
+                return weights
+            return self.head(rows.pad(tokens), pooling_mask)
+
+        return tuple(map(compute, self.outputs))
 
     @property
     def reads_first_tokens(self) -> bool:

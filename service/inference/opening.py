@@ -18,8 +18,9 @@ from models.packing import pack
 from service.inference.batch_former import AttentionCost, BatchFormer
 from service.inference.batcher import Batcher
 from service.inference.executor import BoundedExecutor
+from service.inference.loaded_model import BatchItem, run_batch
 from service.inference.metrics import InferenceMetrics
-from service.inference.model import BatchItem, Model, run_batch
+from service.inference.model import Model
 from service.inference.results import RowResult
 from service.inference.tokenizer import Row, TextTokenizer
 

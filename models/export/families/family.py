@@ -39,7 +39,7 @@ class Classifier:
     Attributes:
         dense: Checkpoint module of the dense layer.
         dense_bias: Whether the dense layer has a bias.
-        activation: Name in `models.network.sentence_encoder.HEAD_ACTIVATIONS`.
+        activation: Name in `models.network.heads.HEAD_ACTIVATIONS`.
         norm: Checkpoint module of the norm after the activation; "": no norm.
         out: Checkpoint module of the linear layer for the logits.
         pooling_field: Field of config.json with the pooling, "cls" or "mean"; "": always "cls".

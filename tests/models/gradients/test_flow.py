@@ -19,8 +19,9 @@ from models.gradients.inputs import EmulatedPrecision, Objective, ObjectiveName,
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Flow, FlowStep
 from models.network.attention import NO_INPUTS, LayerInputs
+from models.network.heads import DenseHead
 from models.network.layer import Activation, EncoderLayer
-from models.network.sentence_encoder import DenseHead, SentenceEncoder
+from models.network.sentence_encoder import SentenceEncoder
 from models.packing import NO_ADAPTER
 from tests.models.checkpoints import save_checkpoint
 from tests.models.gradients.toys import ADAPTED, DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model

@@ -33,8 +33,8 @@ from models.gradients.parity import (
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import FileHash, Parity, VectorDifference
 from models.network.disentangled import DistanceConfig
+from models.network.heads import DenseHead
 from models.network.norms import KINDS
-from models.network.sentence_encoder import DenseHead
 from models.packing import pack
 from tests.conftest import FamilyArtifact
 from tests.models.checkpoints import save_checkpoint, save_tokenizer

@@ -15,8 +15,9 @@ from models.network.adapters import AdapterConfig
 from models.network.config import AttentionConfig, EncoderConfig
 from models.network.disentangled import DistanceConfig
 from models.network.encoder import Encoder
+from models.network.heads import DenseHead
 from models.network.positions import Rotary
-from models.network.sentence_encoder import DenseHead, SentenceEncoder
+from models.network.sentence_encoder import SentenceEncoder
 
 # The choices of ModernBERT: pre-norm, gates, rotary positions, and a window in the second layer.
 GATED: dict[str, Any] = {

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
-from service.inference.model import BatchItem
+from service.inference.loaded_model import BatchItem
 from service.inference.results import RowResult
 from tests.eventually import HANG_S, eventually, eventually_async
 

@@ -1,0 +1,244 @@
+"""Modules of sentence-transformers in a model folder: poolings, and heads after pooling.
+
+Unsupported settings that would change the vectors raise an error with the name of the setting.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from models.export.families import jina_v3
+from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
+from models.network.heads import HEAD_ACTIVATIONS
+from models.network.pooling import POOLINGS
+
+# The module that pools sparse vectors.
+SPLADE = "SpladePooling"
+# Type of Jina v3's custom Transformer module, which passes the task to the encoder.
+_OF_JINA_V3 = "custom_st.Transformer"
+_SENTENCE_EMBEDDING = {
+    "module_input_name": "sentence_embedding",
+    "module_output_name": "sentence_embedding",
+}
+
+# Names in `POOLINGS` of the pooling modes of sentence-transformers.
+_POOLING_NAMES = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
+# Names in `POOLINGS` of the boolean fields in older sentence-transformers configs. The results of
+# the enabled poolings are concatenated in this order.
+_POOLING_FIELDS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig:
+    """Config of a dense layer after pooling.
+
+    Attributes:
+        folder: Subfolder with the config and weights of the layer.
+        in_features: Input width of the layer.
+        out_features: Output width of the layer.
+        bias: Whether the layer has a bias.
+        activation: Name in `models.network.heads.HEAD_ACTIVATIONS`.
+    """
+
+    folder: str
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormConfig:
+    """Config of a layer norm after pooling.
+
+    Attributes:
+        folder: Subfolder with the config and weights of the norm.
+        width: Width of the norm's input.
+    """
+
+    folder: str
+    width: int
+
+
+@dataclass(frozen=True)
+class NormalizeConfig:
+    """Normalisation to unit length after pooling, before other heads."""
+
+
+@dataclass(frozen=True)
+class TruncateConfig:
+    """Truncation to the leading dimensions, after all other heads.
+
+    Attributes:
+        width: Number of dimensions to keep.
+    """
+
+    width: int
+
+
+HeadConfig = DenseConfig | LayerNormConfig | NormalizeConfig | TruncateConfig
+
+
+def transformer_folder(folder: ModelFolder) -> str:
+    """Return the subfolder with the encoder's config.json and weights.
+
+    Raises:
+        CheckpointError: modules.json is invalid or lists unsupported modules.
+    """
+    modules = read_modules(folder)
+    return modules[0][1] if modules else ""
+
+
+def read_modules(folder: ModelFolder) -> list[tuple[str, str]]:
+    """Return class name and path of each module in modules.json; empty if the file is missing.
+
+    Raises:
+        CheckpointError: modules.json is invalid or lists unsupported modules.
+    """
+    listed = folder.json("modules.json", list, [])
+    modules: list[tuple[str, str]] = []
+    for module in listed:
+        if not isinstance(module, dict) or not isinstance(module.get("path"), str):
+            raise CheckpointError("modules.json: every module must have a type and a path")
+        package, _, kind = str(module.get("type")).rpartition(".")
+        is_known = package.split(".")[0] == "sentence_transformers"
+        if not (is_known or (module.get("type") == _OF_JINA_V3 and _is_jina_v3(folder))):
+            raise CheckpointError(
+                f"modules.json names {module.get('type')}; "
+                "code from outside sentence-transformers is never run"
+            )
+        if kind != "Dropout":  # only training uses it
+            modules.append((kind, module["path"]))
+    kinds = [kind for kind, _ in modules]
+    has_pooling = kinds[:2] == ["Transformer", "Pooling"] and _HEADS.keys() >= {*kinds[2:]}
+    is_sparse = kinds in (["Transformer", SPLADE], ["MLMTransformer", SPLADE])
+    if kinds not in ([], ["Transformer"]) and not has_pooling and not is_sparse:
+        raise CheckpointError(
+            f"modules.json lists {' -> '.join(kinds)}; supported: Transformer -> {SPLADE}, or "
+            f"Transformer -> Pooling, then any of {', '.join(_HEADS)}"
+        )
+    return modules
+
+
+def _is_jina_v3(folder: ModelFolder) -> bool:
+    classes = folder.json("config.json", dict, {}).get("auto_map")
+    model = classes.get("AutoModel") if isinstance(classes, dict) else None
+    return str(model).startswith(jina_v3.CODE)
+
+
+def read_pooling(
+    folder: ModelFolder,
+    modules: Sequence[tuple[str, str]],
+    hyperparameters: Mapping[str, Any],
+    override: Sequence[str] | None,
+) -> tuple[tuple[str, ...], bool]:
+    """Return the names of the poolings, and whether pooling includes prompt tokens.
+
+    Args:
+        folder: Model folder.
+        modules: Modules from `read_modules`.
+        hyperparameters: Content of the network's config.json.
+        override: Names of the poolings to return instead of the folder's; None: the folder's.
+
+    Raises:
+        CheckpointError: A pooling is not in `models.network.pooling.POOLINGS`.
+    """
+    include_prompt = True
+    if modules:
+        config = folder.json(join(modules[1][1], "config.json"), dict)
+        include_prompt = bool(config.get("include_prompt", True))
+        own = _poolings(config)
+    else:
+        own = [_default_pooling(hyperparameters)]
+    for name in (poolings := override or own):
+        if name not in POOLINGS:
+            raise CheckpointError(f"the pooling {name!r} is not one of {', '.join(POOLINGS)}")
+    return tuple(poolings), include_prompt
+
+
+def _default_pooling(hyperparameters: Mapping[str, Any]) -> str:
+    """Return the pooling that sentence-transformers uses for a folder without modules.json."""
+    classes = hyperparameters.get("architectures")
+    first = str(classes[0]) if isinstance(classes, list) and classes else ""
+    return "last" if first.endswith("ForCausalLM") else "mean"
+
+
+def _poolings(config: Mapping[str, Any]) -> list[str]:
+    if mode := config.get("pooling_mode"):
+        modes = [str(name) for name in mode] if isinstance(mode, list) else [str(mode)]
+        return [_POOLING_NAMES.get(name, name) for name in modes]
+    enabled = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
+    unknown = [key for key in enabled if key not in _POOLING_FIELDS]
+    known = [name for key, name in _POOLING_FIELDS.items() if key in enabled]
+    return unknown or known or ["mean"]
+
+
+def read_heads(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> list[HeadConfig]:
+    """Return the configs of the modules after pooling.
+
+    Args:
+        folder: Model folder.
+        modules: Modules from `read_modules`.
+
+    Raises:
+        CheckpointError: A setting of a module is invalid or unsupported.
+    """
+    return [_HEADS[module](folder, path) for module, path in modules[2:]]
+
+
+def _dense(folder: ModelFolder, subfolder: str) -> DenseConfig:
+    name = join(subfolder, "config.json")
+    config = folder.json(name, dict)
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    package, _, kind = activation.rpartition(".")
+    if not package.startswith("torch.nn.") or kind not in HEAD_ACTIVATIONS:
+        raise CheckpointError(
+            f"{name}: the activation {activation!r} is not one of {', '.join(HEAD_ACTIVATIONS)}"
+        )
+    check_defaults(config, {**_SENTENCE_EMBEDDING, "use_residual": False}, name)
+    sizes = (config.get("in_features"), config.get("out_features"))
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise CheckpointError(f"{name}: in_features and out_features must be positive integers")
+    return DenseConfig(
+        folder=subfolder,
+        in_features=int(str(sizes[0])),
+        out_features=int(str(sizes[1])),
+        bias=bool(config.get("bias", True)),
+        activation=kind,
+    )
+
+
+def _layer_norm(folder: ModelFolder, subfolder: str) -> LayerNormConfig:
+    name = join(subfolder, "config.json")
+    width = folder.json(name, dict).get("dimension")
+    if not isinstance(width, int) or width < 1:
+        raise CheckpointError(f"{name}: dimension must be a positive integer")
+    return LayerNormConfig(folder=subfolder, width=width)
+
+
+def _normalize(folder: ModelFolder, subfolder: str) -> NormalizeConfig:
+    name = join(subfolder, "config.json")
+    check_defaults(folder.json(name, dict, {}), _SENTENCE_EMBEDDING, name)
+    return NormalizeConfig()
+
+
+# Functions that read the configs of modules after pooling, by module class.
+_HEADS: Mapping[str, Callable[[ModelFolder, str], HeadConfig]] = {
+    "Dense": _dense,
+    "LayerNorm": _layer_norm,
+    "Normalize": _normalize,
+}

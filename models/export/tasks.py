@@ -1,0 +1,150 @@
+"""Tasks of models: what a network computes, as the files of its folder declare it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from models.export import classifier, masked_lm
+from models.export.masked_lm import SparseConfig
+from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
+from models.export.modules import SPLADE
+
+# Possible names of the file with the settings of the Transformer module. The first existing file is
+# read.
+_TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Only supported values, the defaults, of settings of the Transformer module for all tasks.
+_TRANSFORMER_DEFAULTS: Mapping[str, Any] = {
+    "model_args": {},
+    "model_kwargs": {},
+    "tokenizer_args": {},
+    "processor_kwargs": {},
+    "processing_kwargs": {},
+    "config_args": {},
+    "config_kwargs": {},
+    "tokenizer_name_or_path": None,
+}
+_TRANSFORMER_SUPPORTED = {"max_seq_length", "do_lower_case", "unpad_inputs"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a network computes.
+
+    Attributes:
+        library_class: Class of sentence-transformers for models of this task.
+        transformer: Only supported values of settings of the Transformer module.
+        prompts: Whether texts can have prompts.
+        embeds: Whether the network computes embeddings, whose pooling can be changed.
+    """
+
+    library_class: str
+    transformer: Mapping[str, Any] = field(repr=False)
+    prompts: bool = True
+    embeds: bool = False
+
+
+EMBEDDING = Task(
+    library_class="SentenceTransformer",
+    transformer={
+        "transformer_task": "feature-extraction",
+        "modality_config": {
+            "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+        },
+        "module_output_name": "token_embeddings",
+    },
+    embeds=True,
+)
+CLASSIFICATION = Task(
+    library_class="CrossEncoder",
+    transformer={
+        "transformer_task": "sequence-classification",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "scores",
+    },
+    prompts=False,
+)
+SPARSE = Task(
+    library_class="SparseEncoder",
+    transformer={
+        "transformer_task": "fill-mask",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "token_embeddings",
+    },
+)
+
+
+def read_task(
+    folder: ModelFolder,
+    modules: Sequence[tuple[str, str]],
+    hyperparameters: Mapping[str, Any],
+    sparse: bool,
+) -> tuple[Task, SparseConfig | None]:
+    """Return the task of a model, and the pooling of its sparse vectors if it computes them.
+
+    Args:
+        folder: Model folder.
+        modules: Class name and path of each module of sentence-transformers; may be empty.
+        hyperparameters: Content of the network's config.json.
+        sparse: Whether a masked language model without modules computes sparse vectors.
+
+    Raises:
+        CheckpointError: The modules do not match the network, or a setting is not supported.
+    """
+    kinds = [kind for kind, _ in modules]
+    if SPLADE in kinds:
+        return SPARSE, _splade_config(folder, modules[1][1])
+    if sparse:
+        if modules or not masked_lm.masked_lm_class(hyperparameters):
+            raise CheckpointError(
+                "sparse vectors need a masked language model, such as BertForMaskedLM in "
+                "config.json, without other modules of sentence-transformers"
+            )
+        return SPARSE, SparseConfig()
+    if len(modules) < 2 and classifier.classifies(hyperparameters):
+        return CLASSIFICATION, None
+    if len(modules) == 1:
+        raise CheckpointError(
+            "modules.json lists only a Transformer module, which is supported for sequence "
+            "classification models only; add a Pooling module"
+        )
+    return EMBEDDING, None
+
+
+def _splade_config(folder: ModelFolder, subfolder: str) -> SparseConfig:
+    name = join(subfolder, "config.json")
+    config = folder.json(name, dict)
+    pooling = config.get("pooling_strategy", "max")
+    activation = config.get("activation_function", "relu")
+    if pooling not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
+        raise CheckpointError(
+            f"{name}: supported are the pooling_strategy max and sum, and the activation_function "
+            "relu and log1p_relu"
+        )
+    return SparseConfig(pooling=str(pooling), double_log=activation == "log1p_relu")
+
+
+def read_transformer_settings(
+    folder: ModelFolder, transformer: str, task: Task
+) -> dict[str, object]:
+    """Return the settings of the Transformer module; empty if the folder has no file with them.
+
+    Args:
+        folder: Model folder.
+        transformer: Subfolder of the module.
+        task: Task of the model.
+
+    Raises:
+        CheckpointError: A setting is unknown, or has an unsupported value.
+    """
+    name = next((n for n in _TRANSFORMER_CONFIGS if folder.has(join(transformer, n))), "")
+    if not name:
+        return {}
+    settings = folder.json(join(transformer, name), dict)
+    expected = {**_TRANSFORMER_DEFAULTS, **task.transformer}
+    check_defaults(settings, expected, name)
+    if unknown := settings.keys() - expected.keys() - _TRANSFORMER_SUPPORTED:
+        raise CheckpointError(f"{name}: {min(unknown)} is not supported")
+    return settings

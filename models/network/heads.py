@@ -1,0 +1,98 @@
+"""Heads: modules between the pooled vector and the row vector."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from models.network.norms import Norm
+
+HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": torch.relu,
+    "LeakyReLU": nn.functional.leaky_relu,
+    "SiLU": nn.functional.silu,
+    "GELU": nn.functional.gelu,
+    "Sigmoid": torch.sigmoid,
+}
+
+
+class DenseHead(nn.Module):
+    """A linear layer and an activation, equivalent to sentence-transformers' `Dense` module.
+
+    Attributes:
+        in_features: Width of the input.
+        out_features: Width of the output.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, activation: str) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.linear = nn.Linear(in_features, out_features, bias=bias)
+        self.activation = HEAD_ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the head's output `(B, out_features)` for the input `x`, `(B, in_features)`."""
+        return self.activation(self.linear(x.to(self.linear.weight.dtype)))
+
+
+class NormHead(nn.Module):
+    """A norm after pooling, such as sentence-transformers' `LayerNorm` module.
+
+    Args:
+        norm: Norm for rows of `width` elements.
+        width: Width of the input and of the output.
+
+    Attributes:
+        in_features: Width of the input.
+        out_features: Width of the output, equal to `in_features`.
+    """
+
+    def __init__(self, norm: Norm, width: int) -> None:
+        super().__init__()
+        self.in_features = self.out_features = width
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised rows of `x`, `(B, width)`."""
+        normed: Tensor = self.norm(x.to(self.norm.weight.dtype))
+        return normed
+
+
+class NormalizeHead(nn.Module):
+    """Normalisation to unit length, equivalent to sentence-transformers' `Normalize` module.
+
+    Attributes:
+        in_features: None, because the input can have any width.
+        out_features: None, because the output has the width of the input.
+    """
+
+    in_features: int | None = None
+    out_features: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x`, `(B, W)`, with its rows scaled to unit length."""
+        return nn.functional.normalize(x)
+
+
+class TruncateHead(nn.Module):
+    """Truncation to the leading dimensions, equivalent to sentence-transformers' `truncate_dim`.
+
+    Attributes:
+        in_features: None, because the input can have any width of at least `out_features`.
+        out_features: Width of the output.
+    """
+
+    in_features: int | None = None
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out_features = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the leading dimensions of `x`, `(B, W)`, as `(B, out_features)`."""
+        return x[:, : self.out_features]
+
+
+Head = DenseHead | NormHead | NormalizeHead | TruncateHead

@@ -1,0 +1,273 @@
+"""A loaded model: the tokenizer, engine and batcher of an artifact. Rows in, results out."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.artifact import Artifact, Check
+from models.engines import Agreement, Engine, Output
+from models.packing import pack
+from service.inference.batcher import (
+    Batcher,
+    ItemFailed,
+    Outcome,
+    QueueFull,
+    Stopped,
+    TooLate,
+)
+from service.inference.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+)
+from service.inference.executor import BoundedExecutor, ExecutorFull
+from service.inference.metrics import InferenceMetrics, record_outcome
+from service.inference.results import RowResult, SparseVector
+from service.inference.tokenizer import Row, TextTokenizer
+
+Result = TypeVar("Result")
+# Uses of a model with each output, for error messages.
+_USES: Mapping[Output, str] = {
+    "pooled": "encode texts",
+    "tokens": "encode tokens",
+    "sparse": "encode texts into sparse vectors",
+    "logits": "classify texts or, with one label, rerank documents",
+}
+
+# Maximum number of inputs, and of characters in total, that are tokenised in the event loop, which
+# takes 1 to 2 ms. While engines keep all cores busy, a thread would wait longer for a core.
+_INLINE_INPUTS = 8
+_INLINE_CHARS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """One item of a batch: a row of token ids, and the requested output."""
+
+    row: Row
+    output: Output
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the row."""
+        return len(self.row.ids)
+
+
+class NotFinite(Exception):
+    """The engine computed an infinity or a NaN."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A tokenizer, an engine, and a running batcher that connects them.
+
+    Attributes:
+        name: Name of the model.
+        created: Modification time of the artifact, as a Unix timestamp in seconds.
+        artifact: The artifact.
+        tokenizer: The artifact's tokenizer.
+        engine: The engine that runs the artifact's graph.
+        batcher: Batcher that runs rows on the engine.
+        max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
+        max_token_vectors: Maximum number of tokens per call of `encode_tokens` or `tokenize`.
+        graph_sha256: SHA-256 of the graph and its weights; see `Artifact.graph_sha256`.
+        self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
+            output.
+        check: Inputs of the self-check and their reference vectors.
+        files: SHA-256 of every file of the artifact, by path: the hashes in the manifest, and the
+            hash of the manifest itself when the model was opened.
+        metrics: Metrics of this model.
+    """
+
+    name: str
+    created: int
+    artifact: Artifact
+    tokenizer: TextTokenizer
+    engine: Engine
+    batcher: Batcher[BatchItem, RowResult]
+    max_cost: int
+    max_token_vectors: int
+    graph_sha256: str
+    self_check: Mapping[Output, Agreement]
+    check: Check
+    files: Mapping[str, str]
+    metrics: InferenceMetrics
+    _executor: BoundedExecutor
+
+    @property
+    def width(self) -> int:
+        """Number of dimensions of a pooled vector, W."""
+        return self.artifact.manifest.width
+
+    async def close(self) -> None:
+        """Fail pending calls with `NotReady`, cancel running batches, and stop the batcher."""
+        await self.batcher.close()
+        # The metrics may outlive the model and must not keep its engine in memory.
+        self.metrics.queue_tokens.set_function(float)
+        self.metrics.oldest_age.set_function(float)
+
+    async def encode_rows(
+        self, rows: Sequence[Row], output: Output = "pooled", timeout_s: float | None = None
+    ) -> Outcome[RowResult]:
+        """Return the engine's result for each row, before any normalisation or activation.
+
+        Args:
+            rows: Rows of token ids.
+            output: Output of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
+                vectors `(L, D)`, "sparse" a sparse vector, and "logits" logits `(C,)`.
+            timeout_s: Seconds until the caller's deadline, which is checked on submission only;
+                None: no deadline.
+
+        Raises:
+            Overloaded: The queue is full, or the rows would not finish within `timeout_s`.
+            InferenceFailed: The engine failed on one of the rows; `index` is the index of the row.
+            NotReady: The model is closed, or its engine has stopped.
+        """
+        try:
+            return await self.batcher.submit([BatchItem(row, output) for row in rows], timeout_s)
+        except QueueFull:
+            raise self._queue_full_error() from None
+        except TooLate as error:
+            raise Overloaded(
+                "the queue is too long: the request would exceed its deadline by "
+                f"{error.late_s:.1f} s",
+                error.late_s,
+            ) from None
+        except ItemFailed as error:
+            raise InferenceFailed("the engine failed on this input", index=error.index) from error
+        except Stopped:
+            raise NotReady("the engine has stopped") from None
+
+    async def run(
+        self,
+        parts: Sequence[str | Sequence[int]],
+        count: int,
+        tokenize: Callable[[], Sequence[Row]],
+        output: Output,
+        timeout_s: float | None,
+    ) -> tuple[Sequence[Row], Sequence[Any], Mapping[str, float]]:
+        """Tokenize inputs and run them; return their rows, results and the duration of each stage.
+
+        Args:
+            parts: Texts and lists of token ids that `tokenize` processes. Their number and total
+                size decide whether `tokenize` runs in a thread.
+            count: Number of inputs.
+            tokenize: Returns the row of each input.
+            output: Output of the graph to compute.
+            timeout_s: See `Model.encode`.
+
+        Raises:
+            InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
+                refuses one of them; `index` is the index of the input.
+            VitrineError: Any error of `encode_rows`, under the same conditions.
+            DeadlineExceeded: The deadline has passed.
+        """
+        if output not in self.artifact.manifest.outputs:
+            raise InvalidInput(
+                f"the model {self.name} cannot {_USES[output]}; it can "
+                f"{_USES[self.artifact.manifest.outputs[0]]}",
+                code="wrong_model",
+            )
+        if not count:
+            raise InvalidInput("there are no inputs", code="empty", pointer="/inputs")
+        self.metrics.inputs_received.inc(count)
+        with record_outcome(lambda outcome: self.metrics.inputs[outcome].inc(count)):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    if self.batcher.is_full:  # before tokenising inputs that will be refused
+                        raise self._queue_full_error()
+                    started = time.perf_counter()
+                    rows = await self.run_tokenizer(tokenize, parts, count)
+                    tokenize_s = time.perf_counter() - started
+                    if output == "tokens":
+                        self._check_token_count(rows)
+                    remaining_s = None if timeout_s is None else timeout_s - tokenize_s
+                    outcome = await self.encode_rows(rows, output, remaining_s)
+            except TimeoutError:
+                raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded") from None
+        seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
+        for stage, duration in seconds.items():
+            self.metrics.stage_seconds[stage].observe(duration)
+        return rows, outcome.results, seconds
+
+    async def run_tokenizer(
+        self,
+        work: Callable[[], Result],
+        inputs: Sequence[str | Sequence[int]],
+        count: int,
+    ) -> Result:
+        """Return the result of `work`, which runs in a thread unless the inputs are few and short.
+
+        Args:
+            work: Function that processes the inputs.
+            inputs: Texts and lists of token ids.
+            count: Number of results.
+
+        Raises:
+            Overloaded: Concurrent calls are already tokenising too many characters.
+        """
+        size = sum(map(len, inputs))
+        if count <= _INLINE_INPUTS and size <= _INLINE_CHARS:
+            return work()
+        try:
+            return await self._executor.run(work, size)
+        except ExecutorFull:
+            raise self._queue_full_error() from None
+
+    def _check_token_count(self, rows: Sequence[Row]) -> None:
+        tokens = sum(len(row.ids) for row in rows)
+        if tokens > self.max_token_vectors:
+            raise InvalidInput(
+                f"the inputs have {tokens} tokens; the limit for token vectors is "
+                f"{self.max_token_vectors}",
+                code="too_many_tokens",
+                pointer="/inputs",
+            )
+
+    def _queue_full_error(self) -> Overloaded:
+        return Overloaded("the queue is full; try again later", self.batcher.drain_s)
+
+
+def run_batch(
+    engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]
+) -> list[RowResult]:
+    """Return the result of each item, with one run of the engine per requested output."""
+    results: dict[int, RowResult] = {}
+    for output in {item.output: None for item in batch}:
+        indices = [index for index, item in enumerate(batch) if item.output == output]
+        if indices:
+            rows = [batch[index].row for index in indices]
+            results |= zip(indices, _run_rows(engine, metrics, rows, output), strict=True)
+    return [results[index] for index in range(len(batch))]
+
+
+def _run_rows(
+    engine: Engine, metrics: InferenceMetrics, rows: Sequence[Row], output: Output
+) -> Sequence[RowResult]:
+    has_types = any(row.token_types for row in rows)
+    batch = pack(
+        [row.ids for row in rows],
+        [row.prompt_tokens for row in rows],
+        [row.adapter for row in rows],
+        [row.token_types or [0] * len(row.ids) for row in rows] if has_types else None,
+    )
+    with metrics.batch_seconds.time():
+        vectors: NDArray[np.float32] = engine.run(batch, output)  # (B, W), or (T, D)
+    if not np.isfinite(vectors).all():
+        raise NotFinite
+    metrics.batch_rows.observe(batch.rows)
+    metrics.batch_tokens.observe(len(batch.input_ids))
+    metrics.padded_tokens.inc(batch.padded_index.size)
+    if output == "sparse":  # most weights are zero
+        indices = [np.flatnonzero(vector) for vector in vectors]
+        return [SparseVector(i, v[i]) for i, v in zip(indices, vectors, strict=True)]
+    if output != "tokens":
+        return list(vectors)
+    return np.split(vectors, np.cumsum([len(row.ids) for row in rows])[:-1])
