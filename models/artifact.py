@@ -27,7 +27,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
-FORMAT = 5
+FORMAT = 6
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
@@ -85,6 +85,7 @@ class Manifest:
         vocab_size: Size of the model's vocabulary.
         max_tokens: Maximum input length in tokens, special tokens included.
         pooling: Names of the poolings, whose results are concatenated.
+        heads: Class names, in `models.network.heads`, of the modules between pooling and row vector.
         include_prompt: Whether pooling includes prompt tokens.
         normalize: Whether vectors are normalised to unit length by default.
         matryoshka_dimensions: Widths of truncated row vectors that the model was trained for.
@@ -112,6 +113,7 @@ class Manifest:
     vocab_size: int
     max_tokens: int
     pooling: tuple[str, ...]
+    heads: tuple[str, ...]
     include_prompt: bool
     normalize: bool
     matryoshka_dimensions: tuple[int, ...]
@@ -307,6 +309,7 @@ def _parse(content: bytes) -> Manifest:
             )
         values["graphs"] = tuple(Graph(**graph) for graph in values["graphs"])
         values["pooling"] = tuple(values["pooling"])
+        values["heads"] = tuple(values["heads"])
         values["outputs"] = tuple(values["outputs"])
         values["labels"] = tuple(values["labels"])
         values["windows"] = tuple(values["windows"])

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,9 @@ class FaultyEngine(CpuEngine):
     is_broken = False
     _changed = threading.Condition()
 
-    def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
+    def run_outputs(
+        self, batch: PackedBatch, outputs: Sequence[Output]
+    ) -> list[NDArray[np.float32]]:
         """Fail, hang or run."""
         self.is_broken |= BREAKS in batch.input_ids
         if self.is_broken or RAISES in batch.input_ids:
@@ -35,9 +38,9 @@ class FaultyEngine(CpuEngine):
                 while IS_STUCK in batch.input_ids or self.cancellations == before:
                     self._changed.wait()
             raise RuntimeError("cancelled")
-        vectors = super().run(batch, output)
+        (vectors,) = super().run_outputs(batch, outputs)
         vectors[batch.input_ids[batch.padded_index[:, 0]] == IS_NAN] = np.nan
-        return vectors
+        return [vectors]
 
     def cancel(self) -> None:
         """Cancel all runs, those that hang too."""

@@ -14,7 +14,8 @@ from models.artifact import Output
 from models.engines.outputs import Precision
 from models.packing import PackedBatch
 
-Run = Callable[[PackedBatch, Output], NDArray[np.float32]]
+# Runs a batch and returns the named outputs, in the order of the names.
+Run = Callable[[PackedBatch, Sequence[Output]], list[NDArray[np.float32]]]
 
 
 class EngineError(Exception):
@@ -72,7 +73,7 @@ class CompiledGraph:
     """A graph compiled for a certain number of concurrent runs.
 
     Attributes:
-        run: Runs a batch and returns the named output; see `Engine.run`.
+        run: Runs a batch and returns the named outputs; see `Engine.run_outputs`.
         cancel: Aborts the runs in flight; see `Engine.cancel`.
     """
 
@@ -105,6 +106,11 @@ class Engine(Protocol):
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
+
+    def run_outputs(
+        self, batch: PackedBatch, outputs: Sequence[Output]
+    ) -> list[NDArray[np.float32]]:
+        """Return several outputs of one forward pass, in the order of their names."""
 
     def cancel(self) -> None:
         """Abort the runs in flight; each aborted run raises an error in its caller."""
@@ -161,6 +167,12 @@ class CpuEngine:
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
+        return self.run_outputs(batch, (output,))[0]
+
+    def run_outputs(
+        self, batch: PackedBatch, outputs: Sequence[Output]
+    ) -> list[NDArray[np.float32]]:
+        """Return several outputs of one forward pass, in the order of their names."""
         single, concurrent = self.runs[0], self.runs[-1]
         with self._lock:
             # Under load, a run may start in the short gap between two other runs. A run therefore
@@ -171,7 +183,7 @@ class CpuEngine:
             self._overlapping = self._running > 0
             self._running += 1
         try:
-            return (single if is_single else concurrent)(batch, output)
+            return (single if is_single else concurrent)(batch, outputs)
         finally:
             with self._lock:
                 self._running -= 1

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,7 +98,13 @@ class CudaEngine:
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
-        return self.runs[0](batch, output)
+        return self.run_outputs(batch, (output,))[0]
+
+    def run_outputs(
+        self, batch: PackedBatch, outputs: Sequence[Output]
+    ) -> list[NDArray[np.float32]]:
+        """Return several outputs of one forward pass, in the order of their names."""
+        return self.runs[0](batch, outputs)
 
 
 def open_on_gpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> Engine:
@@ -157,16 +164,18 @@ def _compiled(session: "onnxruntime.InferenceSession") -> CompiledGraph:
     names = [port.name for port in session.get_inputs()]
     is_on_cpu = session.get_providers() == ["CPUExecutionProvider"]
 
-    def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
+    def run(batch: PackedBatch, outputs: Sequence[Output]) -> list[NDArray[np.float32]]:
         options = onnxruntime.RunOptions()
         if is_on_cpu and batch.padded_index.size > _MAX_PADDED_IN_ARENA:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         in_flight.add(options)
         try:
-            (result,) = session.run([output], batch.inputs(names), options)
+            results: list[NDArray[np.float32]] = session.run(
+                list(outputs), batch.inputs(names), options
+            )
         finally:
             in_flight.discard(options)
-        return result
+        return results
 
     def cancel() -> None:
         for options in tuple(in_flight):

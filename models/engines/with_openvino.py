@@ -2,6 +2,7 @@
 
 import queue
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,17 +51,20 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
         for request in requests:
             idle.put(request)
 
-        def run(batch: PackedBatch, output: Output) -> NDArray[np.float32]:
+        def run(batch: PackedBatch, outputs: Sequence[Output]) -> list[NDArray[np.float32]]:
             # Rounding makes shapes repeat: OpenVINO recompiles for every new shape.
             rounded = round_up(batch, tokens=16, length=8)
             request = idle.get()
             try:
                 request.infer(rounded.inputs(names), share_inputs=True, share_outputs=True)
                 # Copied because the next run of this InferRequest overwrites the buffer.
-                result: NDArray[np.float32] = request.get_tensor(output).data.copy()
+                results = {output: request.get_tensor(output).data.copy() for output in outputs}
             finally:
                 idle.put(request)
-            return result[: len(batch.input_ids)] if output == "tokens" else result
+            return [
+                result[: len(batch.input_ids)] if output == "tokens" else result
+                for output, result in results.items()
+            ]
 
         def cancel() -> None:
             for request in requests:

@@ -232,6 +232,7 @@ def _manifest(
         vocab_size=model.encoder.config.vocab_size,
         max_tokens=config.max_tokens,
         pooling=config.pooling,
+        heads=tuple(type(head).__name__ for head in model.heads),
         include_prompt=config.include_prompt,
         normalize=config.normalize,
         matryoshka_dimensions=tuple(n for n in config.matryoshka_dimensions if n <= model.width),

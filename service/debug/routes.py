@@ -461,9 +461,10 @@ def _compare(
 async def _encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
     """Return the served model's vectors of the rows, before normalisation, `(B, W)`."""
     outcome = await model.encode_rows(
-        [tokenizer.Row(row.ids, False, row.prompt_tokens, row.adapter) for row in rows]
+        [tokenizer.Row(row.ids, False, row.prompt_tokens, row.adapter) for row in rows],
+        ("pooled",),
     )
-    return np.stack(outcome.results)
+    return np.stack([vector for (vector,) in outcome.results])
 
 
 def _tokens(text: TokenizedText) -> list[Token]:

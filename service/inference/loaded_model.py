@@ -29,7 +29,7 @@ from service.inference.errors import (
 )
 from service.inference.executor import BoundedExecutor, ExecutorFull
 from service.inference.metrics import InferenceMetrics, record_outcome
-from service.inference.results import RowResult, SparseVector
+from service.inference.results import RowResult, RowResults, SparseVector
 from service.inference.tokenizer import Row, TextTokenizer
 
 Result = TypeVar("Result")
@@ -49,10 +49,10 @@ _INLINE_CHARS = 4000
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One item of a batch: a row of token ids, and the requested output."""
+    """One item of a batch: a row of token ids, and the requested outputs."""
 
     row: Row
-    output: Output
+    outputs: tuple[Output, ...]
 
     @property
     def tokens(self) -> int:
@@ -91,7 +91,7 @@ class LoadedModel:
     artifact: Artifact
     tokenizer: TextTokenizer
     engine: Engine
-    batcher: Batcher[BatchItem, RowResult]
+    batcher: Batcher[BatchItem, RowResults]
     max_cost: int
     max_token_vectors: int
     graph_sha256: str
@@ -114,13 +114,13 @@ class LoadedModel:
         self.metrics.oldest_age.set_function(float)
 
     async def encode_rows(
-        self, rows: Sequence[Row], output: Output = "pooled", timeout_s: float | None = None
-    ) -> Outcome[RowResult]:
-        """Return the engine's result for each row, before any normalisation or activation.
+        self, rows: Sequence[Row], outputs: tuple[Output, ...], timeout_s: float | None = None
+    ) -> Outcome[RowResults]:
+        """Return the engine's results for each row, before any normalisation or activation.
 
         Args:
             rows: Rows of token ids.
-            output: Output of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
+            outputs: Outputs of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
                 vectors `(L, D)`, "sparse" a sparse vector, and "logits" logits `(C,)`.
             timeout_s: Seconds until the caller's deadline, which is checked on submission only;
                 None: no deadline.
@@ -131,7 +131,7 @@ class LoadedModel:
             NotReady: The model is closed, or its engine has stopped.
         """
         try:
-            return await self.batcher.submit([BatchItem(row, output) for row in rows], timeout_s)
+            return await self.batcher.submit([BatchItem(row, outputs) for row in rows], timeout_s)
         except QueueFull:
             raise self._queue_full_error() from None
         except TooLate as error:
@@ -150,17 +150,19 @@ class LoadedModel:
         parts: Sequence[str | Sequence[int]],
         count: int,
         tokenize: Callable[[], Sequence[Row]],
-        output: Output,
+        outputs: tuple[Output, ...],
         timeout_s: float | None,
-    ) -> tuple[Sequence[Row], Sequence[Any], Mapping[str, float]]:
+    ) -> tuple[Sequence[Row], list[Any], Mapping[str, float]]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
+
+        The results are a sequence per output, with the result of each input.
 
         Args:
             parts: Texts and lists of token ids that `tokenize` processes. Their number and total
                 size decide whether `tokenize` runs in a thread.
             count: Number of inputs.
             tokenize: Returns the row of each input.
-            output: Output of the graph to compute.
+            outputs: Outputs of the graph to return.
             timeout_s: See `Model.encode`.
 
         Raises:
@@ -169,10 +171,12 @@ class LoadedModel:
             VitrineError: Any error of `encode_rows`, under the same conditions.
             DeadlineExceeded: The deadline has passed.
         """
-        if output not in self.artifact.manifest.outputs:
+        own = self.artifact.manifest.outputs
+        for output in outputs:
+            if output in own:
+                continue
             raise InvalidInput(
-                f"the model {self.name} cannot {_USES[output]}; it can "
-                f"{_USES[self.artifact.manifest.outputs[0]]}",
+                f"the model {self.name} cannot {_USES[output]}; it can {_USES[own[0]]}",
                 code="wrong_model",
             )
         if not count:
@@ -186,16 +190,16 @@ class LoadedModel:
                     started = time.perf_counter()
                     rows = await self.run_tokenizer(tokenize, parts, count)
                     tokenize_s = time.perf_counter() - started
-                    if output == "tokens":
+                    if "tokens" in outputs:
                         self._check_token_count(rows)
                     remaining_s = None if timeout_s is None else timeout_s - tokenize_s
-                    outcome = await self.encode_rows(rows, output, remaining_s)
+                    outcome = await self.encode_rows(rows, outputs, remaining_s)
             except TimeoutError:
                 raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded") from None
         seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
         for stage, duration in seconds.items():
             self.metrics.stage_seconds[stage].observe(duration)
-        return rows, outcome.results, seconds
+        return rows, list(zip(*outcome.results, strict=True)), seconds
 
     async def run_tokenizer(
         self,
@@ -237,20 +241,21 @@ class LoadedModel:
 
 def run_batch(
     engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]
-) -> list[RowResult]:
-    """Return the result of each item, with one run of the engine per requested output."""
-    results: dict[int, RowResult] = {}
-    for output in {item.output: None for item in batch}:
-        indices = [index for index, item in enumerate(batch) if item.output == output]
-        if indices:
-            rows = [batch[index].row for index in indices]
-            results |= zip(indices, _run_rows(engine, metrics, rows, output), strict=True)
-    return [results[index] for index in range(len(batch))]
+) -> list[RowResults]:
+    """Return the results of each item, from one forward pass of the engine."""
+    rows = [item.row for item in batch]
+    # A set would have no order. A pass computes all outputs of a graph, whatever is requested.
+    outputs = tuple(dict.fromkeys(output for item in batch for output in item.outputs))
+    columns = dict(zip(outputs, _run_rows(engine, metrics, rows, outputs), strict=True))
+    return [
+        tuple(columns[output][index] for output in item.outputs) for index, item in enumerate(batch)
+    ]
 
 
 def _run_rows(
-    engine: Engine, metrics: InferenceMetrics, rows: Sequence[Row], output: Output
-) -> Sequence[RowResult]:
+    engine: Engine, metrics: InferenceMetrics, rows: Sequence[Row], outputs: Sequence[Output]
+) -> list[Sequence[RowResult]]:
+    """Return the result of each row, for each of the outputs."""
     has_types = any(row.token_types for row in rows)
     batch = pack(
         [row.ids for row in rows],
@@ -259,15 +264,21 @@ def _run_rows(
         [row.token_types or [0] * len(row.ids) for row in rows] if has_types else None,
     )
     with metrics.batch_seconds.time():
-        vectors: NDArray[np.float32] = engine.run(batch, output)  # (B, W), or (T, D)
-    if not np.isfinite(vectors).all():
+        results = engine.run_outputs(batch, outputs)  # (B, W) or (T, D) each
+    if not all(np.isfinite(result).all() for result in results):
         raise NotFinite
     metrics.batch_rows.observe(batch.rows)
     metrics.batch_tokens.observe(len(batch.input_ids))
     metrics.padded_tokens.inc(batch.padded_index.size)
+    return [_by_row(rows, *pair) for pair in zip(outputs, results, strict=True)]
+
+
+def _by_row(
+    rows: Sequence[Row], output: Output, result: NDArray[np.float32]
+) -> Sequence[RowResult]:
     if output == "sparse":  # most weights are zero
-        indices = [np.flatnonzero(vector) for vector in vectors]
-        return [SparseVector(i, v[i]) for i, v in zip(indices, vectors, strict=True)]
+        indices = [np.flatnonzero(vector) for vector in result]
+        return [SparseVector(i, v[i]) for i, v in zip(indices, result, strict=True)]
     if output != "tokens":
-        return list(vectors)
-    return np.split(vectors, np.cumsum([len(row.ids) for row in rows])[:-1])
+        return list(result)
+    return np.split(result, np.cumsum([len(row.ids) for row in rows])[:-1])

@@ -87,7 +87,9 @@ class Model(LoadedModel):
             )
         items = _as_list(inputs)
         tokenize = partial(self.tokenizer.rows, items, prompt_name, on_overflow)
-        rows, results, seconds = await self.run(items, len(items), tokenize, "pooled", timeout_s)
+        rows, (results,), seconds = await self.run(
+            items, len(items), tokenize, ("pooled",), timeout_s
+        )
         normalizes = self.artifact.manifest.normalize if normalize is None else normalize
         vectors = truncate_and_normalize(np.array(results), dimensions, normalizes)  # (B, W)
         if truncate_dim is not None:
@@ -122,7 +124,9 @@ class Model(LoadedModel):
         tokenize = partial(
             self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
         )
-        rows, vectors, seconds = await self.run(items, len(items), tokenize, "tokens", timeout_s)
+        rows, (vectors,), seconds = await self.run(
+            items, len(items), tokenize, ("tokens",), timeout_s
+        )
         vectors = [truncate_and_normalize(part, None, normalize) for part in vectors]  # (L, D) each
         return TokenEmbeddings(vectors, rows, seconds)
 
@@ -147,7 +151,9 @@ class Model(LoadedModel):
         """
         items = _as_list(inputs)
         tokenize = partial(self.tokenizer.rows, items, prompt_name, on_overflow)
-        rows, vectors, seconds = await self.run(items, len(items), tokenize, "sparse", timeout_s)
+        rows, (vectors,), seconds = await self.run(
+            items, len(items), tokenize, ("sparse",), timeout_s
+        )
         return SparseEmbeddings(vectors, self.width, rows, seconds)
 
     async def classify(

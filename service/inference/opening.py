@@ -21,7 +21,7 @@ from service.inference.executor import BoundedExecutor
 from service.inference.loaded_model import BatchItem, run_batch
 from service.inference.metrics import InferenceMetrics
 from service.inference.model import Model
-from service.inference.results import RowResult
+from service.inference.results import RowResults
 from service.inference.tokenizer import Row, TextTokenizer
 
 log = logging.getLogger("vitrine")
@@ -101,8 +101,8 @@ async def open_model(
     check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)
     cost_s = self_check_s / (check_cost * len(engine.runs) * len(artifact.manifest.outputs))
     row = Row(check.rows[0], truncated=False, prompt_tokens=0)
-    probe = [BatchItem(row, artifact.manifest.outputs[0])]
-    batcher: Batcher[BatchItem, RowResult] = Batcher(
+    probe = [BatchItem(row, artifact.manifest.outputs[:1])]
+    batcher: Batcher[BatchItem, RowResults] = Batcher(
         run,
         attrgetter("tokens"),
         BatchFormer(

@@ -26,6 +26,8 @@ class SparseVector(NamedTuple):
 
 # Result of one row: a vector, the vectors of its tokens, or a sparse vector.
 RowResult = Vectors | SparseVector
+# Results of one row, one per requested output.
+RowResults = tuple[RowResult, ...]
 
 _TINY = np.finfo(np.float32).tiny
 

@@ -42,7 +42,9 @@ async def classify(
     tokenize = partial(model.tokenizer.rows_of_pairs, items, on_overflow, limits)
     # A set, because a query shared by many documents is tokenised once.
     texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
-    rows, results, seconds = await model.run(list(texts), len(items), tokenize, "logits", timeout_s)
+    rows, (results,), seconds = await model.run(
+        list(texts), len(items), tokenize, ("logits",), timeout_s
+    )
     manifest = model.artifact.manifest
     logits = np.array(results, np.float64)  # (N, C)
     scores = ACTIVATIONS[manifest.activation](logits)
@@ -93,7 +95,7 @@ async def score_vectors(
         return rows
 
     texts, count = [*queries, *documents], len(queries)
-    rows, vectors, seconds = await model.run(texts, len(texts), tokenize, output, timeout_s)
+    rows, (vectors,), seconds = await model.run(texts, len(texts), tokenize, (output,), timeout_s)
     if output == "sparse":
         ours = _repeated(vectors[:count], len(documents))
         scores = dot_products(ours, vectors[count:], model.width)

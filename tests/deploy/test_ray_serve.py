@@ -206,7 +206,7 @@ async def test_replica_is_unhealthy_once_its_engine_returns_other_vectors(
         await replica.check_health()
         engine = app.state.vitrine.ready_model().engine
         [run, *_] = engine.runs
-        engine.runs = [lambda batch, output: 1 - run(batch, output)]
+        engine.runs = [lambda batch, outputs: [1 - y for y in run(batch, outputs)]]
         with pytest.raises(EngineError, match="self-check failed"):
             await replica.check_health()
 

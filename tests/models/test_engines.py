@@ -2,7 +2,7 @@ import ctypes
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -148,13 +148,19 @@ class AlteredEngine:
     def __init__(self, engine: Engine, alter: Alteration) -> None:
         self.engine = engine
         self.alter = alter
-        self.runs: list[Run] = [engine.run, self.run]
+        self.runs: list[Run] = [engine.run_outputs, self.run_outputs]
 
     def cancel(self) -> None:
         self.engine.cancel()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        return self.alter(output, self.engine.run(batch, output))
+        return self.run_outputs(batch, (output,))[0]
+
+    def run_outputs(
+        self, batch: PackedBatch, outputs: Sequence[Output]
+    ) -> list[NDArray[np.float32]]:
+        results = self.engine.run_outputs(batch, outputs)
+        return [self.alter(*pair) for pair in zip(outputs, results, strict=True)]
 
 
 def noisy(_output: Output, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -188,10 +194,10 @@ def test_run_uses_all_threads_only_when_no_run_overlaps() -> None:
     gate, graphs_used = threading.Event(), queue.SimpleQueue[str]()
 
     def compiled(name: str) -> CompiledGraph:
-        def run(batch: PackedBatch, _output: Output) -> NDArray[np.float32]:
+        def run(batch: PackedBatch, _outputs: Sequence[Output]) -> list[NDArray[np.float32]]:
             graphs_used.put(name)
             assert batch.rows == 1 or gate.wait(WAIT_S)
-            return np.zeros((batch.rows, 1), np.float32)
+            return [np.zeros((batch.rows, 1), np.float32)]
 
         return CompiledGraph(run, cancel=lambda: None)
 
@@ -455,7 +461,7 @@ def test_large_graph_is_compiled_once_and_runs_one_batch_at_a_time() -> None:
 
     def compile_graph(concurrent_runs: int) -> CompiledGraph:
         compiled.append(concurrent_runs)
-        return CompiledGraph(lambda *_: np.zeros((1, 1), np.float32), lambda: None)
+        return CompiledGraph(lambda *_: [np.zeros((1, 1), np.float32)], lambda: None)
 
     engine = CpuEngine("fake", "float32", 4, 10**9, compile_graph)
     assert (compiled, engine.streams, engine.threads, len(engine.runs)) == ([1], 1, 4, 1)

@@ -123,7 +123,10 @@ def test_self_check_refuses_wrong_logits(
 ) -> None:
     engine = open_engine(exported, "onnxruntime")
     assert self_check(engine, exported)["logits"].norm < 1e-5
-    runs = [lambda *args, run=run: WRONG[wrong](run(*args)) for run in engine.runs]
+    runs = [
+        lambda *args, run=run: [WRONG[wrong](logits) for logits in run(*args)]
+        for run in engine.runs
+    ]
     monkeypatch.setattr(engine, "runs", runs)
     with pytest.raises(EngineError, match="self-check failed: the output 'logits'"):
         self_check(engine, exported)

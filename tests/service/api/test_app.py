@@ -40,7 +40,7 @@ class Stub:
     batches = BatchSizes(max_tokens=512, min_split_tokens=64, fixed_cost=8)
 
     def __init__(self) -> None:
-        self.runs: Sequence[Run] = (self.run,)
+        self.runs: Sequence[Run] = (self.run_outputs,)
         self.fault: str | None = None
         self.gate = threading.Event()
         self.ran: list[int] = []
@@ -49,7 +49,12 @@ class Stub:
         pass
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        assert output == "pooled"
+        return self.run_outputs(batch, (output,))[0]
+
+    def run_outputs(
+        self, batch: PackedBatch, outputs: Sequence[Output]
+    ) -> list[NDArray[np.float32]]:
+        assert tuple(outputs) == ("pooled",)
         self.ran.append(batch.rows)
         if self.fault == "always":
             raise RuntimeError("engine fault")
@@ -62,7 +67,7 @@ class Stub:
                 raise RuntimeError("engine fault")
             else:
                 vectors[first == POISON] = float(self.fault)
-        return vectors
+        return [vectors]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 import vitrine
 from models.artifact import Artifact
 from service.inference.loaded_model import BatchItem
-from service.inference.results import RowResult
+from service.inference.results import RowResults
 from tests.eventually import HANG_S, eventually, eventually_async
 
 README = Path(__file__).parents[3] / "README.md"
@@ -85,7 +85,7 @@ async def test_cancelled_call_leaves_the_queue(
     gate, began = threading.Event(), threading.Event()
     run = model.batcher._run
 
-    def held(items: Sequence[BatchItem]) -> Sequence[RowResult]:
+    def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
         began.set()
         assert gate.wait(HANG_S)
         return run(items)
@@ -109,7 +109,7 @@ async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
     gate = threading.Event()
     run = model.batcher._run
 
-    def held(items: Sequence[BatchItem]) -> Sequence[RowResult]:
+    def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
         assert gate.wait(HANG_S)
         return run(items)
 
