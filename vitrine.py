@@ -18,6 +18,7 @@ from service.inference.errors import (
     TooLarge,
     VitrineError,
 )
+from service.inference.explanations import Explanation, Term, TextToken
 from service.inference.model import Model
 from service.inference.opening import ModelOptions, open_model
 from service.inference.results import Embeddings, SparseEmbeddings, SparseVector, TokenEmbeddings
@@ -31,6 +32,7 @@ __all__ = [
     "DeadlineExceeded",
     "Embeddings",
     "EngineError",
+    "Explanation",
     "InferenceFailed",
     "InvalidInput",
     "Model",
@@ -42,6 +44,8 @@ __all__ = [
     "SparseEmbeddings",
     "SparseVector",
     "SyncModel",
+    "Term",
+    "TextToken",
     "TokenEmbeddings",
     "TooLarge",
     "VitrineError",

@@ -85,7 +85,7 @@ class Manifest:
         vocab_size: Size of the model's vocabulary.
         max_tokens: Maximum input length in tokens, special tokens included.
         pooling: Names of the poolings, whose results are concatenated.
-        heads: Class names, in `models.network.heads`, of the modules between pooling and row vector.
+        heads: Class names in `models.network.heads` of the modules after pooling, in order.
         include_prompt: Whether pooling includes prompt tokens.
         normalize: Whether vectors are normalised to unit length by default.
         matryoshka_dimensions: Widths of truncated row vectors that the model was trained for.

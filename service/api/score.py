@@ -1,4 +1,4 @@
-"""`POST /score`: relevance of documents to queries, by rerankers and by embedding models."""
+"""`POST /score` and `POST /rerank`: relevance of documents to queries, by models of every kind."""
 
 from functools import partial
 
@@ -11,11 +11,14 @@ from service.api.deadline import cancel_on_disconnect, deadline_s
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
-from service.api.score_schemas import ScoreRequest, ScoreResponse
+from service.api.score_schemas import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from service.api.state import State
+from service.inference.explanations import Explanation, TextToken
+from service.inference.model import Model
 from service.inference.scores import PairScores
 
 router = APIRouter(route_class=RawRoute)
+_ERRORS = error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
 
 
 @router.post(
@@ -24,7 +27,7 @@ router = APIRouter(route_class=RawRoute)
     dependencies=[require_scope("encode")],
     response_model=ScoreResponse,
     openapi_extra=request_body(ScoreRequest),
-    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+    responses=_ERRORS,
 )
 async def score(request: Request, state: State) -> Response:
     """Return the relevance of each document to the query, or to the query of the same index.
@@ -40,21 +43,99 @@ async def score(request: Request, state: State) -> Response:
     work = model.score(
         body.queries,
         body.documents,
+        explain=body.explain,
         on_overflow=body.on_overflow,
         timeout_s=deadline_s(request, state.settings.limits.request_s),
     )
     result = await cancel_on_disconnect(request, work)
-    return await respond(request, state, model, result, partial(_json, model.name, result, body))
+    return await respond(request, state, model, result, partial(_scores_json, model, result, body))
 
 
-def _json(model: str, result: PairScores, body: ScoreRequest) -> bytes:
+@router.post(
+    "/rerank",
+    summary="Order documents by their relevance to a query",
+    dependencies=[require_scope("encode")],
+    response_model=RerankResponse,
+    openapi_extra=request_body(RerankRequest),
+    responses=_ERRORS,
+)
+async def rerank(request: Request, state: State) -> Response:
+    """Score each document by its relevance to the query, and return the documents, best first.
+
+    The scores are those of `/score`: every kind of model can rerank.
+    """
+    body = await read_inputs(
+        request, state, RerankRequest, "documents", "{} documents; the limit is {}"
+    )
+    model = state.ready_model()
+    work = model.rerank(
+        body.query,
+        body.texts(),
+        top_n=body.top_n,
+        max_tokens_per_query=body.max_tokens_per_query,
+        max_tokens_per_doc=body.max_tokens_per_doc,
+        explain=body.explain,
+        on_overflow=body.on_overflow,
+        timeout_s=deadline_s(request, state.settings.limits.request_s),
+    )
+    result = await cancel_on_disconnect(request, work)
+    serialize = partial(_ranking_json, model, result, body)
+    return await respond(request, state, model, result, serialize)
+
+
+def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
     scores = result.raw_scores if body.raw_scores else result.scores
+    explanations = [
+        _explanation_json(model, result.explanations[index])
+        for index in range(len(scores))
+        if body.explain
+    ]
     return orjson.dumps(
         {
-            "model": model,
+            "model": model.name,
             "kind": result.kind,
             "scores": scores.tolist(),
             "tokens": result.tokens,
             "truncated": result.truncated,
+            **({"explanations": explanations} if body.explain else {}),
         }
     )
+
+
+def _ranking_json(model: Model, result: PairScores, body: RerankRequest) -> bytes:
+    scores = (result.raw_scores if body.raw_scores else result.scores).tolist()
+    texts = body.texts()
+    results: list[dict[str, object]] = []
+    for index in result.ranking(body.top_n):
+        ranked: dict[str, object] = {"index": index, "score": scores[index]}
+        if body.return_documents:
+            ranked["document"] = {"text": texts[index]}
+        if body.explain:
+            ranked["explanation"] = _explanation_json(model, result.explanations[index])
+        results.append(ranked)
+    return orjson.dumps(
+        {
+            "model": model.name,
+            "kind": result.kind,
+            "results": results,
+            "tokens": result.tokens,
+            "truncated": result.truncated,
+        }
+    )
+
+
+def _explanation_json(model: Model, explanation: Explanation) -> dict[str, object]:
+    """Return the fields of `ExplanationInfo`."""
+
+    def token(token: TextToken) -> dict[str, object]:
+        start, end = token.span or (None, None)
+        spelling = model.tokenizer.token(token.id)
+        return {"id": token.id, "token": spelling, "start": start, "end": end}
+
+    return {
+        "terms": [
+            {"value": term.value, "query": token(term.query), "document": token(term.document)}
+            for term in explanation.terms
+        ],
+        "other": explanation.other,
+    }

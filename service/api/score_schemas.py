@@ -1,4 +1,4 @@
-"""Pydantic models of `POST /score`."""
+"""Pydantic models of `POST /score` and `POST /rerank`."""
 
 from typing import Annotated, Literal
 
@@ -11,6 +11,11 @@ def _tag(value: object) -> str | None:
     return "text" if isinstance(value, str) else "texts" if isinstance(value, list) else None
 
 
+def document_tag(value: object) -> str | None:
+    """Return the union tag of a document."""
+    return "text" if isinstance(value, str) else "object" if isinstance(value, dict) else None
+
+
 Texts = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")],
@@ -18,6 +23,72 @@ Texts = Annotated[
         _tag,
         custom_error_type="texts",
         custom_error_message="Input should be a text or a list of texts",
+    ),
+]
+Explain = Annotated[
+    bool,
+    Field(
+        description="Whether to explain each score by the largest terms of its sum over tokens; "
+        "this needs sparse vectors, or an embedding model with mean pooling and no dense heads"
+    ),
+]
+
+
+class Document(BaseModel):
+    """A document, as an object with its text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    text: str
+
+
+Documents = Annotated[
+    list[
+        Annotated[
+            Annotated[str, Tag("text")] | Annotated[Document, Tag("object")],
+            Discriminator(
+                document_tag,
+                custom_error_type="documents",
+                custom_error_message="Input should be a text, or an object with the field text",
+            ),
+        ]
+    ],
+    Field(min_length=1, fail_fast=True),
+]
+
+
+class TextTokenInfo(BaseModel):
+    """A token of a query or of a document."""
+
+    id: int
+    token: str = Field(description="Spelling of the token in the vocabulary")
+    start: int | None = Field(
+        description="Index of the token's first character in the text; null for special tokens, "
+        "for tokens of a prompt, and for entries of sparse vectors"
+    )
+    end: int | None = Field(description="Index after the token's last character in the text")
+
+
+class TermInfo(BaseModel):
+    """A term of a score: the contribution of a token of the query and one of the document."""
+
+    value: float
+    query: TextTokenInfo
+    document: TextTokenInfo
+
+
+class ExplanationInfo(BaseModel):
+    """The largest terms of a score, whose sum with `other` is the score."""
+
+    terms: list[TermInfo] = Field(description="Terms with the largest absolute values, in order")
+    other: float = Field(description="Sum of all other terms")
+
+
+ScoreKind = Annotated[
+    Literal["cross_encoder", "cosine", "dot"],
+    Field(
+        description='"cross_encoder": score of a reranker; "cosine": cosine similarity of the '
+        'vectors of an embedding model; "dot": dot product of sparse vectors'
     ),
 ]
 
@@ -30,6 +101,7 @@ class ScoreRequest(BaseModel):
     queries: Texts = Field(description="One query for all documents, or one query per document")
     documents: Texts = Field(description="A text, or a list of texts")
     raw_scores: RawScores = False
+    explain: Explain = False
     on_overflow: OnOverflow = "truncate"
 
 
@@ -37,16 +109,66 @@ class ScoreResponse(BaseModel):
     """The score of each pair of query and document, in the order of the documents."""
 
     model: str
-    kind: Literal["cross_encoder", "cosine", "dot"] = Field(
-        description='"cross_encoder": score of a reranker; "cosine": cosine similarity of the '
-        'vectors of an embedding model; "dot": dot product of sparse vectors'
-    )
+    kind: ScoreKind
     scores: list[float]
     tokens: list[int] = Field(description="Number of tokens of each query with its document")
     truncated: list[bool] = Field(
         description="Whether the query or the document was truncated, for each pair"
     )
+    explanations: list[ExplanationInfo] | None = Field(
+        None, description="Explanation of each score, if requested"
+    )
+
+
+class RerankRequest(BaseModel):
+    """A query, and documents to sort by their relevance to the query."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    query: str
+    documents: Documents = Field(description="Texts, or objects with the field `text`")
+    top_n: int | None = Field(None, ge=1, description="Number of results, best first; null: all")
+    return_documents: bool = Field(False, description="Whether results contain the documents")
+    max_tokens_per_query: int | None = Field(
+        None,
+        ge=1,
+        description="Number of tokens to which the query is truncated, special tokens not counted; "
+        "null: it is truncated only if query and document together exceed the model's limit",
+    )
+    max_tokens_per_doc: int | None = Field(None, ge=1, description="The same for each document")
+    raw_scores: RawScores = False
+    explain: Explain = False
+    on_overflow: OnOverflow = "truncate"
+
+    def texts(self) -> list[str]:
+        """Return the text of each document."""
+        return [item if isinstance(item, str) else item.text for item in self.documents]
+
+
+class Ranked(BaseModel):
+    """A document and its score."""
+
+    index: int = Field(description="Index of the document in the request")
+    score: float
+    document: Document | None = Field(None, description="The document, if requested")
+    explanation: ExplanationInfo | None = Field(
+        None, description="The largest terms of the score, if requested"
+    )
+
+
+class RerankResponse(BaseModel):
+    """The documents, best first."""
+
+    model: str
+    kind: ScoreKind
+    results: list[Ranked]
+    tokens: list[int] = Field(
+        description="Number of tokens of each pair of query and document, in the request's order"
+    )
+    truncated: list[bool] = Field(
+        description="Whether each pair of query and document was truncated, in the request's order"
+    )
 
 
 # Bodies that the handlers parse themselves.
-BODIES: tuple[type[BaseModel], ...] = (ScoreRequest,)
+BODIES: tuple[type[BaseModel], ...] = (ScoreRequest, RerankRequest)

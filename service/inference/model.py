@@ -186,40 +186,44 @@ class Model(LoadedModel):
         query: str,
         documents: Sequence[str],
         *,
+        top_n: int | None = None,
         max_tokens_per_query: int | None = None,
         max_tokens_per_doc: int | None = None,
+        explain: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
-    ) -> Classification:
+    ) -> PairScores:
         """Return the score of each document for a query, in the order of the documents.
+
+        `PairScores.ranking` returns the documents' indices, best first. The scores are those of
+        `score`, so every kind of model can rerank.
 
         Args:
             query: Text of the query.
             documents: Text of each document.
+            top_n: Number of best documents whose scores are explained; None: all.
             max_tokens_per_query: Number of tokens to which the query is truncated before the pair
-                is truncated to the model's limit; None: only the latter.
+                is truncated to the model's limit; None: only the latter. Only for rerankers.
             max_tokens_per_doc: The same for each document.
-            on_overflow: See `classify`.
+            explain: Whether to explain scores, see `score`.
+            on_overflow: See `score`.
             timeout_s: See `encode`.
 
         Raises:
-            InvalidInput: The model does not have exactly one label, or a text is invalid; `index`
-                is the index of the document, or None for the query.
+            InvalidInput: The model has more than one label, its scores cannot be explained, or a
+                text is invalid; `index` is the index of the document, or None for the query.
             VitrineError: Any error of `encode`, under the same conditions.
         """
-        scoring.check_labels(self)
         if isinstance(documents, str) or not documents:
             raise InvalidInput("documents must be a non-empty list of texts", pointer="/documents")
         limits = (max_tokens_per_query, max_tokens_per_doc)
-        names = ("max_tokens_per_query", "max_tokens_per_doc")
-        for name, limit in zip(names, limits, strict=True):
+        for name, limit in zip(scoring.LIMITS, limits, strict=True):
             if limit is not None and limit < 1:
                 raise InvalidInput(f"{name} must be at least 1", pointer=f"/{name}")
-        pairs = [(query, document) for document in documents]
         with scoring.locating(1, "/query", "/documents/{}"):
             self.tokenizer.check_text(query, 0)
-            return await scoring.classify_documents(
-                self, [query], pairs, limits, on_overflow, timeout_s
+            return await scoring.rerank(
+                self, query, documents, top_n, limits, explain, on_overflow, timeout_s
             )
 
     async def score(
@@ -227,25 +231,29 @@ class Model(LoadedModel):
         queries: str | Sequence[str],
         documents: str | Sequence[str],
         *,
+        explain: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
     ) -> PairScores:
         """Return the relevance of documents to queries: one score per pair of query and document.
 
-        A reranker scores each pair as in `rerank`. An embedding model gives the cosine similarity
-        of query and document, and a model of sparse vectors their dot product. Both prepend their
+        A reranker reads query and document at once. An embedding model gives the cosine similarity
+        of their vectors, and a model of sparse vectors their dot product. Both prepend their
         prompt for queries or for documents to each text, as `encode_query` and `encode_document`
         of sentence-transformers do.
 
         Args:
             queries: One query for all documents, or one query per document.
             documents: Text of each document.
+            explain: Whether to explain each score by its largest terms. This needs sparse vectors,
+                or an embedding model whose vectors are weighted sums of token vectors.
             on_overflow: See `encode`; of a pair in a reranker, see `classify`.
             timeout_s: See `encode`.
 
         Raises:
             InvalidInput: The number of queries is neither 1 nor that of the documents, the model
-                has more than one label, or a text is invalid; `pointer` names the text.
+                has more than one label, its scores cannot be explained, or a text is invalid;
+                `pointer` names the text.
             VitrineError: Any error of `encode`, under the same conditions.
         """
         paths = [
@@ -260,10 +268,10 @@ class Model(LoadedModel):
                 "must be 1, or that of the documents",
                 pointer="/queries",
             )
-        reads_pairs = "logits" in self.artifact.manifest.outputs
-        score = scoring.score_pairs if reads_pairs else scoring.score_vectors
         with scoring.locating(len(queries), *paths):
-            return await score(self, queries, documents, on_overflow, timeout_s)
+            return await scoring.score(
+                self, queries, documents, NO_LIMITS, explain, on_overflow, timeout_s
+            )
 
     async def tokenize(
         self,

@@ -1,12 +1,13 @@
 """Scores of classifiers and rerankers, and of pairs of texts, in float64."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.inference.explanations import Explanation
 from service.inference.results import SparseVector, Vectors, truncate_and_normalize
 from service.inference.tokenizer import Row
 
@@ -36,18 +37,6 @@ class Classification:
         """Cost of serialising to JSON, in numbers: a label and its score cost as much as five."""
         return 5 * self.scores.size
 
-    def ranking(self, limit: int | None = None) -> list[int]:
-        """Return the indices of the inputs by their first label's score, best first.
-
-        Equal inputs keep their order.
-
-        Args:
-            limit: Maximum number of indices; None: all.
-        """
-        # By logits: activations round different logits to the same score.
-        order: list[int] = np.argsort(-self.logits[:, 0], kind="stable")[:limit].tolist()
-        return order
-
     def best_labels(self, limit: int | None = None) -> list[list[int]]:
         """Return the columns of the best labels of each input, best first.
 
@@ -70,6 +59,7 @@ class PairScores:
         tokens: Number of tokens of each pair.
         truncated: Whether a text of each pair was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+        explanations: Explanation of the score, by index of the pair; empty if not requested.
     """
 
     scores: Scores
@@ -78,11 +68,25 @@ class PairScores:
     tokens: Sequence[int]
     truncated: Sequence[bool]
     seconds: Mapping[str, float]
+    explanations: Mapping[int, Explanation] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
-        """Number of scores."""
-        return self.scores.size
+        """Cost of serialising to JSON, in numbers: a term costs as much as ten."""
+        terms = sum(len(explanation.terms) for explanation in self.explanations.values())
+        return self.scores.size + 10 * terms
+
+    def ranking(self, limit: int | None = None) -> list[int]:
+        """Return the indices of the pairs by their scores, best first.
+
+        Equal pairs keep their order.
+
+        Args:
+            limit: Maximum number of indices; None: all.
+        """
+        # By raw scores: activations round different logits to the same score.
+        order: list[int] = np.argsort(-self.raw_scores, kind="stable")[:limit].tolist()
+        return order
 
 
 def cosines(queries: Vectors, documents: Vectors) -> Scores:

@@ -124,18 +124,22 @@ class SyncModel:
         query: str,
         documents: Sequence[str],
         *,
+        top_n: int | None = None,
         max_tokens_per_query: int | None = None,
         max_tokens_per_doc: int | None = None,
+        explain: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
-    ) -> Classification:
+    ) -> PairScores:
         """Return the score of each document for a query; see `Model.rerank`."""
         return self._run(
             self.model.rerank(
                 query,
                 documents,
+                top_n=top_n,
                 max_tokens_per_query=max_tokens_per_query,
                 max_tokens_per_doc=max_tokens_per_doc,
+                explain=explain,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
             )
@@ -146,12 +150,15 @@ class SyncModel:
         queries: str | Sequence[str],
         documents: str | Sequence[str],
         *,
+        explain: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
     ) -> PairScores:
         """Return one score per pair of a query and a document; see `Model.score`."""
         return self._run(
-            self.model.score(queries, documents, on_overflow=on_overflow, timeout_s=timeout_s)
+            self.model.score(
+                queries, documents, explain=explain, on_overflow=on_overflow, timeout_s=timeout_s
+            )
         )
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:

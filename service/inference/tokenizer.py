@@ -253,6 +253,10 @@ class TextTokenizer:
         self._check_overflow([row.truncated for row in rows], on_overflow)
         return rows
 
+    def token(self, token_id: int) -> str:
+        """Return the spelling of a token in the vocabulary."""
+        return str(self._tokenizer.id_to_token(token_id))
+
     def tokenized_text(self, text: str, prompt_name: str | None) -> TokenizedText:
         """Return the tokens, spans and baselines of one text.
 

@@ -17,16 +17,16 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.classify_schemas import document_tag
 from service.api.compat.openai import Usage, check_model
 from service.api.deadline import cancel_on_disconnect, deadline_s
 from service.api.errors import headers_of, status_of
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond
+from service.api.score_schemas import document_tag
 from service.api.state import State
 from service.inference.errors import VitrineError
-from service.inference.scores import Classification
+from service.inference.scores import PairScores
 
 # Paths whose errors have the format of Jina and Cohere.
 PATHS = ("/v1/rerank", "/v2/rerank")
@@ -170,13 +170,10 @@ async def rerank(request: Request, state: State) -> Response:
     return await respond(request, state, model, result, serialize)
 
 
-def _rerank_json(
-    model: str, result: Classification, body: CompatRerankRequest, version: str
-) -> bytes:
-    logits = body.use_activation is False
-    scores = (result.logits if logits else result.scores)[:, 0].tolist()
+def _rerank_json(model: str, result: PairScores, body: CompatRerankRequest, version: str) -> bytes:
+    scores = (result.raw_scores if body.use_activation is False else result.scores).tolist()
     with_documents = version != "2" if body.return_documents is None else body.return_documents
-    tokens = sum(len(row.ids) for row in result.rows)
+    tokens = sum(result.tokens)
     return orjson.dumps(
         {
             "id": str(uuid.uuid4()),

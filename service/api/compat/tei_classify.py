@@ -22,7 +22,7 @@ from service.api.compat.tei_schemas import (
 from service.api.deadline import cancel_on_disconnect
 from service.api.raw_route import RawRoute
 from service.api.state import State
-from service.inference.scores import ACTIVATIONS, Classification, Scores
+from service.inference.scores import ACTIVATIONS, Classification, PairScores, Scores
 
 router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 
@@ -69,14 +69,16 @@ def _scores(result: Classification, raw: bool) -> Scores:
     return result.logits if raw else ACTIVATIONS[activation](result.logits)
 
 
-def _ranks_json(result: Classification, body: TEIRerankRequest) -> bytes:
-    scores = _scores(result, body.raw_scores)[:, 0].tolist()
+def _ranks_json(result: PairScores, body: TEIRerankRequest) -> bytes:
+    scores = result.raw_scores
+    if result.kind == "cross_encoder" and not body.raw_scores:
+        scores = ACTIVATIONS["sigmoid"](scores)
     return orjson.dumps(
         [
             {
                 "index": index,
                 **({"text": body.texts[index]} if body.return_text else {}),
-                "score": scores[index],
+                "score": float(scores[index]),
             }
             for index in result.ranking()
         ]

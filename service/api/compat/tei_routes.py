@@ -17,7 +17,7 @@ from service.api.state import AppState
 from service.inference.errors import InvalidInput
 from service.inference.model import Model as ServedModel
 from service.inference.results import Embeddings, SparseEmbeddings, TokenEmbeddings
-from service.inference.scores import Classification
+from service.inference.scores import Classification, PairScores
 
 PREFIX = "/tei"
 TOO_MANY = "batch size {} > maximum allowed batch size {}"
@@ -76,7 +76,7 @@ async def respond_with_durations(
     request: Request,
     state: AppState,
     model: ServedModel,
-    result: Embeddings | TokenEmbeddings | SparseEmbeddings | Classification,
+    result: Embeddings | TokenEmbeddings | SparseEmbeddings | Classification | PairScores,
     inputs: Sequence[str | list[int]],
     serialize: Callable[[], bytes],
 ) -> Response:
@@ -85,6 +85,10 @@ async def respond_with_durations(
     The headers also count the characters of the texts in `inputs`, and all tokens.
     """
     seconds = result.seconds
+    if isinstance(result, PairScores):
+        tokens = sum(result.tokens)
+    else:
+        tokens = sum(len(row.ids) for row in result.rows)
     durations = {
         "x-total-time": sum(seconds.values()),
         "x-compute-time": sum(seconds.values()),
@@ -95,7 +99,7 @@ async def respond_with_durations(
     headers = {
         "x-compute-type": "cpu",
         "x-compute-characters": str(sum(len(text) for text in inputs if isinstance(text, str))),
-        "x-compute-tokens": str(sum(len(row.ids) for row in result.rows)),
+        "x-compute-tokens": str(tokens),
         **{name: str(round(1e3 * duration)) for name, duration in durations.items()},
     }
     return await respond(request, state, model, result, serialize, headers=headers)

@@ -1,6 +1,7 @@
 """`POST /score` of a reranker and of an embedding model, against sentence-transformers."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,13 @@ def test_text_without_tokens_is_named(
     artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
     nothing = "\u200b"  # BERT's normaliser removes it
     with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=2)) as model:
-        for call, pointer, index in (
+        calls: list[tuple[Callable[[], object], str, int | None]] = [
             (lambda: model.rerank(nothing, ["cat", "dog"]), "/query", None),
             (lambda: model.rerank("cat", ["cat", nothing]), "/documents/1", 1),
             (lambda: model.score(["cat", nothing], ["cat", "dog"]), "/queries/1", None),
             (lambda: model.score("cat", ["cat", nothing]), "/documents/1", 1),
-        ):
+        ]
+        for call, pointer, index in calls:
             with pytest.raises(vitrine.InvalidInput, match="no token") as raised:
                 call()
             assert (raised.value.pointer, raised.value.index) == (pointer, index)

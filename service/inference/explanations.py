@@ -1,0 +1,170 @@
+"""Exact explanations of similarities: the terms of the sum that a score is. numpy only.
+
+The cosine similarity of two pooled vectors is a sum over the pairs of their tokens, if pooling is a
+weighted sum of token vectors: with u = sum_i w_i x_i and v = sum_j w_j y_j,
+
+    u . v / (|u| |v|) = sum_ij (w_i w_j / (|u| |v|)) x_i . y_j
+
+The dot product of two sparse vectors is a sum over the vocabulary entries that both have.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.artifact import Manifest
+from service.inference.errors import InvalidInput
+from service.inference.results import SparseVector, Vectors
+from service.inference.tokenizer import Row, Span
+
+_TINY = np.finfo(np.float64).tiny
+# Number of terms in an explanation.
+TERMS = 10
+# Number of a query's tokens whose terms exist at the same time: two texts of 8,192 tokens have 67
+# million pairs.
+_BLOCK = 256
+
+# Weight of each token in the pooled vector, up to a common factor, by name of the pooling. The
+# argument is the number of tokens.
+_WEIGHTS: Mapping[str, Callable[[int], Vectors]] = {
+    "mean": lambda length: np.ones(length, np.float32),
+    "mean_sqrt_len": lambda length: np.ones(length, np.float32),
+    "weighted_mean": lambda length: np.arange(1, length + 1, dtype=np.float32),
+}
+# Heads that only scale or truncate the pooled vector, so that it stays a weighted sum.
+_LINEAR_HEADS = {"NormalizeHead", "TruncateHead"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextToken:
+    """A token of a text.
+
+    Attributes:
+        id: Token id.
+        span: Span of the token in the text, in characters; None for a token of the prompt and for
+            a special token.
+    """
+
+    id: int
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A term of a score.
+
+    Attributes:
+        value: Value of the term.
+        query: The token of the query.
+        document: The token of the document. For a dot product of sparse vectors, query and document
+            have the same token, a vocabulary entry without a span.
+    """
+
+    value: float
+    query: TextToken
+    document: TextToken
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The largest terms of a score.
+
+    Attributes:
+        terms: Up to `TERMS` terms, the largest absolute values first.
+        other: Sum of all other terms: the score is this number plus the sum of `terms`.
+    """
+
+    terms: Sequence[Term]
+    other: float
+
+
+def check_explainable(manifest: Manifest, name: str) -> None:
+    """Check that a model's scores are sums over tokens.
+
+    Args:
+        manifest: Manifest of the model.
+        name: Name of the model, for the error.
+
+    Raises:
+        InvalidInput: The scores are not sums over tokens.
+    """
+    if "sparse" in manifest.outputs:
+        return
+    reason = ""
+    if "logits" in manifest.outputs:
+        reason = "it reads query and document at once"
+    elif len(manifest.pooling) != 1 or manifest.pooling[0] not in _WEIGHTS:
+        reason = f"its pooling is {' and '.join(manifest.pooling)}"
+    elif others := [head for head in manifest.heads if head not in _LINEAR_HEADS]:
+        reason = f"its vectors pass through {others[0]}"
+    if reason:
+        raise InvalidInput(
+            f"a score of the model {name} is not a sum over tokens, because {reason}; "
+            "POST /debug/pair attributes similarities of embedding models with gradients",
+            code="wrong_model",
+            pointer="/explain",
+        )
+
+
+def explain_cosine(
+    manifest: Manifest, query: tuple[Row, Vectors], document: tuple[Row, Vectors]
+) -> Explanation:
+    """Return the largest terms of the cosine similarity of two pooled vectors.
+
+    Args:
+        manifest: Manifest of the model, which passes `check_explainable`.
+        query: Row of the query, with offsets, and its token vectors `(L, D)`.
+        document: The same of the document.
+    """
+    x, y = _weighted(manifest, *query), _weighted(manifest, *document)  # (L, W), (L', W)
+    scale = np.linalg.norm(x.sum(0, np.float64)) * np.linalg.norm(y.sum(0, np.float64))
+    scale = max(scale, _TINY)  # the similarity with a zero vector is 0
+    best: list[Term] = []
+    total = 0.0
+    for start in range(0, len(x), _BLOCK):
+        values = x[start : start + _BLOCK] @ y.T / scale  # (block, L')
+        total += float(values.sum(dtype=np.float64))
+        for index in _largest(values.ravel()).tolist():
+            i, j = divmod(index, len(y))
+            tokens = _token(query[0], start + i), _token(document[0], j)
+            best.append(Term(float(values[i, j]), *tokens))
+    best = sorted(best, key=lambda term: -abs(term.value))[:TERMS]
+    return _explanation(best, total)
+
+
+def explain_dot(query: SparseVector, document: SparseVector) -> Explanation:
+    """Return the largest terms of the dot product of two sparse vectors."""
+    ids, a, b = np.intersect1d(query.ids, document.ids, assume_unique=True, return_indices=True)
+    values = query.weights[a].astype(np.float64) * document.weights[b]
+    best = [(float(values[index]), int(ids[index])) for index in _largest(values).tolist()]
+    terms = [Term(value, TextToken(token, None), TextToken(token, None)) for value, token in best]
+    return _explanation(terms, float(values.sum()))
+
+
+def _explanation(terms: Sequence[Term], total: float) -> Explanation:
+    return Explanation(terms, total - sum(term.value for term in terms))
+
+
+def _weighted(manifest: Manifest, row: Row, tokens: Vectors) -> Vectors:
+    """Return the token vectors `(L, D)` times their weights in the pooled vector, `(L, W)`."""
+    weights = _WEIGHTS[manifest.pooling[0]](len(tokens))
+    weights[: row.prompt_tokens] = 0
+    # A truncated vector is the same sum of truncated token vectors.
+    weighted: Vectors = tokens[:, : manifest.width] * weights[:, None]
+    return weighted
+
+
+def _largest(values: NDArray[np.floating]) -> NDArray[np.intp]:
+    """Return the indices of the `TERMS` largest absolute values, in descending order."""
+    sizes = np.abs(values)
+    kept = np.arange(len(sizes))
+    if len(sizes) > TERMS:  # sorting all would take longer than the products
+        kept = np.argpartition(sizes, -TERMS)[-TERMS:]
+    order: NDArray[np.intp] = kept[np.argsort(-sizes[kept], kind="stable")]
+    return order
+
+
+def _token(row: Row, index: int) -> TextToken:
+    return TextToken(row.ids[index], row.offsets[index] if row.offsets else None)
