@@ -58,6 +58,25 @@ GUARDS = (
         f"{_T}test_score.py",
     ),
     Guard(
+        "service/inference/explanations.py",
+        "weights[: row.prompt_tokens] = 0",
+        "weights[:0] = 0",
+        f"{_T}test_explanations.py::test_terms_of_a_cosine_are_products_of_token_vectors",
+    ),
+    Guard(
+        "service/inference/scoring.py",
+        "explanations = {best[i]: explanation",
+        "explanations = {i: explanation",
+        f"{_T}test_explanations.py::test_rerank_explains_the_best_documents_alone",
+    ),
+    Guard(
+        "models/export/sentence_config.py",
+        'pools_first_token = pooling == ("cls",) and include_prompt',
+        'pools_first_token = pooling == ("cls",)',
+        "tests/models/export/test_export.py::"
+        "test_pooling_of_first_tokens_needs_no_other_token_of_the_last_layer",
+    ),
+    Guard(
         "models/network/sparse.py",
         "self._log((pad(torch.relu(logits)) * mask).amax(1))",
         "self._log(pad(torch.relu(logits)).amax(1))",
@@ -345,14 +364,14 @@ GUARDS = (
     # Results of an engine.
     Guard(
         "service/inference/loaded_model.py",
-        "if not np.isfinite(vectors).all():",
+        "if not all(np.isfinite(result).all() for result in results):",
         "if False:",
         f"{_T}test_app.py::test_failed_input_is_named_and_the_next_request_works",
     ),
     Guard(
         "service/inference/loaded_model.py",
-        "return [results[index] for index in range(len(batch))]",
-        "return list(results.values())[::-1]",
+        "tuple(columns[output][index] for output in item.outputs)",
+        "tuple(columns[output][-1 - index] for output in item.outputs)",
         f"{_T}test_faults.py",
     ),
     Guard(

@@ -65,6 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="export the head of a masked language model, for sparse vectors as in SPLADE",
     )
+    parser.add_argument(
+        "--tokens",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="output token vectors besides embeddings (default: yes, unless the model pools the "
+        "first token alone; its last layer is then computed for that token only)",
+    )
     parser.add_argument("--pooling", choices=POOLINGS, help="pooling mode (default: the model's)")
     parser.add_argument(
         "--normalize",
@@ -106,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     overrides = Overrides(
         sparse=options.sparse,
+        tokens=options.tokens,
         max_tokens=options.max_tokens,
         pooling=options.pooling and [options.pooling],
         include_prompt=options.include_prompt,

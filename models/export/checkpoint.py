@@ -91,6 +91,7 @@ def load(
             heads,
             sparse=sparse,
             classifies=bool(labels),
+            has_tokens=sentence_config.tokens or not encoder.can_compute_first_tokens,
             has_token_types=bool(labels) and has_types,
         )
     except ValueError as error:

@@ -113,7 +113,7 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
         Case("in batches", (packed(shorter), packed(longer)), expected),
         Case("batch, shuffled", (packed(order),), expected[order]),
     ]
-    if not model.reads_first_tokens:  # otherwise prompts are not supported
+    if not model.reads_first_tokens:  # otherwise prompts are pooled, or not supported
         batches = packed(shorter, skips_prompts=True), packed(longer, skips_prompts=True)
         pooled = reference_vectors(model, rows, prompts, adapters, types)
         cases.append(Case("prompts not pooled", batches, pooled))

@@ -40,6 +40,7 @@ class SentenceConfig:
         pooling: Names of the poolings in `models.network.pooling.POOLINGS`. Their results are
             concatenated.
         include_prompt: Whether pooling includes prompt tokens.
+        tokens: Whether token vectors are an output of the graph.
         heads: Configs of the modules after pooling, in order, without a final `Normalize`.
         normalize: Whether vectors are normalised to unit length.
         matryoshka_dimensions: Widths of truncated row vectors that the model was trained for.
@@ -59,6 +60,7 @@ class SentenceConfig:
     max_tokens: int
     pooling: tuple[str, ...]
     include_prompt: bool
+    tokens: bool
     heads: tuple[HeadConfig, ...]
     normalize: bool
     matryoshka_dimensions: tuple[int, ...]
@@ -77,10 +79,13 @@ class Overrides:
     """Replacements for settings of a model; None keeps the model's setting.
 
     Prompts are added to the model's prompts, or replace prompts of the same name. `sparse` selects
-    sparse vectors for a masked language model without a config of sentence-transformers.
+    sparse vectors for a masked language model without a config of sentence-transformers. `tokens`
+    selects whether the graph of an embedding model has token vectors as an output; by default it
+    has, unless the model pools the first token alone.
     """
 
     sparse: bool = False
+    tokens: bool | None = None
     max_tokens: int | None = None
     pooling: Sequence[str] | None = None
     include_prompt: bool | None = None
@@ -94,6 +99,7 @@ def overrides_of(manifest: Manifest) -> Overrides:
     # An override of the pooling is an error for models that compute no embeddings.
     return Overrides(
         sparse="sparse" in manifest.outputs,
+        tokens="tokens" in manifest.outputs,
         pooling=manifest.pooling if "pooled" in manifest.outputs else None,
     )
 
@@ -151,12 +157,16 @@ def read_sentence_config(
         raise CheckpointError(
             "pooling and normalisation cannot be changed, because the model computes no embeddings"
         )
+    include_prompt = _override(include_prompt, overrides.include_prompt)
+    # The first token of a row with a prompt that is not pooled is a token of the text.
+    pools_first_token = pooling == ("cls",) and include_prompt
     return SentenceConfig(
         family=model_type,
         transformer=transformer,
         max_tokens=_max_tokens(tokenizer, config, settings, overrides),
         pooling=pooling,
-        include_prompt=_override(include_prompt, overrides.include_prompt),
+        include_prompt=include_prompt,
+        tokens=_override(not pools_first_token, overrides.tokens),
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=_override(normalize, overrides.normalize),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),

@@ -227,7 +227,10 @@ def first_divergence(
     curve = []
     for name in model.layer_names[1:]:
         step = model.steps[name]
-        expected = np.concatenate([steps[step][0].cpu().numpy() for steps in passes])  # (T, D)
+        tokens = [steps[step][0].cpu().numpy() for steps in passes]  # (L, D) each
+        if name == "output" and model.network.reads_first_tokens:
+            tokens = [part[:1] for part in tokens]
+        expected = np.concatenate(tokens)  # (T, D)
         curve.append(LayerDifference(name, *_difference(served.get(name, np.nan), expected)))
     return tuple(curve), next((d.layer for d in curve if not d.relative <= MAX_RELATIVE), None)
 
@@ -241,6 +244,8 @@ def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[s
     norms = norm_nodes(onnx_model, model)
     steps = list(_outputs(model, Row([0])))
     values = {"output": "tokens"}
+    if model.network.reads_first_tokens:  # the output of the last norm, `(B, D)`
+        values = {"output": norms[model.steps["output"]].output[0]}
     for layer_name in model.layer_names[1:-1]:
         step = model.steps[layer_name]
         if step in norms:

@@ -26,6 +26,7 @@ class SentenceEncoder(nn.Module):
         heads: Modules applied to the pooled vector, in order.
         sparse: Head that computes sparse vectors, in place of pooling and heads.
         classifies: Whether the row vectors are logits.
+        has_tokens: Whether token vectors are an output of the graph of an embedding model.
         has_token_types: Whether token types are an input of the exported graph.
 
     Attributes:
@@ -45,12 +46,13 @@ class SentenceEncoder(nn.Module):
         *,
         sparse: SparseHead | None = None,
         classifies: bool = False,
+        has_tokens: bool = True,
         has_token_types: bool = False,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.pooling = tuple(pooling)
-        self.outputs: tuple[Output, ...] = ("pooled", "tokens")
+        self.outputs: tuple[Output, ...] = ("pooled", "tokens") if has_tokens else ("pooled",)
         if sparse is not None or classifies:
             self.outputs = ("logits",) if sparse is None else ("sparse",)
         self.has_token_types = has_token_types
@@ -129,8 +131,8 @@ class SentenceEncoder(nn.Module):
 
     @property
     def reads_first_tokens(self) -> bool:
-        """Whether logits need first tokens alone, so that the last layer can skip all others."""
-        is_first = self.outputs == ("logits",) and self.pooling == ("cls",)
+        """Whether the outputs need first tokens alone, so that the last layer can skip others."""
+        is_first = self.outputs in (("logits",), ("pooled",)) and self.pooling == ("cls",)
         return is_first and self.encoder.can_compute_first_tokens
 
     def head(self, tokens: Tensor, pooling_mask: Tensor, tap: Tap = NO_TAP) -> Tensor:

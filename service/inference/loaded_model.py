@@ -171,14 +171,7 @@ class LoadedModel:
             VitrineError: Any error of `encode_rows`, under the same conditions.
             DeadlineExceeded: The deadline has passed.
         """
-        own = self.artifact.manifest.outputs
-        for output in outputs:
-            if output in own:
-                continue
-            raise InvalidInput(
-                f"the model {self.name} cannot {_USES[output]}; it can {_USES[own[0]]}",
-                code="wrong_model",
-            )
+        self._check_outputs(outputs)
         if not count:
             raise InvalidInput("there are no inputs", code="empty", pointer="/inputs")
         self.metrics.inputs_received.inc(count)
@@ -224,6 +217,15 @@ class LoadedModel:
             return await self._executor.run(work, size)
         except ExecutorFull:
             raise self._queue_full_error() from None
+
+    def _check_outputs(self, outputs: Sequence[Output]) -> None:
+        own = self.artifact.manifest.outputs
+        for output in outputs:
+            if output not in own:
+                detail = f"the model {self.name} cannot {_USES[output]}; it can {_USES[own[0]]}"
+                if output == "tokens" and "pooled" in own:
+                    detail += "; vitrine-export --tokens exports token vectors too"
+                raise InvalidInput(detail, code="wrong_model")
 
     def _check_token_count(self, rows: Sequence[Row]) -> None:
         tokens = sum(len(row.ids) for row in rows)

@@ -663,3 +663,17 @@ def test_single_pass_variance_fails_on_a_row_with_a_large_mean(
     assert not stress["large mean"].error <= stress["large mean"].bound
     assert any("on the row 'large mean'" in line for line in result.failures)
     assert not any("on the row 'zero'" in line for line in result.failures)
+
+
+def test_graph_that_computes_first_tokens_alone_is_compared(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model", "bert", num_hidden_layers=2)
+    save_tokenizer(tmp_path / "model")
+    overrides = Overrides(pooling=["cls"])
+    artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "out", overrides=overrides)
+    model = ReferenceModel.open(artifact)
+    assert model.network.reads_first_tokens
+    result = parity_of(artifact, model)
+    assert (result.passes, result.first_divergence) == (True, None)
+    assert [line.layer for line in result.curve] == ["embeddings", "layers.0", "output"]
+    graph = perturbed(self_contained(artifact), "model.encoder.layers.1.linear2.bias", by=0.1)
+    assert first_divergence(loaded(graph), model, ROWS)[1] == "output"
