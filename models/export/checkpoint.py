@@ -91,6 +91,8 @@ def load(
             heads,
             sparse=sparse,
             classifies=bool(labels),
+            pools_logits=sentence_config.pools_logits,
+            skipped_id=sentence_config.skipped_id,
             has_tokens=sentence_config.tokens or not encoder.can_compute_first_tokens,
             has_token_types=bool(labels) and has_types,
         )

@@ -11,6 +11,8 @@ from models.network.config import EncoderConfig
 from models.network.heads import DenseHead, Head, NormHead
 
 _CLASS = "ForSequenceClassification"
+# Pooling of a classifier that computes logits for each token, and then their mean.
+LATE = "late"
 # Activation of the logits, by class path in sentence-transformers' files.
 _ACTIVATIONS = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -75,8 +77,8 @@ def read_activation(
     return "sigmoid" if labels == 1 or problem == "multi_label_classification" else "softmax"
 
 
-def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> tuple[str, ...]:
-    """Return the pooling of the family's classifier, a name in `models.network.pooling.POOLINGS`.
+def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> str:
+    """Return the pooling of the family's classifier: a name in `POOLINGS`, or `LATE`.
 
     Raises:
         CheckpointError: The family's classifiers are not supported, or a field of config.json has
@@ -89,14 +91,27 @@ def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> tuple[
         actual = config.get(field, expected)
         if actual != expected:
             raise CheckpointError(f"{name}: {field} is {actual!r}; only {expected!r} is supported")
-    if not classifier.pooling_field:
-        return ("cls",)
-    pooling = config.get(classifier.pooling_field, "cls")
-    if pooling not in ("cls", "mean"):
+    default = next(iter(classifier.poolings))
+    pooling = config.get(classifier.pooling_field, default)
+    if pooling not in classifier.poolings:
         raise CheckpointError(
             f"{name}: {classifier.pooling_field} has the invalid value {pooling!r}"
         )
-    return (str(pooling),)
+    return classifier.poolings[pooling]
+
+
+def read_skipped_id(config: Mapping[str, Any], family: Family, name: str) -> int | None:
+    """Return the token id that the pooling of the family's classifier skips; None: it skips none.
+
+    Raises:
+        CheckpointError: `pad_token_id` in config.json is not an integer.
+    """
+    value = config.get("pad_token_id")
+    if family.classifier is None or not family.classifier.skips_padding_ids or value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise CheckpointError(f"{name}: pad_token_id has the invalid value {value!r}")
+    return value
 
 
 def take_heads(
@@ -118,14 +133,16 @@ def take_heads(
     """
     classifier, width = family.classifier, config.d_model
     assert classifier is not None  # noqa: S101 - otherwise `read_pooling` raises an error
-    dense = DenseHead(width, width, classifier.dense_bias, classifier.activation)
-    fill(dense.linear, *_taken(tensors, classifier.dense))
-    heads: list[Head] = [dense]
+    heads: list[Head] = []
+    if classifier.dense:
+        dense = DenseHead(width, width, classifier.dense_bias, classifier.activation)
+        fill(dense.linear, *_taken(tensors, classifier.dense))
+        heads.append(dense)
     if classifier.norm:
         norm = NormHead(config.norms.norm(width), width)
         fill(norm.norm, *_taken(tensors, classifier.norm))
         heads.append(norm)
-    out = DenseHead(width, labels, bias=True, activation="Identity")
+    out = DenseHead(width, labels, classifier.out_bias, activation="Identity")
     fill(out.linear, *_taken(tensors, classifier.out))
     return [*heads, out]
 

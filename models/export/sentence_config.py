@@ -48,6 +48,8 @@ class SentenceConfig:
         token_types: Whether the tokens of a pair's second text have type 1.
         labels: Label of each logit of a sequence classification model; empty for an embedding
             model.
+        pools_logits: Whether logits are computed for each token, and then pooled.
+        skipped_id: Token id that pooling skips; None: no token is skipped.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
         sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
         lowercase: Whether texts are lowercased before tokenization.
@@ -67,6 +69,8 @@ class SentenceConfig:
     truncation_side: str
     token_types: bool
     labels: tuple[str, ...]
+    pools_logits: bool
+    skipped_id: int | None
     activation: str
     sparse: SparseConfig | None
     lowercase: bool
@@ -138,14 +142,18 @@ def read_sentence_config(
     labels: tuple[str, ...] = ()
     pooling: tuple[str, ...] = ()
     include_prompt = True
+    skipped_id: int | None = None
     if sparse:
         masked_lm.check_supported(hyperparameters, known, network)
     elif task is CLASSIFICATION:
-        pooling = classifier.read_pooling(hyperparameters, known, network)
+        pooling = (classifier.read_pooling(hyperparameters, known, network),)
+        skipped_id = classifier.read_skipped_id(hyperparameters, known, network)
         labels = classifier.read_labels(hyperparameters, network)
     else:
         pooling, include_prompt = read_pooling(folder, modules, hyperparameters, overrides.pooling)
         heads = read_heads(folder, modules)
+    if pools_logits := pooling == (classifier.LATE,):
+        pooling = ("mean",)
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
     truncate_dim = _truncate_dim(folder)
     if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
@@ -173,6 +181,8 @@ def read_sentence_config(
         truncation_side=truncation_side(tokenizer),
         token_types=gives_token_types(tokenizer, model_type),
         labels=labels,
+        pools_logits=pools_logits,
+        skipped_id=skipped_id,
         activation=_activation(folder, hyperparameters, labels),
         sparse=sparse,
         lowercase=bool(settings.get("do_lower_case")),

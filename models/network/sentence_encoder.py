@@ -1,6 +1,6 @@
 """The complete network: encoder, pooling and heads as one module."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ class SentenceEncoder(nn.Module):
         heads: Modules applied to the pooled vector, in order.
         sparse: Head that computes sparse vectors, in place of pooling and heads.
         classifies: Whether the row vectors are logits.
+        pools_logits: Whether the heads are applied to each token, and the results are pooled.
+        skipped_id: Token id that pooling skips, wherever it is in a row; None: no token is skipped.
         has_tokens: Whether token vectors are an output of the graph of an embedding model.
         has_token_types: Whether token types are an input of the exported graph.
 
@@ -46,6 +48,8 @@ class SentenceEncoder(nn.Module):
         *,
         sparse: SparseHead | None = None,
         classifies: bool = False,
+        pools_logits: bool = False,
+        skipped_id: int | None = None,
         has_tokens: bool = True,
         has_token_types: bool = False,
     ) -> None:
@@ -55,6 +59,8 @@ class SentenceEncoder(nn.Module):
         self.outputs: tuple[Output, ...] = ("pooled", "tokens") if has_tokens else ("pooled",)
         if sparse is not None or classifies:
             self.outputs = ("logits",) if sparse is None else ("sparse",)
+        self.pools_logits = pools_logits
+        self.skipped_id = skipped_id
         self.has_token_types = has_token_types
         self.heads = nn.ModuleList(heads)
         self.sparse = sparse
@@ -96,7 +102,7 @@ class SentenceEncoder(nn.Module):
         if self.sparse is not None:
             weights: Tensor = self.sparse(tokens, pooling_mask)
             return weights
-        return self.head(tokens, pooling_mask, tap)
+        return self.head(tokens, self._unskipped(pooling_mask, input_ids), tap)
 
     def forward_packed(
         self,
@@ -125,7 +131,8 @@ class SentenceEncoder(nn.Module):
             if output == "sparse" and self.sparse is not None:
                 weights: Tensor = self.sparse(tokens, pooling_mask, rows.pad)
                 return weights
-            return self.head(rows.pad(tokens), pooling_mask)
+            mask = self._unskipped(pooling_mask, rows.pad(input_ids))
+            return self.head(tokens, mask, pad=rows.pad)
 
         return tuple(map(compute, self.outputs))
 
@@ -135,19 +142,36 @@ class SentenceEncoder(nn.Module):
         is_first = self.outputs in (("logits",), ("pooled",)) and self.pooling == ("cls",)
         return is_first and self.encoder.can_compute_first_tokens
 
-    def head(self, tokens: Tensor, pooling_mask: Tensor, tap: Tap = NO_TAP) -> Tensor:
+    def _unskipped(self, pooling_mask: Tensor, input_ids: Tensor) -> Tensor:
+        """Return the pooling mask without tokens to skip, `(B, L)`."""
+        if self.skipped_id is None:
+            return pooling_mask
+        return pooling_mask * (input_ids != self.skipped_id)
+
+    def head(
+        self,
+        tokens: Tensor,
+        pooling_mask: Tensor,
+        tap: Tap = NO_TAP,
+        pad: Callable[[Tensor], Tensor] = lambda x: x,
+    ) -> Tensor:
         """Pool the token vectors and apply the heads; return row vectors `(B, W)`.
 
         The result is float32, or float64 for float64 token vectors.
 
         Args:
-            tokens: Token vectors, `(B, L, D)`.
+            tokens: Token vectors, `(B, L, D)` or, of a packed batch, `(T, D)`.
             pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
             tap: Tap that each step passes through.
+            pad: Returns packed values `(T, ...)` as `(B, L, ...)`.
         """
         wide = torch.promote_types(tokens.dtype, torch.float32)
         mask = pooling_mask.to(wide)  # (B, L)
-        x = tap.step("pooling", None, lambda x: pool(self.pooling, x.to(wide), mask), tokens)
+
+        def pooled(x: Tensor) -> Tensor:
+            return tap.step("pooling", None, lambda x: pool(self.pooling, pad(x).to(wide), mask), x)
+
+        x = tokens if self.pools_logits else pooled(tokens)
         for index, head in enumerate(self.heads):
             x = tap.step(f"heads.{index}", head, head, x)
-        return x.to(wide)
+        return (pooled(x) if self.pools_logits else x).to(wide)

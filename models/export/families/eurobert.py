@@ -6,7 +6,7 @@ Source: Boizard et al. 2025, arXiv:2503.05500.
 from typing import Any
 
 from models.export.families import llama
-from models.export.families.family import Family, Settings, read_biases
+from models.export.families.family import Classifier, Family, Settings, read_biases
 from models.export.families.rotary import read_rotary
 from models.network.config import AttentionConfig
 
@@ -34,5 +34,11 @@ EUROBERT = Family(
     layouts=(llama.TENSORS,),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
+    classifier=Classifier(
+        dense="dense",
+        activation="GELU",
+        poolings={"late": "late", "bos": "cls", "mean": "mean"},
+        pooling_field="classifier_pooling",
+    ),
     code=("EuroBert",),
 )

@@ -32,26 +32,36 @@ Value = Callable[[Tensor, EncoderConfig], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """Classification head of a family's sequence classification models, applied after pooling.
+    """Classification head of a family's sequence classification models.
 
-    Its steps are a dense layer, an activation, an optional norm, and a linear layer for the logits.
+    Its steps are pooling, an optional dense layer with an activation, an optional norm, and a
+    linear layer for the logits. With the pooling "late", pooling is the last step: the mean of all
+    tokens' logits.
 
     Attributes:
-        dense: Checkpoint module of the dense layer.
+        dense: Checkpoint module of the dense layer; "": no dense layer.
         dense_bias: Whether the dense layer has a bias.
         activation: Name in `models.network.heads.HEAD_ACTIVATIONS`.
         norm: Checkpoint module of the norm after the activation; "": no norm.
         out: Checkpoint module of the linear layer for the logits.
-        pooling_field: Field of config.json with the pooling, "cls" or "mean"; "": always "cls".
+        out_bias: Whether the linear layer has a bias.
+        poolings: Name in `models.network.pooling.POOLINGS`, or "late", for each value of the
+            pooling field. The first is the default.
+        pooling_field: Field of config.json with the pooling; "": always the default.
+        skips_padding_ids: Whether pooling skips tokens with config.json's `pad_token_id`, which a
+            text can have too.
         required: Only supported values of config.json fields, by field; fields may be absent.
     """
 
-    dense: str
+    dense: str = ""
     dense_bias: bool = True
     activation: str = "Tanh"
     norm: str = ""
     out: str = "classifier"
+    out_bias: bool = True
+    poolings: Mapping[str, str] = field(default_factory=lambda: {"cls": "cls"})
     pooling_field: str = ""
+    skips_padding_ids: bool = False
     required: Settings = field(default_factory=dict)
 
 

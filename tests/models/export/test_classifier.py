@@ -27,7 +27,7 @@ from tests.models.checkpoints import (
     write_json,
 )
 
-UNSUPPORTED = ("eurobert", "qwen3", "gemma3_text")
+UNSUPPORTED = ("gemma3_text",)
 FAMILIES = [family for family in CONFIGS if family not in UNSUPPORTED]
 ROWS = [[0, 7, 21, 2, 9, 4, 2], [0, 5, 2, 6, 2]]
 # Types of a pair's tokens.
@@ -77,7 +77,8 @@ def test_last_layer_of_packed_rows_computes_first_tokens_alone(family: str, tmp_
     (logits,) = model.forward_packed(**batch)
     expected = [expected_logits(reference, row, own) for row, own in zip(rows, types, strict=True)]
     torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-6, atol=1e-6)
-    is_partial = family != "deberta-v2"  # disentangled attention
+    # Disentangled attention; the mean of all tokens' logits; the last token.
+    is_partial = family not in ("deberta-v2", "eurobert", "qwen3")
     assert model.reads_first_tokens == is_partial
     assert sizes[-1] == (len(rows) if is_partial else sum(map(len, rows)))
 
@@ -174,6 +175,8 @@ def test_activation_is_that_of_the_files(
         *((family, {}, "ForSequenceClassification is not supported") for family in UNSUPPORTED),
         ("modernbert", {"classifier_bias": True}, "classifier_bias is True; only False"),
         ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling has the invalid value"),
+        ("eurobert", {"classifier_pooling": "max"}, "classifier_pooling has the invalid value"),
+        ("qwen3", {"pad_token_id": "2"}, "pad_token_id has the invalid value '2'"),
         ("bert", {"id2label": {"1": "a"}}, "keys of id2label must be consecutive integers from 0"),
         ("bert", {"id2label": {"0": "a"}}, r"weight has shape \(2, 32\) .* shape \(1, 32\)"),
         (
@@ -198,6 +201,10 @@ def test_unsupported_classifiers_are_refused_by_name(
         ("bert", {"classifier_pooling": "mean"}),  # which BERT's classifier does not read
         ("modernbert", {"classifier_pooling": "mean"}),
         ("bert", {"id2label": None, "num_labels": 1}),
+        ("eurobert", {"classifier_pooling": "mean"}),
+        ("eurobert", {"classifier_pooling": "bos"}),
+        ("qwen3", {"pad_token_id": 2}),  # the id of the row's last token
+        ("qwen3", {"pad_token_id": None}),
     ],
 )
 def test_fields_have_the_meaning_that_they_have_in_transformers(
@@ -212,6 +219,19 @@ def test_fields_have_the_meaning_that_they_have_in_transformers(
     logits = model(torch.tensor([row]), None, torch.ones(1, len(row)))[0]
     expected = expected_logits(reference, row, [0] * len(row))
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["eurobert", "qwen3"])
+def test_engines_pool_logits_as_transformers(family: str, tmp_path: Path) -> None:
+    reference = save_classifier(tmp_path / "model", family, 2, pad_token_id=9)
+    save_tokenizer(tmp_path / "model")
+    artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
+    rows = [[0, 7, 21, 2], [0, 5, 9, 6, 9, 9], [9, 9], [0, 30, 12]]  # 9 is in texts, too
+    expected = torch.stack([expected_logits(reference, row, []) for row in rows])
+    for engine in ("onnxruntime", "openvino"):
+        actual = open_engine(artifact, engine).run(pack(rows), "logits")
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("overrides", [Overrides(pooling=["mean"]), Overrides(normalize=True)])
