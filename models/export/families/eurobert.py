@@ -6,7 +6,7 @@ Source: Boizard et al. 2025, arXiv:2503.05500.
 from typing import Any
 
 from models.export.families import llama
-from models.export.families.family import Family, Settings, read_biases
+from models.export.families.family import Classifier, Family, Settings, read_biases
 from models.export.families.rotary import read_rotary
 from models.network.config import AttentionConfig
 
@@ -32,6 +32,7 @@ EUROBERT = Family(
     derived=_derived,
     required={**llama.REQUIRED, "is_causal": False},
     layouts=(llama.TENSORS,),
+    token_classifier=Classifier(),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
     code=("EuroBert",),

@@ -32,21 +32,23 @@ Value = Callable[[Tensor, EncoderConfig], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """Classification head of a family's sequence classification models, applied after pooling.
+    """Head of a family's sequence classification models, or of its token classification models.
 
-    Its steps are a dense layer, an activation, an optional norm, and a linear layer for the logits.
+    It is applied after pooling, or to every token vector. Its steps are an optional dense layer
+    with an activation and an optional norm, and a linear layer for the logits.
 
     Attributes:
-        dense: Checkpoint module of the dense layer.
+        dense: Checkpoint module of the dense layer; "": no dense layer, activation and norm.
         dense_bias: Whether the dense layer has a bias.
         activation: Name in `models.network.heads.HEAD_ACTIVATIONS`.
         norm: Checkpoint module of the norm after the activation; "": no norm.
         out: Checkpoint module of the linear layer for the logits.
         pooling_field: Field of config.json with the pooling, "cls" or "mean"; "": always "cls".
+            Not read for token classification.
         required: Only supported values of config.json fields, by field; fields may be absent.
     """
 
-    dense: str
+    dense: str = ""
     dense_bias: bool = True
     activation: str = "Tanh"
     norm: str = ""
@@ -104,6 +106,7 @@ class Family:
         ignored_heads: Additional patterns for `ignored`, by entry of `architectures` in
             config.json.
         classifier: Head of sequence classification models; None: not supported.
+        token_classifier: Head of token classification models; None: not supported.
         masked_lm: Head of masked language models; None: not supported.
         code: Prefixes of the class names in `auto_map` that the family implements. Other classes
             are refused, because code in model folders is never run.
@@ -121,6 +124,7 @@ class Family:
     fixed: Mapping[str, Callable[[EncoderConfig], Tensor]] = field(default_factory=dict)
     ignored_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classifier: Classifier | None = None
+    token_classifier: Classifier | None = None
     masked_lm: MaskedLM | None = None
     code: tuple[str, ...] = ()
 

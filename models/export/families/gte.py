@@ -49,6 +49,7 @@ GTE = Family(
         rotary.TENSORS,
     ),
     classifier=Classifier(dense="pooler.dense"),
+    token_classifier=Classifier(),
     prefixes=("new.", "gte."),
     ignored=(r"pooler\..*", r"lm_head\..*"),
     # gte-multilingual-base also has a head for sparse vectors.

@@ -6,7 +6,14 @@ Source: Zhang et al. 2025, arXiv:2506.05176 (Qwen3-Embedding).
 from typing import Any
 
 from models.export.families import llama
-from models.export.families.family import Family, Settings, read_biases, read_count, read_flag
+from models.export.families.family import (
+    Classifier,
+    Family,
+    Settings,
+    read_biases,
+    read_count,
+    read_flag,
+)
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
 from models.network.config import AttentionConfig
 
@@ -43,6 +50,7 @@ QWEN3 = Family(
     derived=_derived,
     required=llama.REQUIRED,
     layouts=(llama.TENSORS,),
+    token_classifier=Classifier(out="score", required={"token_classification_bias": True}),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
 )
