@@ -132,8 +132,9 @@ async def classify_documents(
 
 
 def check_labels(model: LoadedModel) -> None:
-    """Raise `InvalidInput` if the model has more than one label."""
-    if len(labels := model.artifact.manifest.labels) > 1:
+    """Raise `InvalidInput` if the model is a classifier with more than one label."""
+    manifest = model.artifact.manifest
+    if "logits" in manifest.outputs and len(labels := manifest.labels) > 1:
         raise InvalidInput(
             f"the model {model.name} has {len(labels)} labels; scores of pairs need a model "
             "with one label",
