@@ -133,7 +133,7 @@ def read_sentence_config(
     transformer = modules[0][1] if modules else ""
     model_type, known = family
     hyperparameters = folder.json(network, dict)
-    task, sparse = read_task(folder, modules, hyperparameters, overrides.sparse)
+    task, sparse = read_task(folder, modules, hyperparameters, known, overrides.sparse)
     settings = read_transformer_settings(folder, transformer, task)
     tokenizer = read_tokenizer_config(folder, transformer)
     heads: list[HeadConfig] = []

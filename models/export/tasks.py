@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.export import classifier, masked_lm, token_classifier
+from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
 from models.export.modules import SPLADE
@@ -81,6 +82,7 @@ def read_task(
     folder: ModelFolder,
     modules: Sequence[tuple[str, str]],
     hyperparameters: Mapping[str, Any],
+    family: Family,
     sparse: bool,
 ) -> tuple[Task, SparseConfig | None]:
     """Return the task of a model, and the pooling of its sparse vectors if it computes them.
@@ -89,6 +91,7 @@ def read_task(
         folder: Model folder.
         modules: Class name and path of each module of sentence-transformers; may be empty.
         hyperparameters: Content of the network's config.json.
+        family: Family of the network.
         sparse: Whether a masked language model without modules computes sparse vectors.
 
     Raises:
@@ -106,7 +109,7 @@ def read_task(
         return SPARSE, SparseConfig()
     if len(modules) < 2 and classifier.classifies(hyperparameters):
         return CLASSIFICATION, None
-    if not modules and token_classifier.tags(hyperparameters):
+    if not modules and token_classifier.tags(hyperparameters, family):
         return TOKEN_CLASSIFICATION, None
     if len(modules) == 1:
         raise CheckpointError(

@@ -12,10 +12,15 @@ _CLASS = "ForTokenClassification"
 ACTIVATION = "softmax"
 
 
-def tags(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json describes a token classification model."""
+def tags(config: Mapping[str, Any], family: Family) -> bool:
+    """Return whether config.json describes a token classification model.
+
+    A class whose head the family may ignore needs names of labels as well.
+    """
     names = config.get("architectures")
-    return isinstance(names, list) and bool(names) and str(names[0]).endswith(_CLASS)
+    first = str(names[0]) if isinstance(names, list) and names else ""
+    is_named = first not in family.ignored_heads or bool(config.get("id2label"))
+    return first.endswith(_CLASS) and is_named
 
 
 def check_supported(config: Mapping[str, Any], family: Family, name: str) -> None:

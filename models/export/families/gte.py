@@ -52,7 +52,7 @@ GTE = Family(
     token_classifier=Classifier(),
     prefixes=("new.", "gte."),
     ignored=(r"pooler\..*", r"lm_head\..*"),
-    # gte-multilingual-base also has a head for sparse vectors.
+    # gte-multilingual-base, without names of labels, also has a head for sparse vectors.
     ignored_heads={
         "NewForTokenClassification": (r"classifier\..*",),
         "GteForTokenClassification": (r"classifier\..*",),
