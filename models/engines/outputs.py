@@ -53,7 +53,9 @@ class OutputSpec:
 
 # Worst cosine and norm difference measured with all-MiniLM-L6-v2: 1 - 1e-12 and 3e-7 in float32,
 # 0.99997 and 3e-3 in bfloat16. Pooling averages rounding errors out, so token vectors have wider
-# bounds in the 16-bit precisions.
+# bounds in the 16-bit precisions. Errors of logits grow with the head's weights: with a random head
+# on the same model, and logits up to 9, the worst of 6,000 are 0.99993 and 9e-3 in float16 (0.997
+# and 6e-2 in bfloat16).
 OUTPUTS: dict[Output, OutputSpec] = {
     "pooled": OutputSpec(
         "(W,)",
@@ -95,7 +97,7 @@ OUTPUTS: dict[Output, OutputSpec] = {
         {
             "float32": Agreement(1 - 1e-6, 1e-4),
             "float16": Agreement(0.999, 0.05),
-            "bfloat16": Agreement(0.999, 0.05),
+            "bfloat16": Agreement(0.99, 0.1),
         },
         per_token=True,
         per_element=True,

@@ -12,7 +12,7 @@ import transformers
 from numpy.typing import NDArray
 
 from models.artifact import Artifact
-from models.engines import OUTPUTS, EngineError, open_engine, self_check
+from models.engines import OUTPUTS, EngineError, Precision, open_engine, self_check
 from models.engines.outputs import compare
 from models.export import exporter
 from models.export.checkpoint import load
@@ -158,6 +158,24 @@ def test_bounds_detect_a_wrong_single_logit(wrong: str, logit: float) -> None:
     bounds = OUTPUTS["tags"].bounds["float32"]
     assert compare("tags", expected * (1 + 1e-6), expected).is_within(bounds)
     assert not compare("tags", WRONG[wrong](expected), expected).is_within(bounds)
+
+
+GROSS = {
+    "scale": lambda logits: 1.2 * logits,
+    "shift": lambda logits: logits + 0.5,
+    "sign": lambda logits: -logits,
+    "order of labels": lambda logits: logits[:, ::-1],
+    "order of tokens": lambda logits: logits[::-1],
+}
+
+
+@pytest.mark.parametrize("wrong", GROSS)
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_bounds_of_lower_precisions_detect_gross_mistakes(wrong: str, precision: Precision) -> None:
+    expected = np.random.default_rng(0).normal(scale=3, size=(20, 5))
+    bounds = OUTPUTS["tags"].bounds[precision]
+    assert compare("tags", expected * (1 + 1e-3), expected).is_within(bounds)
+    assert not compare("tags", GROSS[wrong](expected), expected).is_within(bounds)
 
 
 @pytest.mark.parametrize("family", UNSUPPORTED)
