@@ -69,8 +69,12 @@ CASES = {
     "byte-level BPE as in its file": Case(
         "gte", lambda folder: save_roberta(folder, tokenizer_class="TokenizersBackend")
     ),
-    "byte-level BPE of Qwen": Case("nomic_bert", lambda folder: save_byte_level(folder, "Qwen2Tokenizer")),
-    "Unigram": Case("xlm-roberta", lambda folder: save_sentencepiece(folder, "XLMRobertaTokenizer")),
+    "byte-level BPE of Qwen": Case(
+        "nomic_bert", lambda folder: save_byte_level(folder, "Qwen2Tokenizer")
+    ),
+    "Unigram": Case(
+        "xlm-roberta", lambda folder: save_sentencepiece(folder, "XLMRobertaTokenizer")
+    ),
     "Unigram of DeBERTa": Case(
         "deberta-v2", lambda folder: save_sentencepiece(folder, "DebertaV2Tokenizer")
     ),
