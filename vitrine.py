@@ -1,4 +1,4 @@
-"""The Python API of Vitrine: encode and classify texts in this process, without HTTP.
+"""The Python API of Vitrine: encode, classify and tag texts in this process, without HTTP.
 
 >>> import vitrine
 >>> async with await vitrine.open_model("artifacts/all-MiniLM-L6-v2") as model:  # doctest: +SKIP
@@ -24,6 +24,7 @@ from service.inference.opening import ModelOptions, open_model
 from service.inference.results import Embeddings, SparseEmbeddings, SparseVector, TokenEmbeddings
 from service.inference.scores import Classification, PairScores
 from service.inference.sync_model import SyncModel
+from service.inference.tags import Entity, Tags
 from service.inference.tokenizer import Row
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "DeadlineExceeded",
     "Embeddings",
     "EngineError",
+    "Entity",
     "Explanation",
     "InferenceFailed",
     "InvalidInput",
@@ -44,6 +46,7 @@ __all__ = [
     "SparseEmbeddings",
     "SparseVector",
     "SyncModel",
+    "Tags",
     "Term",
     "TextToken",
     "TokenEmbeddings",

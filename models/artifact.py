@@ -34,7 +34,7 @@ CHECK = "check.json"
 SOURCE = "source"
 
 # Names of the outputs of graphs.
-Output = Literal["pooled", "tokens", "logits", "sparse"]
+Output = Literal["pooled", "tokens", "logits", "sparse", "tags"]
 
 
 class ArtifactError(Exception):
@@ -75,11 +75,11 @@ class Manifest:
         family: `model_type` in the checkpoint's config.json.
         weights_sha256: SHA-256 of each weight file of the checkpoint, by name.
         outputs: Names of the graphs' outputs, in `models.engines.OUTPUTS`. The first output has one
-            vector per row.
-        labels: Label of each logit of a sequence classification model; empty for an embedding
-            model.
+            vector per row, or per token in "tags".
+        labels: Label of each logit of a sequence or token classification model; empty for other
+            models.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
-        width: Width of a row vector.
+        width: Width of a vector of the first output.
         hidden_size: Width of a token vector.
         windows: Largest distance of two tokens that attend to each other, by layer; None: no limit.
         vocab_size: Size of the model's vocabulary.
@@ -133,7 +133,8 @@ class Check:
     Attributes:
         rows: Token ids of each input.
         outputs: Reference vectors, by output name. "tokens" has one vector per token of the first
-            few inputs, concatenated; the others have one vector per input.
+            few inputs, and "tags" one per token of all inputs, concatenated; the others have one
+            vector per input.
         texts: Text of each input; empty for a classifier, whose inputs include pairs of texts.
         adapters: Index of each input's adapter, or `models.packing.NO_ADAPTER`.
         token_types: Type of each token of each input; empty: all have type 0.

@@ -65,7 +65,7 @@ def _greet(server: Server, settings: Settings, state: AppState) -> None:
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = json.dumps({"inputs": EXAMPLE_INPUTS})
     outputs = state.ready_model().artifact.manifest.outputs
-    route = "classify" if "logits" in outputs else "encode"
+    route = {"logits": "classify", "tags": "tag"}.get(outputs[0], "encode")
     key = "" if state.keys.is_open else " -H 'Authorization: Bearer KEY'"
     log.info("Serving %s on %s", settings.model.path, url)
     log.info("Docs on %s/docs", url)

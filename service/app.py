@@ -19,7 +19,7 @@ from starlette.routing import Match
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
-from service.api import classify, classify_schemas, score, score_schemas
+from service.api import classify, classify_schemas, score, score_schemas, tag, tag_schemas
 from service.api.auth import KeyRing
 from service.api.body import BodyBudget
 from service.api.compat import openai, rerank, tei, tei_schemas, vllm
@@ -118,6 +118,7 @@ def create_app(
         EncodeRequest,
         *classify_schemas.BODIES,
         *score_schemas.BODIES,
+        *tag_schemas.BODIES,
         *openai.BODIES,
         *rerank.BODIES,
         *vllm.BODIES,
@@ -132,6 +133,7 @@ def create_app(
         router,
         classify.router,
         score.router,
+        tag.router,
         openai.router,
         rerank.router,
         vllm.router,

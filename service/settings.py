@@ -138,7 +138,8 @@ class LimitSettings(_Group):
     max_token_vectors: int = Field(
         16_384,
         ge=1,
-        description="Maximum number of tokens in a response that lists tokens or token vectors",
+        description="Maximum number of tokens per request with results per token: token lists, "
+        "token vectors and tags",
     )
     max_body_bytes: int = Field(
         4 * 2**20, ge=1, description="Maximum size of a request body in bytes"

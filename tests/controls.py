@@ -83,6 +83,25 @@ GUARDS = (
         "tests/models/export/test_masked_lm.py::"
         "test_graphs_equal_the_sparse_encoder_of_sentence_transformers",
     ),
+    # Tags of tokens.
+    Guard(
+        "models/engines/__init__.py",
+        "len(row) if OUTPUTS[output].per_token else 1",
+        "1",
+        "tests/models/export/test_token_classifier.py::test_engines_compute_the_logits_of_all_tokens",
+    ),
+    Guard(
+        "service/inference/tags.py",
+        "is_first[1:] |= numbers[1:] != numbers[:-1]",
+        "pass",
+        f"{_I}test_tags.py::test_prefixes_of_labels_delimit_entities",
+    ),
+    Guard(
+        "service/inference/loaded_model.py",
+        "if OUTPUTS[output].per_token:\n                        self",
+        "if False:\n                        self",
+        f"{_T}test_tag.py::test_number_of_tokens_is_limited",
+    ),
     # Long rows and texts.
     Guard(
         "service/inference/batcher.py",

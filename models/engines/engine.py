@@ -105,7 +105,7 @@ class Engine(Protocol):
         """Run functions of all compiled variants of the graph, for the self-check."""
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
+        """Return one vector per row, `(B, W)`, or per token, `(T, W)`; see `engines.OUTPUTS`."""
 
     def run_outputs(
         self, batch: PackedBatch, outputs: Sequence[Output]
@@ -166,7 +166,7 @@ class CpuEngine:
         self._lock = threading.Lock()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
+        """Return one vector per row, `(B, W)`, or per token, `(T, W)`; see `engines.OUTPUTS`."""
         return self.run_outputs(batch, (output,))[0]
 
     def run_outputs(

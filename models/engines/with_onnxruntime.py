@@ -97,7 +97,7 @@ class CudaEngine:
         self.cancel = graph.cancel
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
+        """Return one vector per row, `(B, W)`, or per token, `(T, W)`; see `engines.OUTPUTS`."""
         return self.run_outputs(batch, (output,))[0]
 
     def run_outputs(

@@ -16,7 +16,7 @@ from models.engines.engine import (
     Hardware,
     missing,
 )
-from models.engines.outputs import Precision
+from models.engines.outputs import OUTPUTS, Precision
 from models.packing import PackedBatch, round_up
 
 # Makes OpenVINO's import of its telemetry package fail, so that OpenVINO sends no telemetry.
@@ -62,7 +62,7 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
             finally:
                 idle.put(request)
             return [
-                result[: len(batch.input_ids)] if output == "tokens" else result
+                result[: len(batch.input_ids)] if OUTPUTS[output].per_token else result
                 for output, result in results.items()
             ]
 

@@ -72,29 +72,33 @@ def load(
     tensors = _plain_names(family, folder.tensors(network))
     if folder.has(join(transformer, lora.CONFIG)):
         _add_updates(tensors, _plain_names(family, lora.read_updates(folder, transformer)))
-    labels, sparse = sentence_config.labels, None
+    labels, tags, sparse = sentence_config.labels, sentence_config.tags, None
     fill = partial(_fill, source="the checkpoint")
     try:
         encoder = Encoder(config)
         layout = _layout(family, encoder, tensors)
         heads = [_head(head) for head in sentence_config.heads]
-        if labels:
-            heads = classifier.take_heads(family, config, len(labels), tensors, fill)
+        own = family.token_classifier if tags else family.classifier
+        if labels and own:
+            heads = classifier.take_heads(own, config, len(labels), tensors, fill)
         if sentence_config.sparse:
             sparse = masked_lm.take_head(
                 family, config, sentence_config.sparse, layout, tensors, fill
             )
+        # Only the second text of a pair has type 1.
+        reads_pairs = bool(labels) and not tags
         has_types = sentence_config.token_types and config.type_vocab_size > 1
         model = SentenceEncoder(
             encoder,
             sentence_config.pooling,
             heads,
             sparse=sparse,
-            classifies=bool(labels),
+            classifies=reads_pairs,
             pools_logits=sentence_config.pools_logits,
             skipped_id=sentence_config.skipped_id,
+            tags=tags,
             has_tokens=sentence_config.tokens or not encoder.can_compute_first_tokens,
-            has_token_types=bool(labels) and has_types,
+            has_token_types=reads_pairs and has_types,
         )
     except ValueError as error:
         raise CheckpointError(str(error)) from error

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from models.export.families import Family, Names
+from models.export.families import Classifier, Family, Names
 from models.export.model_folder import CheckpointError
 from models.network.config import EncoderConfig
 from models.network.heads import DenseHead, Head, NormHead
@@ -87,10 +87,7 @@ def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> str:
     classifier = family.classifier
     if classifier is None:
         raise CheckpointError(f"{name}: {config['architectures'][0]} is not supported")
-    for field, expected in classifier.required.items():
-        actual = config.get(field, expected)
-        if actual != expected:
-            raise CheckpointError(f"{name}: {field} is {actual!r}; only {expected!r} is supported")
+    check_required(config, classifier, name)
     default = next(iter(classifier.poolings))
     pooling = config.get(classifier.pooling_field, default)
     if pooling not in classifier.poolings:
@@ -114,25 +111,32 @@ def read_skipped_id(config: Mapping[str, Any], family: Family, name: str) -> int
     return value
 
 
+def check_required(config: Mapping[str, Any], classifier: Classifier, name: str) -> None:
+    """Raise CheckpointError if a field of config.json selects a head that is not supported."""
+    for field, expected in classifier.required.items():
+        actual = config.get(field, expected)
+        if actual != expected:
+            raise CheckpointError(f"{name}: {field} is {actual!r}; only {expected!r} is supported")
+
+
 def take_heads(
-    family: Family,
+    classifier: Classifier,
     config: EncoderConfig,
     labels: int,
     tensors: dict[str, Tensor],
     fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
 ) -> list[Head]:
-    """Return the modules from pooled vector to logits, and remove their tensors from `tensors`.
+    """Return the modules from vectors to logits, and remove their tensors from `tensors`.
 
     Args:
-        family: Family with a classifier.
+        classifier: Head of the family's models.
         config: Hyperparameters of the encoder.
         labels: Number of labels.
         tensors: Tensors of the checkpoint, by name.
         fill: Loads tensors into a module. Its arguments are the module, its tensors by name, and a
             function that returns the tensor names of a key of the module's state dict.
     """
-    classifier, width = family.classifier, config.d_model
-    assert classifier is not None  # noqa: S101 - otherwise `read_pooling` raises an error
+    width = config.d_model
     heads: list[Head] = []
     if classifier.dense:
         dense = DenseHead(width, width, classifier.dense_bias, classifier.activation)

@@ -183,8 +183,9 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
     limit = min(config.max_tokens, _MAX_CHECK_TOKENS)
     tokenizer.enable_truncation(limit, direction=config.truncation_side)
     texts = list(_CHECK_TEXTS)
-    # Half of a classifier's inputs are pairs of texts.
-    pairs = list(zip(texts, reversed(texts), strict=True))[::2] if config.labels else []
+    # Half of a sequence classifier's inputs are pairs of texts.
+    reads_pairs = "logits" in model.outputs
+    pairs = list(zip(texts, reversed(texts), strict=True))[::2] if reads_pairs else []
     encodings = tokenizer.encode_batch([*(texts[1::2] if pairs else texts), *pairs])
     tokenizer.no_truncation()
     rows = [encoding.ids for encoding in encodings]
@@ -193,7 +194,9 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
     vectors = reference_vectors(model, rows, adapters=adapters, token_types=types or None)
     outputs: dict[str, list[list[float]]] = {
         # Zeros of sparse vectors are shorter as integers.
-        model.outputs[0]: [[value or 0 for value in vector] for vector in vectors.tolist()]
+        model.outputs[0]: [
+            [value or 0 for value in vector] for vector in np.concatenate(vectors).tolist()
+        ]
     }
     if "tokens" in model.outputs:
         tokens = [reference_tokens(model, rows[i], adapters[i]) for i in range(_TOKEN_ROWS)]

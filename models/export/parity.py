@@ -49,7 +49,7 @@ class Case:
     Attributes:
         name: Name of the test case.
         batches: Batches to run, in order.
-        expected: PyTorch's vectors of all rows, `(B, W)`.
+        expected: PyTorch's vectors of all rows, `(B, W)`, or of all tokens, `(T, W)`.
     """
 
     name: str
@@ -95,7 +95,7 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
 
     shorter, longer = range(len(short)), range(len(short), len(rows))
     order = rng.permutation(len(short)).tolist()
-    expected = reference_vectors(model, rows, None, adapters, types)  # (B, W)
+    expected = reference_vectors(model, rows, None, adapters, types)
     cases = [
         Case(
             "check inputs",
@@ -108,15 +108,16 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
         Case(
             "each row alone",
             (*(packed([i]) for i in range(len(rows))), pack(longest)),
-            np.concatenate([expected, reference_vectors(model, longest)]),
+            np.concatenate([*expected, *reference_vectors(model, longest)]),
         ),
-        Case("in batches", (packed(shorter), packed(longer)), expected),
-        Case("batch, shuffled", (packed(order),), expected[order]),
+        Case("in batches", (packed(shorter), packed(longer)), np.concatenate(expected)),
+        Case("batch, shuffled", (packed(order),), np.concatenate([expected[i] for i in order])),
     ]
-    if not model.reads_first_tokens:  # otherwise prompts are pooled, or not supported
+    # Otherwise prompts are pooled, or not supported.
+    if not (model.reads_first_tokens or model.tags):
         batches = packed(shorter, skips_prompts=True), packed(longer, skips_prompts=True)
         pooled = reference_vectors(model, rows, prompts, adapters, types)
-        cases.append(Case("prompts not pooled", batches, pooled))
+        cases.append(Case("prompts not pooled", batches, np.concatenate(pooled)))
     return cases
 
 
@@ -168,8 +169,10 @@ def reference_vectors(
     prompt_tokens: list[int] | None = None,
     adapters: list[int] | None = None,
     token_types: list[list[int]] | None = None,
-) -> NDArray[np.float32]:
-    """Return PyTorch's row vectors `(B, W)`, computed one row at a time without padding.
+) -> list[NDArray[np.float32]]:
+    """Return PyTorch's vectors of each row, computed one row at a time without padding.
+
+    A row has one vector, `(1, W)`, or one per token, `(L, W)`.
 
     Args:
         model: Exported model, in float32.
@@ -182,14 +185,15 @@ def reference_vectors(
     prompt_tokens = prompt_tokens or [0] * len(rows)
     adapters = adapters or [NO_ADAPTER] * len(rows)
     types = [torch.tensor([own]) for own in token_types] if token_types else [None] * len(rows)
-    vectors: list[torch.Tensor] = []
+    vectors: list[NDArray[np.float32]] = []
     for row, skipped, adapter, own_types in zip(rows, prompt_tokens, adapters, types, strict=True):
         ones = torch.ones(1, len(row))
         pooled = (torch.arange(len(row)) >= skipped).float()[None]
         with torch.no_grad():
             ids, own = torch.tensor([row]), _adapter_index(adapter)
-            vectors.append(model(ids, ones, pooled, adapters=own, token_types=own_types)[0])
-    return torch.stack(vectors).numpy()
+            result = model(ids, ones, pooled, adapters=own, token_types=own_types)
+        vectors.append(result.flatten(0, -2).numpy())
+    return vectors
 
 
 def reference_tokens(model: SentenceEncoder, row: list[int], adapter: int) -> NDArray[np.float32]:

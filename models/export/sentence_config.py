@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from models.artifact import Manifest
-from models.export import classifier, masked_lm
+from models.export import classifier, masked_lm, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults
@@ -20,7 +20,13 @@ from models.export.modules import (
     read_modules,
     read_pooling,
 )
-from models.export.tasks import CLASSIFICATION, Task, read_task, read_transformer_settings
+from models.export.tasks import (
+    CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
+    Task,
+    read_task,
+    read_transformer_settings,
+)
 from models.export.tokenizer_config import (
     gives_token_types,
     read_tokenizer_config,
@@ -46,8 +52,9 @@ class SentenceConfig:
         matryoshka_dimensions: Widths of truncated row vectors that the model was trained for.
         truncation_side: Side on which inputs with too many tokens are truncated, "left" or "right".
         token_types: Whether the tokens of a pair's second text have type 1.
-        labels: Label of each logit of a sequence classification model; empty for an embedding
-            model.
+        labels: Label of each logit of a sequence or token classification model; empty for other
+            models.
+        tags: Whether the labels are those of tokens.
         pools_logits: Whether logits are computed for each token, and then pooled.
         skipped_id: Token id that pooling skips; None: no token is skipped.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
@@ -69,6 +76,7 @@ class SentenceConfig:
     truncation_side: str
     token_types: bool
     labels: tuple[str, ...]
+    tags: bool
     pools_logits: bool
     skipped_id: int | None
     activation: str
@@ -135,7 +143,7 @@ def read_sentence_config(
     transformer = modules[0][1] if modules else ""
     model_type, known = family
     hyperparameters = folder.json(network, dict)
-    task, sparse = read_task(folder, modules, hyperparameters, overrides.sparse)
+    task, sparse = read_task(folder, modules, hyperparameters, known, overrides.sparse)
     settings = read_transformer_settings(folder, transformer, task)
     tokenizer = read_tokenizer_config(folder, transformer)
     heads: list[HeadConfig] = []
@@ -148,6 +156,9 @@ def read_sentence_config(
     elif task is CLASSIFICATION:
         pooling = (classifier.read_pooling(hyperparameters, known, network),)
         skipped_id = classifier.read_skipped_id(hyperparameters, known, network)
+        labels = classifier.read_labels(hyperparameters, network)
+    elif task is TOKEN_CLASSIFICATION:
+        token_classifier.check_supported(hyperparameters, known, network)
         labels = classifier.read_labels(hyperparameters, network)
     else:
         pooling, include_prompt = read_pooling(folder, modules, hyperparameters, overrides.pooling)
@@ -181,9 +192,10 @@ def read_sentence_config(
         truncation_side=truncation_side(tokenizer),
         token_types=gives_token_types(tokenizer, model_type),
         labels=labels,
+        tags=task is TOKEN_CLASSIFICATION,
         pools_logits=pools_logits,
         skipped_id=skipped_id,
-        activation=_activation(folder, hyperparameters, labels),
+        activation=_activation(folder, hyperparameters, task, len(labels)),
         sparse=sparse,
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
@@ -231,13 +243,19 @@ def _prompts(
             f"the default prompt {default!r} is not among the prompts: {', '.join(prompts)}"
         )
     if not task.prompts and (default or any(prompts.values())):
-        raise CheckpointError("prompts of models for sequence classification are not supported")
+        raise CheckpointError(
+            "prompts of models for sequence classification or token classification are not "
+            "supported"
+        )
     return prompts, None if default is None else str(default)
 
 
-def _activation(folder: ModelFolder, config: Mapping[str, Any], labels: Sequence[str]) -> str:
+def _activation(folder: ModelFolder, config: Mapping[str, Any], task: Task, labels: int) -> str:
+    """Return the activation of the logits; "identity" for a model without labels."""
+    if task is TOKEN_CLASSIFICATION:
+        return token_classifier.ACTIVATION
     own = folder.json(_MODEL_CONFIG, dict, {}).get("activation_fn")
-    return classifier.read_activation(config, own, len(labels)) if labels else "identity"
+    return classifier.read_activation(config, own, labels) if labels else "identity"
 
 
 def _truncate_dim(folder: ModelFolder) -> int | None:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.export import classifier, masked_lm
+from models.export import classifier, masked_lm, token_classifier
+from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
 from models.export.modules import SPLADE
@@ -34,13 +35,13 @@ class Task:
     """What a network computes.
 
     Attributes:
-        library_class: Class of sentence-transformers for models of this task.
+        library_class: Class of sentence-transformers for models of this task; None: it has none.
         transformer: Only supported values of settings of the Transformer module.
         prompts: Whether texts can have prompts.
         embeds: Whether the network computes embeddings, whose pooling can be changed.
     """
 
-    library_class: str
+    library_class: str | None
     transformer: Mapping[str, Any] = field(repr=False)
     prompts: bool = True
     embeds: bool = False
@@ -66,6 +67,7 @@ CLASSIFICATION = Task(
     },
     prompts=False,
 )
+TOKEN_CLASSIFICATION = Task(library_class=None, transformer={}, prompts=False)
 SPARSE = Task(
     library_class="SparseEncoder",
     transformer={
@@ -80,6 +82,7 @@ def read_task(
     folder: ModelFolder,
     modules: Sequence[tuple[str, str]],
     hyperparameters: Mapping[str, Any],
+    family: Family,
     sparse: bool,
 ) -> tuple[Task, SparseConfig | None]:
     """Return the task of a model, and the pooling of its sparse vectors if it computes them.
@@ -88,6 +91,7 @@ def read_task(
         folder: Model folder.
         modules: Class name and path of each module of sentence-transformers; may be empty.
         hyperparameters: Content of the network's config.json.
+        family: Family of the network.
         sparse: Whether a masked language model without modules computes sparse vectors.
 
     Raises:
@@ -105,6 +109,8 @@ def read_task(
         return SPARSE, SparseConfig()
     if len(modules) < 2 and classifier.classifies(hyperparameters):
         return CLASSIFICATION, None
+    if not modules and token_classifier.tags(hyperparameters, family):
+        return TOKEN_CLASSIFICATION, None
     if len(modules) == 1:
         raise CheckpointError(
             "modules.json lists only a Transformer module, which is supported for sequence "

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
 from models.artifact import Artifact
 from models.export.checkpoint import read_configs
@@ -33,6 +33,14 @@ def _as_roberta(tokenizer: Tokenizer, config: Config) -> None:
     prefix_space = bool(config.get("add_prefix_space", False))
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    own = json.loads(tokenizer.to_str())["post_processor"] or {}
+    if own.get("type") == "RobertaProcessing":  # which also moves the offsets of tokens
+        tokenizer.post_processor = processors.RobertaProcessing(
+            tuple(own["sep"]),
+            tuple(own["cls"]),
+            trim_offsets=bool(config.get("trim_offsets", True)),
+            add_prefix_space=prefix_space,
+        )
 
 
 def _as_xlm_roberta(tokenizer: Tokenizer, config: Config) -> None:

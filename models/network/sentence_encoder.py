@@ -17,23 +17,27 @@ from models.network.taps import NO_TAP, Tap
 class SentenceEncoder(nn.Module):
     """Network that turns the token ids of each row into one vector: an embedding, or logits.
 
+    A network that tags computes the logits of every token instead.
+
     A final normalisation of embeddings to unit length is not part of the network.
 
     Args:
         encoder: Encoder that computes the token vectors.
         pooling: Names of the poolings in `models.network.pooling.POOLINGS`. Their results are
             concatenated.
-        heads: Modules applied to the pooled vector, in order.
+        heads: Modules applied to the pooled vector, or to every token vector, in order.
         sparse: Head that computes sparse vectors, in place of pooling and heads.
         classifies: Whether the row vectors are logits.
         pools_logits: Whether the heads are applied to each token, and the results are pooled.
         skipped_id: Token id that pooling skips, wherever it is in a row; None: no token is skipped.
         has_tokens: Whether token vectors are an output of the graph of an embedding model.
+        tags: Whether the heads compute the logits of every token, without pooling.
         has_token_types: Whether token types are an input of the exported graph.
 
     Attributes:
         outputs: Names of the outputs of the exported graph.
-        width: Width of a row vector, W.
+        tags: The argument.
+        width: Width of a row vector or, of a network that tags, of a token's logits, W.
 
     Raises:
         ValueError: The input width of a head differs from the output width of the preceding head
@@ -51,6 +55,7 @@ class SentenceEncoder(nn.Module):
         pools_logits: bool = False,
         skipped_id: int | None = None,
         has_tokens: bool = True,
+        tags: bool = False,
         has_token_types: bool = False,
     ) -> None:
         super().__init__()
@@ -61,10 +66,13 @@ class SentenceEncoder(nn.Module):
             self.outputs = ("logits",) if sparse is None else ("sparse",)
         self.pools_logits = pools_logits
         self.skipped_id = skipped_id
+        if tags:
+            self.outputs = ("tags",)
+        self.tags = tags
         self.has_token_types = has_token_types
         self.heads = nn.ModuleList(heads)
         self.sparse = sparse
-        self.width = encoder.config.d_model * len(self.pooling)
+        self.width = encoder.config.d_model * (1 if tags else len(self.pooling))
         for head in heads:
             if head.in_features not in (None, self.width):
                 raise ValueError(
@@ -88,7 +96,7 @@ class SentenceEncoder(nn.Module):
         adapters: Tensor | None = None,
         token_types: Tensor | None = None,
     ) -> Tensor:
-        """Return the row vectors `(B, W)` of a dense batch.
+        """Return the row vectors `(B, W)` or, to tag, the logits `(B, L, W)` of a dense batch.
 
         Args:
             input_ids: Token ids, `(B, L)`.
@@ -102,6 +110,8 @@ class SentenceEncoder(nn.Module):
         if self.sparse is not None:
             weights: Tensor = self.sparse(tokens, pooling_mask)
             return weights
+        if self.tags:
+            return self._apply_heads(tokens, tap)
         return self.head(tokens, self._unskipped(pooling_mask, input_ids), tap)
 
     def forward_packed(
@@ -128,6 +138,8 @@ class SentenceEncoder(nn.Module):
         def compute(output: Output) -> Tensor:
             if output == "tokens":
                 return tokens.float()
+            if output == "tags":
+                return self._apply_heads(tokens, NO_TAP)
             if output == "sparse" and self.sparse is not None:
                 weights: Tensor = self.sparse(tokens, pooling_mask, rows.pad)
                 return weights
@@ -171,7 +183,13 @@ class SentenceEncoder(nn.Module):
         def pooled(x: Tensor) -> Tensor:
             return tap.step("pooling", None, lambda x: pool(self.pooling, pad(x).to(wide), mask), x)
 
-        x = tokens if self.pools_logits else pooled(tokens)
+        if self.pools_logits:
+            return pooled(self._apply_heads(tokens, tap))
+        return self._apply_heads(pooled(tokens), tap)
+
+    def _apply_heads(self, x: Tensor, tap: Tap = NO_TAP) -> Tensor:
+        """Apply the heads to vectors `(..., D)`; the result has the dtype that `head` describes."""
+        wide = torch.promote_types(x.dtype, torch.float32)
         for index, head in enumerate(self.heads):
             x = tap.step(f"heads.{index}", head, head, x)
-        return (pooled(x) if self.pools_logits else x).to(wide)
+        return x.to(wide)

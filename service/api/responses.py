@@ -14,6 +14,7 @@ from service.api.state import AppState
 from service.inference.model import Model
 from service.inference.results import Embeddings, SparseEmbeddings, TokenEmbeddings, Vectors
 from service.inference.scores import Classification, PairScores
+from service.inference.tags import Tags
 
 OCTETS = "application/octet-stream"
 JSON = "application/json"
@@ -31,7 +32,7 @@ async def respond(
     request: Request,
     state: AppState,
     model: Model,
-    result: Embeddings | TokenEmbeddings | SparseEmbeddings | Classification | PairScores,
+    result: Embeddings | TokenEmbeddings | SparseEmbeddings | Classification | PairScores | Tags,
     serialize: Callable[[], bytes],
     media_type: str = JSON,
     headers: Mapping[str, str] = MappingProxyType({}),

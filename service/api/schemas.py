@@ -224,10 +224,11 @@ class ServiceInfo(BaseModel):
     family: str
     outputs: list[str] = Field(
         description="Outputs of the model: `pooled` and `tokens` for an embedding model, `sparse` "
-        "for a model of sparse vectors, `logits` for a sequence classification model"
+        "for a model of sparse vectors, `logits` for a sequence classification model, `tags` for a "
+        "token classification model"
     )
     labels: list[str] = Field(
-        description="Labels of a sequence classification model, in the order of its logits"
+        description="Labels of a sequence or token classification model, in the order of its logits"
     )
     dimensions: int | None = Field(
         description="Width of a pooled vector; null: the model has no pooled vectors"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.artifact import Artifact, Check
-from models.engines import Agreement, Engine, Output
+from models.engines import OUTPUTS, Agreement, Engine, Output
 from models.packing import pack
 from service.inference.batcher import (
     Batcher,
@@ -39,6 +39,7 @@ _USES: Mapping[Output, str] = {
     "tokens": "encode tokens",
     "sparse": "encode texts into sparse vectors",
     "logits": "classify texts or, with one label, rerank documents",
+    "tags": "tag the tokens of texts",
 }
 
 # Maximum number of inputs, and of characters in total, that are tokenised in the event loop, which
@@ -76,7 +77,8 @@ class LoadedModel:
         engine: The engine that runs the artifact's graph.
         batcher: Batcher that runs rows on the engine.
         max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
-        max_token_vectors: Maximum number of tokens per call of `encode_tokens` or `tokenize`.
+        max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `tag` or
+            `tokenize`.
         graph_sha256: SHA-256 of the graph and its weights; see `Artifact.graph_sha256`.
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
             output.
@@ -121,7 +123,8 @@ class LoadedModel:
         Args:
             rows: Rows of token ids.
             outputs: Outputs of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
-                vectors `(L, D)`, "sparse" a sparse vector, and "logits" logits `(C,)`.
+                vectors `(L, D)`, "sparse" a sparse vector, "logits" logits `(C,)`, and "tags" the
+                logits of each token, `(L, C)`.
             timeout_s: Seconds until the caller's deadline, which is checked on submission only;
                 None: no deadline.
 
@@ -183,7 +186,7 @@ class LoadedModel:
                     started = time.perf_counter()
                     rows = await self.run_tokenizer(tokenize, parts, count)
                     tokenize_s = time.perf_counter() - started
-                    if "tokens" in outputs:
+                    if any(OUTPUTS[output].per_token for output in outputs):
                         self._check_token_count(rows)
                     remaining_s = None if timeout_s is None else timeout_s - tokenize_s
                     outcome = await self.encode_rows(rows, outputs, remaining_s)
@@ -231,7 +234,7 @@ class LoadedModel:
         tokens = sum(len(row.ids) for row in rows)
         if tokens > self.max_token_vectors:
             raise InvalidInput(
-                f"the inputs have {tokens} tokens; the limit for token vectors is "
+                f"the inputs have {tokens} tokens; the limit for results per token is "
                 f"{self.max_token_vectors}",
                 code="too_many_tokens",
                 pointer="/inputs",
@@ -266,7 +269,7 @@ def _run_rows(
         [row.token_types or [0] * len(row.ids) for row in rows] if has_types else None,
     )
     with metrics.batch_seconds.time():
-        results = engine.run_outputs(batch, outputs)  # (B, W) or (T, D) each
+        results = engine.run_outputs(batch, outputs)  # (B, W) or (T, W) each
     if not all(np.isfinite(result).all() for result in results):
         raise NotFinite
     metrics.batch_rows.observe(batch.rows)
@@ -281,6 +284,6 @@ def _by_row(
     if output == "sparse":  # most weights are zero
         indices = [np.flatnonzero(vector) for vector in result]
         return [SparseVector(i, v[i]) for i, v in zip(indices, result, strict=True)]
-    if output != "tokens":
+    if not OUTPUTS[output].per_token:
         return list(result)
     return np.split(result, np.cumsum([len(row.ids) for row in rows])[:-1])

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from service.inference import scoring
+from service.inference import scoring, tags
 from service.inference.errors import InvalidInput
 from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import NO_LIMITS
@@ -17,6 +17,7 @@ from service.inference.results import (
     truncate_and_normalize,
 )
 from service.inference.scores import Classification, PairScores
+from service.inference.tags import Aggregation, Tags
 from service.inference.tokenizer import OnOverflow, Span
 
 Inputs = str | Sequence[str | Sequence[int]]
@@ -180,6 +181,36 @@ class Model(LoadedModel):
         if isinstance(items, tuple):
             raise InvalidInput("inputs must be a list; pass a single pair as [(a, b)]")
         return await scoring.classify(self, items, NO_LIMITS, on_overflow, timeout_s)
+
+    async def tag(
+        self,
+        inputs: str | Sequence[str],
+        *,
+        aggregation: Aggregation = "simple",
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> Tags:
+        """Return the labelled spans of each text, such as named entities or parts of speech.
+
+        The strategies are those of transformers' token classification pipeline, with its numbers.
+        Spans with the label "O" are left out.
+
+        Args:
+            inputs: A text, or a list of texts.
+            aggregation: "none" gives each token as a span. "simple" joins tokens of one entity, by
+                the prefixes "B-" and "I-" of their labels. Before that, "first", "average" and
+                "max" give all tokens of a word one label: that of its first token, of its mean
+                scores, or of its token with the highest score.
+            on_overflow: See `encode`.
+            timeout_s: See `encode`.
+
+        Raises:
+            InvalidInput: The model is not a token classification model, or an input is invalid;
+                `index` is the index of the input.
+            VitrineError: Any error of `encode_tokens`, under the same conditions.
+        """
+        texts = [inputs] if isinstance(inputs, str) else inputs
+        return await tags.tag(self, texts, aggregation, on_overflow, timeout_s)
 
     async def rerank(
         self,

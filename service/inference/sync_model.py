@@ -10,6 +10,7 @@ from service.inference.model import Inputs, Model
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, open_model
 from service.inference.results import Embeddings, SparseEmbeddings, TokenEmbeddings
 from service.inference.scores import Classification, PairScores
+from service.inference.tags import Aggregation, Tags
 from service.inference.tokenizer import OnOverflow
 
 Result = TypeVar("Result")
@@ -118,6 +119,21 @@ class SyncModel:
     ) -> Classification:
         """Return the score of each label for each text or pair of texts; see `Model.classify`."""
         return self._run(self.model.classify(inputs, on_overflow=on_overflow, timeout_s=timeout_s))
+
+    def tag(
+        self,
+        inputs: str | Sequence[str],
+        *,
+        aggregation: Aggregation = "simple",
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> Tags:
+        """Return the labelled spans of each text, such as named entities; see `Model.tag`."""
+        return self._run(
+            self.model.tag(
+                inputs, aggregation=aggregation, on_overflow=on_overflow, timeout_s=timeout_s
+            )
+        )
 
     def rerank(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal, TypeVar
@@ -24,6 +24,8 @@ _SHORT_CHARS = 500
 
 # Spellings of the token that replaces text in an attribution baseline, by name of the baseline.
 _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
+# Spellings of the unknown token, for tokenizers whose model does not name it.
+_UNKNOWN_TOKENS = ("[UNK]", "<unk>")
 
 Input = TypeVar("Input")
 # Start and end of a token in its text; the end is exclusive.
@@ -44,6 +46,8 @@ class Row:
         offsets: Span of each token in the text, in characters; None for special tokens and prompt
             tokens. The attribute is None if offsets were not requested or the input was token ids.
         token_types: Type of each token of a pair of texts; empty: all tokens have type 0.
+        continues: Whether each token continues the word of the token before it; empty: not
+            requested.
     """
 
     ids: Sequence[int]
@@ -52,6 +56,7 @@ class Row:
     adapter: int = NO_ADAPTER
     offsets: Sequence[Span | None] | None = None
     token_types: Sequence[int] = ()
+    continues: Sequence[bool] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,55 @@ class TextTokenizer:
             TooLarge: A text has too many characters.
         """
         return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]
+
+    def rows_of_words(self, texts: Sequence[str], on_overflow: OnOverflow) -> list[Row]:
+        """Tokenize each text into a row with the spans of its tokens and the limits of its words.
+
+        The words are those of transformers' token classification pipeline. A vocabulary that marks
+        tokens within words ("##") gives them exactly. Otherwise they are separated by spaces alone,
+        and punctuation belongs to the word beside it.
+
+        Raises:
+            VitrineError: Any error of `rows_of_texts`, under the same conditions.
+        """
+        encoded = self._encoded_rows(texts, None, on_overflow, with_offsets=True)
+        return [
+            replace(
+                row,
+                # Unlike `_spans`, with the empty span of a token that stands for no character.
+                offsets=[
+                    None if special else span
+                    for span, special in zip(
+                        encoding.offsets, encoding.special_tokens_mask, strict=True
+                    )
+                ],
+                continues=self._continues(text, encoding),
+            )
+            for text, (row, encoding) in zip(texts, encoded, strict=True)
+        ]
+
+    def _continues(self, text: str, encoding: Encoding) -> list[bool]:
+        """Return whether each token continues the word of the token before it."""
+        if self._marks_subwords:  # a marked token is longer than its span
+            return [
+                token_id != self._unknown_id and len(token) != end - start
+                for token_id, token, (start, end) in zip(
+                    encoding.ids, encoding.tokens, encoding.offsets, strict=True
+                )
+            ]
+        return [
+            token_id != self._unknown_id and start > 0 and " " not in text[start - 1 : start + 1]
+            for token_id, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)
+        ]
+
+    @cached_property
+    def _marks_subwords(self) -> bool:
+        return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
+
+    @cached_property
+    def _unknown_id(self) -> int | None:
+        own = getattr(self._tokenizer.model, "unk_token", None)
+        return self._first_id((own,) if own else _UNKNOWN_TOKENS)
 
     def rows_of_pairs(
         self,

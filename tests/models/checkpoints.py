@@ -109,6 +109,14 @@ def save_classifier(folder: Path, family: str, labels: int, **changes: object) -
     return _save_random(folder, family, transformers.AutoModelForSequenceClassification, config)
 
 
+def save_token_classifier(folder: Path, family: str, labels: int, **changes: object) -> Any:  # noqa: ANN401
+    """Save a random model for token classification, as `save_checkpoint` does."""
+    config = CONFIGS[family]()
+    named = {"id2label": {i: f"LABEL_{i}" for i in range(labels)}}
+    config = type(config).from_dict({**config.to_dict(), **named, **changes})
+    return _save_random(folder, family, transformers.AutoModelForTokenClassification, config)
+
+
 def save_masked_lm(folder: Path, family: str, **changes: object) -> Any:  # noqa: ANN401
     """Save a random masked language model, as `save_checkpoint` does."""
     config = CONFIGS[family]()

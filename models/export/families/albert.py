@@ -41,6 +41,7 @@ ALBERT = Family(
         ),
     ),
     classifier=Classifier(dense="pooler"),
+    token_classifier=Classifier(),
     masked_lm=MaskedLM(
         dense="predictions.dense",
         norm="predictions.LayerNorm",

@@ -61,6 +61,7 @@ BERT = Family(
     required=REQUIRED,
     layouts=(tensors(weights=EMBEDDINGS, modules=MODULES),),
     classifier=Classifier(dense="pooler.dense"),
+    token_classifier=Classifier(),
     masked_lm=MASKED_LM,
     prefixes=("bert.",),
     ignored=(r"embeddings\.position_ids", r"pooler\..*", r"cls\..*"),

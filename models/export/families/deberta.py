@@ -127,6 +127,7 @@ DEBERTA = Family(
     classifier=Classifier(
         dense="pooler.dense", activation="GELU", required={"pooler_hidden_act": "gelu"}
     ),
+    token_classifier=Classifier(),
     masked_lm=replace(bert.MASKED_LM, required={"legacy": True}),
     prefixes=("deberta.",),
     ignored=(

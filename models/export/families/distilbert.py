@@ -41,6 +41,7 @@ DISTILBERT = Family(
         ),
     ),
     classifier=Classifier(dense="pre_classifier", activation="ReLU"),
+    token_classifier=Classifier(),
     masked_lm=MaskedLM(dense="vocab_transform", norm="vocab_layer_norm", decoder="vocab_projector"),
     prefixes=("distilbert.",),
     ignored=(r"embeddings\.position_ids", r"vocab_(transform|layer_norm|projector)\..*"),

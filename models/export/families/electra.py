@@ -32,6 +32,7 @@ ELECTRA = Family(
         ),
     ),
     classifier=Classifier(dense="classifier.dense", activation="GELU", out="classifier.out_proj"),
+    token_classifier=Classifier(),
     masked_lm=MaskedLM(
         dense="generator_predictions.dense",
         activation="gelu",

@@ -32,6 +32,7 @@ EUROBERT = Family(
     derived=_derived,
     required={**llama.REQUIRED, "is_causal": False},
     layouts=(llama.TENSORS,),
+    token_classifier=Classifier(),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
     classifier=Classifier(

@@ -32,11 +32,11 @@ Value = Callable[[Tensor, EncoderConfig], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """Classification head of a family's sequence classification models.
+    """Head of a family's sequence classification models, or of its token classification models.
 
     Its steps are pooling, an optional dense layer with an activation, an optional norm, and a
     linear layer for the logits. With the pooling "late", pooling is the last step: the mean of all
-    tokens' logits.
+    tokens' logits. Token classification has no pooling.
 
     Attributes:
         dense: Checkpoint module of the dense layer; "": no dense layer.
@@ -114,6 +114,7 @@ class Family:
         ignored_heads: Additional patterns for `ignored`, by entry of `architectures` in
             config.json.
         classifier: Head of sequence classification models; None: not supported.
+        token_classifier: Head of token classification models; None: not supported.
         masked_lm: Head of masked language models; None: not supported.
         code: Prefixes of the class names in `auto_map` that the family implements. Other classes
             are refused, because code in model folders is never run.
@@ -131,6 +132,7 @@ class Family:
     fixed: Mapping[str, Callable[[EncoderConfig], Tensor]] = field(default_factory=dict)
     ignored_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classifier: Classifier | None = None
+    token_classifier: Classifier | None = None
     masked_lm: MaskedLM | None = None
     code: tuple[str, ...] = ()
 

@@ -49,9 +49,10 @@ GTE = Family(
         rotary.TENSORS,
     ),
     classifier=Classifier(dense="pooler.dense"),
+    token_classifier=Classifier(),
     prefixes=("new.", "gte."),
     ignored=(r"pooler\..*", r"lm_head\..*"),
-    # gte-multilingual-base also has a head for sparse vectors.
+    # gte-multilingual-base, without names of labels, also has a head for sparse vectors.
     ignored_heads={
         "NewForTokenClassification": (r"classifier\..*",),
         "GteForTokenClassification": (r"classifier\..*",),

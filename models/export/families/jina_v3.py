@@ -124,6 +124,7 @@ JINA_V3 = Family(
         tensors(weights=rotary.EMBEDDINGS, modules={**rotary.MODULES, **_FEED_FORWARD}),
     ),
     classifier=Classifier(dense="classifier.dense", out="classifier.out_proj"),
+    token_classifier=Classifier(),
     prefixes=("roberta.",),
     ignored=(r"pooler\..*", r"lm_head\..*"),
     code=("XLMRoberta",),

@@ -47,6 +47,15 @@ def _derived(config: Settings) -> dict[str, Any]:
     }
 
 
+_CLASSIFIER = Classifier(
+    dense="head.dense",
+    dense_bias=False,
+    activation="GELU",
+    norm="head.norm",
+    pooling_field="classifier_pooling",
+    required={"classifier_bias": False, "classifier_activation": "gelu"},
+)
+
 MODERNBERT = Family(
     config={
         "vocab_size": "vocab_size",
@@ -89,15 +98,8 @@ MODERNBERT = Family(
             },
         ),
     ),
-    classifier=Classifier(
-        dense="head.dense",
-        dense_bias=False,
-        activation="GELU",
-        norm="head.norm",
-        poolings={"cls": "cls", "mean": "mean"},
-        pooling_field="classifier_pooling",
-        required={"classifier_bias": False, "classifier_activation": "gelu"},
-    ),
+    classifier=_CLASSIFIER,
+    token_classifier=_CLASSIFIER,
     masked_lm=MaskedLM(
         dense="head.dense",
         dense_bias=False,

@@ -36,6 +36,7 @@ MPNET = Family(
         ),
     ),
     classifier=Classifier(dense="classifier.dense", out="classifier.out_proj"),
+    token_classifier=Classifier(),
     masked_lm=roberta.MASKED_LM,
     prefixes=("mpnet.",),
     ignored=(r"embeddings\.position_ids", r"pooler\..*", r"lm_head\..*"),

@@ -87,6 +87,7 @@ NOMIC_BERT = Family(
         rotary.TENSORS,
     ),
     classifier=Classifier(dense="pooler.dense"),
+    token_classifier=Classifier(),
     masked_lm=replace(bert.MASKED_LM, norm="cls.predictions.transform.layer_norm"),
     prefixes=("nomic_bert.", "bert."),
     ignored=(r"pooler\..*", r"cls\..*"),

@@ -50,6 +50,7 @@ QWEN3 = Family(
     derived=_derived,
     required=llama.REQUIRED,
     layouts=(llama.TENSORS,),
+    token_classifier=Classifier(out="score", required={"token_classification_bias": True}),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
     classifier=Classifier(

@@ -20,6 +20,7 @@ ROBERTA = Family(
     required=REQUIRED,
     layouts=(tensors(weights=EMBEDDINGS, modules=MODULES),),
     classifier=Classifier(dense="classifier.dense", out="classifier.out_proj"),
+    token_classifier=Classifier(),
     masked_lm=MASKED_LM,
     prefixes=("roberta.",),
     ignored=(r"embeddings\.position_ids", r"pooler\..*", r"lm_head\..*"),

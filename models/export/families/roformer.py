@@ -63,6 +63,7 @@ ROFORMER = Family(
         out="classifier.out_proj",
         required={"hidden_act": "gelu"},
     ),
+    token_classifier=Classifier(),
     masked_lm=bert.MASKED_LM,
     prefixes=("roformer.",),
     fixed={"encoder.embed_positions.weight": _positions},

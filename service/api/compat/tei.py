@@ -80,6 +80,8 @@ def _kind(manifest: Manifest) -> str:
 
 
 def _model_type(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    if "tags" in manifest.outputs:  # TEI has no models for token classification
+        return {}
     if not manifest.labels:
         return {"embedding": {"pooling": "+".join(manifest.pooling) or "splade"}}
     names = {str(index): label for index, label in enumerate(manifest.labels)}

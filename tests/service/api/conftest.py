@@ -11,10 +11,17 @@ from models.export.exporter import export
 from models.export.sources import resolve
 from service.app import create_app
 from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
-from tests.models.checkpoints import edit_json, save_classifier, save_masked_lm, save_tokenizer
+from tests.models.checkpoints import (
+    edit_json,
+    save_classifier,
+    save_masked_lm,
+    save_token_classifier,
+    save_tokenizer,
+)
 from tests.serving import serving
 
 LABELS = ["sad", "neutral", "happy"]
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
 @pytest.fixture(scope="package")
@@ -53,6 +60,20 @@ def sparse_encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[SparseEnco
     encoder = SparseEncoder(str(folder / "model"), device="cpu", prompts={"query": "w9 w10 "})
     encoder.save(str(folder / "saved"))
     return encoder, export(resolve(str(folder / "saved")), folder / "artifact")[0]
+
+
+@pytest.fixture(scope="package")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A BERT with five labels for tokens."""
+    folder = tmp_path_factory.mktemp("tagger")
+    save_token_classifier(folder / "model", "bert", 5, id2label=dict(enumerate(TAGS)))
+    save_tokenizer(folder / "model")
+    return export(resolve(str(folder / "model")), folder / "artifact")[0]
+
+
+@pytest.fixture(scope="package")
+def tag_client(tagger: Artifact) -> Iterator[TestClient]:
+    yield from _client_of(tagger)
 
 
 @pytest.fixture(scope="package")

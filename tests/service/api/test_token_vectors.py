@@ -139,5 +139,5 @@ def test_token_vectors_over_the_limit_return_422(small_artifact: Artifact) -> No
         assert len(tokens_of(client, ["a b c", "d e f"])["embeddings"]) == 2
         response = client.post("/encode", json={"inputs": ["a b c", "d e f g"], "output": "tokens"})
         assert (response.status_code, response.json()["code"]) == (422, "too_many_tokens")
-        assert "have 11 tokens; the limit for token vectors is 10" in response.json()["detail"]
+        assert "have 11 tokens; the limit for results per token is 10" in response.json()["detail"]
         assert client.post("/encode", json={"inputs": ["a b c", "d e f g"]}).status_code == 200

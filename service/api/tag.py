@@ -1,0 +1,64 @@
+"""`POST /tag`: token classification, such as named entities and parts of speech."""
+
+from functools import partial
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from service.api.auth import require_scope
+from service.api.body import pointing_at, read_inputs
+from service.api.deadline import cancel_on_disconnect, deadline_s
+from service.api.openapi import error_responses, request_body
+from service.api.raw_route import RawRoute
+from service.api.responses import respond
+from service.api.state import State
+from service.api.tag_schemas import TagRequest, TagResponse
+from service.inference.tags import Entity, Tags
+
+router = APIRouter(route_class=RawRoute)
+
+
+@router.post(
+    "/tag",
+    summary="Find entities in texts, or label their tokens",
+    dependencies=[require_scope("encode")],
+    response_model=TagResponse,
+    openapi_extra=request_body(TagRequest),
+    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+)
+async def tag(request: Request, state: State) -> Response:
+    """Return the labelled spans of each text; start and end count Unicode code points."""
+    body = await read_inputs(request, state, TagRequest)
+    model = state.ready_model()
+    with pointing_at(body.inputs):
+        work = model.tag(
+            body.texts(),
+            aggregation=body.aggregation,
+            on_overflow=body.on_overflow,
+            timeout_s=deadline_s(request, state.settings.limits.request_s),
+        )
+        result = await cancel_on_disconnect(request, work)
+    return await respond(request, state, model, result, partial(_json, model.name, result))
+
+
+def _json(model: str, result: Tags) -> bytes:
+    return orjson.dumps(
+        {
+            "model": model,
+            "entities": [list(map(_fields, entities)) for entities in result.entities],
+            "tokens": [len(row.ids) for row in result.rows],
+            "truncated": [row.truncated for row in result.rows],
+        }
+    )
+
+
+def _fields(entity: Entity) -> dict[str, str | int | float]:
+    index = {} if entity.index is None else {"index": entity.index}
+    return {
+        "label": entity.label,
+        "score": entity.score,
+        "start": entity.start,
+        "end": entity.end,
+        "text": entity.text,
+        **index,
+    }

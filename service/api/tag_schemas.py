@@ -1,0 +1,76 @@
+"""Pydantic models of `POST /tag`."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from service.inference.tags import Aggregation
+
+
+def _inputs_tag(value: object) -> str | None:
+    return "text" if isinstance(value, str) else "texts" if isinstance(value, list) else None
+
+
+Inputs = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")],
+    Discriminator(
+        _inputs_tag,
+        custom_error_type="inputs",
+        custom_error_message="Input should be a text or a list of texts",
+    ),
+]
+
+
+class TagRequest(BaseModel):
+    """Texts whose tokens are classified."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    inputs: Inputs = Field(description="A text, or a list of texts")
+    aggregation: Aggregation = Field(
+        "simple",
+        description="How labels of tokens become entities, as in transformers' pipeline. `none`: "
+        "each token is an entity. `simple`: adjacent tokens are joined by the prefixes `B-` and "
+        "`I-` of their labels. `first`, `average` and `max` first give all tokens of a word one "
+        "label: that of its first token, of its mean scores, or of its most certain token",
+    )
+    on_overflow: Literal["truncate", "error"] = Field(
+        "truncate",
+        description="Whether to truncate texts that exceed the model's maximum length, or to "
+        "respond with an error",
+    )
+
+    def texts(self) -> list[str]:
+        """Return the texts as a list."""
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class TaggedSpan(BaseModel):
+    """A span of a text with a label."""
+
+    label: str = Field(description="Label without the prefix `B-` or `I-`, unless `none`")
+    score: float
+    start: int = Field(
+        description="Start of the span in the text, in characters (Unicode code points)"
+    )
+    end: int = Field(description="End of the span, exclusive")
+    text: str = Field(description="The span")
+    index: int | None = Field(
+        None, description="Index of the token, special tokens counted; with `none` only"
+    )
+
+
+class TagResponse(BaseModel):
+    """The entities of each input, in the order of the inputs."""
+
+    model: str
+    entities: list[list[TaggedSpan]] = Field(
+        description="Entities of each input, in the order of the text; without the label `O`"
+    )
+    tokens: list[int] = Field(description="Number of tokens of each input, after truncation")
+    truncated: list[bool] = Field(description="Whether each input was truncated")
+
+
+# Bodies that the handlers parse themselves.
+BODIES: tuple[type[BaseModel], ...] = (TagRequest,)

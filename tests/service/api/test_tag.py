@@ -1,0 +1,169 @@
+"""`POST /tag`, against the token classification pipeline of transformers."""
+
+import json
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from starlette.testclient import TestClient
+
+import vitrine
+from models.artifact import Artifact
+from tests.serving import lines_until, process, state_of
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["w7 w9 w21 w5 w8 w15", "w40 w33", "w5 🎉 w6 w21", "w5 w9 " * 40]
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def pipeline(tagger: Artifact) -> Any:  # noqa: ANN401
+    return transformers.pipeline("token-classification", str(tagger.path / "source"))
+
+
+def ask(client: TestClient, **body: object) -> Json:
+    response = client.post("/tag", json=body)
+    assert response.status_code == 200, response.text
+    result: Json = response.json()
+    return result
+
+
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+@pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
+def test_entities_equal_the_pipeline(
+    aggregation: str,
+    tag_client: TestClient,
+    pipeline: Any,  # noqa: ANN401
+) -> None:
+    result = ask(tag_client, inputs=TEXTS, aggregation=aggregation)
+    assert (result["tokens"], result["truncated"]) == ([8, 4, 6, 24], [False] * 3 + [True])
+    for text, actual in zip(TEXTS, result["entities"], strict=True):
+        lines = pipeline(text, aggregation_strategy=aggregation)
+        expected = [
+            {
+                "label": line["entity" if aggregation == "none" else "entity_group"],
+                "score": pytest.approx(line["score"], rel=1e-4),
+                "start": line["start"],
+                "end": line["end"],
+                "text": text[line["start"] : line["end"]],
+                **({"index": line["index"]} if aggregation == "none" else {}),
+            }
+            for line in lines
+        ]
+        assert actual == expected
+    assert sum(map(len, result["entities"])) > 8
+
+
+def test_simple_is_the_default_and_one_text_needs_no_list(tag_client: TestClient) -> None:
+    simple = ask(tag_client, inputs=TEXTS[:1], aggregation="simple")
+    assert ask(tag_client, inputs=TEXTS[0]) == simple
+    assert ask(tag_client, inputs=TEXTS[0], aggregation="none") != simple
+
+
+def test_python_and_http_give_the_same_entities(tagger: Artifact, tag_client: TestClient) -> None:
+    with vitrine.SyncModel(tagger.path, vitrine.ModelOptions(threads=1)) as model:
+        result = model.tag(TEXTS)
+    expected = ask(tag_client, inputs=TEXTS)["entities"]
+    for actual, entities in zip(result.entities, expected, strict=True):
+        spans = [(entity.label, entity.start, entity.end, entity.text) for entity in actual]
+        assert spans == [(e["label"], e["start"], e["end"], e["text"]) for e in entities]
+        scores = [entity["score"] for entity in entities]
+        np.testing.assert_allclose([entity.score for entity in actual], scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "index", "pointer", "message"),
+    [
+        ({"inputs": ""}, 0, "/inputs", "the text is empty"),
+        ({"inputs": ["w5", " "]}, 1, "/inputs/1", "the text is empty"),
+        ({"inputs": ["w5", "w6\0"]}, 1, "/inputs/1", "NUL"),
+        ({"inputs": []}, None, "/inputs", "at least 1 item"),
+        ({"inputs": ["w5", 3]}, 1, "/inputs/1", "valid string"),
+        ({"inputs": [["w5", "w6"]]}, 0, "/inputs/0", "valid string"),
+        ({"inputs": 3}, None, "/inputs", "a text or a list of texts"),
+        ({"inputs": ["w5"] * 9}, None, "/inputs", "9 inputs; the limit is 8"),
+        ({"inputs": "w5", "aggregation": "last"}, None, "/aggregation", "'none', 'simple'"),
+        ({"inputs": "w5", "top_k": 1}, None, None, "allowed fields: inputs, aggregation"),
+        (
+            {"inputs": ["w5", "w6 " * 30], "on_overflow": "error"},
+            1,
+            "/inputs/1",
+            "more than 24 tokens",
+        ),
+    ],
+)
+def test_invalid_requests_name_the_item(
+    tag_client: TestClient, body: Json, index: int | None, pointer: str | None, message: str
+) -> None:
+    response = tag_client.post("/tag", json=body)
+    problem = response.json()
+    assert response.status_code == 422
+    assert (problem.get("index"), problem.get("pointer")) == (index, pointer)
+    assert message in problem["detail"]
+
+
+def test_number_of_tokens_is_limited(
+    tag_client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = state_of(tag_client).model
+    assert model is not None
+    monkeypatch.setitem(model.__dict__, "max_token_vectors", 10)
+    response = tag_client.post("/tag", json={"inputs": TEXTS[:2]})
+    assert (response.status_code, response.json()["code"]) == (422, "too_many_tokens")
+    assert ask(tag_client, inputs=TEXTS[0])["tokens"] == [8]
+
+
+def test_deadline_and_metrics_are_those_of_other_routes(tag_client: TestClient) -> None:
+    headers = {"X-Request-Timeout-Ms": "0"}
+    response = tag_client.post("/tag", json={"inputs": "w5"}, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, "timeout")
+    response = tag_client.post("/tag", json={"inputs": TEXTS})
+    stages = response.headers["Server-Timing"].split(", ")
+    assert [stage.split(";")[0] for stage in stages] == ["tokenize", "queue", "infer", "serialize"]
+    metrics = tag_client.get("/metrics").text
+    assert 'vitrine_requests_total{route="/tag",status="200"}' in metrics
+
+
+def test_routes_of_other_models_say_what_the_model_can_do(
+    tag_client: TestClient, classify_client: TestClient, client: TestClient
+) -> None:
+    def refusal(client: TestClient, path: str, **body: object) -> str:
+        response = client.post(path, json=body)
+        assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
+        return str(response.json()["detail"])
+
+    can = "; it can tag the tokens of texts"
+    documents = {"documents": ["w5"]}
+    assert "cannot encode texts" + can in refusal(tag_client, "/encode", inputs="w5")
+    tokens = {"inputs": "w5", "output": "tokens"}
+    assert "cannot encode tokens" + can in refusal(tag_client, "/encode", **tokens)
+    assert "cannot classify texts" in refusal(tag_client, "/classify", inputs="w5")
+    assert can in refusal(tag_client, "/classify", inputs="w5")
+    assert can in refusal(tag_client, "/rerank", query="w5", **documents)
+    assert can in refusal(tag_client, "/score", queries="w5", **documents)
+    for other, use in ((classify_client, "classify texts"), (client, "encode texts")):
+        detail = refusal(other, "/tag", inputs="w5")
+        assert f"cannot tag the tokens of texts; it can {use}" in detail
+    gradients = refusal(tag_client, "/debug/attribute", text="w5", target={"type": "norm"})
+    assert "gradients are supported only for embedding models" in gradients
+
+
+def test_info_lists_the_output_and_the_labels(tag_client: TestClient) -> None:
+    info = tag_client.get("/info").json()
+    assert (info["outputs"], info["dimensions"]) == (["tags"], None)
+    assert info["labels"] == ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    assert info["self_check"].keys() == {"tags"}
+    # text-embeddings-inference has no such models.
+    assert tag_client.get("/tei/info").json()["model_type"] == {}
+
+
+def test_example_at_startup_is_a_request_that_the_model_can_answer(tagger: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(tagger.path)) as started:
+        _, match = lines_until(started, r"Try: (curl .*)$")
+        answer = subprocess.run(
+            ["bash", "-c", f"{match[1]} --silent --fail"], capture_output=True, check=True
+        )
+    assert len(json.loads(answer.stdout)["entities"]) == 2
