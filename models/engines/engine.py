@@ -104,7 +104,7 @@ class Engine(Protocol):
         """Run functions of all compiled variants of the graph, for the self-check."""
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
+        """Return one vector per row, `(B, W)`; of an output per token, one per token, `(T, D)`."""
 
     def cancel(self) -> None:
         """Abort the runs in flight; each aborted run raises an error in its caller."""
@@ -160,7 +160,7 @@ class CpuEngine:
         self._lock = threading.Lock()
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
+        """Return one vector per row, `(B, W)`; of an output per token, one per token, `(T, D)`."""
         single, concurrent = self.runs[0], self.runs[-1]
         with self._lock:
             # Under load, a run may start in the short gap between two other runs. A run therefore

@@ -41,10 +41,12 @@ class OutputSpec:
     Attributes:
         shape: Shape of the output for one input, for documentation.
         bounds: Worst acceptable agreement with PyTorch, by precision of the engine.
+        per_token: Whether there is one vector per token of an input, not one per input.
     """
 
     shape: str
     bounds: Mapping[Precision, Agreement]
+    per_token: bool = False
 
 
 # Worst cosine and norm difference measured with all-MiniLM-L6-v2: 1 - 1e-12 and 3e-7 in float32,
@@ -66,6 +68,7 @@ OUTPUTS: dict[Output, OutputSpec] = {
             "float16": Agreement(0.999, 0.05),
             "bfloat16": Agreement(0.999, 0.05),
         },
+        per_token=True,
     ),
     "logits": OutputSpec(
         "(C,)",
@@ -82,6 +85,15 @@ OUTPUTS: dict[Output, OutputSpec] = {
             "float16": Agreement(0.9995, 0.02),
             "bfloat16": Agreement(0.9995, 0.02),
         },
+    ),
+    "multi": OutputSpec(
+        "(L, W)",
+        {
+            "float32": Agreement(1 - 1e-6, 1e-4),
+            "float16": Agreement(0.999, 0.05),
+            "bfloat16": Agreement(0.999, 0.05),
+        },
+        per_token=True,
     ),
 }
 

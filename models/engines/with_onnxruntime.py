@@ -96,7 +96,7 @@ class CudaEngine:
         self.cancel = graph.cancel
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return one vector per row, `(B, W)`; for the output "tokens", one per token, `(T, D)`."""
+        """Return one vector per row, `(B, W)`; of an output per token, one per token, `(T, D)`."""
         return self.runs[0](batch, output)
 
 

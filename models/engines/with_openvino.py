@@ -15,7 +15,7 @@ from models.engines.engine import (
     Hardware,
     missing,
 )
-from models.engines.outputs import Precision
+from models.engines.outputs import OUTPUTS, Precision
 from models.packing import PackedBatch, round_up
 
 # Makes OpenVINO's import of its telemetry package fail, so that OpenVINO sends no telemetry.
@@ -60,7 +60,7 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
                 result: NDArray[np.float32] = request.get_tensor(output).data.copy()
             finally:
                 idle.put(request)
-            return result[: len(batch.input_ids)] if output == "tokens" else result
+            return result[: len(batch.input_ids)] if OUTPUTS[output].per_token else result
 
         def cancel() -> None:
             for request in requests:

@@ -8,21 +8,31 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from models.artifact import Manifest
-from models.export import classifier, masked_lm
+from models.export import classifier, masked_lm, multi_vector
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults
 from models.export.modules import (
+    MODEL_CONFIG,
     HeadConfig,
     NormalizeConfig,
     TruncateConfig,
+    is_pylate,
     read_heads,
     read_modules,
     read_pooling,
 )
-from models.export.tasks import CLASSIFICATION, Task, read_task, read_transformer_settings
+from models.export.multi_vector import MultiVectorConfig
+from models.export.tasks import (
+    CLASSIFICATION,
+    MULTI_VECTOR,
+    Task,
+    read_task,
+    read_transformer_settings,
+)
 from models.export.tokenizer_config import (
     gives_token_types,
+    mask_or_end_token,
     read_tokenizer_config,
     truncation_side,
 )
@@ -49,6 +59,7 @@ class SentenceConfig:
             model.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
         sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
+        multi: Settings of a multi-vector model; None: no multi-vectors.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
@@ -67,6 +78,7 @@ class SentenceConfig:
     labels: tuple[str, ...]
     activation: str
     sparse: SparseConfig | None
+    multi: MultiVectorConfig | None
     lowercase: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
@@ -96,10 +108,6 @@ def overrides_of(manifest: Manifest) -> Overrides:
         sparse="sparse" in manifest.outputs,
         pooling=manifest.pooling if "pooled" in manifest.outputs else None,
     )
-
-
-# The file with the settings of the whole model.
-_MODEL_CONFIG = "config_sentence_transformers.json"
 
 
 def read_sentence_config(
@@ -132,8 +140,13 @@ def read_sentence_config(
     labels: tuple[str, ...] = ()
     pooling: tuple[str, ...] = ()
     include_prompt = True
+    multi: MultiVectorConfig | None = None
     if sparse:
         masked_lm.check_supported(hyperparameters, known, network)
+    elif task is MULTI_VECTOR:
+        token = mask_or_end_token(tokenizer, model_type)
+        limit = overrides.max_tokens
+        multi = multi_vector.read_config(folder, modules, settings, tokenizer, token, limit)
     elif task is CLASSIFICATION:
         pooling = classifier.read_pooling(hyperparameters, known, network)
         labels = classifier.read_labels(hyperparameters, network)
@@ -141,15 +154,18 @@ def read_sentence_config(
         pooling, include_prompt = read_pooling(folder, modules, hyperparameters, overrides.pooling)
         heads = read_heads(folder, modules)
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
+    if multi:
+        normalize = multi.normalize
     truncate_dim = _truncate_dim(folder)
     if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
         heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
     of_tasks = _task_prompts(folder, network, config)
-    prompts, default_prompt = _prompts(folder, task, of_tasks, overrides)
+    prompts, default_prompt = _prompts(folder, task, of_tasks, multi, overrides)
     changes = overrides.pooling, overrides.normalize, overrides.include_prompt
     if not task.embeds and changes != (None, None, None):
         raise CheckpointError(
-            "pooling and normalisation cannot be changed, because the model computes no embeddings"
+            "pooling and normalisation cannot be changed, because the model computes no pooled "
+            "embeddings"
         )
     return SentenceConfig(
         family=model_type,
@@ -165,6 +181,7 @@ def read_sentence_config(
         labels=labels,
         activation=_activation(folder, hyperparameters, labels),
         sparse=sparse,
+        multi=multi,
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,
@@ -188,17 +205,22 @@ def _task_prompts(folder: ModelFolder, network: str, config: EncoderConfig) -> d
 
 
 def _prompts(
-    folder: ModelFolder, task: Task, of_tasks: Mapping[str, str], overrides: Overrides
+    folder: ModelFolder,
+    task: Task,
+    of_tasks: Mapping[str, str],
+    multi: MultiVectorConfig | None,
+    overrides: Overrides,
 ) -> tuple[dict[str, str], str | None]:
     """Return the prompts, by name, and the name of the default prompt.
 
     As in sentence-transformers, the prompts "query" and "document" always exist.
     """
-    name = _MODEL_CONFIG
+    name = MODEL_CONFIG
     config = folder.json(name, dict, {})
-    check_defaults(config, {"model_type": task.library_class}, name)
-    own = config.get("prompts") or {}
-    if not isinstance(own, dict):
+    if multi is None or not is_pylate(folder):
+        check_defaults(config, {"model_type": task.library_class}, name)
+    own = config.get("prompts") or {} if multi is None else multi.prompts
+    if not isinstance(own, Mapping):
         raise CheckpointError(f"{name}: prompts must be a JSON object")
     prompts = {"query": "", "document": ""}
     for key, text in {**of_tasks, **own, **(overrides.prompts or {})}.items():
@@ -216,14 +238,14 @@ def _prompts(
 
 
 def _activation(folder: ModelFolder, config: Mapping[str, Any], labels: Sequence[str]) -> str:
-    own = folder.json(_MODEL_CONFIG, dict, {}).get("activation_fn")
+    own = folder.json(MODEL_CONFIG, dict, {}).get("activation_fn")
     return classifier.read_activation(config, own, len(labels)) if labels else "identity"
 
 
 def _truncate_dim(folder: ModelFolder) -> int | None:
-    value = folder.json(_MODEL_CONFIG, dict, {}).get("truncate_dim")
+    value = folder.json(MODEL_CONFIG, dict, {}).get("truncate_dim")
     if value is not None and not _is_positive(value):
-        raise CheckpointError(f"{_MODEL_CONFIG}: truncate_dim has the invalid value {value!r}")
+        raise CheckpointError(f"{MODEL_CONFIG}: truncate_dim has the invalid value {value!r}")
     return value
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from models.artifact import Output
 from models.network.encoder import Encoder
-from models.network.heads import Head, TruncateHead
+from models.network.heads import DenseHead, Head, TruncateHead
 from models.network.packed_attention import Rows
 from models.network.pooling import pool
 from models.network.sparse import SparseHead
@@ -15,7 +15,7 @@ from models.network.taps import NO_TAP, Tap
 
 
 class SentenceEncoder(nn.Module):
-    """Network that turns the token ids of each row into one vector: an embedding, or logits.
+    """Network that turns the token ids of each row into one vector, or into one per token.
 
     A final normalisation of embeddings to unit length is not part of the network.
 
@@ -25,16 +25,18 @@ class SentenceEncoder(nn.Module):
             concatenated.
         heads: Modules applied to the pooled vector, in order.
         sparse: Head that computes sparse vectors, in place of pooling and heads.
+        projection: Modules applied to each token vector for multi-vectors, in order; they take the
+            place of pooling and heads. None: no multi-vectors.
         classifies: Whether the row vectors are logits.
         has_token_types: Whether token types are an input of the exported graph.
 
     Attributes:
         outputs: Names of the outputs of the exported graph.
-        width: Width of a row vector, W.
+        width: Width of a vector of the first output, W.
 
     Raises:
-        ValueError: The input width of a head differs from the output width of the preceding head
-            or pooling, or truncation keeps more dimensions than the vectors have.
+        ValueError: The input width of a head differs from the output width of the preceding head,
+            pooling or encoder, or truncation keeps more dimensions than the vectors have.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class SentenceEncoder(nn.Module):
         heads: Sequence[Head] = (),
         *,
         sparse: SparseHead | None = None,
+        projection: Sequence[DenseHead] | None = None,
         classifies: bool = False,
         has_token_types: bool = False,
     ) -> None:
@@ -51,25 +54,22 @@ class SentenceEncoder(nn.Module):
         self.encoder = encoder
         self.pooling = tuple(pooling)
         self.outputs: tuple[Output, ...] = ("pooled", "tokens")
-        if sparse is not None or classifies:
-            self.outputs = ("logits",) if sparse is None else ("sparse",)
+        if classifies:
+            self.outputs = ("logits",)
+        elif sparse is not None:
+            self.outputs = ("sparse",)
+        elif projection is not None:
+            self.outputs = ("multi",)
         self.has_token_types = has_token_types
         self.heads = nn.ModuleList(heads)
         self.sparse = sparse
-        self.width = encoder.config.d_model * len(self.pooling)
-        for head in heads:
-            if head.in_features not in (None, self.width):
-                raise ValueError(
-                    f"a head needs vectors of width {head.in_features}; its input has the width "
-                    f"{self.width}"
-                )
-            if isinstance(head, TruncateHead) and head.out_features > self.width:
-                raise ValueError(
-                    f"truncate_dim is {head.out_features}; vectors have the width {self.width}"
-                )
-            self.width = head.out_features or self.width
+        self.projection = None if projection is None else nn.Sequential(*projection)
         if sparse is not None:
             self.width = encoder.config.vocab_size
+        elif projection is not None:
+            self.width = _output_width(encoder.config.d_model, projection)
+        else:
+            self.width = _output_width(encoder.config.d_model * len(self.pooling), heads)
 
     def forward(
         self,
@@ -80,7 +80,7 @@ class SentenceEncoder(nn.Module):
         adapters: Tensor | None = None,
         token_types: Tensor | None = None,
     ) -> Tensor:
-        """Return the row vectors `(B, W)` of a dense batch.
+        """Return the row vectors `(B, W)`, or the multi-vectors `(B, L, W)`, of a dense batch.
 
         Args:
             input_ids: Token ids, `(B, L)`.
@@ -94,6 +94,9 @@ class SentenceEncoder(nn.Module):
         if self.sparse is not None:
             weights: Tensor = self.sparse(tokens, pooling_mask)
             return weights
+        if self.projection is not None:
+            vectors: Tensor = self.projection(tokens)
+            return vectors
         return self.head(tokens, pooling_mask, tap)
 
     def forward_packed(
@@ -123,6 +126,9 @@ class SentenceEncoder(nn.Module):
             if output == "sparse" and self.sparse is not None:
                 weights: Tensor = self.sparse(tokens, pooling_mask, rows.pad)
                 return weights
+            if output == "multi" and self.projection is not None:
+                vectors: Tensor = self.projection(tokens)
+                return vectors.float()
             return self.head(rows.pad(tokens), pooling_mask)
 
         return tuple(map(compute, self.outputs))
@@ -149,3 +155,20 @@ class SentenceEncoder(nn.Module):
         for index, head in enumerate(self.heads):
             x = tap.step(f"heads.{index}", head, head, x)
         return x.to(wide)
+
+
+def _output_width(width: int, heads: Sequence[Head]) -> int:
+    """Return the width of the vectors after the heads, given their width before.
+
+    Raises:
+        ValueError: A head does not fit the width of its input.
+    """
+    for head in heads:
+        if head.in_features not in (None, width):
+            raise ValueError(
+                f"a head needs vectors of width {head.in_features}; its input has the width {width}"
+            )
+        if isinstance(head, TruncateHead) and head.out_features > width:
+            raise ValueError(f"truncate_dim is {head.out_features}; vectors have the width {width}")
+        width = head.out_features or width
+    return width
