@@ -78,6 +78,7 @@ class MultiVectorConfig:
         kept: Ids of the only tokens of documents with a vector; empty: all tokens.
         prompts: Prompts of the folder, by name.
         markers: Prefixes of prompts that the tokenizer must not split.
+        is_pylate: Whether PyLate has saved the model.
     """
 
     layers: tuple[DenseConfig, ...] | None
@@ -90,6 +91,7 @@ class MultiVectorConfig:
     kept: tuple[int, ...]
     prompts: Mapping[str, object]
     markers: tuple[str, ...]
+    is_pylate: bool
 
 
 def is_stanford(modules: Sequence[tuple[str, str]], config: Mapping[str, Any]) -> bool:
@@ -163,6 +165,7 @@ def read_config(
         kept=kept,
         prompts=prompts,
         markers=tuple(markers.values()),
+        is_pylate=source == MODEL_CONFIG,
     )
 
 

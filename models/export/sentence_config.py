@@ -17,7 +17,6 @@ from models.export.modules import (
     HeadConfig,
     NormalizeConfig,
     TruncateConfig,
-    is_pylate,
     read_heads,
     read_modules,
     read_pooling,
@@ -217,7 +216,7 @@ def _prompts(
     """
     name = MODEL_CONFIG
     config = folder.json(name, dict, {})
-    if multi is None or not is_pylate(folder):
+    if multi is None or not multi.is_pylate:
         check_defaults(config, {"model_type": task.library_class}, name)
     own = config.get("prompts") or {} if multi is None else multi.prompts
     if not isinstance(own, Mapping):

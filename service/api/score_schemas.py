@@ -37,9 +37,10 @@ class ScoreResponse(BaseModel):
     """The score of each pair of query and document, in the order of the documents."""
 
     model: str
-    kind: Literal["cross_encoder", "cosine", "dot"] = Field(
+    kind: Literal["cross_encoder", "cosine", "dot", "maxsim"] = Field(
         description='"cross_encoder": score of a reranker; "cosine": cosine similarity of the '
-        'vectors of an embedding model; "dot": dot product of sparse vectors'
+        'vectors of an embedding model; "dot": dot product of sparse vectors; "maxsim": MaxSim of '
+        "multi-vectors"
     )
     scores: list[float]
     tokens: list[int] = Field(description="Number of tokens of each query with its document")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.artifact import Artifact, Check
-from models.engines import Agreement, Engine, Output
+from models.engines import OUTPUTS, Agreement, Engine, Output
 from models.packing import pack
 from service.inference.batcher import (
     Batcher,
@@ -38,6 +38,7 @@ _USES: Mapping[Output, str] = {
     "pooled": "encode texts",
     "tokens": "encode tokens",
     "sparse": "encode texts into sparse vectors",
+    "multi": "encode texts into multi-vectors",
     "logits": "classify texts or, with one label, rerank documents",
 }
 
@@ -76,7 +77,8 @@ class LoadedModel:
         engine: The engine that runs the artifact's graph.
         batcher: Batcher that runs rows on the engine.
         max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
-        max_token_vectors: Maximum number of tokens per call of `encode_tokens` or `tokenize`.
+        max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi` or
+            `tokenize`.
         graph_sha256: SHA-256 of the graph and its weights; see `Artifact.graph_sha256`.
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
             output.
@@ -121,7 +123,8 @@ class LoadedModel:
         Args:
             rows: Rows of token ids.
             output: Output of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
-                vectors `(L, D)`, "sparse" a sparse vector, and "logits" logits `(C,)`.
+                vectors `(L, D)`, "multi" multi-vectors `(L, W)`, "sparse" a sparse vector, and
+                "logits" logits `(C,)`.
             timeout_s: Seconds until the caller's deadline, which is checked on submission only;
                 None: no deadline.
 
@@ -152,6 +155,8 @@ class LoadedModel:
         tokenize: Callable[[], Sequence[Row]],
         output: Output,
         timeout_s: float | None,
+        *,
+        limits_tokens: bool = True,
     ) -> tuple[Sequence[Row], Sequence[Any], Mapping[str, float]]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
 
@@ -162,6 +167,7 @@ class LoadedModel:
             tokenize: Returns the row of each input.
             output: Output of the graph to compute.
             timeout_s: See `Model.encode`.
+            limits_tokens: Whether `max_token_vectors` limits the number of vectors per token.
 
         Raises:
             InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
@@ -186,7 +192,7 @@ class LoadedModel:
                     started = time.perf_counter()
                     rows = await self.run_tokenizer(tokenize, parts, count)
                     tokenize_s = time.perf_counter() - started
-                    if output == "tokens":
+                    if OUTPUTS[output].per_token and limits_tokens:
                         self._check_token_count(rows)
                     remaining_s = None if timeout_s is None else timeout_s - tokenize_s
                     outcome = await self.encode_rows(rows, output, remaining_s)
@@ -257,6 +263,7 @@ def _run_rows(
         [row.prompt_tokens for row in rows],
         [row.adapter for row in rows],
         [row.token_types or [0] * len(row.ids) for row in rows] if has_types else None,
+        [row.unattended for row in rows],
     )
     with metrics.batch_seconds.time():
         vectors: NDArray[np.float32] = engine.run(batch, output)  # (B, W), or (T, D)
@@ -268,6 +275,6 @@ def _run_rows(
     if output == "sparse":  # most weights are zero
         indices = [np.flatnonzero(vector) for vector in vectors]
         return [SparseVector(i, v[i]) for i, v in zip(indices, vectors, strict=True)]
-    if output != "tokens":
+    if not OUTPUTS[output].per_token:
         return list(vectors)
     return np.split(vectors, np.cumsum([len(row.ids) for row in rows])[:-1])

@@ -1,9 +1,10 @@
 """Scoring with a loaded model: labels of texts, and the relevance of documents to queries."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -11,16 +12,25 @@ from models.engines import Output
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import NO_LIMITS, PairLimits
+from service.inference.results import Vectors, select_tokens
 from service.inference.scores import (
     ACTIVATIONS,
     Classification,
     PairScores,
+    Scores,
     cosines,
     dot_products,
+    max_similarities,
 )
 from service.inference.tokenizer import OnOverflow, Row
 
 Item = TypeVar("Item")
+# Kind of the scores of vectors, by output of the model.
+_KINDS: Mapping[Output, Literal["cosine", "dot", "maxsim"]] = {
+    "sparse": "dot",
+    "multi": "maxsim",
+    "pooled": "cosine",
+}
 
 
 async def classify(
@@ -80,7 +90,8 @@ async def score_vectors(
     timeout_s: float | None,
 ) -> PairScores:
     """Return similarities of vectors; errors have the index among queries and documents."""
-    output: Output = "sparse" if "sparse" in model.artifact.manifest.outputs else "pooled"
+    outputs = model.artifact.manifest.outputs
+    output: Output = next((o for o in _KINDS if o in outputs), "pooled")
 
     def tokenize() -> list[Row]:
         rows = model.tokenizer.rows_of_texts(queries, "query", on_overflow)
@@ -93,21 +104,46 @@ async def score_vectors(
         return rows
 
     texts, count = [*queries, *documents], len(queries)
-    rows, vectors, seconds = await model.run(texts, len(texts), tokenize, output, timeout_s)
+    rows, vectors, seconds = await model.run(
+        texts, len(texts), tokenize, output, timeout_s, limits_tokens=False
+    )
     if output == "sparse":
         ours = _repeated(vectors[:count], len(documents))
         scores = dot_products(ours, vectors[count:], model.width)
+    elif output == "multi":
+        scores = await asyncio.to_thread(_max_similarities, model, rows, vectors, count)
     else:
         scores = cosines(np.array(vectors[:count]), np.array(vectors[count:]))
     pairs = list(zip(_repeated(rows[:count], len(documents)), rows[count:], strict=True))
     return PairScores(
         scores,
         scores,
-        "dot" if output == "sparse" else "cosine",
+        _KINDS[output],
         [len(query.ids) + len(document.ids) for query, document in pairs],
         [query.truncated or document.truncated for query, document in pairs],
         seconds,
     )
+
+
+def _max_similarities(
+    model: LoadedModel, rows: Sequence[Row], vectors: Sequence[Vectors], queries: int
+) -> Scores:
+    """Return MaxSim of queries and documents, given the vectors of all tokens of both.
+
+    Args:
+        model: Multi-vector model.
+        rows: Rows of the queries, then of the documents.
+        vectors: Vectors of all tokens of each row, `(L, W)`.
+        queries: Number of queries.
+    """
+    rules = [model.tokenizer.rules(name) for name in ("query", "document")]
+    normalize = model.artifact.manifest.normalize
+    selected = [
+        select_tokens(row, part, rules[index >= queries], normalize=normalize)[0]
+        for index, (row, part) in enumerate(zip(rows, vectors, strict=True))
+    ]
+    documents = selected[queries:]
+    return max_similarities(_repeated(selected[:queries], len(documents)), documents)
 
 
 async def classify_documents(

@@ -81,7 +81,8 @@ def _kind(manifest: Manifest) -> str:
 
 def _model_type(manifest: Manifest) -> dict[str, dict[str, Any]]:
     if not manifest.labels:
-        return {"embedding": {"pooling": "+".join(manifest.pooling) or "splade"}}
+        pooling = "splade" if "sparse" in manifest.outputs else "+".join(manifest.pooling) or "none"
+        return {"embedding": {"pooling": pooling}}
     names = {str(index): label for index, label in enumerate(manifest.labels)}
     numbers = {label: index for index, label in enumerate(manifest.labels)}
     return {_kind(manifest): {"id2label": names, "label2id": numbers}}
