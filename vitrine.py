@@ -21,7 +21,13 @@ from service.inference.errors import (
 from service.inference.explanations import Explanation, Term, TextToken
 from service.inference.model import Model
 from service.inference.opening import ModelOptions, open_model
-from service.inference.results import Embeddings, SparseEmbeddings, SparseVector, TokenEmbeddings
+from service.inference.results import (
+    Embeddings,
+    MultiEmbeddings,
+    SparseEmbeddings,
+    SparseVector,
+    TokenEmbeddings,
+)
 from service.inference.scores import Classification, PairScores
 from service.inference.sync_model import SyncModel
 from service.inference.tags import Entity, Tags
@@ -39,6 +45,7 @@ __all__ = [
     "InvalidInput",
     "Model",
     "ModelOptions",
+    "MultiEmbeddings",
     "NotReady",
     "Overloaded",
     "PairScores",

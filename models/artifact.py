@@ -34,7 +34,7 @@ CHECK = "check.json"
 SOURCE = "source"
 
 # Names of the outputs of graphs.
-Output = Literal["pooled", "tokens", "logits", "sparse", "tags"]
+Output = Literal["pooled", "tokens", "logits", "sparse", "tags", "multi"]
 
 
 class ArtifactError(Exception):
@@ -65,6 +65,27 @@ class Graph:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenRules:
+    """Rules for the tokens of one kind of text in a multi-vector model: queries, documents, others.
+
+    Attributes:
+        max_tokens: Maximum length in tokens, special tokens included.
+        min_tokens: Length to which shorter rows are filled with `filler`; 0: rows are not filled.
+        filler: Id of the token that fills short rows.
+        attends_to_filler: Whether the tokens of a row attend to its added tokens.
+        skipped: Ids of tokens without a vector in the result.
+        kept: Ids of the only tokens with a vector in the result; empty: all that are not skipped.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    filler: int = 0
+    attends_to_filler: bool = True
+    skipped: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Description of an artifact.
 
@@ -74,8 +95,8 @@ class Manifest:
         revision: Commit of a hub model or version of a package; None for a folder.
         family: `model_type` in the checkpoint's config.json.
         weights_sha256: SHA-256 of each weight file of the checkpoint, by name.
-        outputs: Names of the graphs' outputs, in `models.engines.OUTPUTS`. The first output has one
-            vector per row, or per token in "tags".
+        outputs: Names of the graphs' outputs, in `models.engines.OUTPUTS`. The first output is
+            the default of requests.
         labels: Label of each logit of a sequence or token classification model; empty for other
             models.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
@@ -94,6 +115,8 @@ class Manifest:
         default_prompt: Name of the default prompt; None: no prompt.
         adapters: Names of the adapters, in the order of their indices. An adapter applies to inputs
             with the prompt of the same name.
+        token_rules: Rules for the tokens of a multi-vector model, by prompt name, "query" or
+            "document"; the name "" stands for all others. Empty for other models.
         graphs: Descriptions of the ONNX files.
         files: SHA-256 of every file except the manifest, by path relative to the artifact.
         versions: Versions of the libraries used for the export, by library name.
@@ -121,6 +144,7 @@ class Manifest:
     prompts: Mapping[str, str]
     default_prompt: str | None
     adapters: tuple[str, ...]
+    token_rules: Mapping[str, TokenRules]
     graphs: tuple[Graph, ...]
     files: Mapping[str, str]
     versions: Mapping[str, str]
@@ -132,12 +156,12 @@ class Check:
 
     Attributes:
         rows: Token ids of each input.
-        outputs: Reference vectors, by output name. "tokens" has one vector per token of the first
-            few inputs, and "tags" one per token of all inputs, concatenated; the others have one
-            vector per input.
+        outputs: Reference vectors, by output name. An output per token has the vectors of the
+            first few inputs, concatenated; the others have one vector per input.
         texts: Text of each input; empty for a classifier, whose inputs include pairs of texts.
         adapters: Index of each input's adapter, or `models.packing.NO_ADAPTER`.
         token_types: Type of each token of each input; empty: all have type 0.
+        unattended: Number of last tokens of each input that no token attends to.
     """
 
     rows: list[list[int]]
@@ -145,6 +169,7 @@ class Check:
     texts: list[str]
     adapters: list[int]
     token_types: list[list[int]]
+    unattended: list[int]
 
 
 @dataclass(frozen=True)
@@ -316,6 +341,8 @@ def _parse(content: bytes) -> Manifest:
         values["windows"] = tuple(values["windows"])
         values["matryoshka_dimensions"] = tuple(values["matryoshka_dimensions"])
         values["adapters"] = tuple(values["adapters"])
+        rules = values["token_rules"].items()
+        values["token_rules"] = {name: _parse_rules(fields) for name, fields in rules}
         values["files"] = dict(values["files"])
         return Manifest(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -323,6 +350,11 @@ def _parse(content: bytes) -> Manifest:
         raise ArtifactError(
             f"{MANIFEST} is invalid ({error}); required fields: format, {names}"
         ) from error
+
+
+def _parse_rules(values: dict[str, Any]) -> TokenRules:
+    ids = {name: tuple(values[name]) for name in ("skipped", "kept")}
+    return TokenRules(**{**values, **ids})
 
 
 def _is_directory(file: Path) -> bool:

@@ -33,7 +33,8 @@ class PackedBatch:
         padded_index: `(B, L)` int64, index into the T packed tokens for each padded position; 0 at
             padding.
         packed_index: `(T,)` int64, index into the `B * L` padded positions for each packed token.
-        attention_mask: `(B, L)` float32, 1 at tokens and 0 at padding.
+        attention_mask: `(B, L)` float32, 1 at tokens, and 0 at padding and at tokens that no token
+            attends to.
         pooling_mask: `(B, L)` float32, 1 at the tokens to pool and 0 elsewhere.
         adapters: `(T,)` int64, index of each token's adapter, or `NO_ADAPTER`.
         token_types: `(T,)` int64, type of each token: 1 in the second text of a pair.
@@ -96,6 +97,7 @@ def pack(
     prompt_tokens: Sequence[int] | None = None,
     adapters: Sequence[int] | None = None,
     token_types: Sequence[Sequence[int]] | None = None,
+    unattended: Sequence[int] | None = None,
 ) -> PackedBatch:
     """Return the rows as one packed batch.
 
@@ -105,9 +107,11 @@ def pack(
             tokens.
         adapters: Index of each row's adapter, or `NO_ADAPTER`; None: no adapters.
         token_types: Type of each token of each row; None: type 0.
+        unattended: Number of last tokens of each row that no token attends to, as of the tokens
+            that expand a query in ColBERT; None: none.
 
     Raises:
-        ValueError: There are no rows, or no token of a row would be pooled.
+        ValueError: There are no rows, or no token of a row would be pooled or attended to.
     """
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))  # (B,)
     skipped = (
@@ -117,6 +121,10 @@ def pack(
         raise ValueError("a batch needs at least one row")
     for index in np.flatnonzero(lengths <= skipped):
         raise ValueError(f"row {index} has {lengths[index]} tokens, none of which would be pooled")
+
+    attended = lengths if unattended is None else lengths - np.asarray(unattended, np.int64)
+    for index in np.flatnonzero(attended < 1):
+        raise ValueError(f"row {index} has {lengths[index]} tokens, none of which is attended to")
 
     positions = np.arange(lengths.max())  # (L,)
     is_token = positions < lengths[:, None]  # (B, L)
@@ -129,7 +137,7 @@ def pack(
         input_ids=input_ids,
         padded_index=padded_index,
         packed_index=np.flatnonzero(is_token),
-        attention_mask=is_token.astype(np.float32),
+        attention_mask=(positions < attended[:, None]).astype(np.float32),
         pooling_mask=(is_token & (positions >= skipped[:, None])).astype(np.float32),
         adapters=np.repeat(np.asarray(adapters, np.int64), lengths),
         token_types=np.zeros_like(input_ids) if token_types is None else _concatenated(token_types),

@@ -98,9 +98,40 @@ GUARDS = (
     ),
     Guard(
         "service/inference/loaded_model.py",
-        "if OUTPUTS[output].per_token:\n                        self",
-        "if False:\n                        self",
+        "if limits_tokens and any(OUTPUTS[output].per_token for output in outputs):",
+        "if False:",
         f"{_T}test_tag.py::test_number_of_tokens_is_limited",
+    ),
+    # Multi-vectors.
+    Guard(
+        "models/export/attention_nodes.py",
+        'nodes("Where", is_key, row, constant(-2))',
+        "row",
+        "tests/models/export/test_attention_nodes.py::test_context_equals_attention_on_each_row_alone",
+    ),
+    Guard(
+        "models/packing.py",
+        "(positions < attended[:, None])",
+        "is_token",
+        f"{_I}test_multi_vectors.py::test_expanded_queries",
+    ),
+    Guard(
+        "service/inference/results.py",
+        "is_kept = ~np.isin(row.ids, rules.skipped)",
+        "is_kept = np.ones(len(row.ids), bool)",
+        f"{_T}test_multi.py::test_vectors_equal_those_of_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        'return self._rules.get(prompt_name or "", self._rules[""])',
+        'return self._rules[""]',
+        f"{_T}test_multi.py::test_lengths_of_queries_and_documents",
+    ),
+    Guard(
+        "models/export/multi_vector.py",
+        "tokenizer.add_special_tokens([AddedToken(token, normalized=False)])",
+        "pass",
+        f"{_I}test_multi_vectors.py::test_folders_of_stanford",
     ),
     # Long rows and texts.
     Guard(

@@ -181,7 +181,8 @@ def _results(run: Run, output: Output, check: Check) -> NDArray[np.float32]:
         batch = [check.rows[index] for index in indices]
         adapters = [check.adapters[index] for index in indices]
         types = [check.token_types[index] for index in indices] if check.token_types else None
-        packed = pack(batch, adapters=adapters, token_types=types)
+        unattended = [check.unattended[index] for index in indices]
+        packed = pack(batch, adapters=adapters, token_types=types, unattended=unattended)
         (result,) = run(packed, [output])  # (B, W), or (T, W)
         sizes = [len(row) if OUTPUTS[output].per_token else 1 for row in batch]
         results |= zip(indices, np.split(result, np.cumsum(sizes)[:-1]), strict=True)

@@ -102,6 +102,15 @@ OUTPUTS: dict[Output, OutputSpec] = {
         per_token=True,
         per_element=True,
     ),
+    "multi": OutputSpec(
+        "(L, W)",
+        {
+            "float32": Agreement(1 - 1e-6, 1e-4),
+            "float16": Agreement(0.999, 0.05),
+            "bfloat16": Agreement(0.999, 0.05),
+        },
+        per_token=True,
+    ),
 }
 
 

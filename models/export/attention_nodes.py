@@ -74,7 +74,8 @@ class _Attention:
     Attributes:
         shape: The numbers B and L, as an int64 vector `(2,)`.
         flat_index: `padded_index`, flattened to `(B * L,)`.
-        padding: Bias of the attention scores that masks padding keys, `(B, 1, 1, L)`.
+        padding: Bias of the attention scores that masks padding and tokens that no token attends
+            to, `(B, 1, 1, L)`.
         window, causal, alibi: See `models.network.positions.Reach`.
     """
 
@@ -285,6 +286,9 @@ def _banded(nodes: _Nodes, a: _Attention) -> ir.Value:
 
     L = nodes("Slice", a.shape, constant([1]), constant([2]))
     row = nodes("Div", a.packed_index, L)  # (T,)
+    attended = nodes("Gather", nodes("Reshape", a.attention_mask, constant([-1])), a.packed_index)
+    is_key = nodes("Greater", attended, constant(0, np.float32))
+    row_of_key = nodes("Where", is_key, row, constant(-2))  # (T,)
 
     def neighbours(x: ir.Value, *shape: int, fill: ir.Value | None = None) -> ir.Value:
         """Return the values of each block and its two neighbours, `(N, 3 * size, ...)`."""
@@ -303,7 +307,7 @@ def _banded(nodes: _Nodes, a: _Attention) -> ir.Value:
     k, v = (nodes("Reshape", neighbours(x, D), per_head) for x in (a.k, a.v))
     ends = nodes("Concat", zero, padding, axis=0)
     own = nodes("Reshape", nodes("Pad", row, ends, constant(-1)), constant([-1, size, 1]))
-    theirs = nodes("Unsqueeze", neighbours(row, fill=constant(-2)), constant([1]))
+    theirs = nodes("Unsqueeze", neighbours(row_of_key, fill=constant(-2)), constant([1]))
     distance = np.arange(3 * size)[None] - size - np.arange(size)[:, None]
     within = np.abs(distance) <= window
     near = constant(within & (distance <= 0) if a.causal else within, np.bool_)  # (size, 3 * size)

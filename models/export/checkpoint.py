@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.add_layer_norm import LayerNorm
-from models.export import classifier, lora, masked_lm
+from models.export import classifier, lora, masked_lm, multi_vector
 from models.export.families import (
     FAMILIES,
     FAMILIES_OF_CODE,
@@ -32,6 +32,7 @@ from models.export.modules import (
     TruncateConfig,
     transformer_folder,
 )
+from models.export.multi_vector import MultiVectorConfig
 from models.export.sentence_config import Overrides, SentenceConfig, read_sentence_config
 from models.export.sources import SourceError, resolve
 from models.network.config import EncoderConfig
@@ -73,6 +74,7 @@ def load(
     if folder.has(join(transformer, lora.CONFIG)):
         _add_updates(tensors, _plain_names(family, lora.read_updates(folder, transformer)))
     labels, tags, sparse = sentence_config.labels, sentence_config.tags, None
+    multi = sentence_config.multi
     fill = partial(_fill, source="the checkpoint")
     try:
         encoder = Encoder(config)
@@ -93,6 +95,7 @@ def load(
             sentence_config.pooling,
             heads,
             sparse=sparse,
+            projection=_projection(folder, multi, tensors) if multi else None,
             classifies=reads_pairs,
             pools_logits=sentence_config.pools_logits,
             skipped_id=sentence_config.skipped_id,
@@ -116,7 +119,7 @@ def load(
     if unused:
         report(f"Ignored tensors that do not affect vectors: {', '.join(unused)}")
     kind = masked_lm.masked_lm_class(folder.json(join(network, "config.json"), dict))
-    if kind and family.masked_lm and f"{family.masked_lm.dense}.weight" in unused:
+    if kind and not multi and family.masked_lm and f"{family.masked_lm.dense}.weight" in unused:
         report(
             f"config.json names {kind}: this exports embeddings, without the head for masked "
             "tokens; --sparse exports sparse vectors with it, as in SPLADE"
@@ -138,11 +141,29 @@ def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
         )
 
 
+def _projection(
+    folder: ModelFolder, multi: MultiVectorConfig, tensors: dict[str, Tensor]
+) -> list[DenseHead]:
+    """Return the layers from token vector to multi-vector, with their weights.
+
+    A layer that is part of the checkpoint is removed from `tensors`.
+    """
+    if multi.layers is None:
+        return [multi_vector.take_projection(tensors, partial(_fill, source="the checkpoint"))]
+    layers = [_dense(config) for config in multi.layers]
+    for config, layer in zip(multi.layers, layers, strict=True):
+        _fill(layer, folder.tensors(config.folder), source=config.folder)
+    return layers
+
+
+def _dense(config: DenseConfig) -> DenseHead:
+    return DenseHead(config.in_features, config.out_features, config.bias, config.activation)
+
+
 def _head(config: HeadConfig) -> Head:
     match config:
         case DenseConfig():
-            sizes = config.in_features, config.out_features
-            return DenseHead(*sizes, config.bias, config.activation)
+            return _dense(config)
         case LayerNormConfig():
             return NormHead(LayerNorm(config.width), config.width)
         case NormalizeConfig():

@@ -20,16 +20,18 @@ from models.artifact import (
     Check,
     Graph,
     Manifest,
+    TokenRules,
     hashes,
     sha256,
     write_check,
     write_manifest,
     writing,
 )
-from models.engines import ENGINES, Precision
+from models.engines import ENGINES, OUTPUTS, Precision
 from models.engines.engine import missing
 from models.export.checkpoint import NO_OVERRIDES, load
 from models.export.model_folder import ModelFolder
+from models.export.multi_vector import token_rules
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
 from models.export.parity import (
     Parity,
@@ -38,6 +40,7 @@ from models.export.parity import (
     reference_cases,
     reference_tokens,
     reference_vectors,
+    unattended_in_turn,
 )
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import Source
@@ -68,7 +71,7 @@ _CHECK_TEXTS = (
 )
 # Maximum length of a check input, in tokens, because every start of the service runs all of them.
 _MAX_CHECK_TOKENS = 512
-# Number of leading check inputs whose token vectors are stored as well (0.2 MB).
+# Number of leading check inputs whose vectors per token are stored (0.2 MB).
 _TOKEN_ROWS = 3
 
 
@@ -110,6 +113,9 @@ def export(
     files = ModelFolder(source.folder)
     model, config = load(files, overrides, report)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
+    rules: dict[str, TokenRules] = {}
+    if config.multi:
+        rules = token_rules(config.multi, tokenizer, config.max_tokens, model.encoder.config)
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
         check = _check(model, tokenizer, config)
@@ -120,7 +126,7 @@ def export(
         for target, graph_dtype in dtypes.items():
             report(f"Exporting {model.encoder.config.num_layers} layers for {target}")
             graphs += _write_graphs(model, target, graph_dtype, folder)
-        manifest = _manifest(source, files, model, config, graphs, hashes(folder))
+        manifest = _manifest(source, files, model, config, rules, graphs, hashes(folder))
         write_manifest(folder, manifest)
         report("Computing PyTorch's vectors")
         cases = reference_cases(model, config.max_tokens, check)
@@ -144,10 +150,10 @@ def _write_graphs(
     """Write the graphs of a target's engines, and the weights that the graphs share."""
     exact = dtype == "float32"
     if not exact:
-        heads, sparse = copy.deepcopy((model.heads, model.sparse))
+        heads = copy.deepcopy((model.heads, model.sparse, model.projection))
         model = copy.deepcopy(model).to(DTYPES[dtype])
         # Heads stay in float32: in float16, the sigmoids of high logits would be equal.
-        model.heads, model.sparse = heads, sparse
+        model.heads, model.sparse, model.projection = heads
     graph = trace(model, target)
     write_weights(graph, folder / _WEIGHTS[target])
     graphs: list[Graph] = []
@@ -190,18 +196,18 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
     tokenizer.no_truncation()
     rows = [encoding.ids for encoding in encodings]
     types = [encoding.type_ids for encoding in encodings] if model.has_token_types else []
-    adapters = adapters_in_turn(model, len(rows))
-    vectors = reference_vectors(model, rows, adapters=adapters, token_types=types or None)
+    adapters, unattended = adapters_in_turn(model, len(rows)), unattended_in_turn(model, rows)
+    vectors = reference_vectors(model, rows, None, adapters, types or None, unattended)
+    if OUTPUTS[model.outputs[0]].per_token:
+        vectors = vectors[:_TOKEN_ROWS]
     outputs: dict[str, list[list[float]]] = {
         # Zeros of sparse vectors are shorter as integers.
-        model.outputs[0]: [
-            [value or 0 for value in vector] for vector in np.concatenate(vectors).tolist()
-        ]
+        model.outputs[0]: [[x or 0 for x in row] for row in np.concatenate(vectors).tolist()]
     }
     if "tokens" in model.outputs:
         tokens = [reference_tokens(model, rows[i], adapters[i]) for i in range(_TOKEN_ROWS)]
         outputs["tokens"] = np.concatenate(tokens).tolist()
-    return Check(rows, outputs, [] if pairs else texts, adapters, types)
+    return Check(rows, outputs, [] if pairs else texts, adapters, types, unattended)
 
 
 def _copy(files: ModelFolder, target: Path) -> None:
@@ -217,6 +223,7 @@ def _manifest(
     files: ModelFolder,
     model: SentenceEncoder,
     config: SentenceConfig,
+    rules: Mapping[str, TokenRules],
     graphs: Sequence[Graph],
     file_hashes: Mapping[str, str],
 ) -> Manifest:
@@ -243,6 +250,7 @@ def _manifest(
         prompts=config.prompts,
         default_prompt=config.default_prompt,
         adapters=model.encoder.config.adapters.names if model.encoder.config.adapters else (),
+        token_rules=rules,
         graphs=tuple(graphs),
         files=file_hashes,
         versions={**VERSIONS, **_engine_versions()},

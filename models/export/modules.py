@@ -12,14 +12,20 @@ from models.export.model_folder import CheckpointError, ModelFolder, check_defau
 from models.network.heads import HEAD_ACTIVATIONS
 from models.network.pooling import POOLINGS
 
+# The file with the settings of the whole model.
+MODEL_CONFIG = "config_sentence_transformers.json"
 # The module that pools sparse vectors.
 SPLADE = "SpladePooling"
+# The module that selects the tokens with a multi-vector.
+MULTI_VECTOR_MASK = "MultiVectorMask"
+# Type of PyLate's module for a dense layer.
+_DENSE_OF_PYLATE = "pylate.models.Dense.Dense"
 # Type of Jina v3's custom Transformer module, which passes the task to the encoder.
 _OF_JINA_V3 = "custom_st.Transformer"
-_SENTENCE_EMBEDDING = {
-    "module_input_name": "sentence_embedding",
-    "module_output_name": "sentence_embedding",
-}
+# Inputs and outputs of modules.
+_FEATURES = ("module_input_name", "module_output_name")
+_SENTENCE_EMBEDDING = dict.fromkeys(_FEATURES, "sentence_embedding")
+_TOKEN_EMBEDDINGS = dict.fromkeys(_FEATURES, "token_embeddings")
 
 # Names in `POOLINGS` of the pooling modes of sentence-transformers.
 _POOLING_NAMES = {
@@ -116,6 +122,7 @@ def read_modules(folder: ModelFolder) -> list[tuple[str, str]]:
             raise CheckpointError("modules.json: every module must have a type and a path")
         package, _, kind = str(module.get("type")).rpartition(".")
         is_known = package.split(".")[0] == "sentence_transformers"
+        is_known |= module.get("type") == _DENSE_OF_PYLATE
         if not (is_known or (module.get("type") == _OF_JINA_V3 and _is_jina_v3(folder))):
             raise CheckpointError(
                 f"modules.json names {module.get('type')}; "
@@ -126,12 +133,35 @@ def read_modules(folder: ModelFolder) -> list[tuple[str, str]]:
     kinds = [kind for kind, _ in modules]
     has_pooling = kinds[:2] == ["Transformer", "Pooling"] and _HEADS.keys() >= {*kinds[2:]}
     is_sparse = kinds in (["Transformer", SPLADE], ["MLMTransformer", SPLADE])
-    if kinds not in ([], ["Transformer"]) and not has_pooling and not is_sparse:
+    is_multi = _is_multi_vector(kinds) or (_is_dense_only(kinds) and is_pylate(folder))
+    if kinds not in ([], ["Transformer"]) and not (has_pooling or is_sparse or is_multi):
         raise CheckpointError(
-            f"modules.json lists {' -> '.join(kinds)}; supported: Transformer -> {SPLADE}, or "
-            f"Transformer -> Pooling, then any of {', '.join(_HEADS)}"
+            f"modules.json lists {' -> '.join(kinds)}; supported: Transformer -> {SPLADE}; "
+            f"Transformer -> Pooling, then any of {', '.join(_HEADS)}; or Transformer, then Dense, "
+            f"{MULTI_VECTOR_MASK} and Normalize for multi-vectors"
         )
     return modules
+
+
+def _is_multi_vector(kinds: Sequence[str]) -> bool:
+    dense = [kind for kind in kinds[1:] if kind == "Dense"]
+    last = list(kinds[1 + len(dense) :])
+    orders = [MULTI_VECTOR_MASK, "Normalize"], ["Normalize", MULTI_VECTOR_MASK], [MULTI_VECTOR_MASK]
+    return kinds == ["Transformer", *dense, *last] and last in orders
+
+
+def _is_dense_only(kinds: Sequence[str]) -> bool:
+    return kinds[:1] == ["Transformer"] and {*kinds[1:]} == {"Dense"}
+
+
+def is_pylate(folder: ModelFolder) -> bool:
+    """Return whether the folder was saved by PyLate 3 or older, as sentence-transformers decides.
+
+    These folders list neither the selection of tokens nor the normalisation in modules.json.
+    """
+    config = folder.json(MODEL_CONFIG, dict, {})
+    kind, has_prefix = config.get("model_type"), {"query_prefix", "document_prefix"} & config.keys()
+    return kind == "ColBERT" or (kind in (None, "SentenceTransformer") and bool(has_prefix))
 
 
 def _is_jina_v3(folder: ModelFolder) -> bool:
@@ -200,7 +230,31 @@ def read_heads(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> list[
     return [_HEADS[module](folder, path) for module, path in modules[2:]]
 
 
-def _dense(folder: ModelFolder, subfolder: str) -> DenseConfig:
+def read_projection(
+    folder: ModelFolder, modules: Sequence[tuple[str, str]]
+) -> tuple[tuple[DenseConfig, ...], bool]:
+    """Return the dense layers of a multi-vector model, and whether its vectors are normalised.
+
+    Args:
+        folder: Model folder.
+        modules: Modules from `read_modules`.
+
+    Raises:
+        CheckpointError: A setting of a module is invalid or unsupported.
+    """
+    layers = [_dense(folder, path, _TOKEN_EMBEDDINGS) for kind, path in modules if kind == "Dense"]
+    paths = [path for kind, path in modules if kind == "Normalize"]
+    for path in paths:
+        name = join(path, "config.json")
+        # Without the name, sentence-transformers normalises embeddings, which do not exist.
+        config = {"module_input_name": "sentence_embedding", **folder.json(name, dict, {})}
+        check_defaults(config, _TOKEN_EMBEDDINGS, name)
+    return tuple(layers), bool(paths) or is_pylate(folder)
+
+
+def _dense(
+    folder: ModelFolder, subfolder: str, features: Mapping[str, str] = _SENTENCE_EMBEDDING
+) -> DenseConfig:
     name = join(subfolder, "config.json")
     config = folder.json(name, dict)
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
@@ -209,7 +263,7 @@ def _dense(folder: ModelFolder, subfolder: str) -> DenseConfig:
         raise CheckpointError(
             f"{name}: the activation {activation!r} is not one of {', '.join(HEAD_ACTIVATIONS)}"
         )
-    check_defaults(config, {**_SENTENCE_EMBEDDING, "use_residual": False}, name)
+    check_defaults(config, {**features, "use_residual": False}, name)
     sizes = (config.get("in_features"), config.get("out_features"))
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise CheckpointError(f"{name}: in_features and out_features must be positive integers")

@@ -53,8 +53,8 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
 
     The inputs are fields of `models.packing.PackedBatch`, with dynamic B, L and T. The outputs
     are "pooled" `(B, W)` and "tokens" `(T, D)`; or "logits" `(B, C)`; or "sparse" `(B, V)`; or
-    "tags" `(T, C)`, all in float32. Each attention is a placeholder node, which `graph_for`
-    replaces.
+    "tags" or "multi" `(T, W)`, all in float32. Each attention is a placeholder node, which
+    `graph_for` replaces.
 
     Args:
         model: Model in evaluation mode.

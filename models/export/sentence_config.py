@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from models.artifact import Manifest
-from models.export import classifier, masked_lm, token_classifier
+from models.export import classifier, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults
 from models.export.modules import (
+    MODEL_CONFIG,
     HeadConfig,
     NormalizeConfig,
     TruncateConfig,
@@ -20,8 +21,10 @@ from models.export.modules import (
     read_modules,
     read_pooling,
 )
+from models.export.multi_vector import MultiVectorConfig
 from models.export.tasks import (
     CLASSIFICATION,
+    MULTI_VECTOR,
     TOKEN_CLASSIFICATION,
     Task,
     read_task,
@@ -29,6 +32,7 @@ from models.export.tasks import (
 )
 from models.export.tokenizer_config import (
     gives_token_types,
+    mask_or_end_token,
     read_tokenizer_config,
     truncation_side,
 )
@@ -59,6 +63,7 @@ class SentenceConfig:
         skipped_id: Token id that pooling skips; None: no token is skipped.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
         sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
+        multi: Settings of a multi-vector model; None: no multi-vectors.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
@@ -81,6 +86,7 @@ class SentenceConfig:
     skipped_id: int | None
     activation: str
     sparse: SparseConfig | None
+    multi: MultiVectorConfig | None
     lowercase: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
@@ -116,10 +122,6 @@ def overrides_of(manifest: Manifest) -> Overrides:
     )
 
 
-# The file with the settings of the whole model.
-_MODEL_CONFIG = "config_sentence_transformers.json"
-
-
 def read_sentence_config(
     folder: ModelFolder,
     network: str,
@@ -151,8 +153,13 @@ def read_sentence_config(
     pooling: tuple[str, ...] = ()
     include_prompt = True
     skipped_id: int | None = None
+    multi: MultiVectorConfig | None = None
     if sparse:
         masked_lm.check_supported(hyperparameters, known, network)
+    elif task is MULTI_VECTOR:
+        token = mask_or_end_token(tokenizer, model_type)
+        limit = overrides.max_tokens
+        multi = multi_vector.read_config(folder, modules, settings, tokenizer, token, limit)
     elif task is CLASSIFICATION:
         pooling = (classifier.read_pooling(hyperparameters, known, network),)
         skipped_id = classifier.read_skipped_id(hyperparameters, known, network)
@@ -166,15 +173,18 @@ def read_sentence_config(
     if pools_logits := pooling == (classifier.LATE,):
         pooling = ("mean",)
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
+    if multi:
+        normalize = multi.normalize
     truncate_dim = _truncate_dim(folder)
     if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
         heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
     of_tasks = _task_prompts(folder, network, config)
-    prompts, default_prompt = _prompts(folder, task, of_tasks, overrides)
+    prompts, default_prompt = _prompts(folder, task, of_tasks, multi, overrides)
     changes = overrides.pooling, overrides.normalize, overrides.include_prompt
     if not task.embeds and changes != (None, None, None):
         raise CheckpointError(
-            "pooling and normalisation cannot be changed, because the model computes no embeddings"
+            "pooling and normalisation cannot be changed, because the model computes no pooled "
+            "embeddings"
         )
     include_prompt = _override(include_prompt, overrides.include_prompt)
     # The first token of a row with a prompt that is not pooled is a token of the text.
@@ -197,6 +207,7 @@ def read_sentence_config(
         skipped_id=skipped_id,
         activation=_activation(folder, hyperparameters, task, len(labels)),
         sparse=sparse,
+        multi=multi,
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,
@@ -220,17 +231,22 @@ def _task_prompts(folder: ModelFolder, network: str, config: EncoderConfig) -> d
 
 
 def _prompts(
-    folder: ModelFolder, task: Task, of_tasks: Mapping[str, str], overrides: Overrides
+    folder: ModelFolder,
+    task: Task,
+    of_tasks: Mapping[str, str],
+    multi: MultiVectorConfig | None,
+    overrides: Overrides,
 ) -> tuple[dict[str, str], str | None]:
     """Return the prompts, by name, and the name of the default prompt.
 
     As in sentence-transformers, the prompts "query" and "document" always exist.
     """
-    name = _MODEL_CONFIG
+    name = MODEL_CONFIG
     config = folder.json(name, dict, {})
-    check_defaults(config, {"model_type": task.library_class}, name)
-    own = config.get("prompts") or {}
-    if not isinstance(own, dict):
+    if multi is None or not multi.is_pylate:
+        check_defaults(config, {"model_type": task.library_class}, name)
+    own = config.get("prompts") or {} if multi is None else multi.prompts
+    if not isinstance(own, Mapping):
         raise CheckpointError(f"{name}: prompts must be a JSON object")
     prompts = {"query": "", "document": ""}
     for key, text in {**of_tasks, **own, **(overrides.prompts or {})}.items():
@@ -254,14 +270,14 @@ def _activation(folder: ModelFolder, config: Mapping[str, Any], task: Task, labe
     """Return the activation of the logits; "identity" for a model without labels."""
     if task is TOKEN_CLASSIFICATION:
         return token_classifier.ACTIVATION
-    own = folder.json(_MODEL_CONFIG, dict, {}).get("activation_fn")
+    own = folder.json(MODEL_CONFIG, dict, {}).get("activation_fn")
     return classifier.read_activation(config, own, labels) if labels else "identity"
 
 
 def _truncate_dim(folder: ModelFolder) -> int | None:
-    value = folder.json(_MODEL_CONFIG, dict, {}).get("truncate_dim")
+    value = folder.json(MODEL_CONFIG, dict, {}).get("truncate_dim")
     if value is not None and not _is_positive(value):
-        raise CheckpointError(f"{_MODEL_CONFIG}: truncate_dim has the invalid value {value!r}")
+        raise CheckpointError(f"{MODEL_CONFIG}: truncate_dim has the invalid value {value!r}")
     return value
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.export import classifier, masked_lm, token_classifier
+from models.export import classifier, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
@@ -39,12 +39,14 @@ class Task:
         transformer: Only supported values of settings of the Transformer module.
         prompts: Whether texts can have prompts.
         embeds: Whether the network computes embeddings, whose pooling can be changed.
+        settings: Further settings of the Transformer module, read elsewhere.
     """
 
     library_class: str | None
     transformer: Mapping[str, Any] = field(repr=False)
     prompts: bool = True
     embeds: bool = False
+    settings: frozenset[str] = frozenset()
 
 
 EMBEDDING = Task(
@@ -57,6 +59,11 @@ EMBEDDING = Task(
         "module_output_name": "token_embeddings",
     },
     embeds=True,
+)
+MULTI_VECTOR = Task(
+    library_class="MultiVectorEncoder",
+    transformer=EMBEDDING.transformer,
+    settings=frozenset(multi_vector.SETTINGS),
 )
 CLASSIFICATION = Task(
     library_class="CrossEncoder",
@@ -107,6 +114,9 @@ def read_task(
                 "config.json, without other modules of sentence-transformers"
             )
         return SPARSE, SparseConfig()
+    is_multi = kinds[1:2] not in ([], ["Pooling"])
+    if is_multi or multi_vector.is_stanford(modules, hyperparameters):
+        return MULTI_VECTOR, None
     if len(modules) < 2 and classifier.classifies(hyperparameters):
         return CLASSIFICATION, None
     if not modules and token_classifier.tags(hyperparameters, family):
@@ -151,6 +161,6 @@ def read_transformer_settings(
     settings = folder.json(join(transformer, name), dict)
     expected = {**_TRANSFORMER_DEFAULTS, **task.transformer}
     check_defaults(settings, expected, name)
-    if unknown := settings.keys() - expected.keys() - _TRANSFORMER_SUPPORTED:
+    if unknown := settings.keys() - expected.keys() - _TRANSFORMER_SUPPORTED - task.settings:
         raise CheckpointError(f"{name}: {min(unknown)} is not supported")
     return settings

@@ -23,6 +23,11 @@ _DEFAULT_CLASS = {
     "roformer": "RoFormer",
     "xlm-roberta": "XLMRoberta",
 }
+# Mask token, by tokenizer class, that transformers uses if tokenizer_config.json has none.
+_MASK_TOKENS = {
+    **dict.fromkeys(("Albert", "Bert", "DebertaV2", "DistilBert", "Electra"), "[MASK]"),
+    **dict.fromkeys(("Camembert", "MPNet", "Roberta", "XLMRoberta"), "<mask>"),
+}
 # Tokenizer classes that return token types if tokenizer_config.json has no `model_input_names`.
 _WITH_TOKEN_TYPES = ("Bert", "DebertaV2", "Electra")
 
@@ -47,6 +52,16 @@ def gives_token_types(config: dict[str, Any], model_type: str) -> bool:
     if isinstance(names, list):
         return "token_type_ids" in names
     return tokenizer_class(config, model_type) in _WITH_TOKEN_TYPES
+
+
+def mask_or_end_token(config: dict[str, Any], model_type: str) -> str | None:
+    """Return the mask token, or else the end token, that the tokenizer has in transformers."""
+    own = {"mask_token": _MASK_TOKENS.get(tokenizer_class(config, model_type)), **config}
+    for name in ("mask_token", "eos_token"):
+        token = own.get(name)
+        if token := token.get("content") if isinstance(token, dict) else token:
+            return str(token)
+    return None
 
 
 def truncation_side(config: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from models.artifact import Artifact
 from models.export.checkpoint import read_configs
 from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
+from models.export.multi_vector import add_markers
 from models.export.sentence_config import SentenceConfig, overrides_of
 from models.export.tokenizer_config import read_tokenizer_config, tokenizer_class
 
@@ -174,6 +175,8 @@ def read_tokenizer(
     if sentence_config.lowercase:
         own = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+    if sentence_config.multi:
+        add_markers(tokenizer, sentence_config.multi)
     return tokenizer
 
 

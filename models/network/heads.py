@@ -1,4 +1,4 @@
-"""Heads: modules between the pooled vector and the row vector."""
+"""Heads: modules between the pooled vector and the row vector, or after a token vector."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ class DenseHead(nn.Module):
         self.activation = HEAD_ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the head's output `(B, out_features)` for the input `x`, `(B, in_features)`."""
+        """Return the output `(..., out_features)` for the input `x`, `(..., in_features)`."""
         return self.activation(self.linear(x.to(self.linear.weight.dtype)))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from models.artifact import Output
 from models.network.encoder import Encoder
-from models.network.heads import Head, TruncateHead
+from models.network.heads import DenseHead, Head, TruncateHead
 from models.network.packed_attention import Rows
 from models.network.pooling import pool
 from models.network.sparse import SparseHead
@@ -15,7 +15,7 @@ from models.network.taps import NO_TAP, Tap
 
 
 class SentenceEncoder(nn.Module):
-    """Network that turns the token ids of each row into one vector: an embedding, or logits.
+    """Network that turns the token ids of each row into one vector, or into one per token.
 
     A network that tags computes the logits of every token instead.
 
@@ -27,6 +27,8 @@ class SentenceEncoder(nn.Module):
             concatenated.
         heads: Modules applied to the pooled vector, or to every token vector, in order.
         sparse: Head that computes sparse vectors, in place of pooling and heads.
+        projection: Modules applied to each token vector for multi-vectors, in order; they take the
+            place of pooling and heads. None: no multi-vectors.
         classifies: Whether the row vectors are logits.
         pools_logits: Whether the heads are applied to each token, and the results are pooled.
         skipped_id: Token id that pooling skips, wherever it is in a row; None: no token is skipped.
@@ -37,11 +39,11 @@ class SentenceEncoder(nn.Module):
     Attributes:
         outputs: Names of the outputs of the exported graph.
         tags: The argument.
-        width: Width of a row vector or, of a network that tags, of a token's logits, W.
+        width: Width of a vector of the first output, W.
 
     Raises:
-        ValueError: The input width of a head differs from the output width of the preceding head
-            or pooling, or truncation keeps more dimensions than the vectors have.
+        ValueError: The input width of a head differs from the output width of the preceding head,
+            pooling or encoder, or truncation keeps more dimensions than the vectors have.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class SentenceEncoder(nn.Module):
         heads: Sequence[Head] = (),
         *,
         sparse: SparseHead | None = None,
+        projection: Sequence[DenseHead] | None = None,
         classifies: bool = False,
         pools_logits: bool = False,
         skipped_id: int | None = None,
@@ -62,30 +65,27 @@ class SentenceEncoder(nn.Module):
         self.encoder = encoder
         self.pooling = tuple(pooling)
         self.outputs: tuple[Output, ...] = ("pooled", "tokens") if has_tokens else ("pooled",)
-        if sparse is not None or classifies:
-            self.outputs = ("logits",) if sparse is None else ("sparse",)
+        if classifies:
+            self.outputs = ("logits",)
+        elif tags:
+            self.outputs = ("tags",)
+        elif sparse is not None:
+            self.outputs = ("sparse",)
+        elif projection is not None:
+            self.outputs = ("multi",)
         self.pools_logits = pools_logits
         self.skipped_id = skipped_id
-        if tags:
-            self.outputs = ("tags",)
         self.tags = tags
         self.has_token_types = has_token_types
         self.heads = nn.ModuleList(heads)
         self.sparse = sparse
-        self.width = encoder.config.d_model * (1 if tags else len(self.pooling))
-        for head in heads:
-            if head.in_features not in (None, self.width):
-                raise ValueError(
-                    f"a head needs vectors of width {head.in_features}; its input has the width "
-                    f"{self.width}"
-                )
-            if isinstance(head, TruncateHead) and head.out_features > self.width:
-                raise ValueError(
-                    f"truncate_dim is {head.out_features}; vectors have the width {self.width}"
-                )
-            self.width = head.out_features or self.width
+        self.projection = None if projection is None else nn.Sequential(*projection)
         if sparse is not None:
             self.width = encoder.config.vocab_size
+        elif projection is not None:
+            self.width = _output_width(encoder.config.d_model, projection)
+        else:
+            self.width = _output_width(encoder.config.d_model * len(self.pooling), heads)
 
     def forward(
         self,
@@ -96,7 +96,7 @@ class SentenceEncoder(nn.Module):
         adapters: Tensor | None = None,
         token_types: Tensor | None = None,
     ) -> Tensor:
-        """Return the row vectors `(B, W)` or, to tag, the logits `(B, L, W)` of a dense batch.
+        """Return the vectors of the first output for a dense batch, `(B, W)` or `(B, L, W)`.
 
         Args:
             input_ids: Token ids, `(B, L)`.
@@ -112,6 +112,9 @@ class SentenceEncoder(nn.Module):
             return weights
         if self.tags:
             return self._apply_heads(tokens, tap)
+        if self.projection is not None:
+            vectors: Tensor = self.projection(tokens)
+            return vectors
         return self.head(tokens, self._unskipped(pooling_mask, input_ids), tap)
 
     def forward_packed(
@@ -143,6 +146,9 @@ class SentenceEncoder(nn.Module):
             if output == "sparse" and self.sparse is not None:
                 weights: Tensor = self.sparse(tokens, pooling_mask, rows.pad)
                 return weights
+            if output == "multi" and self.projection is not None:
+                vectors: Tensor = self.projection(tokens)
+                return vectors.float()
             mask = self._unskipped(pooling_mask, rows.pad(input_ids))
             return self.head(tokens, mask, pad=rows.pad)
 
@@ -193,3 +199,20 @@ class SentenceEncoder(nn.Module):
         for index, head in enumerate(self.heads):
             x = tap.step(f"heads.{index}", head, head, x)
         return x.to(wide)
+
+
+def _output_width(width: int, heads: Sequence[Head]) -> int:
+    """Return the width of the vectors after the heads, given their width before.
+
+    Raises:
+        ValueError: A head does not fit the width of its input.
+    """
+    for head in heads:
+        if head.in_features not in (None, width):
+            raise ValueError(
+                f"a head needs vectors of width {head.in_features}; its input has the width {width}"
+            )
+        if isinstance(head, TruncateHead) and head.out_features > width:
+            raise ValueError(f"truncate_dim is {head.out_features}; vectors have the width {width}")
+        width = head.out_features or width
+    return width

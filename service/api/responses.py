@@ -12,7 +12,13 @@ from fastapi import Request, Response
 
 from service.api.state import AppState
 from service.inference.model import Model
-from service.inference.results import Embeddings, SparseEmbeddings, TokenEmbeddings, Vectors
+from service.inference.results import (
+    Embeddings,
+    MultiEmbeddings,
+    SparseEmbeddings,
+    TokenEmbeddings,
+    Vectors,
+)
 from service.inference.scores import Classification, PairScores
 from service.inference.tags import Tags
 
@@ -32,7 +38,13 @@ async def respond(
     request: Request,
     state: AppState,
     model: Model,
-    result: Embeddings | TokenEmbeddings | SparseEmbeddings | Classification | PairScores | Tags,
+    result: Embeddings
+    | TokenEmbeddings
+    | MultiEmbeddings
+    | SparseEmbeddings
+    | Classification
+    | PairScores
+    | Tags,
     serialize: Callable[[], bytes],
     media_type: str = JSON,
     headers: Mapping[str, str] = MappingProxyType({}),
@@ -104,7 +116,9 @@ def encode_json(model: str, result: Embeddings, in_base64: bool) -> bytes:
     )
 
 
-def encode_tokens_json(model: str, result: TokenEmbeddings, in_base64: bool) -> bytes:
+def encode_tokens_json(
+    model: str, result: TokenEmbeddings | MultiEmbeddings, in_base64: bool
+) -> bytes:
     """Return the JSON of a `POST /encode` response that has one vector per token."""
     return orjson.dumps(
         {
@@ -113,8 +127,8 @@ def encode_tokens_json(model: str, result: TokenEmbeddings, in_base64: bool) -> 
             "embeddings": serialize_rows(result.vectors, in_base64),
             "tokens": [len(row.ids) for row in result.rows],
             "truncated": [row.truncated for row in result.rows],
-            "ids": [row.ids for row in result.rows],
-            "offsets": [row.offsets for row in result.rows],
+            "ids": result.ids,
+            "offsets": result.offsets,
         }
     )
 

@@ -62,8 +62,8 @@ async def encode(request: Request, state: State) -> Response:
     With `Accept: application/octet-stream` the response body has only the vectors, as little-endian
     float32, and the header `X-Shape` has their number and width. The header `Server-Timing` has the
     duration of each stage. With `"output": "tokens"` the response has one vector per token,
-    normalised only on request, and with `"output": "sparse"` one sparse vector per input; both are
-    always JSON.
+    normalised only on request, with `"output": "sparse"` one sparse vector per input, and with
+    `"output": "multi"` multi-vectors; these are always JSON.
     """
     body = await read_inputs(request, state, EncodeRequest)
     timeout_s = deadline_s(request, state.settings.limits.request_s)
@@ -73,6 +73,8 @@ async def encode(request: Request, state: State) -> Response:
         return await _encode_tokens(request, state, body, timeout_s)
     if output == "sparse":
         return await _encode_sparse(request, state, body, timeout_s)
+    if output == "multi":
+        return await _encode_multi(request, state, body, timeout_s)
 
     with pointing_at(body.inputs):
         work = model.encode(
@@ -137,6 +139,25 @@ async def _encode_sparse(
     )
 
 
+async def _encode_multi(
+    request: Request, state: AppState, body: EncodeRequest, timeout_s: float
+) -> Response:
+    """Return a response with the multi-vectors `(L', W)` of each input."""
+    _refuse(body, "multi", "dimensions", "truncate_dim")
+    model = state.ready_model()
+    with pointing_at(body.inputs):
+        work = model.encode_multi(
+            body.input_list(),
+            prompt_name=body.prompt_name,
+            normalize=body.normalize,
+            on_overflow=body.on_overflow,
+            timeout_s=timeout_s,
+        )
+        result = await cancel_on_disconnect(request, work)
+    serialize = partial(encode_tokens_json, model.name, result, body.encoding == "base64")
+    return await respond(request, state, model, result, serialize)
+
+
 def _refuse(body: EncodeRequest, output: str, *fields: str) -> None:
     """Raise `InvalidInput` if the request sets one of the fields, which `output` does not have."""
     for field in fields:
@@ -176,13 +197,14 @@ async def info(state: State) -> ServiceInfo:
         family=manifest.family,
         outputs=list(manifest.outputs),
         labels=list(manifest.labels),
-        dimensions=manifest.width if "pooled" in manifest.outputs else None,
+        dimensions=manifest.width if {"pooled", "multi"} & {*manifest.outputs} else None,
         pooling=list(manifest.pooling),
         normalize=manifest.normalize,
         matryoshka_dimensions=list(manifest.matryoshka_dimensions),
         truncation_side=manifest.truncation_side,
         prompts=sorted(manifest.prompts),
         default_prompt=manifest.default_prompt,
+        max_tokens_by_prompt={n: r.max_tokens for n, r in manifest.token_rules.items() if n},
         adapters=list(manifest.adapters),
         weights_sha256=dict(manifest.weights_sha256),
         graph_sha256=model.graph_sha256,

@@ -58,7 +58,8 @@ class EncodeRequest(BaseModel):
     prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None,
         description="Name of the model's prompt to prepend to each text; an adapter of the same "
-        "name is applied too; null: the default prompt",
+        "name is applied too; `query` and `document` also select a multi-vector model's rules for "
+        "tokens; null: the default prompt",
     )
     normalize: bool | None = Field(
         None,
@@ -77,10 +78,11 @@ class EncodeRequest(BaseModel):
         description="Like `dimensions`, but vectors are truncated after they are normalised, as in "
         "sentence-transformers",
     )
-    output: Literal["pooled", "tokens", "sparse"] | None = Field(
+    output: Literal["pooled", "tokens", "sparse", "multi"] | None = Field(
         None,
         description="`pooled`: one vector per input; `tokens`: one vector per token; `sparse`: one "
-        "sparse vector per input; null: `sparse` for models of sparse vectors, otherwise `pooled`",
+        "sparse vector per input; `multi`: multi-vectors, as of ColBERT; null: `sparse` for models "
+        "of sparse vectors, `multi` for multi-vector models, otherwise `pooled`",
     )
     on_overflow: Literal["truncate", "error"] = Field(
         "truncate",
@@ -126,17 +128,23 @@ class EncodeResponse(BaseModel):
 
 
 class TokensResponse(BaseModel):
-    """The token vectors of each input, in the order of the inputs, for `"output": "tokens"`."""
+    """The vectors of each input's tokens, in the order of the inputs.
+
+    The response to `"output": "tokens"` and `"output": "multi"`.
+    """
 
     model: str
     dimensions: int
     embeddings: list[list[list[float]]] | list[str]
     tokens: list[int] = Field(description="Number of encoded tokens of each input")
     truncated: list[bool] = Field(description="Whether each input was truncated")
-    ids: list[list[int]] = Field(description="Token ids of each input, special tokens included")
+    ids: list[list[int]] = Field(
+        description="Token id of each vector, special tokens included; with `multi`, some tokens "
+        "have no vector"
+    )
     offsets: list[list[tuple[int, int] | None] | None] = Field(
-        description="Start and end of each token in its text, in characters; null for special and "
-        "prompt tokens; null instead of the list for an input of token ids"
+        description="Start and end of each vector's token in its text, in characters; null for "
+        "special, prompt and added tokens; null instead of the list for an input of token ids"
     )
 
 
@@ -224,14 +232,14 @@ class ServiceInfo(BaseModel):
     family: str
     outputs: list[str] = Field(
         description="Outputs of the model: `pooled` and `tokens` for an embedding model, `sparse` "
-        "for a model of sparse vectors, `logits` for a sequence classification model, `tags` for a "
-        "token classification model"
+        "for a model of sparse vectors, `multi` for a multi-vector model, `logits` for a sequence "
+        "classification model, `tags` for a token classification model"
     )
     labels: list[str] = Field(
         description="Labels of a sequence or token classification model, in the order of its logits"
     )
     dimensions: int | None = Field(
-        description="Width of a pooled vector; null: the model has no pooled vectors"
+        description="Width of a pooled vector or multi-vector; null: the model has neither"
     )
     pooling: list[str]
     normalize: bool
@@ -244,6 +252,10 @@ class ServiceInfo(BaseModel):
     )
     prompts: list[str]
     default_prompt: str | None
+    max_tokens_by_prompt: dict[str, int] = Field(
+        description="Maximum length in tokens, by prompt name, where a multi-vector model has one "
+        "for queries or documents"
+    )
     adapters: list[str] = Field(
         description="Names of the model's adapters; each is selected by the prompt of the same name"
     )

@@ -33,8 +33,8 @@ async def score(request: Request, state: State) -> Response:
     """Return the relevance of each document to the query, or to the query of the same index.
 
     A reranker scores query and document together. An embedding model gives the cosine similarity of
-    their vectors, and a model of sparse vectors their dot product; both prepend their prompts
-    `query` and `document`.
+    their vectors, a model of sparse vectors their dot product, and a multi-vector model MaxSim;
+    these prepend their prompts `query` and `document`.
     """
     body = await read_inputs(
         request, state, ScoreRequest, "documents", "{} documents; the limit is {}"

@@ -85,10 +85,11 @@ class ExplanationInfo(BaseModel):
 
 
 ScoreKind = Annotated[
-    Literal["cross_encoder", "cosine", "dot"],
+    Literal["cross_encoder", "cosine", "dot", "maxsim"],
     Field(
         description='"cross_encoder": score of a reranker; "cosine": cosine similarity of the '
-        'vectors of an embedding model; "dot": dot product of sparse vectors'
+        'vectors of an embedding model; "dot": dot product of sparse vectors; "maxsim": MaxSim of '
+        "multi-vectors"
     ),
 ]
 

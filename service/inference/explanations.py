@@ -5,7 +5,8 @@ weighted sum of token vectors: with u = sum_i w_i x_i and v = sum_j w_j y_j,
 
     u . v / (|u| |v|) = sum_ij (w_i w_j / (|u| |v|)) x_i . y_j
 
-The dot product of two sparse vectors is a sum over the vocabulary entries that both have.
+The dot product of two sparse vectors is a sum over the vocabulary entries that both have. MaxSim of
+multi-vectors is a sum over the query's tokens, each with the document's most similar token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,7 @@ def check_explainable(manifest: Manifest, name: str) -> None:
     Raises:
         InvalidInput: The scores are not sums over tokens.
     """
-    if "sparse" in manifest.outputs:
+    if {"sparse", "multi"} & {*manifest.outputs}:
         return
     reason = ""
     if "logits" in manifest.outputs:
@@ -141,6 +142,29 @@ def explain_dot(query: SparseVector, document: SparseVector) -> Explanation:
     best = [(float(values[index]), int(ids[index])) for index in _largest(values).tolist()]
     terms = [Term(value, TextToken(token, None), TextToken(token, None)) for value, token in best]
     return _explanation(terms, float(values.sum()))
+
+
+def explain_maxsim(
+    query: tuple[Row, Vectors, NDArray[np.intp]], document: tuple[Row, Vectors, NDArray[np.intp]]
+) -> Explanation:
+    """Return the largest terms of MaxSim of two multi-vectors.
+
+    Args:
+        query: Row of the query, with offsets; its vectors `(L, W)`; and the position in the row of
+            each vector's token.
+        document: The same of the document.
+    """
+    (a, x, rows), (b, y, columns) = query, document
+    if not len(y):
+        return Explanation([], 0.0)
+    products = x @ y.T  # (L, L')
+    nearest = products.argmax(1)  # (L,)
+    values = products[np.arange(len(x)), nearest]
+    terms = [
+        Term(float(values[i]), _token(a, int(rows[i])), _token(b, int(columns[nearest[i]])))
+        for i in _largest(values).tolist()
+    ]
+    return _explanation(terms, float(values.sum(dtype=np.float64)))
 
 
 def _explanation(terms: Sequence[Term], total: float) -> Explanation:

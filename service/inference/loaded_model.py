@@ -38,6 +38,7 @@ _USES: Mapping[Output, str] = {
     "pooled": "encode texts",
     "tokens": "encode tokens",
     "sparse": "encode texts into sparse vectors",
+    "multi": "encode texts into multi-vectors",
     "logits": "classify texts or, with one label, rerank documents",
     "tags": "tag the tokens of texts",
 }
@@ -77,8 +78,8 @@ class LoadedModel:
         engine: The engine that runs the artifact's graph.
         batcher: Batcher that runs rows on the engine.
         max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
-        max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `tag` or
-            `tokenize`.
+        max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
+            `tag` or `tokenize`.
         graph_sha256: SHA-256 of the graph and its weights; see `Artifact.graph_sha256`.
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
             output.
@@ -123,8 +124,8 @@ class LoadedModel:
         Args:
             rows: Rows of token ids.
             outputs: Outputs of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
-                vectors `(L, D)`, "sparse" a sparse vector, "logits" logits `(C,)`, and "tags" the
-                logits of each token, `(L, C)`.
+                vectors `(L, D)`, "multi" multi-vectors `(L, W)`, "sparse" a sparse vector, "logits"
+                logits `(C,)`, and "tags" the logits of each token, `(L, C)`.
             timeout_s: Seconds until the caller's deadline, which is checked on submission only;
                 None: no deadline.
 
@@ -155,6 +156,8 @@ class LoadedModel:
         tokenize: Callable[[], Sequence[Row]],
         outputs: tuple[Output, ...],
         timeout_s: float | None,
+        *,
+        limits_tokens: bool = True,
     ) -> tuple[Sequence[Row], list[Any], Mapping[str, float]]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
 
@@ -167,6 +170,7 @@ class LoadedModel:
             tokenize: Returns the row of each input.
             outputs: Outputs of the graph to return.
             timeout_s: See `Model.encode`.
+            limits_tokens: Whether `max_token_vectors` limits the number of vectors per token.
 
         Raises:
             InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
@@ -186,7 +190,7 @@ class LoadedModel:
                     started = time.perf_counter()
                     rows = await self.run_tokenizer(tokenize, parts, count)
                     tokenize_s = time.perf_counter() - started
-                    if any(OUTPUTS[output].per_token for output in outputs):
+                    if limits_tokens and any(OUTPUTS[output].per_token for output in outputs):
                         self._check_token_count(rows)
                     remaining_s = None if timeout_s is None else timeout_s - tokenize_s
                     outcome = await self.encode_rows(rows, outputs, remaining_s)
@@ -267,6 +271,7 @@ def _run_rows(
         [row.prompt_tokens for row in rows],
         [row.adapter for row in rows],
         [row.token_types or [0] * len(row.ids) for row in rows] if has_types else None,
+        [row.unattended for row in rows],
     )
     with metrics.batch_seconds.time():
         results = engine.run_outputs(batch, outputs)  # (B, W) or (T, W) each

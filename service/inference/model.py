@@ -12,8 +12,10 @@ from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import NO_LIMITS
 from service.inference.results import (
     Embeddings,
+    MultiEmbeddings,
     SparseEmbeddings,
     TokenEmbeddings,
+    select_tokens,
     truncate_and_normalize,
 )
 from service.inference.scores import Classification, PairScores
@@ -157,6 +159,50 @@ class Model(LoadedModel):
         )
         return SparseEmbeddings(vectors, self.width, rows, seconds)
 
+    async def encode_multi(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        normalize: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+        with_offsets: bool = True,
+        timeout_s: float | None = None,
+    ) -> MultiEmbeddings:
+        """Encode texts or rows of token ids into multi-vectors, one vector per token.
+
+        The prompts "query" and "document" select the model's rules for queries and documents, as
+        `encode_query` and `encode_document` of sentence-transformers do: lengths, tokens that
+        expand a query, and tokens without a vector. Other prompts, and none, are those of `encode`.
+
+        Args:
+            inputs: See `encode`. The rules apply to token ids too, but not the prompt's text.
+            prompt_name: See `encode`.
+            normalize: Whether to scale each vector to unit length; None: the model's own setting.
+            on_overflow: See `encode`.
+            with_offsets: Whether the rows of the result have token offsets.
+            timeout_s: See `encode`.
+
+        Raises:
+            InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        items = _as_list(inputs)
+        tokenize = partial(
+            self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
+        )
+        rows, (results,), seconds = await self.run(
+            items, len(items), tokenize, ("multi",), timeout_s
+        )
+        normalizes = self.artifact.manifest.normalize if normalize is None else normalize
+        rules = self.tokenizer.rules(prompt_name)
+        selected = [
+            select_tokens(row, vectors, rules, normalize=normalizes)
+            for row, vectors in zip(rows, results, strict=True)
+        ]
+        vectors, positions = zip(*selected, strict=True)
+        return MultiEmbeddings(vectors, positions, rows, seconds)
+
     async def classify(
         self,
         inputs: str | Sequence[str | tuple[str, str]],
@@ -269,9 +315,10 @@ class Model(LoadedModel):
         """Return the relevance of documents to queries: one score per pair of query and document.
 
         A reranker reads query and document at once. An embedding model gives the cosine similarity
-        of their vectors, and a model of sparse vectors their dot product. Both prepend their
-        prompt for queries or for documents to each text, as `encode_query` and `encode_document`
-        of sentence-transformers do.
+        of their vectors, a model of sparse vectors their dot product, and a multi-vector model
+        MaxSim: the sum, over the query's vectors, of the largest dot product with a vector of the
+        document. These prepend their prompt for queries or for documents to each text, as
+        `encode_query` and `encode_document` of sentence-transformers do.
 
         Args:
             queries: One query for all documents, or one query per document.

@@ -45,8 +45,8 @@ class ModelOptions:
         max_cost: Maximum cost of a batch, in tokens (see `batch_former`); 0: the engine's default.
         max_queue_tokens: Maximum number of queued tokens; calls beyond it raise `Overloaded`.
         max_chars: Maximum number of characters per text.
-        max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `tag` or
-            `tokenize`.
+        max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
+            `tag` or `tokenize`.
     """
 
     name: str | None = None

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.inference.tokenizer import Row
+from models.artifact import TokenRules
+from service.inference.tokenizer import Row, Span
 
 Vectors = NDArray[np.float32]
 
@@ -24,7 +25,7 @@ class SparseVector(NamedTuple):
     weights: Vectors
 
 
-# Result of one row: a vector, the vectors of its tokens, or a sparse vector.
+# Result of one row: a vector, vectors of its tokens, or a sparse vector.
 RowResult = Vectors | SparseVector
 # Results of one row, one per requested output.
 RowResults = tuple[RowResult, ...]
@@ -70,6 +71,72 @@ class TokenEmbeddings:
     def size(self) -> int:
         """Total number of vector elements."""
         return sum(part.size for part in self.vectors)
+
+    @property
+    def ids(self) -> list[Sequence[int]]:
+        """Token id of each vector of each input."""
+        return [row.ids for row in self.rows]
+
+    @property
+    def offsets(self) -> list[Sequence[Span | None] | None]:
+        """Span of each vector's token in its text, in characters; see `Row.offsets`."""
+        return [row.offsets for row in self.rows]
+
+
+@dataclass(frozen=True)
+class MultiEmbeddings:
+    """Multi-vectors: one vector per token that takes part in MaxSim.
+
+    Attributes:
+        vectors: Vectors `(L', W)` of each input, in the order of the inputs.
+        positions: Position in its row of each vector's token, `(L',)` for each input.
+        rows: Token ids and offsets of each input, and whether it was truncated. A query's row
+            includes the tokens that expand it.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+    """
+
+    vectors: Sequence[Vectors]
+    positions: Sequence[NDArray[np.intp]]
+    rows: Sequence[Row]
+    seconds: Mapping[str, float]
+
+    @property
+    def size(self) -> int:
+        """Total number of vector elements."""
+        return sum(part.size for part in self.vectors)
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """Token id of each vector of each input."""
+        pairs = zip(self.rows, self.positions, strict=True)
+        return [[row.ids[i] for i in positions] for row, positions in pairs]
+
+    @property
+    def offsets(self) -> list[list[Span | None] | None]:
+        """Span of each vector's token in its text, in characters; see `Row.offsets`."""
+        pairs = zip(self.rows, self.positions, strict=True)
+        return [
+            None if row.offsets is None else [row.offsets[i] for i in positions]
+            for row, positions in pairs
+        ]
+
+
+def select_tokens(
+    row: Row, vectors: Vectors, rules: TokenRules, *, normalize: bool
+) -> tuple[Vectors, NDArray[np.intp]]:
+    """Return the vectors `(L', W)` of the tokens that take part in MaxSim, and their positions.
+
+    Args:
+        row: Token ids of an input.
+        vectors: Vectors of all tokens of the row, `(L, W)`.
+        rules: Rules for the tokens of the input.
+        normalize: Whether to scale the vectors to unit length.
+    """
+    is_kept = ~np.isin(row.ids, rules.skipped)
+    if rules.kept:
+        is_kept &= np.isin(row.ids, rules.kept)
+    positions = np.flatnonzero(is_kept)
+    return truncate_and_normalize(vectors[positions], None, normalize), positions
 
 
 @dataclass(frozen=True)

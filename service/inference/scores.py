@@ -55,7 +55,8 @@ class PairScores:
         scores: Scores `(N,)`, in the order of the pairs.
         raw_scores: Logits of a reranker, `(N,)`; the same as `scores` for other models.
         kind: "cross_encoder": the model read both texts at once; "cosine": the cosine similarity of
-            their vectors; "dot": the dot product of their sparse vectors.
+            their vectors; "dot": the dot product of their sparse vectors; "maxsim": MaxSim of their
+            multi-vectors.
         tokens: Number of tokens of each pair.
         truncated: Whether a text of each pair was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
@@ -64,7 +65,7 @@ class PairScores:
 
     scores: Scores
     raw_scores: Scores
-    kind: Literal["cross_encoder", "cosine", "dot"]
+    kind: Literal["cross_encoder", "cosine", "dot", "maxsim"]
     tokens: Sequence[int]
     truncated: Sequence[bool]
     seconds: Mapping[str, float]
@@ -119,6 +120,23 @@ def dot_products(
             dense[query.ids] = query.weights
         scores.append(float(dense[document.ids] @ document.weights))
     return np.array(scores)
+
+
+def max_similarities(queries: Sequence[Vectors], documents: Sequence[Vectors]) -> Scores:
+    """Return MaxSim of each query with the document of the same index, `(N,)`.
+
+    MaxSim is the sum, over the query's vectors, of the largest dot product with a vector of the
+    document; 0 without any.
+
+    Args:
+        queries: Vectors of each query, `(L', W)`.
+        documents: The same for documents.
+    """
+    scores = [
+        (query @ document.T).max(axis=1).sum(dtype=np.float64) if len(document) else 0.0
+        for query, document in zip(queries, documents, strict=True)
+    ]
+    return np.array(scores, np.float64)
 
 
 def _sigmoid(logits: Scores) -> Scores:

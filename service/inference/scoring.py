@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,19 +17,27 @@ from service.inference.explanations import (
     check_explainable,
     explain_cosine,
     explain_dot,
+    explain_maxsim,
 )
 from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import PairLimits
+from service.inference.results import select_tokens
 from service.inference.scores import (
     ACTIVATIONS,
     Classification,
     PairScores,
+    Scores,
     cosines,
     dot_products,
+    max_similarities,
 )
 from service.inference.tokenizer import OnOverflow, Row
 
 Item = TypeVar("Item")
+# Indices of query and document of each pair, among the queries and then the documents.
+Pairs = Sequence[tuple[int, int]]
+# Explains the similarity of the query and the document with two indices.
+ExplainPair = Callable[[int, int], Explanation]
 
 # Names of the arguments with the limits of a query and of a document.
 LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
@@ -170,10 +178,10 @@ async def _score_vectors(
     timeout_s: float | None,
 ) -> PairScores:
     """Return similarities of vectors."""
-    is_sparse = "sparse" in model.artifact.manifest.outputs
-    outputs: tuple[Output, ...] = ("sparse",) if is_sparse else ("pooled",)
-    if explain and not is_sparse:
-        outputs = "pooled", "tokens"
+    own = model.artifact.manifest.outputs
+    output: Output = next((name for name in _SIMILARITIES if name in own), "pooled")
+    similarity = _SIMILARITIES[output]
+    outputs = (output, *(similarity.explained_by if explain else ()))
 
     def tokenize() -> list[Row]:
         rows = model.tokenizer.rows_of_texts(queries, "query", on_overflow, explain)
@@ -186,37 +194,117 @@ async def _score_vectors(
         return rows
 
     texts, count = [*queries, *documents], len(queries)
-    rows, results, seconds = await model.run(texts, len(texts), tokenize, outputs, timeout_s)
-    vectors, parts = results[0], results[-1]
-    if is_sparse:
-        ours = _repeated(vectors[:count], len(documents))
-        scores = dot_products(ours, vectors[count:], model.width)
-    else:
-        scores = cosines(np.array(vectors[:count]), np.array(vectors[count:]))
-
-    def explain_pair(query: int, document: int) -> Explanation:
-        if is_sparse:
-            return explain_dot(vectors[query], vectors[document])
-        sides = ((rows[index], parts[index]) for index in (query, document))
-        return explain_cosine(model.artifact.manifest, *sides)
-
-    indices = [(0 if count == 1 else index, count + index) for index in range(len(documents))]
-    explanations: dict[int, Explanation] = {}
+    rows, results, seconds = await model.run(
+        *(texts, len(texts), tokenize, outputs, timeout_s),
+        limits_tokens=output != "multi",  # which are no part of the response
+    )
+    pairs = [(0 if count == 1 else index, count + index) for index in range(len(documents))]
+    work = partial(_compare, similarity, model, _Encoded(rows, results, count), pairs, explain)
+    started = time.perf_counter()
+    is_long = explain or output == "multi"
+    scores, explanations = await asyncio.to_thread(work) if is_long else work()
     if explain:
-        started = time.perf_counter()
-        explained = await asyncio.to_thread(lambda: [explain_pair(*pair) for pair in indices])
-        explanations = dict(enumerate(explained))
         seconds = {**seconds, "explain": time.perf_counter() - started}
-    pairs = [(rows[query], rows[document]) for query, document in indices]
+    sides = [(rows[query], rows[document]) for query, document in pairs]
     return PairScores(
         scores,
         scores,
-        "dot" if is_sparse else "cosine",
-        [len(query.ids) + len(document.ids) for query, document in pairs],
-        [query.truncated or document.truncated for query, document in pairs],
+        similarity.kind,
+        [len(query.ids) + len(document.ids) for query, document in sides],
+        [query.truncated or document.truncated for query, document in sides],
         seconds,
         explanations,
     )
+
+
+def _compare(
+    similarity: "_Similarity",
+    model: LoadedModel,
+    texts: "_Encoded",
+    pairs: Pairs,
+    explain: bool,
+) -> tuple[Scores, dict[int, Explanation]]:
+    """Return the similarity of each pair, and its explanation if `explain`."""
+    scores, explain_pair = similarity.compare(model, texts, pairs)
+    explanations = {index: explain_pair(*pair) for index, pair in enumerate(pairs) if explain}
+    return scores, explanations
+
+
+class _Encoded(NamedTuple):
+    """Texts and their results: those of the queries, then those of the documents.
+
+    Attributes:
+        rows: Row of each text.
+        results: Result of each text, for each requested output.
+        queries: Number of queries.
+    """
+
+    rows: Sequence[Row]
+    results: Sequence[Sequence[Any]]
+    queries: int
+
+
+def _compare_pooled(
+    model: LoadedModel, texts: _Encoded, _pairs: Pairs
+) -> tuple[Scores, ExplainPair]:
+    rows, vectors, tokens = texts.rows, texts.results[0], texts.results[-1]
+
+    def explain(query: int, document: int) -> Explanation:
+        sides = ((rows[index], tokens[index]) for index in (query, document))
+        return explain_cosine(model.artifact.manifest, *sides)
+
+    count = texts.queries
+    return cosines(np.array(vectors[:count]), np.array(vectors[count:])), explain
+
+
+def _compare_sparse(
+    model: LoadedModel, texts: _Encoded, pairs: Pairs
+) -> tuple[Scores, ExplainPair]:
+    (vectors,) = texts.results
+    queries, documents = ([vectors[i] for i in side] for side in zip(*pairs, strict=True))
+
+    def explain(query: int, document: int) -> Explanation:
+        return explain_dot(vectors[query], vectors[document])
+
+    return dot_products(queries, documents, model.width), explain
+
+
+def _compare_multi(model: LoadedModel, texts: _Encoded, pairs: Pairs) -> tuple[Scores, ExplainPair]:
+    rules = [model.tokenizer.rules(name) for name in ("query", "document")]
+    normalize = model.artifact.manifest.normalize
+    selected = [
+        select_tokens(row, vectors, rules[index >= texts.queries], normalize=normalize)
+        for index, (row, vectors) in enumerate(zip(texts.rows, texts.results[0], strict=True))
+    ]
+    queries, documents = ([selected[i][0] for i in side] for side in zip(*pairs, strict=True))
+
+    def explain(query: int, document: int) -> Explanation:
+        sides = ((texts.rows[index], *selected[index]) for index in (query, document))
+        return explain_maxsim(*sides)
+
+    return max_similarities(queries, documents), explain
+
+
+class _Similarity(NamedTuple):
+    """How the vectors of queries and documents are compared.
+
+    Attributes:
+        kind: Kind of the scores.
+        compare: Returns the similarity of each pair, and a function that explains a pair.
+        explained_by: Outputs besides the vectors that an explanation needs.
+    """
+
+    kind: Literal["cosine", "dot", "maxsim"]
+    compare: Callable[[LoadedModel, _Encoded, Pairs], tuple[Scores, ExplainPair]]
+    explained_by: tuple[Output, ...] = ()
+
+
+# By output of the model.
+_SIMILARITIES: Mapping[Output, _Similarity] = {
+    "sparse": _Similarity("dot", _compare_sparse),
+    "multi": _Similarity("maxsim", _compare_multi),
+    "pooled": _Similarity("cosine", _compare_pooled, ("tokens",)),
+}
 
 
 def _check_labels(model: LoadedModel) -> None:

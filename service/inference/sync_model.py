@@ -8,7 +8,12 @@ from typing import Any, TypeVar
 
 from service.inference.model import Inputs, Model
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, open_model
-from service.inference.results import Embeddings, SparseEmbeddings, TokenEmbeddings
+from service.inference.results import (
+    Embeddings,
+    MultiEmbeddings,
+    SparseEmbeddings,
+    TokenEmbeddings,
+)
 from service.inference.scores import Classification, PairScores
 from service.inference.tags import Aggregation, Tags
 from service.inference.tokenizer import OnOverflow
@@ -107,6 +112,26 @@ class SyncModel:
         return self._run(
             self.model.encode_sparse(
                 inputs, prompt_name=prompt_name, on_overflow=on_overflow, timeout_s=timeout_s
+            )
+        )
+
+    def encode_multi(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        normalize: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> MultiEmbeddings:
+        """Encode texts or rows of token ids into multi-vectors; see `Model.encode_multi`."""
+        return self._run(
+            self.model.encode_multi(
+                inputs,
+                prompt_name=prompt_name,
+                normalize=normalize,
+                on_overflow=on_overflow,
+                timeout_s=timeout_s,
             )
         )
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import TOKENIZER, Artifact, TokenRules
 from models.packing import NO_ADAPTER
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.pairs import NO_LIMITS, PairLimits, PairTokenizer
@@ -46,6 +46,7 @@ class Row:
         offsets: Span of each token in the text, in characters; None for special tokens and prompt
             tokens. The attribute is None if offsets were not requested or the input was token ids.
         token_types: Type of each token of a pair of texts; empty: all tokens have type 0.
+        unattended: Number of last tokens that no token attends to.
         continues: Whether each token continues the word of the token before it; empty: not
             requested.
     """
@@ -56,6 +57,7 @@ class Row:
     adapter: int = NO_ADAPTER
     offsets: Sequence[Span | None] | None = None
     token_types: Sequence[int] = ()
+    unattended: int = 0
     continues: Sequence[bool] = ()
 
 
@@ -111,6 +113,11 @@ class TextTokenizer:
         self._tokenizer.enable_truncation(manifest.max_tokens)
         self._manifest = manifest
         self._max_chars = max_chars
+        other = TokenRules(max_tokens=manifest.max_tokens)
+        self._rules = {"": other, **manifest.token_rules}
+        self._truncating = {(manifest.max_tokens, False): self._tokenizer}
+        for rules in self._rules.values():  # in advance, because it takes long
+            self._truncating_at(rules.max_tokens, is_left=self._drops_left("truncate"))
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._tokens_span_words = tokens_span_words([token.content for token in added])
@@ -136,12 +143,14 @@ class TextTokenizer:
 
         Raises:
             InvalidInput: An input is invalid (see `rows_of_texts` and `rows_of_ids`), or
-                `prompt_name` is set for a list of token ids, and the model has no adapters.
+                `prompt_name` is set for a list of token ids, and the model has neither adapters nor
+                rules for the tokens of that prompt.
             TooLarge: A text has too many characters.
         """
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         ids = {index: row for index, row in enumerate(inputs) if not isinstance(row, str)}
-        if ids and prompt_name is not None and not self._manifest.adapters:
+        applies = self._manifest.adapters or prompt_name in self._manifest.token_rules
+        if ids and prompt_name is not None and not applies:
             raise InvalidInput(
                 "prompt_name applies to texts, not to token ids", pointer="/prompt_name"
             )
@@ -254,7 +263,8 @@ class TextTokenizer:
                     code="no_tokens",
                     index=index,
                 )
-        self._check_overflow([tokens.is_too_long for tokens in encoded], on_overflow)
+        limit = self._manifest.max_tokens
+        self._check_overflow([tokens.is_too_long for tokens in encoded], on_overflow, limit)
         return [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
 
     @cached_property
@@ -278,7 +288,8 @@ class TextTokenizer:
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, truncated to the maximum length, without a prompt."""
-        return [encoding.ids for encoding in self._encode(texts, "truncate", with_offsets=False)]
+        limit = self._manifest.max_tokens
+        return [encoding.ids for encoding in self._encode(texts, "truncate", limit)]
 
     def prompted(self, text: str, prompt_name: str | None) -> str:
         """Return the text with the named or the default prompt prepended.
@@ -293,19 +304,21 @@ class TextTokenizer:
     ) -> list[Row]:
         """Return the row of each list of token ids, without adding special tokens.
 
-        The named or the default prompt selects the adapter. Its text is not prepended.
+        The named or the default prompt selects the adapter and the rules for tokens. Its text is
+        not prepended.
 
         Raises:
             InvalidInput: The prompt is unknown, a list is empty, an id is not in the vocabulary, or
                 a list is too long and `on_overflow` is "error".
         """
         self._check_ids(inputs)
-        limit = self._manifest.max_tokens
+        rules = self.rules(prompt_name)
+        limit = rules.max_tokens
         kept = slice(-limit, None) if self._drops_left(on_overflow) else slice(limit)
         adapter = self._prompt(prompt_name).adapter
         rows = [Row(ids[kept], len(ids) > limit, 0, adapter) for ids in inputs]
-        self._check_overflow([row.truncated for row in rows], on_overflow)
-        return rows
+        self._check_overflow([row.truncated for row in rows], on_overflow, limit)
+        return [_filled(row, rules) for row in rows]
 
     def token(self, token_id: int) -> str:
         """Return the spelling of a token in the vocabulary."""
@@ -391,11 +404,13 @@ class TextTokenizer:
     ) -> list[tuple[Row, Encoding]]:
         for index, text in enumerate(texts):
             self.check_text(text, index)
-        prompt = self._prompt(prompt_name)
+        prompt, rules = self._prompt(prompt_name), self.rules(prompt_name)
         encoded: list[tuple[Row, Encoding]] = []
         for part in _slices(texts):
             prompted = [prompt.text + text for text in part]
-            for encoding in self._encode(prompted, on_overflow, with_offsets):
+            for encoding in self._encode(
+                prompted, on_overflow, rules.max_tokens, with_offsets=with_offsets
+            ):
                 offsets = _spans(encoding, len(prompt.text)) if with_offsets else None
                 is_truncated = bool(encoding.overflowing)
                 row = Row(encoding.ids, is_truncated, prompt.tokens, prompt.adapter, offsets)
@@ -424,17 +439,24 @@ class TextTokenizer:
                     code="too_long",
                     index=index,
                 )
-        self._check_overflow([row.truncated for row in rows], on_overflow)
+        self._check_overflow([row.truncated for row in rows], on_overflow, rules.max_tokens)
+        if rules.min_tokens:
+            encoded = [(_filled(row, rules), encoding) for row, encoding in encoded]
         return encoded
 
     def _encode(
-        self, texts: Sequence[str], on_overflow: OnOverflow, with_offsets: bool
+        self,
+        texts: Sequence[str],
+        on_overflow: OnOverflow,
+        limit: int,
+        *,
+        with_offsets: bool = False,
     ) -> list[Encoding]:
         is_left = self._drops_left(on_overflow)
-        tokenizer = self._truncating_left if is_left else self._tokenizer
+        tokenizer = self._truncating_at(limit, is_left=is_left)
         # Offsets count from the start of the text, which is missing in a part from its end.
         is_cut = not (self._tokens_span_words or (is_left and with_offsets))
-        chars = CHARS_PER_TOKEN * self._manifest.max_tokens
+        chars = CHARS_PER_TOKEN * limit
         if not is_cut or max(map(len, texts), default=0) <= 2 * chars:
             return self._encode_whole(tokenizer, texts, with_offsets)
         encodings: dict[int, Encoding] = {}
@@ -471,11 +493,17 @@ class TextTokenizer:
         tokenizer.no_truncation()
         return tokenizer
 
-    @cached_property
-    def _truncating_left(self) -> Tokenizer:
-        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
-        tokenizer.enable_truncation(self._manifest.max_tokens, direction="left")
-        return tokenizer
+    def _truncating_at(self, limit: int, *, is_left: bool) -> Tokenizer:
+        """Return a tokenizer that truncates texts to `limit` tokens."""
+        if (limit, is_left) not in self._truncating:
+            tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+            tokenizer.enable_truncation(limit, direction="left" if is_left else "right")
+            self._truncating[limit, is_left] = tokenizer
+        return self._truncating[limit, is_left]
+
+    def rules(self, prompt_name: str | None) -> TokenRules:
+        """Return the rules for the tokens of texts with a prompt; None: with the default prompt."""
+        return self._rules.get(prompt_name or "", self._rules[""])
 
     def _drops_left(self, on_overflow: OnOverflow) -> bool:
         """Return whether an input that is too long loses its first tokens, not its last."""
@@ -515,14 +543,15 @@ class TextTokenizer:
                     index=index,
                 )
 
-    def _check_overflow(self, too_long: Sequence[bool], on_overflow: OnOverflow) -> None:
+    def _check_overflow(
+        self, too_long: Sequence[bool], on_overflow: OnOverflow, limit: int
+    ) -> None:
         if on_overflow != "error":
             return
         for index, is_too_long in enumerate(too_long):
             if is_too_long:
                 raise InvalidInput(
-                    f"the input has more than {self._manifest.max_tokens} tokens, the model's "
-                    "maximum",
+                    f"the input has more than {limit} tokens, the model's maximum",
                     code="too_long",
                     index=index,
                 )
@@ -549,12 +578,25 @@ class TextTokenizer:
 
     def has_tokens(self, text: str) -> bool:
         """Return whether a text has at least one token that is not special."""
-        (encoding,) = self._encode([text], "truncate", with_offsets=False)
+        (encoding,) = self._encode([text], "truncate", self._manifest.max_tokens)
         return len(encoding.ids) > self._special_tokens
 
     def _first_id(self, spellings: Sequence[str]) -> int | None:
         ids = map(self._tokenizer.token_to_id, spellings)
         return next((token for token in ids if token is not None), None)
+
+
+def _filled(row: Row, rules: TokenRules) -> Row:
+    """Return the row, filled to the minimum length of the rules."""
+    missing = rules.min_tokens - len(row.ids)
+    if missing <= 0:
+        return row
+    return replace(
+        row,
+        ids=[*row.ids, *[rules.filler] * missing],
+        offsets=None if row.offsets is None else [*row.offsets, *[None] * missing],
+        unattended=0 if rules.attends_to_filler else missing,
+    )
 
 
 @contextmanager

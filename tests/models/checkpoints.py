@@ -8,6 +8,9 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
@@ -261,3 +264,36 @@ def save_dense(folder: Path, **config: object) -> None:
         folder / "2_Dense" / "model.safetensors",
     )
     (folder / "3_Normalize").mkdir()
+
+
+def save_multi_vector(
+    folder: Path,
+    encoder: Path,
+    *,
+    mask: dict[str, Any] | None = None,
+    prompts: dict[str, str] | None = None,
+    normalize: bool = True,
+    bias: bool = False,
+    **settings: Any,  # noqa: ANN401
+) -> MultiVectorEncoder:
+    """Save a multi-vector model of sentence-transformers with a random projection; return it.
+
+    Args:
+        folder: Folder to write.
+        encoder: Folder of the encoder and its tokenizer.
+        mask: Settings of the module `MultiVectorMask`.
+        prompts: Prompts of the model.
+        normalize: Whether the model has the module `Normalize`.
+        bias: Whether the projection has a bias.
+        settings: Settings of the module `Transformer`, such as `query_expansion`.
+    """
+    transformer = Transformer(str(encoder), **settings)
+    torch.manual_seed(1)
+    names = {"module_input_name": "token_embeddings"}
+    width = transformer.get_embedding_dimension()
+    projection = Dense(width, 12, bias=bias, activation_function=torch.nn.Identity(), **names)
+    modules = [transformer, projection, MultiVectorMask(**(mask or {}))]
+    modules += [Normalize(**names)] if normalize else []
+    model = MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts)
+    model.save(str(folder))
+    return MultiVectorEncoder(str(folder), device="cpu")

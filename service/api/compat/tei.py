@@ -83,7 +83,8 @@ def _model_type(manifest: Manifest) -> dict[str, dict[str, Any]]:
     if "tags" in manifest.outputs:  # TEI has no models for token classification
         return {}
     if not manifest.labels:
-        return {"embedding": {"pooling": "+".join(manifest.pooling) or "splade"}}
+        pooling = "splade" if "sparse" in manifest.outputs else "+".join(manifest.pooling) or "none"
+        return {"embedding": {"pooling": pooling}}
     names = {str(index): label for index, label in enumerate(manifest.labels)}
     numbers = {label: index for index, label in enumerate(manifest.labels)}
     return {_kind(manifest): {"id2label": names, "label2id": numbers}}

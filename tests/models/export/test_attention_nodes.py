@@ -1,5 +1,6 @@
 """Attention on packed batches: the operator, and its nodes for each engine."""
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -92,11 +93,22 @@ def projections(tokens: int) -> list[Tensor]:
     return [torch.randn(tokens, WIDTH) for _ in range(3)]
 
 
-def expected_context(lengths: Sequence[int], reach: Reach, has_bias: bool = False) -> Tensor:
+def unattended_tokens(lengths: Sequence[int], reach: Reach) -> list[int]:
+    """Return a number of last tokens for each row that leaves each token another to attend to."""
+    most = max(lengths) if reach.window is None else reach.window
+    return [min(length // 3, most) for length in lengths]
+
+
+def expected_context(
+    lengths: Sequence[int],
+    reach: Reach,
+    has_bias: bool = False,
+    unattended: Sequence[int] | None = None,
+) -> Tensor:
     """Return the context, `(T, D)`, from PyTorch's attention on each row alone, in float64."""
     contexts: list[Tensor] = []
     parts = [x.double().split(list(lengths)) for x in projections(sum(lengths))]
-    for q, k, v in zip(*parts, strict=True):
+    for q, k, v, last in zip(*parts, unattended or [0] * len(lengths), strict=True):
         L = len(q)
         distance = torch.arange(L)[None] - torch.arange(L)[:, None]
         mask = torch.zeros(1, HEADS, L, L, dtype=torch.float64)
@@ -108,14 +120,17 @@ def expected_context(lengths: Sequence[int], reach: Reach, has_bias: bool = Fals
             mask = mask.masked_fill(distance.abs() > reach.window, -torch.inf)
         if reach.causal:
             mask = mask.masked_fill(distance > 0, -torch.inf)
+        mask[..., L - last :] = -torch.inf
         q, k, v = (x.view(1, L, HEADS, -1).transpose(1, 2) for x in (q, k, v))
         context = F.scaled_dot_product_attention(q, k, v, mask)
         contexts.append(context.transpose(1, 2).reshape(L, WIDTH))
     return torch.cat(contexts)
 
 
-def inputs(lengths: Sequence[int], *, rounded: bool = False) -> dict[str, NDArray[Any]]:
-    batch = pack([[0] * length for length in lengths])
+def inputs(
+    lengths: Sequence[int], unattended: Sequence[int] | None = None, *, rounded: bool = False
+) -> dict[str, NDArray[Any]]:
+    batch = pack([[0] * length for length in lengths], unattended=unattended)
     if rounded:
         batch = round_up(batch, tokens=16, length=8)
     T = len(batch.input_ids)
@@ -142,11 +157,12 @@ def assert_equal(
         graph.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     for lengths in BATCHES:
-        expected = expected_context(lengths, reach, has_bias)
-        for rounded in (False, True)[: 1 + (engine == "openvino")]:
-            (actual,) = session.run(None, inputs(lengths, rounded=rounded))
-            context = torch.from_numpy(np.asarray(actual)[: sum(lengths)]).double()
-            torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-6)
+        for unattended in (None, unattended_tokens(lengths, reach)):
+            expected = expected_context(lengths, reach, has_bias, unattended)
+            for rounded in (False, True)[: 1 + (engine == "openvino")]:
+                (actual,) = session.run(None, inputs(lengths, unattended, rounded=rounded))
+                context = torch.from_numpy(np.asarray(actual)[: sum(lengths)]).double()
+                torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)
@@ -186,11 +202,12 @@ def test_attention_in_blocks_equals_attention_on_each_row_alone(
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_operator_equals_attention_on_each_row_alone(reach: Reach) -> None:
-    for lengths in BATCHES:
-        arrays = inputs(lengths)
+    for lengths, has_unattended in itertools.product(BATCHES, (False, True)):
+        unattended = unattended_tokens(lengths, reach) if has_unattended else None
+        arrays = inputs(lengths, unattended)
         arguments = [torch.from_numpy(array) for array in arrays.values()]
         actual = Attention(reach)(*arguments).double()
-        expected = expected_context(lengths, reach)
+        expected = expected_context(lengths, reach, unattended=unattended)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 

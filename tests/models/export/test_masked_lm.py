@@ -143,7 +143,7 @@ def test_source_of_an_artifact_is_the_model_of_its_graphs(tmp_path: Path) -> Non
 def test_settings_of_embeddings_are_refused(tmp_path: Path, overrides: dict[str, Any]) -> None:
     save_masked_lm(tmp_path, "bert")
     save_tokenizer(tmp_path)
-    with pytest.raises(CheckpointError, match="the model computes no embeddings"):
+    with pytest.raises(CheckpointError, match="the model computes no pooled embeddings"):
         load(tmp_path, Overrides(sparse=True, **overrides))
 
 

@@ -1,9 +1,12 @@
 """Small rerankers and classifiers, and clients of services with them."""
 
+import shutil
+import string
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from sentence_transformers import CrossEncoder, SparseEncoder
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
@@ -15,6 +18,7 @@ from tests.models.checkpoints import (
     edit_json,
     save_classifier,
     save_masked_lm,
+    save_multi_vector,
     save_token_classifier,
     save_tokenizer,
 )
@@ -79,6 +83,31 @@ def tag_client(tagger: Artifact) -> Iterator[TestClient]:
 @pytest.fixture(scope="package")
 def sparse_client(sparse_encoder: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
     yield from _client_of(sparse_encoder[1])
+
+
+@pytest.fixture(scope="package")
+def multi_encoder(
+    small_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[MultiVectorEncoder, Artifact]:
+    """A multi-vector model of sentence-transformers that expands queries, and its artifact."""
+    folder = tmp_path_factory.mktemp("multi")
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (folder / "model").mkdir(exist_ok=True)
+        shutil.copy(small_folder / name, folder / "model")
+    encoder = save_multi_vector(
+        folder / "saved",
+        folder / "model",
+        mask={"skiplist_words": list(string.punctuation)},
+        prompts={"query": "[Q] ", "document": "[D] "},
+        document_length=20,
+        query_expansion={"strategy": "fixed", "length": 16},
+    )
+    return encoder, export(resolve(str(folder / "saved")), folder / "artifact")[0]
+
+
+@pytest.fixture(scope="package")
+def multi_client(multi_encoder: tuple[MultiVectorEncoder, Artifact]) -> Iterator[TestClient]:
+    yield from _client_of(multi_encoder[1])
 
 
 @pytest.fixture(scope="package")

@@ -1,0 +1,388 @@
+"""Multi-vector models, such as ColBERT: one vector per token, as in sentence-transformers.
+
+Queries and documents have rules of their own: prompts, lengths, tokens that expand a query, and
+tokens without a vector. Their sources are the files of sentence-transformers 6, of PyLate up to 3
+(fields of config_sentence_transformers.json) and of Stanford's ColBERT (artifact.metadata).
+"""
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from torch import Tensor, nn
+
+from models.artifact import TokenRules
+from models.export.families import Names
+from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
+from models.export.modules import (
+    MODEL_CONFIG,
+    MULTI_VECTOR_MASK,
+    DenseConfig,
+    read_projection,
+)
+from models.network.config import EncoderConfig
+from models.network.heads import DenseHead
+
+# Settings of the Transformer module for multi-vectors.
+SETTINGS = ("query_length", "document_length", "query_expansion")
+# Fields of config_sentence_transformers.json by which sentence-transformers recognises PyLate.
+_PYLATE_FIELDS = (
+    *SETTINGS,
+    "do_query_expansion",
+    "attend_to_expansion_tokens",
+    "attend_to_mask_tokens",
+    "query_prefix",
+    "document_prefix",
+    "skiplist_words",
+)
+_STANFORD_CLASS = "HF_ColBERT"
+_STANFORD_CONFIG = "artifact.metadata"
+# Tensor of the projection in a checkpoint of Stanford's ColBERT.
+_STANFORD_WEIGHT = "linear.weight"
+# Tokens of a query after expansion, in ColBERT.
+_QUERY_TOKENS = 32
+_KINDS = ("query", "document")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expansion:
+    """Expansion of short queries with further tokens.
+
+    Attributes:
+        length: Number of tokens of a short query after expansion, special tokens included.
+        truncates: Whether longer queries are truncated to this length.
+        attends: Whether the tokens of the query attend to the added tokens.
+        token: The added token.
+    """
+
+    length: int
+    truncates: bool
+    attends: bool
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiVectorConfig:
+    """Settings of a multi-vector model.
+
+    Attributes:
+        layers: Dense layers after the encoder; None: one layer, which is part of the checkpoint.
+        normalize: Whether vectors are normalised to unit length.
+        query_length: Maximum number of tokens of a query; None: that of all texts.
+        document_length: The same for documents.
+        expansion: Expansion of queries; None: none.
+        skiplist: Tokens without a vector.
+        skiplist_kinds: Kinds of text that the skiplist applies to, "query" or "document".
+        kept: Ids of the only tokens of documents with a vector; empty: all tokens.
+        prompts: Prompts of the folder, by name.
+        markers: Prefixes of prompts that the tokenizer must not split.
+        is_pylate: Whether PyLate has saved the model.
+    """
+
+    layers: tuple[DenseConfig, ...] | None
+    normalize: bool
+    query_length: int | None
+    document_length: int | None
+    expansion: Expansion | None
+    skiplist: tuple[str, ...]
+    skiplist_kinds: tuple[str, ...]
+    kept: tuple[int, ...]
+    prompts: Mapping[str, object]
+    markers: tuple[str, ...]
+    is_pylate: bool
+
+
+def is_stanford(modules: Sequence[tuple[str, str]], config: Mapping[str, Any]) -> bool:
+    """Return whether a folder without modules has a checkpoint of Stanford's ColBERT.
+
+    Args:
+        modules: Class name and path of each module of sentence-transformers.
+        config: Content of config.json.
+    """
+    names = config.get("architectures")
+    return not modules and isinstance(names, list) and _STANFORD_CLASS in names
+
+
+def read_config(
+    folder: ModelFolder,
+    modules: Sequence[tuple[str, str]],
+    settings: Mapping[str, Any],
+    tokenizer: Mapping[str, Any],
+    default_token: str | None,
+    limit: int | None,
+) -> MultiVectorConfig:
+    """Return the settings of a multi-vector model.
+
+    Args:
+        folder: Model folder.
+        modules: Class name and path of each module of sentence-transformers.
+        settings: Settings of the Transformer module.
+        tokenizer: Content of tokenizer_config.json.
+        default_token: Token that expands queries if the settings do not name one.
+        limit: Maximum number of tokens of all texts, in place of larger ones; None: no limit.
+
+    Raises:
+        CheckpointError: A setting is invalid or unsupported; the message names it.
+    """
+    config = folder.json(MODEL_CONFIG, dict, {})
+    if config.get("similarity_fn_name") == "meanmaxsim":
+        raise CheckpointError(
+            f"{MODEL_CONFIG}: similarity_fn_name is 'meanmaxsim'; only 'maxsim' is supported"
+        )
+    own, prompts, markers = _of_pylate(config)
+    layers: tuple[DenseConfig, ...] | None = None
+    normalize = True
+    if not modules:
+        source = _STANFORD_CONFIG
+        own, mask, markers = _of_stanford(folder)
+        absent = {kind: text for kind, text in markers.items() if prompts.get(kind) is None}
+        prompts = {**prompts, **absent}
+    else:
+        layers, normalize = read_projection(folder, modules)
+        masks = [path for kind, path in modules if kind == MULTI_VECTOR_MASK]
+        source = join(masks[0], "config.json") if masks else MODEL_CONFIG
+        words = config.get("skiplist_words")
+        mask = {"skiplist_words": list(string.punctuation) if words is None else words}
+        mask = folder.json(source, dict, {}) if masks else mask
+    own |= {name: settings[name] for name in SETTINGS if name in settings}
+    expansion = _read_expansion(own.get("query_expansion"), default_token)
+    lengths = [_length(own.get(name), name) for name in ("query_length", "document_length")]
+    _check_expansion(expansion, lengths[0], limit, tokenizer)
+    skiplist, kinds, kept = _read_mask(mask, source)
+    query_length, document_length = (
+        length if length is None or limit is None else min(length, limit) for length in lengths
+    )
+    return MultiVectorConfig(
+        layers=layers,
+        normalize=normalize,
+        query_length=query_length,
+        document_length=document_length,
+        expansion=expansion,
+        skiplist=skiplist,
+        skiplist_kinds=kinds,
+        kept=kept,
+        prompts=prompts,
+        markers=tuple(markers.values()),
+        is_pylate=source == MODEL_CONFIG,
+    )
+
+
+def _of_pylate(
+    config: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, object], dict[str, str]]:
+    """Return the settings, prompts and markers in config_sentence_transformers.json."""
+    own = {
+        name: config[name]
+        for name in SETTINGS
+        if name in config and (config[name] is not None or name == "query_expansion")
+    }
+    if "query_expansion" not in own and any(name in config for name in _PYLATE_FIELDS):
+        attends = config.get("attend_to_expansion_tokens", config.get("attend_to_mask_tokens"))
+        own["query_expansion"] = None
+        if config.get("do_query_expansion") is not False:
+            length = own.pop("query_length", None) or _QUERY_TOKENS
+            fixed = {"strategy": "fixed", "attend": bool(attends), "length": length}
+            own["query_expansion"] = fixed
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise CheckpointError(f"{MODEL_CONFIG}: prompts must be a JSON object")
+    markers: dict[str, str] = {}
+    for kind in _KINDS:
+        if (name := f"{kind}_prefix") in config:
+            markers[kind] = str(config[name] or "")
+            rest = str(prompts.get(kind) or "").removeprefix(markers[kind])
+            prompts = {**prompts, kind: markers[kind] + rest}
+    return own, prompts, markers
+
+
+def _of_stanford(folder: ModelFolder) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """Return the settings, the mask's settings and the markers in artifact.metadata."""
+    config = folder.json(_STANFORD_CONFIG, dict, {})
+    check_defaults(config, {"similarity": "cosine"}, _STANFORD_CONFIG)
+    expansion = {
+        "strategy": "fixed",
+        "attend": bool(config.get("attend_to_mask_tokens")),
+        "length": config.get("query_maxlen") or _QUERY_TOKENS,
+    }
+    own = {"document_length": config.get("doc_maxlen"), "query_expansion": expansion}
+    markers = {
+        "query": f"{config.get('query_token_id') or '[unused0]'} ",
+        "document": f"{config.get('doc_token_id') or '[unused1]'} ",
+    }
+    skips = config.get("mask_punctuation", True)
+    return own, {"skiplist_words": list(string.punctuation) if skips else []}, markers
+
+
+def _read_expansion(value: object, default_token: str | None) -> Expansion | None:
+    if value is None:
+        return None
+    known = {"strategy", "attend", "token", "length"}
+    if not isinstance(value, dict) or value.keys() - known:
+        raise CheckpointError(
+            f"query_expansion must be a JSON object with the fields {', '.join(sorted(known))}"
+        )
+    if value.get("strategy") not in ("fixed", "min"):
+        raise CheckpointError(
+            f"query_expansion: strategy is {value.get('strategy')!r}; supported: 'fixed', 'min'"
+        )
+    if not isinstance(attends := value.get("attend", False), bool):
+        raise CheckpointError(f"query_expansion: attend has the invalid value {attends!r}")
+    token = value.get("token") or default_token
+    if not isinstance(token, str):
+        raise CheckpointError(
+            "query_expansion names no token, and tokenizer_config.json has neither a mask_token "
+            "nor an eos_token"
+        )
+    length = _length(value.get("length"), "query_expansion: length")
+    if length is None:
+        raise CheckpointError("query_expansion has no length")
+    truncates = value["strategy"] == "fixed"
+    return Expansion(length=length, truncates=truncates, attends=attends, token=token)
+
+
+def _check_expansion(
+    expansion: Expansion | None,
+    query_length: int | None,
+    limit: int | None,
+    tokenizer: Mapping[str, Any],
+) -> None:
+    if expansion is None:
+        return
+    for name, length in (("query_length", query_length), ("the maximum input length", limit)):
+        if length is not None and length < expansion.length:
+            raise CheckpointError(
+                f"{name} is {length} tokens; query_expansion needs at least {expansion.length}"
+            )
+    if tokenizer.get("padding_side") == "left":
+        raise CheckpointError(
+            "tokenizer_config.json: padding_side is 'left'; only 'right' is supported with "
+            "query_expansion"
+        )
+
+
+def _length(value: object, name: str) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise CheckpointError(f"{name} has the invalid value {value!r}")
+
+
+def _read_mask(
+    config: Mapping[str, Any], source: str
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]:
+    """Return the skiplist, the kinds of text that it applies to, and the ids of kept tokens."""
+    fields = {"skiplist_words": str, "skiplist_tasks": str, "keep_only_token_ids": int}
+    if unknown := config.keys() - fields.keys():
+        raise CheckpointError(f"{source}: {min(unknown)} is not supported")
+    values: dict[str, tuple[Any, ...]] = {}
+    for name, kind in fields.items():
+        value = config.get(name)
+        if name == "skiplist_tasks":
+            value = ["document"] if value is None else [value] if isinstance(value, str) else value
+        value = [] if value is None else value
+        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+            raise CheckpointError(f"{source}: {name} has the invalid value {value!r}")
+        values[name] = tuple(value)
+    if unknown := {*values["skiplist_tasks"]} - {*_KINDS}:
+        raise CheckpointError(f"{source}: skiplist_tasks has the unknown task {min(unknown)!r}")
+    return values["skiplist_words"], values["skiplist_tasks"], values["keep_only_token_ids"]
+
+
+def take_projection(
+    tensors: dict[str, Tensor],
+    fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
+) -> DenseHead:
+    """Return the projection in a checkpoint of Stanford's ColBERT, and remove it from `tensors`.
+
+    Args:
+        tensors: Tensors of the checkpoint, by name.
+        fill: Loads tensors into a module. Its arguments are the module, its tensors by name, and a
+            function that returns the tensor names of a key of the module's state dict.
+
+    Raises:
+        CheckpointError: The tensor is missing.
+    """
+    weight = tensors.pop(_STANFORD_WEIGHT, None)
+    if weight is None or weight.dim() != 2:
+        raise CheckpointError(f"the checkpoint lacks the matrix {_STANFORD_WEIGHT} of HF_ColBERT")
+    out_features, in_features = weight.shape
+    layer = DenseHead(in_features, out_features, bias=False, activation="Identity")
+    fill(layer.linear, {_STANFORD_WEIGHT: weight}, lambda _: (_STANFORD_WEIGHT,))
+    return layer
+
+
+def add_markers(tokenizer: Tokenizer, config: MultiVectorConfig) -> None:
+    """Make the markers of queries and documents single tokens of the tokenizer, in place.
+
+    Markers outside the vocabulary stay ordinary text.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    for marker in config.markers:
+        for token in (marker, *marker.split(None, 1)[:1]):
+            if token.strip() and token in vocabulary:
+                if tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
+                    tokenizer.add_special_tokens([AddedToken(token, normalized=False)])
+                break
+
+
+def token_rules(
+    config: MultiVectorConfig, tokenizer: Tokenizer, max_tokens: int, encoder: EncoderConfig
+) -> dict[str, TokenRules]:
+    """Return the rules for the tokens of queries, of documents, and of other texts (name "").
+
+    Args:
+        config: Settings of the model.
+        tokenizer: Tokenizer of the model.
+        max_tokens: Maximum length of other texts, in tokens.
+        encoder: Hyperparameters of the encoder.
+
+    Raises:
+        CheckpointError: A length exceeds the encoder's, the vocabulary lacks the token that expands
+            queries, or the encoder's attention does not support an expansion without `attend`.
+    """
+    ids = map(tokenizer.token_to_id, config.skiplist)
+    skiplist = tuple(sorted({token for token in ids if token is not None}))
+    skipped = {kind: skiplist if kind in config.skiplist_kinds else () for kind in _KINDS}
+    query = TokenRules(max_tokens=config.query_length or max_tokens, skipped=skipped["query"])
+    if (expansion := config.expansion) is not None:
+        _check_attention(expansion, encoder)
+        filler = tokenizer.token_to_id(expansion.token)
+        if filler is None:
+            raise CheckpointError(
+                f"the vocabulary lacks the token {expansion.token!r} of query_expansion"
+            )
+        query = replace(
+            query,
+            max_tokens=expansion.length if expansion.truncates else query.max_tokens,
+            min_tokens=expansion.length,
+            filler=filler,
+            attends_to_filler=expansion.attends,
+        )
+    other = TokenRules(max_tokens=max_tokens, skipped=skipped["document"], kept=config.kept)
+    document = replace(other, max_tokens=config.document_length or max_tokens)
+    rules = {"query": query, "document": document, "": other}
+    for kind, rule in rules.items():
+        # The shortest useful row has one token between two special tokens.
+        length = max(rule.max_tokens, rule.min_tokens)
+        if not 3 <= length <= encoder.max_tokens:
+            raise CheckpointError(
+                f"the maximum length of a {kind} is {length} tokens; it must be between 3 and the "
+                f"model's {encoder.max_tokens} positions"
+            )
+    return rules
+
+
+def _check_attention(expansion: Expansion, encoder: EncoderConfig) -> None:
+    if expansion.attends:
+        return
+    if encoder.distances is not None:
+        # Here the added tokens of transformers' DeBERTa have no embedding.
+        raise CheckpointError("query_expansion without attend is not supported for DeBERTa")
+    window = min((window for window in encoder.windows if window is not None), default=None)
+    if window is not None and expansion.length > window + 1:
+        raise CheckpointError(
+            f"query_expansion without attend has the length {expansion.length}; the model's "
+            f"attention window supports up to {window + 1}, because beyond it the last tokens "
+            "would attend to none"
+        )

@@ -1,0 +1,160 @@
+"""Multi-vectors over HTTP, against sentence-transformers."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import MultiVectorEncoder
+from starlette.testclient import TestClient
+
+from models.artifact import Artifact
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["The cat sat.", "rain, rain!", "a cat on a mat " * 6]
+QUERIES = ["Where did the cat sit?", "rain", "Who?"]
+
+Json = dict[str, Any]
+Multi = tuple[MultiVectorEncoder, Artifact]
+
+
+def ask(client: TestClient, path: str, **body: object) -> Json:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    result: Json = response.json()
+    return result
+
+
+@pytest.mark.parametrize("fields", [{}, {"output": "multi"}, {"normalize": True}])
+@pytest.mark.parametrize("prompt", ["query", "document", None])
+def test_vectors_equal_those_of_sentence_transformers(
+    multi_client: TestClient, multi_encoder: Multi, prompt: str | None, fields: Json
+) -> None:
+    oracle = multi_encoder[0]
+    encode = {"query": oracle.encode_query, "document": oracle.encode_document, None: oracle.encode}
+    expected = encode[prompt](TEXTS, convert_to_numpy=True)
+    result = ask(multi_client, "/encode", inputs=TEXTS, prompt_name=prompt, **fields)
+    assert result["dimensions"] == 12
+    for vectors, ids, offsets, own in zip(
+        result["embeddings"], result["ids"], result["offsets"], expected, strict=True
+    ):
+        assert len(ids) == len(offsets) == len(own)
+        np.testing.assert_allclose(vectors, own, rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_of_queries_and_documents(multi_client: TestClient) -> None:
+    queries = ask(multi_client, "/encode", inputs=TEXTS, prompt_name="query")
+    assert (queries["tokens"], queries["truncated"]) == ([16] * 3, [False, False, True])
+    documents = ask(multi_client, "/encode", inputs=TEXTS, prompt_name="document")
+    assert (documents["tokens"], documents["truncated"]) == ([9, 9, 20], [False, False, True])
+    # Without punctuation, of which the prompt has two characters.
+    assert list(map(len, documents["ids"])) == [6, 5, 18]
+
+
+def test_base64_has_the_same_vectors(multi_client: TestClient) -> None:
+    body = {"inputs": TEXTS, "prompt_name": "document"}
+    expected = ask(multi_client, "/encode", **body)["embeddings"]
+    coded = ask(multi_client, "/encode", **body, encoding="base64")["embeddings"]
+    for text, vectors in zip(coded, expected, strict=True):
+        actual = np.frombuffer(base64.b64decode(text), "<f4").reshape(-1, 12)
+        np.testing.assert_array_equal(actual, np.array(vectors, np.float32))
+
+
+def test_vectors_without_normalisation_have_the_lengths_of_the_projection(
+    multi_client: TestClient,
+) -> None:
+    plain = ask(multi_client, "/encode", inputs=TEXTS[:1], normalize=False)["embeddings"][0]
+    units = ask(multi_client, "/encode", inputs=TEXTS[:1])["embeddings"][0]
+    lengths = np.linalg.norm(plain, axis=1)
+    assert np.abs(lengths - 1).min() > 0.01
+    np.testing.assert_allclose(plain / lengths[:, None], units, atol=1e-5)
+
+
+def test_scores_equal_those_of_sentence_transformers(
+    multi_client: TestClient, multi_encoder: Multi
+) -> None:
+    oracle = multi_encoder[0]
+    expected = oracle.similarity(oracle.encode_query(QUERIES), oracle.encode_document(TEXTS))
+    for query, own in zip(QUERIES, expected.numpy(), strict=True):
+        result = ask(multi_client, "/score", queries=query, documents=TEXTS)
+        np.testing.assert_allclose(result["scores"], own, rtol=1e-4)
+    assert (result["kind"], result["tokens"]) == ("maxsim", [25, 25, 36])
+    assert result["truncated"] == [False, False, True]
+    pairs = ask(multi_client, "/score", queries=QUERIES, documents=TEXTS)["scores"]
+    np.testing.assert_allclose(pairs, np.diag(expected), rtol=1e-4)
+
+
+def test_scores_have_no_limit_of_token_vectors(
+    multi_client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = multi_client.app.state.vitrine.ready_model()  # type: ignore[attr-defined]
+    monkeypatch.setitem(model.__dict__, "max_token_vectors", 20)
+    response = multi_client.post("/encode", json={"inputs": TEXTS})
+    problem = response.json()
+    assert (response.status_code, problem["code"]) == (422, "too_many_tokens")
+    ask(multi_client, "/score", queries=QUERIES, documents=TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "message"),
+    [
+        ({"inputs": ["cat", ""]}, "/inputs/1", "the text is empty"),
+        ({"inputs": "cat", "prompt_name": "passage"}, "/prompt_name", "document, query"),
+        ({"inputs": "cat", "output": "pooled"}, None, "it can encode texts into multi-vectors"),
+        ({"inputs": "cat", "output": "sparse"}, None, "it can encode texts into multi-vectors"),
+        ({"inputs": "cat", "dimensions": 4}, "/dimensions", 'not apply to the output "multi"'),
+        ({"inputs": "cat", "truncate_dim": 4}, "/truncate_dim", "does not apply"),
+        (
+            {"inputs": "a " * 30, "prompt_name": "query", "on_overflow": "error"},
+            "/inputs",
+            "more than 16 tokens",
+        ),
+        (
+            {"inputs": "a " * 30, "prompt_name": "document", "on_overflow": "error"},
+            "/inputs",
+            "more than 20 tokens",
+        ),
+    ],
+)
+def test_invalid_requests_are_refused(
+    multi_client: TestClient, body: Json, pointer: str | None, message: str
+) -> None:
+    response = multi_client.post("/encode", json=body)
+    assert (response.status_code, response.json().get("pointer")) == (422, pointer)
+    assert message in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/debug/attribute", {"text": "cat", "target": {"type": "norm"}}, 422),
+        ("/rerank", {"query": "cat", "documents": ["dog"]}, 422),
+        ("/classify", {"inputs": "cat"}, 422),
+        ("/v1/embeddings", {"input": "cat", "model": "saved"}, 400),
+        ("/tei/embed", {"inputs": "cat"}, 424),
+        ("/tei/embed_sparse", {"inputs": "cat"}, 424),
+        ("/tei", {"inputs": "cat"}, 424),
+    ],
+)
+def test_routes_of_other_models_refuse(
+    multi_client: TestClient, path: str, body: Json, status: int
+) -> None:
+    response = multi_client.post(path, json=body)
+    assert response.status_code == status
+    expected = "only for embedding models" if "debug" in path else "encode texts into multi-vectors"
+    assert expected in response.text
+
+
+def test_other_models_refuse_multi_vectors(client: TestClient) -> None:
+    response = client.post("/encode", json={"inputs": "cat", "output": "multi"})
+    assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
+    assert "cannot encode texts into multi-vectors" in response.json()["detail"]
+
+
+def test_info_has_the_lengths_of_queries_and_documents(multi_client: TestClient) -> None:
+    info = multi_client.get("/info").json()
+    assert (info["outputs"], info["dimensions"], info["pooling"]) == (["multi"], 12, [])
+    assert info["max_tokens_by_prompt"] == {"query": 16, "document": 20}
+    assert info["prompts"] == ["document", "query"]
+    assert multi_client.get("/tei/info").json()["model_type"] == {"embedding": {"pooling": "none"}}
