@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from models.artifact import Artifact
 from models.engines import OUTPUTS, EngineError, Precision, open_engine, self_check
 from models.engines.outputs import compare
-from models.export import exporter
+from models.export import parity
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError
@@ -95,6 +95,7 @@ def test_engines_compute_the_logits_of_all_tokens(engine: str, exported: Artifac
 def test_check_has_the_logits_of_every_token_of_every_input(exported: Artifact) -> None:
     check = exported.check()
     assert len(check.outputs["tags"]) == sum(map(len, check.rows))
+    assert len(check.texts) == len(check.rows)  # no pairs of texts
     assert max(map(len, check.rows)) == exported.manifest.max_tokens
     # Each label is the best one of some token, so that a lost label cannot go unnoticed.
     assert {*np.argmax(check.outputs["tags"], axis=1)} == {0, 1, 2}
@@ -141,7 +142,7 @@ def test_export_refuses_a_graph_with_wrong_logits(
 ) -> None:
     save_token_classifier(tmp_path, "bert", 3, num_hidden_layers=1)
     save_tokenizer(tmp_path)
-    own = exporter.reference_vectors
+    own = parity.reference_vectors
 
     def mistaken(*args: object, **kwargs: object) -> list[NDArray[np.float32]]:
         return [WRONG[wrong](vectors) for vectors in own(*args, **kwargs)]  # type: ignore[arg-type]
