@@ -95,6 +95,7 @@ def test_engines_compute_the_logits_of_all_tokens(engine: str, exported: Artifac
 def test_check_has_the_logits_of_every_token_of_every_input(exported: Artifact) -> None:
     check = exported.check()
     assert len(check.outputs["tags"]) == sum(map(len, check.rows))
+    assert len(check.texts) == len(check.rows)  # no pairs of texts
     assert max(map(len, check.rows)) == exported.manifest.max_tokens
     # Each label is the best one of some token, so that a lost label cannot go unnoticed.
     assert {*np.argmax(check.outputs["tags"], axis=1)} == {0, 1, 2}

@@ -35,6 +35,7 @@ TEXTS = [
     "x [SEP] <unk> y<unk>z </s>[UNK]q<s>",
     "</s>",
     "...---...",
+    "une e\u0301tude, un cafe\u0301 e\u0301lite",  # accents are characters of their own
     "no\u00a0break\u00a0space and zero\u200bwidth",
     "one two three, four five: " * 20,  # is truncated
 ]
