@@ -128,7 +128,7 @@ GUARDS = (
         f"{_T}test_multi.py::test_lengths_of_queries_and_documents",
     ),
     Guard(
-        "models/export/multi_vector.py",
+        "models/export/token_rules.py",
         "tokenizer.add_special_tokens([AddedToken(token, normalized=False)])",
         "pass",
         f"{_I}test_multi_vectors.py::test_folders_of_stanford",

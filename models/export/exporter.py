@@ -31,7 +31,6 @@ from models.engines import ENGINES, OUTPUTS, Precision
 from models.engines.engine import missing
 from models.export.checkpoint import NO_OVERRIDES, load
 from models.export.model_folder import ModelFolder
-from models.export.multi_vector import token_rules
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
 from models.export.parity import (
     Parity,
@@ -44,6 +43,7 @@ from models.export.parity import (
 )
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import Source
+from models.export.token_rules import token_rules
 from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
 

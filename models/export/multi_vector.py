@@ -7,13 +7,11 @@ tokens without a vector. Their sources are the files of sentence-transformers 6,
 
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
 from torch import Tensor, nn
 
-from models.artifact import TokenRules
 from models.export.families import Names
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
 from models.export.modules import (
@@ -22,7 +20,6 @@ from models.export.modules import (
     DenseConfig,
     read_projection,
 )
-from models.network.config import EncoderConfig
 from models.network.heads import DenseHead
 
 # Settings of the Transformer module for multi-vectors.
@@ -43,7 +40,7 @@ _STANFORD_CONFIG = "artifact.metadata"
 _STANFORD_WEIGHT = "linear.weight"
 # Tokens of a query after expansion, in ColBERT.
 _QUERY_TOKENS = 32
-_KINDS = ("query", "document")
+KINDS = ("query", "document")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +186,7 @@ def _of_pylate(
     if not isinstance(prompts, dict):
         raise CheckpointError(f"{MODEL_CONFIG}: prompts must be a JSON object")
     markers: dict[str, str] = {}
-    for kind in _KINDS:
+    for kind in KINDS:
         if (name := f"{kind}_prefix") in config:
             markers[kind] = str(config[name] or "")
             rest = str(prompts.get(kind) or "").removeprefix(markers[kind])
@@ -284,7 +281,7 @@ def _read_mask(
         if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
             raise CheckpointError(f"{source}: {name} has the invalid value {value!r}")
         values[name] = tuple(value)
-    if unknown := {*values["skiplist_tasks"]} - {*_KINDS}:
+    if unknown := {*values["skiplist_tasks"]} - {*KINDS}:
         raise CheckpointError(f"{source}: skiplist_tasks has the unknown task {min(unknown)!r}")
     return values["skiplist_words"], values["skiplist_tasks"], values["keep_only_token_ids"]
 
@@ -310,79 +307,3 @@ def take_projection(
     layer = DenseHead(in_features, out_features, bias=False, activation="Identity")
     fill(layer.linear, {_STANFORD_WEIGHT: weight}, lambda _: (_STANFORD_WEIGHT,))
     return layer
-
-
-def add_markers(tokenizer: Tokenizer, config: MultiVectorConfig) -> None:
-    """Make the markers of queries and documents single tokens of the tokenizer, in place.
-
-    Markers outside the vocabulary stay ordinary text.
-    """
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    for marker in config.markers:
-        for token in (marker, *marker.split(None, 1)[:1]):
-            if token.strip() and token in vocabulary:
-                if tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
-                    tokenizer.add_special_tokens([AddedToken(token, normalized=False)])
-                break
-
-
-def token_rules(
-    config: MultiVectorConfig, tokenizer: Tokenizer, max_tokens: int, encoder: EncoderConfig
-) -> dict[str, TokenRules]:
-    """Return the rules for the tokens of queries, of documents, and of other texts (name "").
-
-    Args:
-        config: Settings of the model.
-        tokenizer: Tokenizer of the model.
-        max_tokens: Maximum length of other texts, in tokens.
-        encoder: Hyperparameters of the encoder.
-
-    Raises:
-        CheckpointError: A length exceeds the encoder's, the vocabulary lacks the token that expands
-            queries, or the encoder's attention does not support an expansion without `attend`.
-    """
-    ids = map(tokenizer.token_to_id, config.skiplist)
-    skiplist = tuple(sorted({token for token in ids if token is not None}))
-    skipped = {kind: skiplist if kind in config.skiplist_kinds else () for kind in _KINDS}
-    query = TokenRules(max_tokens=config.query_length or max_tokens, skipped=skipped["query"])
-    if (expansion := config.expansion) is not None:
-        _check_attention(expansion, encoder)
-        filler = tokenizer.token_to_id(expansion.token)
-        if filler is None:
-            raise CheckpointError(
-                f"the vocabulary lacks the token {expansion.token!r} of query_expansion"
-            )
-        query = replace(
-            query,
-            max_tokens=expansion.length if expansion.truncates else query.max_tokens,
-            min_tokens=expansion.length,
-            filler=filler,
-            attends_to_filler=expansion.attends,
-        )
-    other = TokenRules(max_tokens=max_tokens, skipped=skipped["document"], kept=config.kept)
-    document = replace(other, max_tokens=config.document_length or max_tokens)
-    rules = {"query": query, "document": document, "": other}
-    for kind, rule in rules.items():
-        # The shortest useful row has one token between two special tokens.
-        length = max(rule.max_tokens, rule.min_tokens)
-        if not 3 <= length <= encoder.max_tokens:
-            raise CheckpointError(
-                f"the maximum length of a {kind} is {length} tokens; it must be between 3 and the "
-                f"model's {encoder.max_tokens} positions"
-            )
-    return rules
-
-
-def _check_attention(expansion: Expansion, encoder: EncoderConfig) -> None:
-    if expansion.attends:
-        return
-    if encoder.distances is not None:
-        # Here the added tokens of transformers' DeBERTa have no embedding.
-        raise CheckpointError("query_expansion without attend is not supported for DeBERTa")
-    window = min((window for window in encoder.windows if window is not None), default=None)
-    if window is not None and expansion.length > window + 1:
-        raise CheckpointError(
-            f"query_expansion without attend has the length {expansion.length}; the model's "
-            f"attention window supports up to {window + 1}, because beyond it the last tokens "
-            "would attend to none"
-        )

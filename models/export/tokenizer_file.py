@@ -14,8 +14,8 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from models.artifact import Artifact
 from models.export.checkpoint import read_configs
 from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
-from models.export.multi_vector import add_markers
 from models.export.sentence_config import SentenceConfig, overrides_of
+from models.export.token_rules import add_markers
 from models.export.tokenizer_config import read_tokenizer_config, tokenizer_class
 
 Config = dict[str, Any]

@@ -288,8 +288,7 @@ class TextTokenizer:
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, truncated to the maximum length, without a prompt."""
-        limit = self._manifest.max_tokens
-        return [encoding.ids for encoding in self._encode(texts, "truncate", limit)]
+        return [encoding.ids for encoding in self._encode(texts, "truncate", with_offsets=False)]
 
     def prompted(self, text: str, prompt_name: str | None) -> str:
         """Return the text with the named or the default prompt prepended.
@@ -408,9 +407,7 @@ class TextTokenizer:
         encoded: list[tuple[Row, Encoding]] = []
         for part in _slices(texts):
             prompted = [prompt.text + text for text in part]
-            for encoding in self._encode(
-                prompted, on_overflow, rules.max_tokens, with_offsets=with_offsets
-            ):
+            for encoding in self._encode(prompted, on_overflow, with_offsets, rules.max_tokens):
                 offsets = _spans(encoding, len(prompt.text)) if with_offsets else None
                 is_truncated = bool(encoding.overflowing)
                 row = Row(encoding.ids, is_truncated, prompt.tokens, prompt.adapter, offsets)
@@ -448,10 +445,10 @@ class TextTokenizer:
         self,
         texts: Sequence[str],
         on_overflow: OnOverflow,
-        limit: int,
-        *,
-        with_offsets: bool = False,
+        with_offsets: bool,
+        limit: int | None = None,
     ) -> list[Encoding]:
+        limit = limit or self._manifest.max_tokens
         is_left = self._drops_left(on_overflow)
         tokenizer = self._truncating_at(limit, is_left=is_left)
         # Offsets count from the start of the text, which is missing in a part from its end.
@@ -578,7 +575,7 @@ class TextTokenizer:
 
     def has_tokens(self, text: str) -> bool:
         """Return whether a text has at least one token that is not special."""
-        (encoding,) = self._encode([text], "truncate", self._manifest.max_tokens)
+        (encoding,) = self._encode([text], "truncate", with_offsets=False)
         return len(encoding.ids) > self._special_tokens
 
     def _first_id(self, spellings: Sequence[str]) -> int | None:

@@ -18,9 +18,9 @@ from models.engines.outputs import compare
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError
-from models.export.multi_vector import token_rules
 from models.export.sentence_config import Overrides, overrides_of
 from models.export.sources import resolve
+from models.export.token_rules import token_rules
 from models.packing import pack
 from tests.models.checkpoints import (
     CONFIGS,
@@ -292,8 +292,8 @@ def test_attention_that_needs_attended_tokens_is_refused(
 
 
 def test_lengths_are_limited_by_the_override(tmp_path: Path) -> None:
-    settings = {"query_expansion": {**EXPANSION, "strategy": "min"}, "query_length": 20}
-    save_model(tmp_path, **settings)
+    expansion = {**EXPANSION, "strategy": "min"}
+    save_model(tmp_path, query_expansion=expansion, query_length=20)
     lengths = {name: rules.max_tokens for name, rules in rules_of(tmp_path / "saved").items()}
     assert lengths == {"query": 20, "document": 24, "": 24}
     limited = rules_of(tmp_path / "saved", Overrides(max_tokens=18))

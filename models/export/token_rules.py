@@ -1,0 +1,86 @@
+"""Tokens of queries and documents in multi-vector models, by the ids of a tokenizer."""
+
+from dataclasses import replace
+
+from tokenizers import AddedToken, Tokenizer
+
+from models.artifact import TokenRules
+from models.export.model_folder import CheckpointError
+from models.export.multi_vector import KINDS, Expansion, MultiVectorConfig
+from models.network.config import EncoderConfig
+
+
+def add_markers(tokenizer: Tokenizer, config: MultiVectorConfig) -> None:
+    """Make the markers of queries and documents single tokens of the tokenizer, in place.
+
+    Markers outside the vocabulary stay ordinary text.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    for marker in config.markers:
+        for token in (marker, *marker.split(None, 1)[:1]):
+            if token.strip() and token in vocabulary:
+                if tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
+                    tokenizer.add_special_tokens([AddedToken(token, normalized=False)])
+                break
+
+
+def token_rules(
+    config: MultiVectorConfig, tokenizer: Tokenizer, max_tokens: int, encoder: EncoderConfig
+) -> dict[str, TokenRules]:
+    """Return the rules for the tokens of queries, of documents, and of other texts (name "").
+
+    Args:
+        config: Settings of the model.
+        tokenizer: Tokenizer of the model.
+        max_tokens: Maximum length of other texts, in tokens.
+        encoder: Hyperparameters of the encoder.
+
+    Raises:
+        CheckpointError: A length exceeds the encoder's, the vocabulary lacks the token that expands
+            queries, or the encoder's attention does not support an expansion without `attend`.
+    """
+    ids = map(tokenizer.token_to_id, config.skiplist)
+    skiplist = tuple(sorted({token for token in ids if token is not None}))
+    skipped = {kind: skiplist if kind in config.skiplist_kinds else () for kind in KINDS}
+    query = TokenRules(max_tokens=config.query_length or max_tokens, skipped=skipped["query"])
+    if (expansion := config.expansion) is not None:
+        _check_attention(expansion, encoder)
+        filler = tokenizer.token_to_id(expansion.token)
+        if filler is None:
+            raise CheckpointError(
+                f"the vocabulary lacks the token {expansion.token!r} of query_expansion"
+            )
+        query = replace(
+            query,
+            max_tokens=expansion.length if expansion.truncates else query.max_tokens,
+            min_tokens=expansion.length,
+            filler=filler,
+            attends_to_filler=expansion.attends,
+        )
+    other = TokenRules(max_tokens=max_tokens, skipped=skipped["document"], kept=config.kept)
+    document = replace(other, max_tokens=config.document_length or max_tokens)
+    rules = {"query": query, "document": document, "": other}
+    for kind, rule in rules.items():
+        # The shortest useful row has one token between two special tokens.
+        length = max(rule.max_tokens, rule.min_tokens)
+        if not 3 <= length <= encoder.max_tokens:
+            raise CheckpointError(
+                f"the maximum length of a {kind} is {length} tokens; it must be between 3 and the "
+                f"model's {encoder.max_tokens} positions"
+            )
+    return rules
+
+
+def _check_attention(expansion: Expansion, encoder: EncoderConfig) -> None:
+    if expansion.attends:
+        return
+    if encoder.distances is not None:
+        # Here the added tokens of transformers' DeBERTa have no embedding.
+        raise CheckpointError("query_expansion without attend is not supported for DeBERTa")
+    window = min((window for window in encoder.windows if window is not None), default=None)
+    if window is not None and expansion.length > window + 1:
+        raise CheckpointError(
+            f"query_expansion without attend has the length {expansion.length}; the model's "
+            f"attention window supports up to {window + 1}, because beyond it the last tokens "
+            "would attend to none"
+        )
