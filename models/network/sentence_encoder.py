@@ -85,7 +85,8 @@ class SentenceEncoder(nn.Module):
         elif projection is not None:
             self.width = _output_width(encoder.config.d_model, projection)
         else:
-            self.width = _output_width(encoder.config.d_model * len(self.pooling), heads)
+            vectors = 1 if tags else len(self.pooling)
+            self.width = _output_width(encoder.config.d_model * vectors, heads)
 
     def forward(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
     Normalize,
@@ -162,6 +162,32 @@ def test_terms_of_a_dot_product_are_products_of_weights(
         values = [term.value for term in explanation.terms]
         np.testing.assert_allclose(values, np.sort(products)[::-1][: len(values)], atol=1e-4)
         assert sum(values) + explanation.other == pytest.approx(result.scores[index], abs=1e-5)
+
+
+def test_terms_of_maxsim_are_each_query_token_with_its_most_similar_document_token(
+    multi_encoder: tuple[MultiVectorEncoder, Artifact],
+) -> None:
+    oracle, artifact = multi_encoder
+    query, documents = "Where did the cat sit?", ["The cat sat.", "rain, rain!", "!"]
+    x = np.asarray(oracle.encode_query(query, convert_to_numpy=True), np.float64)
+    with vitrine.SyncModel(artifact.path, THREADS) as model:
+        result = model.score(query, documents, explain=True)
+        rows = [model.encode_multi([text], prompt_name="document") for text in documents]
+        own = model.encode_multi([query], prompt_name="query")
+    assert result.kind == "maxsim"
+    for index, document in enumerate(documents):
+        y = np.asarray(oracle.encode_document(document, convert_to_numpy=True), np.float64)
+        products, explanation = x @ y.T, result.explanations[index]
+        order = np.argsort(-np.abs(products.max(1)))[:10]
+        values = [term.value for term in explanation.terms]
+        np.testing.assert_allclose(values, products.max(1)[order], atol=1e-5)
+        assert sum(values) + explanation.other == pytest.approx(result.scores[index], abs=1e-5)
+        for term, i in zip(explanation.terms, order, strict=True):
+            j = products[i].argmax()
+            assert term.query.id == own.ids[0][i]
+            assert term.document.id == rows[index].ids[0][j]
+            offsets = rows[index].offsets[0]
+            assert term.document.span == (None if offsets is None else offsets[j])
 
 
 def test_rerank_explains_the_best_documents_alone(small_artifact: Artifact) -> None:
