@@ -1,5 +1,6 @@
 import ctypes
 import queue
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -289,6 +290,30 @@ def test_memory_of_a_large_batch_is_given_back_at_its_end(artifact: Artifact) ->
     # The scores of one layer alone: 12 heads * 16 rows * 256 * 256 floats are 50 MB.
     engine.run(pack([[1000] * 256] * 15 + [[1000] * 255]))
     assert allocated_mb() < before + 20
+
+
+REPEATED_SHAPE = """
+import resource, sys
+from pathlib import Path
+from models.artifact import Artifact
+from models.engines import open_engine
+from models.packing import pack
+engine = open_engine(Artifact.load(Path(sys.argv[1])), "onnxruntime", threads=1)
+peaks = []
+for _ in range(3):
+    engine.run(pack([[1000] * 256] * 16))
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(max(peaks) - peaks[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit")
+def test_peak_memory_does_not_grow_when_a_shape_repeats(artifact: Artifact) -> None:
+    command = [sys.executable, "-c", REPEATED_SHAPE, str(artifact.path)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    vectors_kib = 16 * 256 * 384 * 4 / 1024
+    assert int(output) < 2 * vectors_kib
 
 
 def test_single_threaded_engine_compiles_the_graph_once(artifact: Artifact) -> None:

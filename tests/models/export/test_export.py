@@ -1,5 +1,7 @@
+import gc
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -23,7 +25,7 @@ from models.export.__main__ import main
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError, ModelFolder
-from models.export.onnx_graph import graph_for, trace
+from models.export.onnx_graph import graph_for, trace, write_weights
 from models.export.sentence_config import Overrides
 from models.export.sources import Source, SourceError, resolve
 from models.export.tokenizer_file import read_tokenizer
@@ -62,6 +64,21 @@ def count_nodes(graph: Path | bytes) -> tuple[onnx.ModelProto, Counter[str]]:
 @pytest.fixture(scope="module")
 def cuda_graph(minilm_folder: Path) -> bytes:
     return graph_for("cuda", trace(load(minilm_folder)[0], "cuda"))
+
+
+def test_no_weights_stay_in_memory_after_tracing(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    model = load(tmp_path, Overrides(pooling=["mean"]))[0]
+    weights = {
+        name: weakref.ref(parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.nbytes >= 1024  # smaller ones stay in the ONNX file
+    }
+    graph = trace(model, "cpu")
+    write_weights(graph, tmp_path / "weights")
+    del model, graph
+    gc.collect()
+    assert not [name for name, weight in weights.items() if weight() is not None]
 
 
 def test_cpu_graph_has_one_add_and_norm_per_sublayer(artifact: Artifact) -> None:
