@@ -91,10 +91,27 @@ class SentenceEncoder(nn.Module):
             token_types: Type of each token, `(B, L)`; None: type 0.
         """
         tokens = self.encoder(input_ids, attention_mask, token_types, tap=tap, adapters=adapters)
-        if self.sparse is not None:
-            weights: Tensor = self.sparse(tokens, pooling_mask)
-            return weights
-        return self.head(tokens, pooling_mask, tap)
+        return self.row_vectors(tokens, pooling_mask, tap)
+
+    def row_vectors(
+        self,
+        tokens: Tensor,
+        pooling_mask: Tensor,
+        tap: Tap = NO_TAP,
+        entries: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Return the row vectors `(B, W)` of token vectors.
+
+        Args:
+            tokens: Token vectors, `(B, L, D)`.
+            pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
+            tap: Tap that each step of pooling and heads passes through.
+            entries: Elements of sparse vectors to compute, in place of all W; None: all.
+        """
+        if self.sparse is None:
+            return self.head(tokens, pooling_mask, tap)
+        weights: Tensor = self.sparse(tokens, pooling_mask, entries=entries)
+        return weights
 
     def forward_packed(
         self,
