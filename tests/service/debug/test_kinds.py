@@ -25,7 +25,6 @@ pytestmark = pytest.mark.slow
 QUERY, DOCUMENT = "w7 w9", "w21 w5 w33"
 PAIR = {"text": QUERY, "text_pair": DOCUMENT, "target": {"type": "score"}}
 IDS, TYPES = [0, 7, 9, 2, 21, 5, 33, 2], [0, 0, 0, 0, 1, 1, 1, 1]
-PAD = [0, 1, 1, 2, 1, 1, 1, 2]
 
 Json = dict[str, Any]
 
@@ -70,7 +69,8 @@ def ask(client: TestClient, path: str, **body: object) -> Json:
 def integrated(forward: Callable[[Tensor], Tensor], oracle: Any, ids: list[int]) -> np.ndarray:  # noqa: ANN401
     """Return captum's integrated gradients by the word embeddings of transformers' model."""
     weight = oracle.get_input_embeddings().weight
-    words, pad = (weight[rows][None].detach() for rows in (ids, [*PAD[: len(ids) - 1], 2]))
+    padded = [token if token in (0, 2) else 1 for token in ids]  # special tokens are kept
+    words, pad = (weight[rows][None].detach() for rows in (ids, padded))
     scores = IntegratedGradients(forward).attribute(words, pad, n_steps=200, method="gausslegendre")
     return scores[0].detach().sum(-1).numpy()
 
