@@ -1,4 +1,6 @@
-"""Attribution of a scalar, computed from a text's vector, to the tokens of the text.
+"""Attribution of a scalar, computed from the vector of a text or pair of texts, to its tokens.
+
+The vector is an embedding, the logits of a classifier, or the weights of a sparse encoder.
 
 A method takes a function that maps S versions of the token vectors at a layer, `(S, L, D)`, to
 scalars `(S,)`. It also takes the token vectors of the text and of a baseline at that layer,
@@ -75,6 +77,18 @@ def dim(index: int, normalize: bool) -> Target:
 def norm() -> Target:
     """Return a target function: the Euclidean norm of the model's vector before normalisation."""
     return lambda vectors: vectors.norm(dim=-1)
+
+
+def label(index: int, versus: int | None = None) -> Target:
+    """Return a target function: a label's logit, or its margin over the logit of another label.
+
+    Args:
+        index: Index of the label.
+        versus: Index of the other label; None: the logit alone.
+    """
+    if versus is None:
+        return lambda logits: logits[..., index]
+    return lambda logits: logits[..., index] - logits[..., versus]
 
 
 def _served(vectors: Tensor, normalize: bool) -> Tensor:
@@ -181,6 +195,7 @@ def attribute(
     layer_name: str = "words",
     baseline: Sequence[int] | None = None,
     options: MethodOptions = DEFAULT_OPTIONS,
+    entries: Sequence[int] | None = None,
 ) -> Attribution:
     """Attribute a scalar to the tokens of a row.
 
@@ -193,13 +208,14 @@ def attribute(
         baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline at the layer
             is zero vectors.
         options: Options of the method.
+        entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
     """
     x = model.tokens(layer_name, row)  # (L, D)
     baseline_tokens = (
         torch.zeros_like(x) if baseline is None else model.tokens(layer_name, row, baseline)
     )
     return METHODS[method](
-        lambda tokens: target(model.continue_from(layer_name, tokens, row)),
+        lambda tokens: target(model.continue_from(layer_name, tokens, row, entries)),
         x,
         baseline_tokens,
         options,

@@ -7,7 +7,7 @@ from typing import Literal
 from models.packing import NO_ADAPTER
 
 Method = Literal["integrated_gradients", "saliency", "grad_x_input", "smoothgrad", "occlusion"]
-TargetName = Literal["cosine", "margin", "dot", "dim", "norm"]
+TargetName = Literal["cosine", "margin", "dot", "dim", "norm", "score", "label", "sparse"]
 BaselineName = Literal["pad", "mask", "zero"]
 ObjectiveName = Literal["cosine", "mnrl", "dot", "mse", "cotangent"]
 EmulatedPrecision = Literal["float16", "bfloat16"]
@@ -23,11 +23,13 @@ class Row:
         ids: Token ids, special tokens included.
         prompt_tokens: Number of leading prompt tokens that are excluded from pooling.
         adapter: Index of the adapter, or `NO_ADAPTER`.
+        token_types: Type of each token of a pair of texts; empty: all tokens have type 0.
     """
 
     ids: Sequence[int]
     prompt_tokens: int = 0
     adapter: int = NO_ADAPTER
+    token_types: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

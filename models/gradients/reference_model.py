@@ -1,9 +1,9 @@
 """The reference model of a served graph: the same weights in PyTorch, for gradients.
 
-A layer name denotes a point of the forward pass between token ids and vector. At a layer, the model
-returns the token vectors `(L, D)` of a row, or continues the forward pass from other token vectors.
-So gradients are taken with respect to a function's argument. Module hooks would not separate the
-texts that run through a layer.
+A layer name denotes a point of the forward pass between token ids and the row's vector: an
+embedding, logits or sparse weights. At a layer, the model returns the token vectors `(L, D)` of a
+row, or continues the forward pass from other token vectors. So gradients are taken with respect to
+a function's argument. Module hooks would not separate the texts that run through a layer.
 """
 
 from collections.abc import Sequence
@@ -81,8 +81,8 @@ class ReferenceModel:
 
     def run(self, row: Row, tap: Tap) -> Tensor:
         """Run every step through a tap and return the row's vector `(1, W)`, not normalised."""
-        mask = self._pooling_mask(row)
-        return self.network(self._ids(row.ids), None, mask, tap, self._adapters(row))
+        mask, types = self._pooling_mask(row), self._token_types(row)
+        return self.network(self._ids(row.ids), None, mask, tap, self._adapters(row), types)
 
     def tokens(self, layer_name: str, row: Row, ids: Sequence[int] | None = None) -> Tensor:
         """Return the row's token vectors `(L, D)` at a layer.
@@ -91,20 +91,23 @@ class ReferenceModel:
             layer_name: One of `layer_names`.
             row: Input of the model.
             ids: Token ids to run instead of `row.ids`, of the same number; None: `row.ids`.
-                Positions are always computed from `row.ids`.
+                Positions are always computed from `row.ids`, and token types are the row's.
         """
         encoder, tap = self.network.encoder, OutputTap()
         positions = encoder.positions(self._ids(row.ids))  # (1, L)
         with torch.no_grad():
             encoder(
                 self._ids(row.ids if ids is None else ids),
+                token_type_ids=self._token_types(row),
                 positions=positions,
                 tap=tap,
                 adapters=self._adapters(row),
             )
         return tap.outputs[self.steps[layer_name]][0]
 
-    def continue_from(self, layer_name: str, tokens: Tensor, row: Row) -> Tensor:
+    def continue_from(
+        self, layer_name: str, tokens: Tensor, row: Row, entries: Sequence[int] | None = None
+    ) -> Tensor:
         """Continue the forward pass from token vectors at a layer; return the vectors `(S, W)`.
 
         The vectors are not normalised. They are differentiable with respect to `tokens`.
@@ -112,7 +115,10 @@ class ReferenceModel:
         Args:
             layer_name: Layer of the token vectors, one of `layer_names`.
             tokens: S versions of the row's token vectors, `(S, L, D)`.
-            row: Input of the model, from which positions, adapter and pooling mask are computed.
+            row: Input of the model, from which positions, token types, adapter and pooling mask are
+                computed.
+            entries: Elements of sparse vectors to compute; None: all. Those of all versions and all
+                vocabulary entries would take gigabytes.
         """
         encoder, x = self.network.encoder, tokens
         index = self.layer_names.index(layer_name)
@@ -120,14 +126,23 @@ class ReferenceModel:
         adapters = self._adapters(row)
         scales = encoder.scales(None if adapters is None else adapters[:, None])
         if index == 0:
-            x = encoder.embeddings(x, positions.expand(len(x), -1), scales=scales)
+            types = self._token_types(row)
+            types = None if types is None else types.expand(len(x), -1)  # (S, L)
+            x = encoder.embeddings(x, positions.expand(len(x), -1), types, scales=scales)
         inputs = encoder.layer_inputs(x, positions, len(row.ids), scales=scales)
         x = encoder.encode(x, inputs, first_layer=max(0, index - 1))
-        return self.network.head(x, self._pooling_mask(row).expand(len(x), -1))
+        mask = self._pooling_mask(row).expand(len(x), -1)  # (S, L)
+        return self.network.row_vectors(x, mask, entries=entries)
 
     def _pooling_mask(self, row: Row) -> Tensor:
         mask = torch.arange(len(row.ids)) >= row.prompt_tokens  # (L,)
-        return mask.to(self.network.encoder.embeddings.word.weight)[None]  # (1, L)
+        mask = mask.to(self.network.encoder.embeddings.word.weight)[None]  # (1, L)
+        return self.network.unskipped(mask, self._ids(row.ids))
+
+    def _token_types(self, row: Row) -> Tensor | None:
+        # As in the served graph, which has no such input if the model does not use token types.
+        has_types = self.network.has_token_types and row.token_types
+        return self._ids(row.token_types) if has_types else None  # (1, L)
 
     def _adapters(self, row: Row) -> Tensor | None:
         # For a row without an adapter, the updates of all adapters are multiplied by zero, so their

@@ -108,15 +108,32 @@ class SentenceEncoder(nn.Module):
             token_types: Type of each token, `(B, L)`; None: type 0.
         """
         tokens = self.encoder(input_ids, attention_mask, token_types, tap=tap, adapters=adapters)
-        if self.sparse is not None:
-            weights: Tensor = self.sparse(tokens, pooling_mask)
-            return weights
         if self.tags:
             return self._apply_heads(tokens, tap)
         if self.projection is not None:
             vectors: Tensor = self.projection(tokens)
             return vectors
-        return self.head(tokens, self._unskipped(pooling_mask, input_ids), tap)
+        return self.row_vectors(tokens, self.unskipped(pooling_mask, input_ids), tap)
+
+    def row_vectors(
+        self,
+        tokens: Tensor,
+        pooling_mask: Tensor,
+        tap: Tap = NO_TAP,
+        entries: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Return the row vectors `(B, W)` of token vectors.
+
+        Args:
+            tokens: Token vectors, `(B, L, D)`.
+            pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
+            tap: Tap that each step of pooling and heads passes through.
+            entries: Elements of sparse vectors to compute, in place of all W; None: all.
+        """
+        if self.sparse is None:
+            return self.head(tokens, pooling_mask, tap)
+        weights: Tensor = self.sparse(tokens, pooling_mask, entries=entries)
+        return weights
 
     def forward_packed(
         self,
@@ -150,7 +167,7 @@ class SentenceEncoder(nn.Module):
             if output == "multi" and self.projection is not None:
                 vectors: Tensor = self.projection(tokens)
                 return vectors.float()
-            mask = self._unskipped(pooling_mask, rows.pad(input_ids))
+            mask = self.unskipped(pooling_mask, rows.pad(input_ids))
             return self.head(tokens, mask, pad=rows.pad)
 
         return tuple(map(compute, self.outputs))
@@ -161,8 +178,8 @@ class SentenceEncoder(nn.Module):
         is_first = self.outputs in (("logits",), ("pooled",)) and self.pooling == ("cls",)
         return is_first and self.encoder.can_compute_first_tokens
 
-    def _unskipped(self, pooling_mask: Tensor, input_ids: Tensor) -> Tensor:
-        """Return the pooling mask without tokens to skip, `(B, L)`."""
+    def unskipped(self, pooling_mask: Tensor, input_ids: Tensor) -> Tensor:
+        """Return the pooling mask of token ids `(B, L)` without the tokens that pooling skips."""
         if self.skipped_id is None:
             return pooling_mask
         return pooling_mask * (input_ids != self.skipped_id)

@@ -3,7 +3,7 @@
 Source: Formal et al. 2021, arXiv:2109.10086.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,11 @@ class SparseHead(nn.Module):
         self.double_log = double_log
 
     def forward(
-        self, tokens: Tensor, mask: Tensor, pad: Callable[[Tensor], Tensor] = lambda x: x
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        pad: Callable[[Tensor], Tensor] = lambda x: x,
+        entries: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the weights of each row, `(B, V)`.
 
@@ -60,13 +64,15 @@ class SparseHead(nn.Module):
             tokens: Token vectors, `(B, L, D)` or, of a packed batch, `(T, D)`.
             mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
             pad: Returns packed values `(T, ...)` as `(B, L, ...)`.
+            entries: Vocabulary entries whose weights are returned; None: all.
         """
         x = self.dense(tokens.to(self.dense.weight.dtype))
         x = self.norm(self.activation(x))  # (..., E)
         mask = mask.to(x.dtype)[:, :, None]  # (B, L, 1)
-        blocks = zip(
-            self.decoder.weight.split(_BLOCK), self.decoder.bias.split(_BLOCK), strict=True
-        )
+        decoder: list[Tensor] = [self.decoder.weight, self.decoder.bias]  # (V, E), (V,)
+        if entries is not None:
+            decoder = [parameter[list(entries)] for parameter in decoder]
+        blocks = zip(*(parameter.split(_BLOCK) for parameter in decoder), strict=True)
         pooled: list[Tensor] = []
         for weight, bias in blocks:
             logits = nn.functional.linear(x, weight, bias)  # (..., block)

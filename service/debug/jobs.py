@@ -2,13 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from models.add_layer_norm import implementation
@@ -45,6 +47,7 @@ from service.debug.messages import (
     ParityJob,
     Target,
     VjpJob,
+    Word,
 )
 from service.debug.request_models import Candidate, GivenRows, RandomRows
 
@@ -118,6 +121,8 @@ class Jobs:
         started = time.perf_counter()
         result = self._result(job)
         fields = as_dict(result)
+        if isinstance(job, AttributeJob):
+            fields["words"] = _word_scores(job.words, fields["scores"])
         return Done(
             result=fields,
             nonfinite=nonfinite(fields),
@@ -138,6 +143,7 @@ class Jobs:
                     layer_name=_layer(model, job.layer),
                     baseline=job.baseline,
                     options=job.options,
+                    entries=[job.target.index] if job.target.type == "sparse" else None,
                 )
             case PairJob():
                 return explain_pair(
@@ -332,8 +338,22 @@ def _target(model: ReferenceModel, target: Target) -> attribution.Target:
         "dot": lambda: attribution.dot(weight.new_tensor(target.vector), model.normalize),
         "dim": lambda: attribution.dim(target.index, model.normalize),
         "norm": attribution.norm,
+        "score": lambda: attribution.label(0),
+        "label": lambda: attribution.label(target.index, target.versus),
+        # The only entry that the job computes.
+        "sparse": lambda: attribution.dim(0, normalize=False),
     }
     return build[target.type]()
+
+
+def _word_scores(words: Sequence[Word], scores: NDArray[np.float64]) -> list[dict[str, Any]]:
+    """Return the fields of each word, with the sum of its tokens' scores.
+
+    Args:
+        words: Words of the text.
+        scores: Score of each token, `(L,)`.
+    """
+    return [{**asdict(word), "score": float(scores[list(word.tokens)].sum())} for word in words]
 
 
 def _has_converged(result: Result) -> bool:

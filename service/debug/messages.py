@@ -40,20 +40,41 @@ class Target:
         rows: Texts to compare with, as model inputs. "cosine": the other text. "margin": the
             positive text, then the negative text. Empty for other types.
         vector: Second factor of the dot product, `(W,)`. Only for "dot".
-        index: Index of the element of the vector. Only for "dim".
+        index: Index of the element of the vector. "label": index of the label. "sparse": index of
+            the vocabulary entry. 0 for other types than these and "dim".
+        versus: Index of the label whose logit is subtracted; None: none. Only for "label".
     """
 
     type: TargetName
     rows: Sequence[Row] = ()
     vector: Sequence[float] = ()
     index: int = 0
+    versus: int | None = None
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a text, made of one or more tokens.
+
+    Attributes:
+        text: Index of the text: 0, or 1 for the second text of a pair.
+        start: Index of the word's first character in the text.
+        end: Index after the word's last character.
+        tokens: Indices of the word's tokens in the row, in order.
+    """
+
+    text: int
+    start: int
+    end: int
+    tokens: Sequence[int]
 
 
 @dataclass(frozen=True)
 class AttributeJob:
-    """Job: attribute a scalar to the tokens of a text."""
+    """Job: attribute a scalar to the tokens and words of a text, or of a pair of texts."""
 
     row: Row
+    words: Sequence[Word]
     target: Target
     method: Method
     layer: str

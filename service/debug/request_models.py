@@ -74,14 +74,44 @@ class Norm(StrictModel):
     type: Literal["norm"]
 
 
-Target = Annotated[Cosine | Margin | Dot | Dim | Norm, Field(discriminator="type")]
+class Score(StrictModel):
+    """Logit of a model with one label, such as a reranker."""
+
+    type: Literal["score"]
+
+
+class Label(StrictModel):
+    """Logit of a label, or its margin over the logit of the label `versus`."""
+
+    type: Literal["label"]
+    label: str
+    versus: str | None = None
+
+
+class Sparse(StrictModel):
+    """Weight of one vocabulary entry in the text's sparse vector."""
+
+    type: Literal["sparse"]
+    token: str = Field(description="Spelling of the entry in the vocabulary")
+
+
+Target = Annotated[
+    Cosine | Margin | Dot | Dim | Norm | Score | Label | Sparse, Field(discriminator="type")
+]
 
 
 class AttributeRequest(StrictModel):
-    """Attribution of a scalar to the tokens of a text."""
+    """Attribution of a scalar to the tokens and words of a text, or of a pair of texts."""
 
     text: Text
-    target: Target = Field(description="Scalar to attribute")
+    text_pair: str | None = Field(
+        None,
+        description="Second text, which a reranker or classifier reads together with `text`; "
+        "null: `text` alone",
+    )
+    target: Target = Field(
+        description="Scalar to attribute; /debug/capabilities lists those of the model"
+    )
     method: Method = "integrated_gradients"
     layer: str = Field(
         "words",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, Field, create_model
 
 from models.gradients import results
+from service.debug.kinds import Kind
 from service.debug.messages import MAX_NONFINITE, NonFinite
 
 
@@ -26,6 +27,19 @@ class Token(BaseModel):
     end: int | None = Field(
         description="Index after the token's last character in the text; null if `start` is null"
     )
+    text: int | None = Field(
+        description="Index of the text: 0, or 1 for a token of `text_pair`; null if `start` is null"
+    )
+
+
+class Word(BaseModel):
+    """A word of a text, made of tokens without white space between them."""
+
+    text: int = Field(description="Index of the text: 0, or 1 for a word of `text_pair`")
+    start: int = Field(description="Index of the word's first character in the text")
+    end: int = Field(description="Index after the word's last character in the text")
+    tokens: list[int] = Field(description="Indices of the word's tokens in `tokens`")
+    score: float | None = Field(description="Sum of the scores of the word's tokens")
 
 
 class Hashes(BaseModel):
@@ -38,12 +52,19 @@ class Hashes(BaseModel):
 
 
 class VectorParity(BaseModel):
-    """Largest differences between served vectors and reference model's vectors of some inputs."""
+    """Largest differences between served vectors and reference model's vectors of some inputs.
 
-    cosine: float = Field(description="Lowest cosine similarity of the two vectors of an input")
+    A logit, or weight of a sparse vector, z is compared as the vector (z, 1).
+    """
+
+    cosine: float = Field(description="Lowest cosine similarity of two vectors")
     norm: float = Field(
-        description="Largest difference of the two vectors' norms, relative to the norm of the "
+        description="Largest difference of two vectors' norms, relative to the norm of the "
         "reference model's vector"
+    )
+    agrees: bool = Field(
+        description="Whether the model served is the reference model: `cosine` and `norm` are "
+        "within bounds that every engine keeps in every precision"
     )
     max_abs: float = Field(description="Largest absolute element-wise difference")
     engine: str = Field(description="Engine and precision of the served vectors")
@@ -71,9 +92,10 @@ class GradientResponse(BaseModel):
 
     model: Hashes
     parity: VectorParity | None = Field(
-        description="Largest differences between the served vectors and the reference model's "
-        "vectors of the request's texts, texts in `target` excluded, or of the artifact's check "
-        "inputs (`/debug/parity` without texts). Null for `/debug/layernorm` without a text"
+        description="Largest differences between the served vectors (embeddings, logits or sparse "
+        "vectors) and the reference model's vectors of the request's texts, texts in `target` "
+        "excluded, or of the artifact's check inputs (`/debug/parity` without texts). Null for "
+        "`/debug/layernorm` without a text"
     )
     cost: Cost
     wall_ms: float = Field(
@@ -144,9 +166,9 @@ def _model(result: type) -> type[BaseModel]:
     return create_model(result.__name__, __doc__=_summary(result), **_fields(result))
 
 
-def _response(name: str, result: type, *tokens: str) -> type[GradientResponse]:
-    """Create the response model of a result type, with a list of `Token` for each of `tokens`."""
-    fields: dict[str, Any] = dict.fromkeys(tokens, (list[Token], ...))
+def _response(name: str, result: type, **lists: type[BaseModel]) -> type[GradientResponse]:
+    """Create the response model of a result type, with further lists: item type by field name."""
+    fields: dict[str, Any] = {name: (list[item], ...) for name, item in lists.items()}  # type: ignore[valid-type]
     return create_model(
         name,
         __base__=GradientResponse,
@@ -155,12 +177,12 @@ def _response(name: str, result: type, *tokens: str) -> type[GradientResponse]:
     )
 
 
-AttributeResponse = _response("AttributeResponse", results.Attribution, "tokens")
-PairResponse = _response("PairResponse", results.PairAttribution, "tokens_a", "tokens_b")
+AttributeResponse = _response("AttributeResponse", results.Attribution, tokens=Token, words=Word)
+PairResponse = _response("PairResponse", results.PairAttribution, tokens_a=Token, tokens_b=Token)
 FlowResponse = _response("FlowResponse", results.Flow)
 LayerNormResponse = _response("LayerNormResponse", results.LayerNormCheck)
 ParityResponse = _response("ParityResponse", results.Parity)
-VjpResponse = _response("VjpResponse", results.TokenGradient, "tokens")
+VjpResponse = _response("VjpResponse", results.TokenGradient, tokens=Token)
 
 
 class DebugLimits(BaseModel):
@@ -175,10 +197,14 @@ class Capabilities(BaseModel):
     """Allowed field values, limits and device of the gradient routes."""
 
     model: Hashes
+    kind: Kind
+    routes: list[str] = Field(description="Gradient routes for this kind of model")
     layers: list[str]
     norms: list[str]
     methods: list[str]
-    targets: list[str]
+    targets: list[str] = Field(description="Targets of attributions for this kind of model")
+    labels: list[str] = Field(description="Label of each logit; empty for models without labels")
+    text_pairs: bool = Field(description="Whether `text_pair` applies to the model")
     baselines: list[str]
     objectives: list[str]
     distributions: list[str]

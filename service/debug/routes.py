@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from models.artifact import sha256
-from models.engines.outputs import compare
+from models.engines.outputs import Agreement, compare
 from models.gradients import inputs
 from models.gradients.budget import (
     flow_token_steps,
@@ -32,6 +32,7 @@ from service.api.raw_route import RawRoute
 from service.api.responses import JSON
 from service.debug import request_models
 from service.debug.access import ACCESS
+from service.debug.kinds import READS_PAIRS, ROUTES, TARGETS
 from service.debug.messages import (
     MAX_NONFINITE,
     AttributeJob,
@@ -41,7 +42,6 @@ from service.debug.messages import (
     NormOfRow,
     PairJob,
     ParityJob,
-    Target,
     VjpJob,
 )
 from service.debug.request_models import (
@@ -50,7 +50,6 @@ from service.debug.request_models import (
     LayerNormRequest,
     PairRequest,
     ParityRequest,
-    Text,
     VjpRequest,
 )
 from service.debug.responses import (
@@ -70,16 +69,27 @@ from service.debug.responses import (
     VjpResponse,
 )
 from service.debug.state import DebugState, State
+from service.debug.targets import check_width, target_of
+from service.debug.texts import (
+    baseline_of,
+    prompted,
+    row_of,
+    tokenize,
+    tokenize_all,
+    tokenize_pair,
+    tokens_of,
+)
+from service.debug.words import words_of
 from service.inference import tokenizer
-from service.inference.errors import InvalidInput, TooLarge
+from service.inference.errors import InvalidInput
 from service.inference.metrics import record_outcome
 from service.inference.model import Model
-from service.inference.tokenizer import TokenizedText
+from service.inference.results import SparseVector
 
 _MAX_BODY_BYTES = 2**20
-# Lowest accepted cosine similarity of a served vector and the reference model's vector. Every
-# engine exceeds it in every precision, so a lower value means that another model is served.
-_MIN_PARITY = 0.999
+# Bounds of the agreement of a served vector with the reference model's vector. Every engine keeps
+# them in every precision, so a vector beyond them means that another model is served.
+_BOUNDS = Agreement(cosine=0.999, norm=0.05)
 
 
 router = APIRouter(
@@ -102,11 +112,11 @@ def _route(body: type[BaseModel], response: Any, summary: str) -> dict[str, Any]
     **_route(AttributeRequest, AttributeResponse | CostResponse, "Attribution to tokens"),
 )
 async def attribute(request: Request, state: State) -> Response:
-    """Attribute a scalar, such as a cosine similarity, to the tokens of a text."""
-    model = state.embedding_model()
+    """Attribute a scalar, such as a similarity or a logit, to the tokens and words of a text."""
+    model, kind = state.model_for("attribute")
     body = await read_body(request, state, AttributeRequest, _MAX_BODY_BYTES)
-    text = await _tokenize(state, body.text, "/text")
-    target = await _target(state, body.target)
+    target = await target_of(state, kind, body.target)
+    text = await tokenize_pair(state, kind, body.text, body.text_pair)
     options = MethodOptions(
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )
@@ -114,10 +124,13 @@ async def attribute(request: Request, state: State) -> Response:
     if body.dry_run:
         return _json(CostResponse(model=_hashes(model), cost=cost))
 
-    row = _row(text)
-    baseline = _baseline(text, body.baseline, "/text")
-    job = AttributeJob(row, target, body.method, body.layer, baseline, options, compare=[row])
-    return await _run(request, state, job, cost, AttributeResponse, tokens=_tokens(text))
+    row = row_of(text)
+    baseline = baseline_of(text, body.baseline, "/text")
+    words = await asyncio.to_thread(words_of, text)
+    job = AttributeJob(
+        row, words, target, body.method, body.layer, baseline, options, compare=[row]
+    )
+    return await _run(request, state, job, cost, AttributeResponse, tokens=tokens_of(text))
 
 
 @router.post(
@@ -126,32 +139,33 @@ async def attribute(request: Request, state: State) -> Response:
 )
 async def pair(request: Request, state: State) -> Response:
     """Attribute the cosine similarity of two texts to pairs of their tokens, as a matrix."""
-    model = state.embedding_model()
+    model, _ = state.model_for("attribute/pair")
     body = await read_body(request, state, PairRequest, _MAX_BODY_BYTES)
-    a, b = await _tokenize(state, body.a, "/a"), await _tokenize(state, body.b, "/b")
+    a, b = await tokenize(state, body.a, "/a"), await tokenize(state, body.b, "/b")
     steps = pair_token_steps(body.layer, len(a.row.ids), len(b.row.ids), body.max_evaluations)
     cost = _cost(state, steps)
     if body.dry_run:
         return _json(CostResponse(model=_hashes(model), cost=cost))
 
     job = PairJob(
-        Side(_row(a), _baseline(a, body.baseline, "/a")),
-        Side(_row(b), _baseline(b, body.baseline, "/b")),
+        Side(row_of(a), baseline_of(a, body.baseline, "/a")),
+        Side(row_of(b), baseline_of(b, body.baseline, "/b")),
         body.layer,
         body.tolerance,
         body.max_evaluations,
-        compare=[_row(a), _row(b)],
+        compare=[row_of(a), row_of(b)],
     )
     return await _run(
-        request, state, job, cost, PairResponse, tokens_a=_tokens(a), tokens_b=_tokens(b)
+        request, state, job, cost, PairResponse, tokens_a=tokens_of(a), tokens_b=tokens_of(b)
     )
 
 
 @router.post("/flow", **_route(FlowRequest, FlowResponse, "Gradient flow"))
 async def flow(request: Request, state: State) -> Response:
     """Find where the gradient of a training objective vanishes, explodes or is not finite."""
+    state.model_for("flow")
     body = await read_body(request, state, FlowRequest, _MAX_BODY_BYTES)
-    texts = await _tokenize_all(state, body.texts)
+    texts = await tokenize_all(state, body.texts)
     cost = _cost(state, flow_token_steps(len(text.row.ids) for text in texts))
     vectors: Sequence[Sequence[float]] = []
     match body.objective:
@@ -159,7 +173,7 @@ async def flow(request: Request, state: State) -> Response:
             vectors = [vector]
         case request_models.SquaredError() | request_models.Cotangent():
             vectors = body.objective.vectors
-    rows = list(map(_row, texts))
+    rows = list(map(row_of, texts))
     job = FlowJob(rows, body.objective.type, vectors, body.emulate, body.loss_scale, compare=rows)
     return await _run(request, state, job, cost, FlowResponse)
 
@@ -167,12 +181,12 @@ async def flow(request: Request, state: State) -> Response:
 @router.post("/layernorm", **_route(LayerNormRequest, LayerNormResponse, "Check of add + norm"))
 async def layer_norm(request: Request, state: State) -> Response:
     """Check add + norm step by step, on rows from a text, random rows or given rows."""
-    state.embedding_model()  # raises an error for classifiers before a job starts
+    state.model_for("layernorm")
     body = await read_body(request, state, LayerNormRequest, _MAX_BODY_BYTES)
     source: NormOfRow | request_models.GivenRows | request_models.RandomRows
     rows: list[Row] = []
     if isinstance(body.source, request_models.NormOfText):
-        rows = [_row(await _tokenize(state, body.source.text, "/source/text"))]
+        rows = [row_of(await tokenize(state, body.source.text, "/source/text"))]
         source = NormOfRow(rows[0], body.source.norm)
     else:
         source = body.source
@@ -184,10 +198,10 @@ async def layer_norm(request: Request, state: State) -> Response:
 @router.post("/parity", **_route(ParityRequest, ParityResponse, "Parity with the reference model"))
 async def parity(request: Request, state: State) -> Response:
     """Compare the served model with the reference model, and list the differences."""
+    model, _ = state.model_for("parity")
     body = await read_body(request, state, ParityRequest, _MAX_BODY_BYTES)
-    model = state.embedding_model()
-    tokenized = await _tokenize_all(state, body.texts)
-    rows = [_row(text) for text in tokenized] or [
+    tokenized = await tokenize_all(state, body.texts)
+    rows = [row_of(text) for text in tokenized] or [
         Row(ids, adapter=adapter)
         for ids, adapter in zip(model.check.rows, model.check.adapters, strict=True)
     ]
@@ -203,7 +217,7 @@ async def parity(request: Request, state: State) -> Response:
         precision=model.engine.precision,
         files=files,
         texts=[
-            (_prompted(model, text), row.ids) for text, row in zip(body.texts, rows, strict=False)
+            (prompted(model, text), row.ids) for text, row in zip(body.texts, rows, strict=False)
         ],
         check_texts=list(zip(model.check.texts, check_ids, strict=True)),
         check_rows=model.check.rows[: len(check_ids)],
@@ -215,6 +229,7 @@ async def parity(request: Request, state: State) -> Response:
 @router.post("/vjp", **_route(VjpRequest, VjpResponse, "Vector-Jacobian product"))
 async def vjp(request: Request, state: State) -> Response:
     """Backpropagate a gradient from the served vector to the token vectors at a layer."""
+    model, _ = state.model_for("vjp")
     body = await read_body(request, state, VjpRequest, _MAX_BODY_BYTES)
     if body.reduce == "full" and not state.settings.debug.full_gradients:
         raise Forbidden(
@@ -222,8 +237,8 @@ async def vjp(request: Request, state: State) -> Response:
             code="full_gradients",
             pointer="/reduce",
         )
-    text = await _tokenize(state, body.text, "/text")
-    _check_width(state, body.cotangent, "/cotangent")
+    text = await tokenize(state, body.text, "/text")
+    check_width(model, body.cotangent, "/cotangent")
     if not any(body.cotangent):
         raise InvalidInput(
             "all numbers of the cotangent are zero; at least one must be nonzero",
@@ -231,9 +246,9 @@ async def vjp(request: Request, state: State) -> Response:
             pointer="/cotangent",
         )
     cost = _cost(state, len(text.row.ids))
-    row = _row(text)
+    row = row_of(text)
     job = VjpJob(row, body.cotangent, body.layer, body.reduce, compare=[row])
-    return await _run(request, state, job, cost, VjpResponse, tokens=_tokens(text))
+    return await _run(request, state, job, cost, VjpResponse, tokens=tokens_of(text))
 
 
 @router.get(
@@ -244,16 +259,20 @@ async def vjp(request: Request, state: State) -> Response:
 )
 async def capabilities(request: Request, state: State) -> Response:
     """Return the allowed field values, limits and device of the gradient routes."""
-    model, settings = state.embedding_model(), state.settings.debug
+    (model, kind), settings = state.model_for("capabilities"), state.settings.debug
     work = cancel_on_disconnect(request, state.gradients.start())
     opened = await within(_timeout_s(request, state), work)
     return _json(
         Capabilities(
             model=_hashes(model),
+            kind=kind,
+            routes=[route for route, kinds in ROUTES.items() if kind in kinds],
             layers=list(opened.layers),
             norms=list(opened.norms),
             methods=list(get_args(inputs.Method)),
-            targets=list(get_args(inputs.TargetName)),
+            targets=list(TARGETS[kind]),
+            labels=list(model.artifact.manifest.labels),
+            text_pairs=kind in READS_PAIRS,
             baselines=list(get_args(BaselineName)),
             objectives=list(get_args(inputs.ObjectiveName)),
             distributions=list(get_args(inputs.Distribution)),
@@ -292,13 +311,13 @@ async def _run(
     with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
         work = cancel_on_disconnect(request, state.gradients.run(job))
         done = await within(_timeout_s(request, state), work)
-    model = state.embedding_model()
+    model = state.ready_model()
     parity = None
     if job.compare:
         served = await _encode(model, job.compare) if served is None else served
         parity = _compare(model, served, np.array(done.vectors, np.float32))
     warnings = []
-    if parity is not None and not parity.cosine >= _MIN_PARITY:
+    if parity is not None and not parity.agrees:
         warnings.append("the served vectors differ from the reference model's vectors; see parity")
     if not done.converged:
         warnings.append("a path integral has not converged; increase max_evaluations")
@@ -317,32 +336,6 @@ async def _run(
     return _json(response.model_validate({**common, **tokens, **done.result}))
 
 
-async def _tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText:
-    """Tokenise a text, with its prompt.
-
-    Raises:
-        InvalidInput: The text is invalid, its prompt is unknown, or it has more tokens than
-            `debug.max_tokens` or the model allows.
-        TooLarge: The text has too many characters.
-    """
-    limit = state.settings.debug.max_tokens
-    content, prompt = (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
-    tokenizer = state.embedding_model().tokenizer
-    try:
-        tokenized = await asyncio.to_thread(tokenizer.tokenized_text, content, prompt)
-    except (InvalidInput, TooLarge) as error:
-        # The tokenizer sets index and pointer for the field `inputs` of /encode.
-        error.index, error.pointer = None, pointer
-        raise
-    if len(tokenized.row.ids) > limit:
-        raise InvalidInput(
-            f"the text has {len(tokenized.row.ids)} tokens; the limit is {limit}",
-            code="too_many_tokens",
-            pointer=pointer,
-        )
-    return tokenized
-
-
 def _files(model: Model) -> list[tuple[str, str, str | None]]:
     """Return the name, SHA-256 at startup and current SHA-256 of each file of the artifact.
 
@@ -353,57 +346,6 @@ def _files(model: Model) -> list[tuple[str, str, str | None]]:
         (name, at_start, sha256(paths[name]) if paths[name].is_file() else None)
         for name, at_start in model.files.items()
     ]
-
-
-def _prompted(model: Model, text: Text) -> str:
-    content, prompt = (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
-    return model.tokenizer.prompted(content, prompt)
-
-
-async def _tokenize_all(state: DebugState, texts: Sequence[Text]) -> list[TokenizedText]:
-    return [await _tokenize(state, text, f"/texts/{index}") for index, text in enumerate(texts)]
-
-
-async def _target(state: DebugState, target: request_models.Target) -> Target:
-    """Return the target as a field of a job, with its texts tokenised.
-
-    Raises:
-        InvalidInput: A text of the target is invalid (see `_tokenize`), or the vector or index of
-            the target does not match the width of the model's vectors.
-        TooLarge: A text of the target has too many characters.
-    """
-    match target:
-        case request_models.Cosine():
-            other = await _tokenize(state, target.text, "/target/text")
-            return Target("cosine", rows=[_row(other)])
-        case request_models.Margin():
-            positive = await _tokenize(state, target.positive, "/target/positive")
-            negative = await _tokenize(state, target.negative, "/target/negative")
-            return Target("margin", rows=[_row(positive), _row(negative)])
-        case request_models.Dot():
-            _check_width(state, target.vector, "/target/vector")
-            return Target("dot", vector=target.vector)
-        case request_models.Dim():
-            width = state.embedding_model().width
-            if target.index >= width:
-                raise InvalidInput(
-                    f"index {target.index} is out of range; allowed: 0 to {width - 1}",
-                    code="dimensions",
-                    pointer="/target/index",
-                )
-            return Target("dim", index=target.index)
-        case request_models.Norm():
-            return Target("norm")
-
-
-def _check_width(state: DebugState, vector: Sequence[float], pointer: str) -> None:
-    width = state.embedding_model().width
-    if len(vector) != width:
-        raise InvalidInput(
-            f"the vector has {len(vector)} numbers; it must have {width}, the model's width",
-            code="vector_length",
-            pointer=pointer,
-        )
 
 
 def _cost(state: DebugState, steps: int) -> Cost:
@@ -417,34 +359,6 @@ def _cost(state: DebugState, steps: int) -> Cost:
     return Cost(token_steps=steps, limit=limit)
 
 
-def _row(text: TokenizedText) -> Row:
-    return Row(text.row.ids, text.row.prompt_tokens, text.row.adapter)
-
-
-def _baseline(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence[int] | None:
-    """Return the token ids of the baseline, or None for a baseline of zeros.
-
-    Raises:
-        InvalidInput: The tokenizer has no token for the baseline, or the token ids of the text and
-            of its baseline are equal.
-    """
-    if name == "zero":
-        return None
-    if name not in text.baseline:
-        raise InvalidInput(
-            f"the model's tokenizer has no {name} token; choose another baseline",
-            code="no_baseline",
-            pointer="/baseline",
-        )
-    if text.baseline[name] == text.row.ids:
-        raise InvalidInput(
-            "the token ids of the text equal those of its baseline; choose another baseline",
-            code="baseline_equals_input",
-            pointer=pointer,
-        )
-    return text.baseline[name]
-
-
 def _compare(
     model: Model, served: NDArray[np.float32], reference: NDArray[np.float32]
 ) -> VectorParity:
@@ -453,6 +367,7 @@ def _compare(
     return VectorParity(
         cosine=agreement.cosine,
         norm=agreement.norm,
+        agrees=agreement.is_within(_BOUNDS),
         max_abs=float(np.abs(served - reference).max()),
         engine=f"{model.engine.name}; precision={model.engine.precision}",
     )
@@ -461,17 +376,21 @@ def _compare(
 async def _encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
     """Return the served model's vectors of the rows, before normalisation, `(B, W)`."""
     outcome = await model.encode_rows(
-        [tokenizer.Row(row.ids, False, row.prompt_tokens, row.adapter) for row in rows],
-        ("pooled",),
+        [
+            tokenizer.Row(
+                row.ids, False, row.prompt_tokens, row.adapter, token_types=row.token_types
+            )
+            for row in rows
+        ],
+        model.artifact.manifest.outputs[:1],
     )
-    return np.stack([vector for (vector,) in outcome.results])
-
-
-def _tokens(text: TokenizedText) -> list[Token]:
-    return [
-        Token(token=token, start=span and span[0], end=span and span[1])
-        for token, span in zip(text.tokens, text.spans, strict=True)
-    ]
+    vectors = np.zeros((len(rows), model.width), np.float32)  # (B, W)
+    for vector, (result,) in zip(vectors, outcome.results, strict=True):
+        if isinstance(result, SparseVector):
+            vector[result.ids] = result.weights
+        else:
+            vector[:] = result
+    return vectors
 
 
 def _hashes(model: Model) -> Hashes:

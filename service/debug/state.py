@@ -8,9 +8,9 @@ from fastapi import Depends, Request
 from prometheus_client import Counter
 
 from service.api.state import AppState
+from service.debug.kinds import Kind, kind_for
 from service.debug.messages import KINDS
 from service.debug.process import GradientProcess
-from service.inference.errors import InvalidInput
 from service.inference.metrics import OUTCOMES
 from service.inference.model import Model
 
@@ -39,20 +39,18 @@ class DebugState(AppState):
         for kind, outcome in product(KINDS, OUTCOMES):
             self.jobs.labels(kind, outcome)
 
-    def embedding_model(self) -> Model:
-        """Return the served model, which must be an embedding model.
+    def model_for(self, route: str) -> tuple[Model, Kind]:
+        """Return the served model and its kind, which must be one that the route is for.
+
+        Args:
+            route: Key of `service.debug.kinds.ROUTES`.
 
         Raises:
-            InvalidInput: The served model is not an embedding model.
+            InvalidInput: The route is for other kinds of models.
             NotReady: The model is loading, or its engine has stopped.
         """
         model = self.ready_model()
-        if "pooled" not in model.artifact.manifest.outputs:
-            raise InvalidInput(
-                f"gradients are supported only for embedding models; {model.name} is none",
-                code="wrong_model",
-            )
-        return model
+        return model, kind_for(route, model.artifact.manifest)
 
 
 async def _get_state(request: Request) -> DebugState:

@@ -81,21 +81,26 @@ _NO_PROMPT = _Prompt("", 0, NO_ADAPTER)
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """A text and its tokens, for display.
+    """A text or a pair of texts and its tokens, for display.
 
     Attributes:
-        row: Token ids of the text.
+        texts: The text, or both texts.
+        row: Token ids of the text or pair.
         tokens: Spelling of each token in the vocabulary.
-        spans: Span of each token in the text, in characters; None for special tokens and prompt
+        spans: Span of each token in its text, in characters; None for special tokens and prompt
             tokens.
+        sequence_ids: Index of each token's text, 0 or, in a pair, 1; None for special tokens and
+            prompt tokens.
         baseline: Attribution baselines by name, "pad" or "mask": the token ids of the row, with
             each token of the text replaced by the token of that name. Special tokens and prompt
             tokens are kept. A name is missing if the vocabulary lacks its token.
     """
 
+    texts: Sequence[str]
     row: Row
     tokens: Sequence[str]
     spans: Sequence[Span | None]
+    sequence_ids: Sequence[int | None]
     baseline: Mapping[str, Sequence[int]]
 
 
@@ -332,6 +337,46 @@ class TextTokenizer:
         """
         ((row, encoding),) = self._encoded_rows([text], prompt_name, "error", with_offsets=True)
         spans = row.offsets or ()
+        sequence_ids = [None if span is None else 0 for span in spans]
+        return self._with_baselines([text], row, encoding.tokens, spans, sequence_ids)
+
+    def tokenized_pair(self, text: str, text_pair: str) -> TokenizedText:
+        """Return the tokens, spans and baselines of a pair of texts, without a prompt.
+
+        Raises:
+            InvalidInput: A text is invalid (see `rows_of_pairs`), or the pair is too long for the
+                model; `index` is the index of the text, or 0.
+            TooLarge: A text has too many characters.
+        """
+        texts = text, text_pair
+        for index, part in enumerate(texts):
+            self.check_text(part, index)
+            if not self.has_tokens(part):
+                raise InvalidInput(
+                    "the text has no tokens: the tokenizer drops all of its characters",
+                    code="no_tokens",
+                    index=index,
+                )
+        (row,) = self.rows_of_pairs([texts], "error")
+        with _panics_as_errors():
+            encoding = self._without_truncation.encode(*texts)
+        if encoding.ids != row.ids:
+            raise RuntimeError("the tokenizers library gives a pair other tokens than the service")
+        sequence_ids = encoding.sequence_ids
+        spans = [
+            None if index is None else span
+            for index, span in zip(sequence_ids, encoding.offsets, strict=True)
+        ]
+        return self._with_baselines(texts, row, encoding.tokens, spans, sequence_ids)
+
+    def _with_baselines(
+        self,
+        texts: Sequence[str],
+        row: Row,
+        tokens: Sequence[str],
+        spans: Sequence[Span | None],
+        sequence_ids: Sequence[int | None],
+    ) -> TokenizedText:
         baseline = {
             name: [
                 token if span is None else replacement
@@ -341,7 +386,12 @@ class TextTokenizer:
             for replacement in [self._first_id(spellings)]
             if replacement is not None
         }
-        return TokenizedText(row, encoding.tokens, spans, baseline)
+        return TokenizedText(texts, row, tokens, spans, sequence_ids, baseline)
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of the vocabulary entry with this spelling; None if there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
 
     def tokenize(
         self, texts: Sequence[str], prompt_name: str | None, add_special_tokens: bool, limit: int

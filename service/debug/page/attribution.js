@@ -2,7 +2,7 @@
 
 import { chart, colour, divergingScale, label } from "./charts.js";
 import { element, facts, mark, raw, rounded, shown } from "./dom.js";
-import { chips, largest, legend, spelling } from "./tokens.js";
+import { chips, largest, legend, spelling, unitsOf } from "./tokens.js";
 
 const NAMES = {
   integrated_gradients: "Integrated gradients",
@@ -12,20 +12,45 @@ const NAMES = {
   occlusion: "Occlusion",
 };
 
-export function drawAttribution(runs) {
-  return runs.map(({ body, result }) => element("article", { className: "method" },
-    element("div", { className: "heading" },
-      element("h3", {}, NAMES[body.method]), legend(result.scores)),
-    chips(result.tokens, result.scores, body.text),
-    totals(result),
-    ...(result.path ? [pathChart(result.path)] : [])));
+// Names of the texts of a pair, by kind of model.
+const TEXTS = { reranker: ["Query", "Document"], classifier: ["First text", "Second text"] };
+
+export function drawAttribution(runs, inputs, { kind }) {
+  return runs.map(({ body, result }) => {
+    const texts = [body.text, body.text_pair ?? ""];
+    const units = unitsOf(result, texts, inputs.units);
+    const scale = largest(units.map(({ score }) => score));
+    return element("article", { className: "method" },
+      element("div", { className: "heading" }, element("h3", {}, NAMES[body.method]), legend(scale)),
+      ...(body.text_pair === undefined ? [chips(units, scale)] : pairOfChips(units, scale, TEXTS[kind])),
+      totals(result, body.target),
+      ...(result.path ? [pathChart(result.path)] : []));
+  });
 }
 
-function totals(result) {
+// A special token is in the row of the text before it.
+function pairOfChips(units, scale, names) {
+  const second = units.findIndex(({ text }) => text === 1);
+  return [units.slice(0, second), units.slice(second)].map((row, index) => {
+    const sum = row.filter(({ text }) => text === index).reduce((total, { score }) => total + score, 0);
+    return element("section", { className: "text" },
+      element("h4", {}, names[index], " ", element("span", { className: "sum" }, `sum of its words ${shown(sum)}`)),
+      chips(row, scale));
+  });
+}
+
+const VALUES = {
+  score: () => "score (logit)",
+  label: ({ label, versus }) => (versus === null ? `logit of ${label}` : `logit of ${label} − ${versus}`),
+  sparse: ({ token }) => `weight of ${token}`,
+};
+
+function totals(result, target) {
   const complete = result.completeness;
+  const name = VALUES[target.type]?.(target) ?? "value";
   return facts({
     "sum of scores": shown(result.sum),
-    ...(result.value !== null && { value: shown(result.value) }),
+    ...(result.value !== null && { [name]: shown(result.value) }),
     ...(result.baseline_value !== null && { "value at the baseline": shown(result.baseline_value) }),
     ...(complete && completeness(complete)),
   });
@@ -63,7 +88,7 @@ export function drawPairs([{ body, result }]) {
   ];
   return [
     element("div", { className: "heading" },
-      element("h3", {}, "Tokens of A (rows) and of B (columns)"), legend(result.matrix.flat())),
+      element("h3", {}, "Tokens of A (rows) and of B (columns)"), legend(largest(result.matrix.flat()))),
     matrixChart(result.matrix, a, b),
     equation(result),
     element("div", { className: "side" }, ...result.completeness.map((complete, index) =>

@@ -2,7 +2,7 @@
 
 import { element, lamp, shown } from "./dom.js";
 import { ask, curl, Problem } from "./request.js";
-import { SECTIONS } from "./sections.js";
+import { DEFAULTS, SECTIONS } from "./sections.js";
 
 const KEY = "vitrine-key";
 const DRY_RUN_AFTER_MS = 400;
@@ -12,6 +12,8 @@ const named = [...document.querySelectorAll("[name]:not(meta)")];
 const tabs = [...document.querySelectorAll("[role=tab]")];
 const defaults = inputs();
 const shownRuns = {};
+// The capabilities of the served model; null until they have arrived.
+let model = null;
 let current = "attribute";
 let costTimer;
 let costs = new AbortController();
@@ -42,7 +44,8 @@ function readAddress() {
     if (input.type === "checkbox") input.checked = value.split(",").includes(input.value);
     else setValue(input, value);
   }
-  show(Object.hasOwn(SECTIONS, address.get("tab")) ? address.get("tab") : "attribute");
+  const tab = address.get("tab");
+  show(Object.hasOwn(SECTIONS, tab) && !byId(`tab-${tab}`).hidden ? tab : "attribute");
 }
 
 function setValue(input, value) {
@@ -51,6 +54,7 @@ function setValue(input, value) {
     input.append(element("option", {}, value));
   }
   input.value = value;
+  if (input.selectedIndex === -1) input.value = defaults[input.name];
 }
 
 function show(name) {
@@ -78,7 +82,7 @@ function changed() {
 async function showCost() {
   const name = current;
   const { path, bodies, hasCost } = SECTIONS[name];
-  if (!hasCost) return;
+  if (!hasCost || model === null) return;
   costs.abort();
   costs = new AbortController();
   const say = (sentence, isProblem) => {
@@ -87,7 +91,7 @@ async function showCost() {
   };
   try {
     const results = await Promise.all(
-      bodies(inputs()).map((body) => ask(path, { ...body, dry_run: true }, byId("key").value, costs.signal)));
+      bodies(inputs(), model).map((body) => ask(path, { ...body, dry_run: true }, byId("key").value, costs.signal)));
     say(results.length ? costSentence(results.map(({ cost }) => cost)) : "", false);
   } catch (error) {
     if (error.name !== "AbortError") say(problemSentence(error), true);
@@ -105,13 +109,14 @@ const part = (name, className) => byId(name).querySelector(`.${className}`);
 function prepare(name, { button }) {
   byId(name).append(byId("run").content.cloneNode(true));
   part(name, "go").textContent = button;
+  part(name, "go").disabled = true;
   part(name, "go").addEventListener("click", () => run(name));
   part(name, "copy").addEventListener("click", () => copy(name));
 }
 
 async function run(name) {
   const { path, bodies, nothing } = SECTIONS[name];
-  const [key, requests, controller] = [byId("key").value, bodies(inputs()), new AbortController()];
+  const [key, requests, controller] = [byId("key").value, bodies(inputs(), model), new AbortController()];
   const cancel = part(name, "cancel");
   const started = performance.now();
   const seconds = () => `${((performance.now() - started) / 1000).toFixed(1)} s`;
@@ -162,21 +167,26 @@ function redraw(name) {
   const warnings = [...new Set(runs.flatMap(({ result }) => result.warnings))];
   part(name, "result").replaceChildren(
     ...warnings.map((warning) => element("p", { className: "warning" }, `Warning: ${warning}.`)),
-    ...SECTIONS[name].draw(runs));
+    ...SECTIONS[name].draw(runs, inputs(), model));
 }
 
 // Show the checks of the latest run in the current section.
 function drawLamps(results) {
-  const cosines = results.flatMap(({ parity, vectors }) => parity ?? vectors ?? []).map(({ cosine }) => cosine);
+  const parities = results.flatMap(({ parity }) => parity ?? []);
   const integrals = results.flatMap(({ completeness }) => completeness ?? []);
   const finite = results.every(({ nonfinite }) => !nonfinite.length);
-  const worst = Math.min(...cosines);
   const converged = integrals.every((integral) => integral.converged);
   byId("lamps").replaceChildren(
-    lamp("Parity", cosines.length ? worst >= 0.999 : null, cosines.length ? `cosine ${shown(worst, 6)}` : "not run"),
+    lamp("Parity", parities.length ? parities.every(({ agrees }) => agrees) : null,
+      parities.length ? paritySentence(parities) : "not run"),
     lamp("Completeness", integrals.length ? converged : null,
       integrals.length ? (converged ? "converged" : "not converged") : "not run"),
     lamp("Finite", results.length ? finite : null, results.length ? (finite ? "all numbers" : "some are NaN or ∞") : "not run"));
+}
+
+function paritySentence(parities) {
+  if (model.kind === "embedding") return `cosine ${shown(Math.min(...parities.map(({ cosine }) => cosine)), 6)}`;
+  return `difference ${shown(Math.max(...parities.map(({ max_abs: difference }) => difference)))}`;
 }
 
 async function copy(name) {
@@ -192,22 +202,36 @@ async function showCapabilities() {
   try {
     const values = await ask("capabilities", null, byId("key").value);
     byId("unavailable").textContent = "";
-    byId("model").textContent = `${values.model.name} on ${values.device}, torch ${values.torch}`;
-    for (const select of document.querySelectorAll("[data-choices]")) {
-      const { value } = select;
-      select.replaceChildren(...values[select.dataset.choices].map((choice) => element("option", {}, choice)));
-      setValue(select, value);
-    }
+    byId("model").textContent = `${values.model.name} (${values.kind}) on ${values.device}, torch ${values.torch}`;
+    model = values;
+    showKind();
+    for (const button of document.querySelectorAll(".go")) button.disabled = false;
   } catch (error) {
     byId("model").textContent = "";
     byId("unavailable").textContent = problemSentence(error);
   }
 }
 
+// Show the sections and inputs that the kind of model has, with its choices and initial values.
+function showKind() {
+  for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(model.kind);
+  for (const tab of tabs) tab.hidden = !model.routes.includes(SECTIONS[tab.id.replace("tab-", "")].path);
+  for (const option of document.querySelectorAll("[name=target] option")) {
+    if (!model.targets.includes(option.value)) option.remove();
+  }
+  for (const select of document.querySelectorAll("[data-choices]")) {
+    const none = select.dataset.none ? [element("option", { value: "" }, select.dataset.none)] : [];
+    select.replaceChildren(...none, ...model[select.dataset.choices].map((choice) => element("option", {}, choice)));
+  }
+  Object.assign(defaults, DEFAULTS[model.kind](model));
+  readAddress();
+}
+
 function turn(event) {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (!step) return;
-  const tab = tabs[(tabs.indexOf(event.target) + step + tabs.length) % tabs.length];
+  const open = tabs.filter(({ hidden }) => !hidden);
+  const tab = open[(open.indexOf(event.target) + step + open.length) % open.length];
   tab.focus();
   tab.click();
 }
@@ -218,6 +242,7 @@ for (const tab of tabs) {
   tab.addEventListener("keydown", turn);
 }
 for (const input of named) input.addEventListener("input", () => { changed(); writeAddress(); });
+document.querySelector("[name=units]").addEventListener("input", () => redraw("attribute"));
 addEventListener("hashchange", readAddress);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(current));
 byId("key").value = sessionStorage.getItem(KEY) ?? "";

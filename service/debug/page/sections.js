@@ -9,7 +9,22 @@ const TARGETS = {
   cosine: (inputs) => ({ type: "cosine", text: inputs.b }),
   norm: () => ({ type: "norm" }),
   dim: (inputs) => ({ type: "dim", index: Number(inputs.dimension) }),
+  score: () => ({ type: "score" }),
+  label: (inputs) => ({ type: "label", label: inputs.label, versus: inputs.versus || null }),
+  sparse: (inputs) => ({ type: "sparse", token: inputs.token }),
 };
+
+// Initial values of the inputs, where they differ from those in index.html, by kind of model.
+export const DEFAULTS = {
+  embedding: () => ({}),
+  reranker: () => ({ a: "Where did the cat sit?", b: "The cat sat on the mat.", target: "score" }),
+  classifier: ({ labels }) => ({ a: "What a wonderful day!", b: "", target: "label", label: labels[0] }),
+  sparse: () => ({ target: "sparse" }),
+};
+
+// A reranker always reads a pair of texts, and a classifier if there is a second one.
+const secondText = (inputs, { kind }) =>
+  kind === "reranker" || (kind === "classifier" && inputs.b) ? { text_pair: inputs.b } : {};
 
 const ROWS = {
   text: (inputs) => ({ type: "text", text: inputs.a, norm: inputs.norm }),
@@ -36,8 +51,9 @@ export const SECTIONS = {
     button: "Attribute",
     nothing: "Choose at least one method.",
     hasCost: true,
-    bodies: (inputs) => inputs.method.map((method) => ({
+    bodies: (inputs, model) => inputs.method.map((method) => ({
       text: inputs.a,
+      ...secondText(inputs, model),
       target: TARGETS[inputs.target](inputs),
       method,
       layer: inputs.layer,

@@ -1,36 +1,52 @@
-// Tokens of a text as chips, coloured by their scores.
+// Tokens and words of texts as chips, coloured by their scores.
 
 import { colour } from "./charts.js";
 import { element, raw, rounded } from "./dom.js";
 
 // The characters of a token in the text or, for special tokens and prompts, its vocabulary spelling.
 export function spelling(token, text) {
-  // Offsets from the service count code points, but string indices count UTF-16 code units.
-  return token.start === null ? token.token : [...text].slice(token.start, token.end).join("");
+  return token.start === null ? token.token : part(text, token);
+}
+
+// Offsets from the service count code points, but string indices count UTF-16 code units.
+const part = (text, { start, end }) => [...text].slice(start, end).join("");
+
+// The tokens of a result, or its words and, in their places, the tokens that belong to no word.
+export function unitsOf({ tokens, words, scores }, texts, kind) {
+  const single = tokens.map((token, index) => ({
+    first: index,
+    text: token.text,
+    words: token.start === null ? `[${token.token.replace(/^\[|\]$/g, "")}]` : part(texts[token.text], token),
+    spelled: token.token,
+    score: scores[index],
+  }));
+  if (kind === "tokens") return single;
+  const whole = words.map((word) => ({
+    first: word.tokens[0],
+    text: word.text,
+    words: part(texts[word.text], word),
+    spelled: word.tokens.map((index) => tokens[index].token).join(" + "),
+    score: word.score,
+  }));
+  return [...single.filter(({ text }) => text === null), ...whole].sort((a, b) => a.first - b.first);
 }
 
 export function largest(scores) {
   return Math.max(0, ...scores.filter(Number.isFinite).map(Math.abs));
 }
 
-export function chips(tokens, scores, text) {
-  const scale = largest(scores);
-  return element("ol", { className: "chips" }, ...tokens.map((token, index) => {
-    const score = scores[index];
-    const special = token.start === null;
-    const words = special ? `[${token.token.replace(/^\[|\]$/g, "")}]` : spelling(token, text);
-    return element("li", {
-      className: special ? "chip special" : "chip",
-      title: `${token.token}: ${raw(score)}`,
+export function chips(units, scale) {
+  return element("ol", { className: "chips" }, ...units.map(({ text, words, spelled, score }) =>
+    element("li", {
+      className: text === null ? "chip special" : "chip",
+      title: `${spelled}: ${raw(score)}`,
       tabIndex: 0,
       data: { score: raw(score) },
       style: chipColours(score, scale),
-    }, element("span", { className: "word" }, words), element("span", { className: "score" }, rounded(score, scale)));
-  }));
+    }, element("span", { className: "word" }, words), element("span", { className: "score" }, rounded(score, scale)))));
 }
 
-export function legend(scores) {
-  const scale = largest(scores);
+export function legend(scale) {
   return element("div", { className: "legend", aria: { hidden: "true" } },
     rounded(-scale, scale), element("span", { className: "ramp diverging" }), `+${rounded(scale, scale)}`);
 }

@@ -9,9 +9,11 @@ import torch
 
 from models.artifact import Artifact, ArtifactError
 from models.engines import open_engine
+from models.export.checkpoint import load
 from models.gradients.inputs import Row
 from models.gradients.reference_model import ReferenceModel
 from models.packing import NO_ADAPTER, pack
+from tests.models.checkpoints import save_classifier
 from tests.models.gradients.toys import ADAPTED, DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model
 
 
@@ -49,6 +51,20 @@ def test_continuing_from_any_layer_gives_the_same_vector(changes: dict[str, obje
         versions = torch.stack([tokens, 2 * tokens])
         torch.testing.assert_close(model.continue_from(layer_name, versions, row)[0], expected)
     torch.testing.assert_close(model.vector(row), expected)
+
+
+@pytest.mark.parametrize("family", ["bert", "eurobert", "qwen3"])
+def test_logits_continue_from_any_layer_as_transformers_pools_them(
+    family: str, tmp_path: Path
+) -> None:
+    reference = save_classifier(tmp_path, family, 2, pad_token_id=9)
+    model = ReferenceModel(load(tmp_path)[0], normalize=False)
+    row = Row([0, 7, 9, 4, 9])  # Qwen3 skips the last token
+    with torch.no_grad():
+        expected = reference(torch.tensor([row.ids])).logits[0]
+    for layer_name in model.layer_names:
+        actual = model.continue_from(layer_name, model.tokens(layer_name, row)[None], row)[0]
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("layer_name", ["words", "embeddings", "layers.0", "output"])

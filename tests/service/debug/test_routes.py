@@ -158,9 +158,9 @@ def test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = ready_model(client).engine
-    served = engine.run
+    served = engine.run_outputs
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "run", lambda *arguments: served(*arguments)[:, ::-1])
+        patch.setattr(engine, "run_outputs", lambda *args: [v[:, ::-1] for v in served(*args)])
         result = ask(client, "attribute", text=CAT, target=COSINE, method="saliency")
     assert result["parity"]["cosine"] < 0.5
     assert result["warnings"] == [

@@ -1,0 +1,83 @@
+"""Kinds of models: the gradient routes and the targets of attributions that each kind has."""
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from models.artifact import Manifest
+from models.gradients.inputs import TargetName
+from service.inference.errors import InvalidInput
+
+Kind = Literal["embedding", "reranker", "classifier", "sparse"]
+
+# Names of the kinds in messages. A reranker has one label, and a classifier several.
+_NAMES: Mapping[Kind, str] = {
+    "embedding": "embedding models",
+    "reranker": "rerankers",
+    "classifier": "classifiers",
+    "sparse": "sparse encoders",
+}
+TARGETS: Mapping[Kind, tuple[TargetName, ...]] = {
+    "embedding": ("cosine", "margin", "dot", "dim", "norm"),
+    "reranker": ("score",),
+    "classifier": ("label",),
+    "sparse": ("sparse",),
+}
+_ALL: tuple[Kind, ...] = get_args(Kind)
+ROUTES: Mapping[str, tuple[Kind, ...]] = {
+    "attribute": _ALL,
+    "attribute/pair": ("embedding",),
+    "flow": ("embedding",),
+    "layernorm": _ALL,
+    "parity": ("embedding",),
+    "vjp": ("embedding",),
+    "capabilities": _ALL,
+}
+# Kinds that read a pair of texts at once.
+READS_PAIRS: tuple[Kind, ...] = ("reranker", "classifier")
+
+
+def kind_of(manifest: Manifest) -> Kind | None:
+    """Return the kind of a model; None if its outputs have no gradient routes."""
+    match manifest.outputs:
+        case ("pooled", *_):
+            return "embedding"
+        case ("logits", *_):
+            return "reranker" if len(manifest.labels) == 1 else "classifier"
+        case ("sparse", *_):
+            return "sparse"
+    return None
+
+
+def kind_for(route: str, manifest: Manifest) -> Kind:
+    """Return the kind of a model, which must be one that the route is for.
+
+    Args:
+        route: Key of `ROUTES`.
+        manifest: Manifest of the model.
+
+    Raises:
+        InvalidInput: The route is for other kinds of models.
+    """
+    kind = kind_of(manifest)
+    if kind is None or kind not in ROUTES[route]:
+        *others, last = (_NAMES[allowed] for allowed in ROUTES[route])
+        names = f"{', '.join(others)} and {last}" if others else last
+        raise InvalidInput(
+            f"/debug/{route} is for {names}; the model {manifest.name} is of another kind",
+            code="wrong_model",
+        )
+    return kind
+
+
+def check_target(kind: Kind, target: TargetName) -> None:
+    """Check that a kind of model has a target.
+
+    Raises:
+        InvalidInput: It has others.
+    """
+    if target not in TARGETS[kind]:
+        raise InvalidInput(
+            f"{_NAMES[kind]} do not have this target; their targets: {', '.join(TARGETS[kind])}",
+            code="wrong_target",
+            pointer="/target/type",
+        )

@@ -1,0 +1,102 @@
+"""Targets of attributions: validated fields of a request, as part of a gradient job."""
+
+from collections.abc import Sequence
+
+from service.debug import request_models
+from service.debug.kinds import Kind, check_target
+from service.debug.messages import Target
+from service.debug.state import DebugState
+from service.debug.texts import row_of, tokenize
+from service.inference.errors import InvalidInput
+from service.inference.model import Model
+
+
+async def target_of(state: DebugState, kind: Kind, target: request_models.Target) -> Target:
+    """Return the target of a job.
+
+    Raises:
+        InvalidInput: The kind of model does not have the target. A text of the target is invalid
+            (see `tokenize`). A vector, an index, a label or a token is not one of the model.
+        TooLarge: A text of the target has too many characters.
+    """
+    check_target(kind, target.type)
+    model = state.ready_model()
+    match target:
+        case request_models.Cosine():
+            other = await tokenize(state, target.text, "/target/text")
+            return Target("cosine", rows=[row_of(other)])
+        case request_models.Margin():
+            positive = await tokenize(state, target.positive, "/target/positive")
+            negative = await tokenize(state, target.negative, "/target/negative")
+            return Target("margin", rows=[row_of(positive), row_of(negative)])
+        case request_models.Dot():
+            check_width(model, target.vector, "/target/vector")
+            return Target("dot", vector=target.vector)
+        case request_models.Dim():
+            return _dim(model, target)
+        case request_models.Norm() | request_models.Score():
+            return Target(target.type)
+        case request_models.Label():
+            return _label(model, target)
+        case request_models.Sparse():
+            return _sparse(model, target)
+
+
+def _dim(model: Model, target: request_models.Dim) -> Target:
+    if target.index >= model.width:
+        raise InvalidInput(
+            f"index {target.index} is out of range; allowed: 0 to {model.width - 1}",
+            code="dimensions",
+            pointer="/target/index",
+        )
+    return Target("dim", index=target.index)
+
+
+def _label(model: Model, target: request_models.Label) -> Target:
+    index = _label_index(model, target.label, "/target/label")
+    if target.versus is None:
+        return Target("label", index=index)
+    versus = _label_index(model, target.versus, "/target/versus")
+    if versus == index:
+        raise InvalidInput(
+            "versus must be another label than label: the margin of a label over itself is 0",
+            pointer="/target/versus",
+        )
+    return Target("label", index=index, versus=versus)
+
+
+def _label_index(model: Model, label: str, pointer: str) -> int:
+    labels = model.artifact.manifest.labels
+    if label not in labels:
+        raise InvalidInput(
+            f"unknown label; the model's labels: {', '.join(labels)}",
+            code="unknown_label",
+            pointer=pointer,
+        )
+    return labels.index(label)
+
+
+def _sparse(model: Model, target: request_models.Sparse) -> Target:
+    token = model.tokenizer.token_id(target.token)
+    if token is None or token >= model.width:
+        raise InvalidInput(
+            "the vocabulary has no entry with this spelling; responses spell their tokens as the "
+            "vocabulary does",
+            code="unknown_token",
+            pointer="/target/token",
+        )
+    return Target("sparse", index=token)
+
+
+def check_width(model: Model, vector: Sequence[float], pointer: str) -> None:
+    """Check that a vector has the width of the model's vectors.
+
+    Raises:
+        InvalidInput: It has another width.
+    """
+    if len(vector) != model.width:
+        raise InvalidInput(
+            f"the vector has {len(vector)} numbers; it must have {model.width}, the model's width",
+            code="vector_length",
+            pointer=pointer,
+        )

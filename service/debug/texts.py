@@ -1,0 +1,128 @@
+"""Texts of gradient requests: their tokens, model inputs and attribution baselines."""
+
+import asyncio
+from collections.abc import Sequence
+
+from models.gradients.inputs import BaselineName, Row
+from service.debug.kinds import READS_PAIRS, Kind
+from service.debug.request_models import Text
+from service.debug.responses import Token
+from service.debug.state import DebugState
+from service.inference.errors import InvalidInput, TooLarge
+from service.inference.model import Model
+from service.inference.tokenizer import TokenizedText
+
+
+async def tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText:
+    """Tokenise a text, with its prompt.
+
+    Raises:
+        InvalidInput: The text is invalid, its prompt is unknown, or it has more tokens than
+            `debug.max_tokens` or the model allows.
+        TooLarge: The text has too many characters.
+    """
+    tokenizer = state.ready_model().tokenizer
+    try:
+        tokenized = await asyncio.to_thread(tokenizer.tokenized_text, *_parts(text))
+    except (InvalidInput, TooLarge) as error:
+        # The tokenizer sets index and pointer for the field `inputs` of /encode.
+        error.index, error.pointer = None, pointer
+        raise
+    _check_length(state, tokenized, pointer)
+    return tokenized
+
+
+async def tokenize_pair(
+    state: DebugState, kind: Kind, text: Text, text_pair: str | None
+) -> TokenizedText:
+    """Tokenise the fields `text` and `text_pair`, which is None if the model reads `text` alone.
+
+    Raises:
+        InvalidInput: The model reads no pairs, or see `tokenize`.
+        TooLarge: A text has too many characters.
+    """
+    if text_pair is None:
+        return await tokenize(state, text, "/text")
+    if kind not in READS_PAIRS:
+        raise InvalidInput(
+            "text_pair applies to rerankers and classifiers, which read two texts at once",
+            pointer="/text_pair",
+        )
+    model = state.ready_model()
+    pointers = "/text", "/text_pair"
+    try:
+        pair = prompted(model, text), text_pair
+        tokenized = await asyncio.to_thread(model.tokenizer.tokenized_pair, *pair)
+    except (InvalidInput, TooLarge) as error:
+        error.index, error.pointer = None, pointers[error.index or 0]
+        raise
+    _check_length(state, tokenized, pointers[0])
+    return tokenized
+
+
+async def tokenize_all(state: DebugState, texts: Sequence[Text]) -> list[TokenizedText]:
+    """Tokenise the texts of the field `texts`, see `tokenize`."""
+    return [await tokenize(state, text, f"/texts/{index}") for index, text in enumerate(texts)]
+
+
+def _check_length(state: DebugState, tokenized: TokenizedText, pointer: str) -> None:
+    limit, length = state.settings.debug.max_tokens, len(tokenized.row.ids)
+    if length > limit:
+        what = "pair of texts" if 1 in tokenized.sequence_ids else "text"
+        raise InvalidInput(
+            f"the {what} has {length} tokens; the limit is {limit}",
+            code="too_many_tokens",
+            pointer=pointer,
+        )
+
+
+def _parts(text: Text) -> tuple[str, str | None]:
+    return (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
+
+
+def prompted(model: Model, text: Text) -> str:
+    """Return a text with its prompt prepended.
+
+    Raises:
+        InvalidInput: The prompt is unknown.
+    """
+    return model.tokenizer.prompted(*_parts(text))
+
+
+def row_of(text: TokenizedText) -> Row:
+    """Return a text as input of the reference model."""
+    row = text.row
+    return Row(row.ids, row.prompt_tokens, row.adapter, row.token_types)
+
+
+def baseline_of(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence[int] | None:
+    """Return the token ids of the baseline, or None for a baseline of zeros.
+
+    Raises:
+        InvalidInput: The tokenizer has no token for the baseline, or the token ids of the text and
+            of its baseline are equal.
+    """
+    if name == "zero":
+        return None
+    if name not in text.baseline:
+        raise InvalidInput(
+            f"the model's tokenizer has no {name} token; choose another baseline",
+            code="no_baseline",
+            pointer="/baseline",
+        )
+    if text.baseline[name] == text.row.ids:
+        raise InvalidInput(
+            "the token ids of the text equal those of its baseline; choose another baseline",
+            code="baseline_equals_input",
+            pointer=pointer,
+        )
+    return text.baseline[name]
+
+
+def tokens_of(text: TokenizedText) -> list[Token]:
+    """Return the tokens of a text, or of a pair of texts, for a response."""
+    columns = zip(text.tokens, text.spans, text.sequence_ids, strict=True)
+    return [
+        Token(token=token, start=span and span[0], end=span and span[1], text=index)
+        for token, span, index in columns
+    ]

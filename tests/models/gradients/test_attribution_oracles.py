@@ -1,0 +1,214 @@
+"""Attribution of logits and sparse weights, against captum and autograd on transformers' models."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import InputXGradient, IntegratedGradients, Saliency
+from torch import Tensor
+
+from models.export.checkpoint import load
+from models.export.sentence_config import Overrides
+from models.gradients import attribution
+from models.gradients.attribution import METHODS, Target, attribute
+from models.gradients.inputs import Method, MethodOptions, Row
+from models.gradients.reference_model import ReferenceModel
+from tests.models.checkpoints import (
+    edit_json,
+    save_classifier,
+    save_masked_lm,
+    save_tokenizer,
+)
+
+# A pair of texts between special tokens, and its baseline of padding.
+PAIR = Row([0, 5, 6, 2, 7, 21, 33, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1])
+TEXT = Row([0, 5, 6, 40, 7, 21, 33, 2])
+PAD = [0, 1, 1, 2, 1, 1, 1, 2]
+EXACT = MethodOptions(tolerance=1e-7, max_evaluations=4000)
+LAYERS = ("words", "embeddings", "layers.0", "output")
+
+Forward = Callable[[Tensor], Tensor]  # from word embeddings (S, L, D) to row vectors (S, W)
+
+
+def classifier(folder: Path, labels: int) -> tuple[ReferenceModel, Any]:
+    """Return the reference model of a random BERT classifier, and transformers' model."""
+    oracle = save_classifier(folder, "bert", labels).double()
+    save_tokenizer(folder)
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    edit_json(folder / "tokenizer_config.json", model_input_names=names)
+    return ReferenceModel(load(folder)[0].double(), normalize=False), oracle
+
+
+def logits_of(oracle: Any, row: Row) -> Forward:  # noqa: ANN401 - a model of transformers
+    types = torch.tensor([row.token_types or [0] * len(row.ids)])
+
+    def forward(words: Tensor) -> Tensor:
+        logits: Tensor = oracle(
+            inputs_embeds=words, token_type_ids=types.expand(len(words), -1)
+        ).logits
+        return logits
+
+    return forward
+
+
+def words_of(oracle: Any, ids: list[int]) -> Tensor:  # noqa: ANN401 - a model of transformers
+    words: Tensor = oracle.get_input_embeddings().weight[ids][None].detach()  # (1, L, D)
+    return words
+
+
+LOGITS = {
+    "score": (1, attribution.label(0), lambda logits: logits[:, 0]),
+    "label": (3, attribution.label(2), lambda logits: logits[:, 2]),
+    "versus": (3, attribution.label(2, 0), lambda logits: logits[:, 2] - logits[:, 0]),
+}
+
+
+@pytest.mark.parametrize("name", list(LOGITS))
+@pytest.mark.parametrize("row", [PAIR, TEXT], ids=["pair", "text"])
+def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
+    tmp_path: Path, row: Row, name: str
+) -> None:
+    labels, target, chosen = LOGITS[name]
+    model, oracle = classifier(tmp_path, labels)
+    forward = logits_of(oracle, row)
+    words = words_of(oracle, list(row.ids)).requires_grad_()
+    pad = words_of(oracle, PAD)
+
+    def f(x: Tensor) -> Tensor:
+        return chosen(forward(x))
+
+    def scores(method: Method) -> np.ndarray:
+        return attribute(model, row, target, method=method, baseline=PAD, options=EXACT).scores
+
+    gradient = Saliency(f).attribute(words, abs=False)[0]
+    np.testing.assert_allclose(scores("saliency"), gradient.norm(dim=-1), rtol=1e-8)
+    products = InputXGradient(f).attribute(words)[0].detach()
+    np.testing.assert_allclose(scores("grad_x_input"), products.sum(-1), rtol=1e-7, atol=1e-10)
+    integrated = IntegratedGradients(f).attribute(words, pad, n_steps=200, method="gausslegendre")
+    np.testing.assert_allclose(
+        scores("integrated_gradients"), integrated[0].detach().sum(-1), rtol=1e-5, atol=1e-7
+    )
+    value = attribute(model, row, target, method="saliency").value
+    assert value == pytest.approx(f(words).item(), rel=1e-9)
+
+
+def test_token_types_change_the_vectors_at_every_layer(tmp_path: Path) -> None:
+    model, oracle = classifier(tmp_path, 3)
+    untyped = Row(PAIR.ids)
+    for row in (PAIR, untyped):
+        expected = logits_of(oracle, row)(words_of(oracle, list(row.ids)))[0]
+        torch.testing.assert_close(model.vector(row), expected)
+        for layer_name in LAYERS:
+            tokens = model.tokens(layer_name, row)[None]
+            actual = model.continue_from(layer_name, tokens, row)[0]
+            torch.testing.assert_close(actual, expected)
+    typed, plain = (model.tokens("embeddings", row) for row in (PAIR, untyped))
+    assert torch.equal(typed[:4], plain[:4])  # those of the first text
+    assert torch.dist(typed[4:], plain[4:]) > 0.1
+    assert torch.dist(model.vector(PAIR), model.vector(untyped)) > 0.01
+
+
+def test_token_types_are_ignored_by_models_whose_graph_ignores_them(tmp_path: Path) -> None:
+    save_classifier(tmp_path, "roberta", 3)
+    save_tokenizer(tmp_path)
+    model = ReferenceModel(load(tmp_path)[0], normalize=False)
+    assert torch.equal(model.vector(PAIR), model.vector(Row(PAIR.ids)))
+    tokens = model.tokens("words", PAIR)[None]
+    torch.testing.assert_close(
+        model.continue_from("words", tokens, PAIR)[0], model.vector(Row(PAIR.ids))
+    )
+
+
+SPLADE: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda logits: torch.log1p(torch.relu(logits)).amax(1),
+    "sum": lambda logits: torch.log1p(torch.log1p(torch.relu(logits))).sum(1),
+}
+
+
+def sparse(folder: Path, pooling: str) -> tuple[ReferenceModel, Forward, Any]:
+    """Return the reference model of a random SPLADE model, its formula, and transformers' BERT."""
+    oracle = save_masked_lm(folder, "bert").double()
+    save_tokenizer(folder)
+    model = ReferenceModel(load(folder, Overrides(sparse=True))[0].double(), normalize=False)
+    assert model.network.sparse is not None
+    model.network.sparse.pooling, model.network.sparse.double_log = pooling, pooling == "sum"
+    return model, lambda words: SPLADE[pooling](oracle(inputs_embeds=words).logits), oracle
+
+
+FIRST = attribution.dim(0, normalize=False)
+
+
+@pytest.mark.parametrize("pooling", list(SPLADE))
+def test_attribution_of_a_sparse_weight_equals_autograd_on_the_model_of_transformers(
+    tmp_path: Path, pooling: str
+) -> None:
+    model, forward, oracle = sparse(tmp_path, pooling)
+    words = words_of(oracle, list(TEXT.ids)).requires_grad_()
+    weights = forward(words)[0]
+    torch.testing.assert_close(model.vector(TEXT), weights.detach())
+    active = torch.nonzero(weights > 0.1)[:, 0].tolist()
+    assert 4 <= len(active) < len(weights)
+    for entry in active[:4]:
+        (gradient,) = torch.autograd.grad(weights[entry], words, retain_graph=True)
+        expected = {"saliency": gradient[0].norm(dim=-1), "grad_x_input": (gradient * words)[0]}
+        expected["grad_x_input"] = expected["grad_x_input"].sum(-1)
+        methods: tuple[Method, ...] = ("saliency", "grad_x_input")
+        for method in methods:
+            result = attribute(model, TEXT, FIRST, method=method, entries=[entry])
+            scores = expected[method].detach().numpy()
+            np.testing.assert_allclose(result.scores, scores, rtol=1e-8, atol=1e-12)
+            assert result.value == pytest.approx(weights[entry].item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("pooling", list(SPLADE))
+def test_entries_of_sparse_vectors_are_those_of_the_whole_vectors(
+    tmp_path: Path, pooling: str
+) -> None:
+    model, _, _ = sparse(tmp_path, pooling)
+    for layer_name in LAYERS:
+        tokens = model.tokens(layer_name, TEXT)[None]
+        some = model.continue_from(layer_name, tokens, TEXT, entries=[40, 7])
+        whole = model.continue_from(layer_name, tokens, TEXT)
+        torch.testing.assert_close(whole[0], model.vector(TEXT))
+        torch.testing.assert_close(some, whole[:, [40, 7]])
+
+
+@pytest.mark.parametrize("layer_name", LAYERS)
+@pytest.mark.parametrize("baseline", [PAD, None], ids=["pad", "zeros"])
+def test_integrated_gradients_of_logits_and_weights_are_complete(
+    tmp_path: Path, layer_name: str, baseline: list[int] | None
+) -> None:
+    ranker, _ = classifier(tmp_path / "ranker", 1)
+    splade, _, _ = sparse(tmp_path / "splade", "sum")
+    entry = int(splade.vector(TEXT).argmax())
+    cases: list[tuple[ReferenceModel, Row, Target, list[int] | None]] = [
+        (ranker, PAIR, attribution.label(0), None),
+        (splade, TEXT, FIRST, [entry]),
+    ]
+    for model, row, target, entries in cases:
+        result = attribute(
+            model,
+            row,
+            target,
+            layer_name=layer_name,
+            baseline=baseline,
+            options=MethodOptions(tolerance=1e-5, max_evaluations=4000),
+            entries=entries,
+        )
+        assert result.completeness is not None
+        assert result.completeness.converged
+        assert result.baseline_value is not None
+        change = result.value - result.baseline_value
+        assert abs(change) > 1e-3
+        assert result.scores.sum() == pytest.approx(change, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_scores_both_texts_of_a_pair(tmp_path: Path, method: Method) -> None:
+    model, _ = classifier(tmp_path, 1)
+    result = attribute(model, PAIR, attribution.label(0), method=method, baseline=PAD)
+    assert result.scores.shape == (len(PAIR.ids),)
+    assert np.abs(result.scores[[1, 2, 4, 5, 6]]).min() > 1e-6

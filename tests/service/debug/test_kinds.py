@@ -1,0 +1,303 @@
+"""Gradient routes of rerankers, classifiers and sparse encoders."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import IntegratedGradients
+from sentence_transformers import CrossEncoder, SparseEncoder
+from starlette.testclient import TestClient
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from models.artifact import Artifact
+from service.app import create_app
+from service.debug.kinds import ROUTES, TARGETS
+from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
+from tests.service.debug.held_worker import NO_FILE, held_workers
+from tests.serving import ready_model, serving
+
+pytestmark = pytest.mark.slow
+
+QUERY, DOCUMENT = "w7 w9", "w21 w5 w33"
+PAIR = {"text": QUERY, "text_pair": DOCUMENT, "target": {"type": "score"}}
+IDS, TYPES = [0, 7, 9, 2, 21, 5, 33, 2], [0, 0, 0, 0, 1, 1, 1, 1]
+
+Json = dict[str, Any]
+
+
+def debugging(artifact: Artifact) -> Settings:
+    # No deadline is hit by accident on a slow machine.
+    return Settings(
+        model=ModelSettings(path=artifact.path),
+        engine=EngineSettings(threads=1, timeout_s=300),
+        limits=LimitSettings(request_s=300),
+        debug=DebugSettings(enabled=True, hosts=("testserver",), device="cpu", deadline_s=300),
+    )
+
+
+def client_of(artifact: Artifact) -> Iterator[TestClient]:
+    with held_workers(Path(NO_FILE)), serving(create_app(debugging(artifact))) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ranker(reranker: Artifact) -> Iterator[TestClient]:
+    yield from client_of(reranker)
+
+
+@pytest.fixture(scope="module")
+def labeler(classifier: Artifact) -> Iterator[TestClient]:
+    yield from client_of(classifier)
+
+
+@pytest.fixture(scope="module")
+def splade(sparse_encoder: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
+    yield from client_of(sparse_encoder[1])
+
+
+def ask(client: TestClient, path: str, **body: object) -> Json:
+    response = client.post(f"/debug/{path}", json=body)
+    assert response.status_code == 200, response.text
+    result: Json = response.json()
+    return result
+
+
+def integrated(forward: Callable[[Tensor], Tensor], oracle: Any, ids: list[int]) -> np.ndarray:  # noqa: ANN401
+    """Return captum's integrated gradients by the word embeddings of transformers' model."""
+    weight = oracle.get_input_embeddings().weight
+    padded = [token if token in (0, 2) else 1 for token in ids]  # special tokens are kept
+    words, pad = (weight[rows][None].detach() for rows in (ids, padded))
+    scores = IntegratedGradients(forward).attribute(words, pad, n_steps=200, method="gausslegendre")
+    return np.asarray(scores[0].detach().sum(-1))
+
+
+def test_attribution_of_a_rerank_score_equals_captum_on_the_model_of_transformers(
+    ranker: TestClient, cross_encoder: CrossEncoder
+) -> None:
+    oracle = AutoModelForSequenceClassification.from_pretrained(cross_encoder.model.name_or_path)
+
+    def forward(words: Tensor) -> Tensor:
+        types = torch.tensor([TYPES]).expand(len(words), -1)
+        logits: Tensor = oracle(inputs_embeds=words, token_type_ids=types).logits[:, 0]
+        return logits
+
+    result = ask(ranker, "attribute", **PAIR, tolerance=1e-3, max_evaluations=2048)
+    expected = integrated(forward, oracle, IDS)
+    np.testing.assert_allclose(result["scores"], expected, atol=2e-3 * np.abs(expected).max())
+    (score,) = cross_encoder.predict([(QUERY, DOCUMENT)], activation_fn=torch.nn.Identity())
+    assert result["value"] == pytest.approx(float(score), rel=1e-4)
+    assert result["completeness"]["converged"]
+    change = result["value"] - result["baseline_value"]
+    assert result["sum"] == pytest.approx(change, rel=1e-2)
+    assert (result["parity"]["agrees"], result["warnings"]) == (True, [])
+
+
+def test_tokens_and_words_of_a_pair_name_their_text(ranker: TestClient) -> None:
+    query, document = "w7 (w9)", "w21 w5"
+    result = ask(ranker, "attribute", **{**PAIR, "text": query, "text_pair": document})
+    tokens = [(token["token"], token["text"]) for token in result["tokens"]]
+    first = [("w7", 0), ("[UNK]", 0), ("w9", 0), ("[UNK]", 0)]
+    second = [("w21", 1), ("w5", 1)]
+    assert tokens == [("[CLS]", None), *first, ("[SEP]", None), *second, ("[SEP]", None)]
+    texts = [query, document]
+    spelled = [texts[w["text"]][w["start"] : w["end"]] for w in result["words"]]
+    assert spelled == ["w7", "(", "w9", ")", "w21", "w5"]
+    assert [word["text"] for word in result["words"]] == [0, 0, 0, 0, 1, 1]
+    for token in result["tokens"]:
+        has_span = token["text"] is not None
+        assert (token["start"] is not None) == (token["end"] is not None) == has_span
+
+
+def test_margin_of_a_label_is_the_difference_of_the_logits(
+    labeler: TestClient, classifier: Artifact
+) -> None:
+    oracle = AutoModelForSequenceClassification.from_pretrained(classifier.path / "source")
+    ids = torch.tensor([[0, 5, 6, 7, 2]])
+    logits = dict(zip(["sad", "neutral", "happy"], oracle(ids).logits[0].tolist(), strict=True))
+    text = "w5 w6 w7"
+
+    for label in logits:
+        target: Json = {"type": "label", "label": label}
+        result = ask(labeler, "attribute", text=text, target=target, method="saliency")
+        assert result["value"] == pytest.approx(logits[label], rel=1e-3)
+    target = {"type": "label", "label": "happy", "versus": "sad"}
+    fields = {"target": target, "tolerance": 1e-3, "max_evaluations": 2048}
+    result = ask(labeler, "attribute", text=text, **fields)
+    assert result["value"] == pytest.approx(logits["happy"] - logits["sad"], rel=1e-3)
+    pair = ask(labeler, "attribute", text="w5 w6", text_pair="w33 w8", **fields)
+    assert [token["text"] for token in pair["tokens"]] == [None, 0, 0, None, 1, 1, None]
+    assert pair["parity"]["agrees"]
+    assert pair["value"] != result["value"]
+
+
+def test_attribution_of_a_sparse_weight_equals_captum_on_the_model_of_transformers(
+    splade: TestClient, sparse_encoder: tuple[SparseEncoder, Artifact]
+) -> None:
+    encoder, artifact = sparse_encoder
+    oracle = AutoModelForMaskedLM.from_pretrained(artifact.path / "source")
+    weights = encoder.encode(["w5 w6 w7"], convert_to_sparse_tensor=False)[0]
+    entry = int(weights.argmax())
+    target = {"type": "sparse", "token": f"w{entry}"}
+
+    def forward(words: Tensor) -> Tensor:
+        logits = oracle(inputs_embeds=words).logits
+        weights: Tensor = torch.log1p(torch.relu(logits)).amax(1)[:, entry]
+        return weights
+
+    fields = {"target": target, "tolerance": 1e-3, "max_evaluations": 4096}
+    result = ask(splade, "attribute", text="w5 w6 w7", **fields)
+    assert result["value"] == pytest.approx(weights[entry].item(), rel=1e-4)
+    assert result["completeness"]["converged"]
+    expected = integrated(forward, oracle, [0, 5, 6, 7, 2])
+    np.testing.assert_allclose(result["scores"], expected, atol=1e-2 * np.abs(expected).max())
+    assert (result["parity"]["agrees"], result["warnings"]) == (True, [])
+    prompted = {"text": "w5 w6 w7", "prompt_name": "query"}
+    result = ask(splade, "attribute", text=prompted, target=target, method="saliency")
+    assert [token["text"] for token in result["tokens"]] == [None, None, None, 0, 0, 0, None]
+    assert result["parity"]["agrees"]
+
+
+@pytest.mark.parametrize("name", ["ranker", "splade"])
+def test_served_values_that_differ_from_the_reference_model_add_a_warning(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: TestClient = request.getfixturevalue(name)
+    body = PAIR if name == "ranker" else {"text": "w5", "target": {"type": "sparse", "token": "w5"}}
+    engine = ready_model(client).engine
+    run = engine.run_outputs
+    changes: list[Callable[[np.ndarray], np.ndarray]] = [lambda z: z + 1, lambda z: 1.2 * z + 0.2]
+    for change in changes:
+
+        def changed(*args: Any, change: Callable[[np.ndarray], np.ndarray] = change) -> Any:  # noqa: ANN401
+            return [change(output) for output in run(*args)]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "run_outputs", changed)
+            result = ask(client, "attribute", **body, method="saliency")
+        assert result["parity"]["agrees"] is False
+        assert result["warnings"] == [
+            "the served vectors differ from the reference model's vectors; see parity"
+        ]
+
+
+@pytest.mark.parametrize("name", ["ranker", "labeler", "splade"])
+def test_capabilities_list_what_the_kind_of_model_has(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    client: TestClient = request.getfixturevalue(name)
+    capabilities = client.get("/debug/capabilities").json()
+    kind = {"ranker": "reranker", "labeler": "classifier", "splade": "sparse"}[name]
+    assert capabilities["kind"] == kind
+    assert capabilities["targets"] == list(TARGETS[kind])  # type: ignore[index]
+    assert capabilities["routes"] == ["attribute", "layernorm", "capabilities"]
+    labels = {"ranker": ["LABEL_0"], "labeler": ["sad", "neutral", "happy"], "splade": []}
+    assert capabilities["labels"] == labels[name]
+    assert capabilities["text_pairs"] == (name != "splade")
+    # A layer norm of the model, on the rows of a text.
+    source = {"type": "text", "text": "w5 w6", "norm": capabilities["norms"][-1]}
+    result = ask(client, "layernorm", source=source)
+    assert (result["passes"], result["parity"]["agrees"]) == (True, True)
+
+
+@pytest.mark.parametrize("name", ["ranker", "labeler", "splade"])
+def test_routes_of_embedding_models_name_the_kinds_they_are_for(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    client: TestClient = request.getfixturevalue(name)
+    routes = [route for route, kinds in ROUTES.items() if kinds == ("embedding",)]
+    assert set(routes) == {"attribute/pair", "flow", "parity", "vjp"}
+    for route in routes:
+        response = client.post(f"/debug/{route}", json={})
+        problem = response.json()
+        assert (response.status_code, problem["code"]) == (422, "wrong_model")
+        assert f"/debug/{route} is for embedding models; the model" in problem["detail"]
+
+
+SCORE, HAPPY = {"type": "score"}, {"type": "label", "label": "happy"}
+NORM = {"type": "norm"}
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "code", "pointer", "message"),
+    [
+        ("ranker", {"target": NORM}, "wrong_target", "/target/type", "their targets: score"),
+        ("ranker", {"target": HAPPY}, "wrong_target", "/target/type", "their targets: score"),
+        ("labeler", {"target": SCORE}, "wrong_target", "/target/type", "their targets: label"),
+        ("splade", {"target": SCORE}, "wrong_target", "/target/type", "their targets: sparse"),
+        ("ranker", {**PAIR, "text": ""}, "empty", "/text", "empty"),
+        ("ranker", {**PAIR, "text_pair": " "}, "empty", "/text_pair", "empty"),
+        ("ranker", {**PAIR, "text_pair": "a\0"}, "nul", "/text_pair", "NUL"),
+        ("ranker", {**PAIR, "text_pair": 3}, "invalid", "/text_pair", "string"),
+        ("ranker", {**PAIR, "text_pair": "w5 " * 30}, "too_long", "/text", "more than 24 tokens"),
+        (
+            "ranker",
+            {**PAIR, "text": {"text": "w5", "prompt_name": "secret"}},
+            "unknown_prompt",
+            "/text",
+            "the model's prompts",
+        ),
+        (
+            "labeler",
+            {"target": {"type": "label", "label": "secret"}},
+            "unknown_label",
+            "/target/label",
+            "the model's labels: sad, neutral, happy",
+        ),
+        (
+            "labeler",
+            {"target": {**HAPPY, "versus": "secret"}},
+            "unknown_label",
+            "/target/versus",
+            "the model's labels: sad, neutral, happy",
+        ),
+        (
+            "labeler",
+            {"target": {**HAPPY, "versus": "happy"}},
+            "invalid",
+            "/target/versus",
+            "must be another label",
+        ),
+        (
+            "splade",
+            {"target": {"type": "sparse", "token": "secret"}},
+            "unknown_token",
+            "/target/token",
+            "no entry with this spelling",
+        ),
+        (
+            "splade",
+            {"target": {"type": "sparse", "token": "w5"}, "text_pair": "w6"},
+            "invalid",
+            "/text_pair",
+            "applies to rerankers and classifiers",
+        ),
+    ],
+)
+def test_invalid_attribution_request_has_code_and_pointer(
+    name: str,
+    body: Json,
+    code: str,
+    pointer: str,
+    message: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    client: TestClient = request.getfixturevalue(name)
+    response = client.post("/debug/attribute", json={"text": "w5 w6", **body})
+    problem = response.json()
+    assert (response.status_code, problem["code"], problem["pointer"]) == (422, code, pointer)
+    assert message in problem["detail"]
+    assert "secret" not in response.text
+
+
+def test_pair_beyond_the_token_limit_of_gradients_is_refused(reranker: Artifact) -> None:
+    settings = debugging(reranker)
+    debug = settings.debug.model_copy(update={"max_tokens": 7})
+    with serving(create_app(settings.model_copy(update={"debug": debug}))) as client:
+        problem = client.post("/debug/attribute", json=PAIR).json()
+        assert (problem["code"], problem["pointer"]) == ("too_many_tokens", "/text")
+        assert "the pair of texts has 8 tokens; the limit is 7" in problem["detail"]
+        assert ask(client, "attribute", text="w5", target=SCORE, dry_run=True)
