@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -80,8 +81,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        # Their first use exports the default model.
-        if {"artifact", "half_artifact"} & set(getattr(item, "fixturenames", ())):
+        # Exporting a model takes seconds. The small model of most tests does not use this fixture.
+        if "exported" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
 
 
@@ -90,6 +91,16 @@ def _no_settings_of_the_developer() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("VITRINE_")]:
             patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_frozen_tests() -> Iterator[None]:
+    # An application collects garbage and freezes all objects when it starts. Here they include
+    # pytest's, which takes half a second, and garbage of earlier tests, which would be kept.
+    nothing = {name: lambda: None for name in ("collect", "freeze", "unfreeze")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.app.gc", SimpleNamespace(**nothing))
         yield
 
 
@@ -105,16 +116,25 @@ FamilyArtifact = Callable[[str], Artifact]
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
-    """Return an artifact by name; the first of the test processes that asks for it exports it."""
+    """Return an artifact by name; the first of the test processes that asks for it exports it.
+
+    The artifact is in a folder of its own, so its model can be saved beside it. Tests that use this
+    fixture are slow.
+    """
+    return _shared(tmp_path_factory)
+
+
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Export:
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # of this run, common to its processes
 
     def shared(name: str, write: Callable[[Path], None]) -> Artifact:
+        out = folder / name / "artifact"
         with FileLock(folder / f"{name}.lock"):
-            if not (folder / name).exists():
-                write(folder / name)
-        return Artifact.load(folder / name)
+            if not out.exists():
+                write(out)
+        return Artifact.load(out)
 
     return shared
 
@@ -143,9 +163,10 @@ def small_folder(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def small_artifact(exported: Export, small_folder: Path) -> Artifact:
+def small_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: Path) -> Artifact:
     """The small model, exported for CPU. An application loads it in a quarter of the time."""
-    return exported("small-artifact", lambda out: _export(str(small_folder), out))
+    shared = _shared(tmp_path_factory)
+    return shared("small-artifact", lambda out: _export(str(small_folder), out))
 
 
 def _export(source: str, out: Path, **options: Any) -> None:  # noqa: ANN401 - export's
@@ -159,7 +180,7 @@ def family_artifact(exported: Export) -> FamilyArtifact:
 
     def of_family(family: str) -> Artifact:
         def write(out: Path) -> None:
-            model = out.with_name(f"{out.name}-model")
+            model = out.with_name("model")
             save_checkpoint(model, family)
             save_tokenizer(model)
             _export(str(model), out, overrides=Overrides(pooling=["mean"]))

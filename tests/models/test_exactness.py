@@ -104,7 +104,11 @@ def numpy(
 
 @pytest.mark.parametrize(
     ("run", "dtype"),
-    [(run, dtype) for run in (cpp, aten, triton) for dtype in DTYPES] + [(numpy, torch.float32)],
+    [
+        *((run, dtype) for run in (cpp, aten) for dtype in DTYPES),
+        *(pytest.param(triton, dtype, marks=pytest.mark.slow) for dtype in DTYPES),
+        (numpy, torch.float32),
+    ],
 )
 @pytest.mark.parametrize(
     ("norm", "width"),

@@ -226,6 +226,7 @@ def run_module(*options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_command_prints_every_error_and_exits_zero() -> None:
     completed = run_module("--batch-size", "3", "--sequence-length", "4", "--embedding-dim", "32")
     assert completed.returncode == 0, completed.stderr

@@ -115,6 +115,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, dict[s
     return export(resolve(str(folder)), folder / "artifact")[0], models
 
 
+@pytest.mark.slow
 def test_prompt_selects_the_adapter_of_its_name(
     exported: tuple[Artifact, dict[str, Any]],
 ) -> None:
@@ -135,6 +136,7 @@ def test_prompt_selects_the_adapter_of_its_name(
             model.encode([[0, 5, 2]], prompt_name="classify")
 
 
+@pytest.mark.slow
 def test_self_check_compares_every_adapter(exported: tuple[Artifact, dict[str, Any]]) -> None:
     adapters = exported[0].check().adapters
     assert {NO_ADAPTER, 0, 1, 2} == {*adapters}

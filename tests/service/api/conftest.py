@@ -14,6 +14,7 @@ from models.export.exporter import export
 from models.export.sources import resolve
 from service.app import create_app
 from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
+from tests.conftest import Export
 from tests.models.checkpoints import (
     edit_json,
     save_classifier,
@@ -28,51 +29,91 @@ LABELS = ["sad", "neutral", "happy"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
-@pytest.fixture(scope="package")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+@pytest.fixture(scope="session")
+def reranker(exported: Export) -> Artifact:
     """A BERT with one label; sentence-transformers loads it from the folder `saved` beside it."""
-    folder = tmp_path_factory.mktemp("reranker")
-    save_classifier(folder / "model", "bert", 1)
-    save_tokenizer(folder / "model")
-    names = ["input_ids", "token_type_ids", "attention_mask"]
-    edit_json(folder / "model" / "tokenizer_config.json", model_input_names=names)
-    CrossEncoder(str(folder / "model"), device="cpu").save(str(folder / "saved"))
-    return export(resolve(str(folder / "saved")), folder / "artifact")[0]
+
+    def write(out: Path) -> None:
+        model, saved = out.with_name("model"), out.with_name("saved")
+        save_classifier(model, "bert", 1)
+        save_tokenizer(model)
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        edit_json(model / "tokenizer_config.json", model_input_names=names)
+        CrossEncoder(str(model), device="cpu").save(str(saved))
+        export(resolve(str(saved)), out)
+
+    return exported("reranker", write)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def cross_encoder(reranker: Artifact) -> CrossEncoder:
     """The reranker as loaded by sentence-transformers."""
-    return CrossEncoder(str(reranker.path.parent / "saved"), device="cpu")
+    return CrossEncoder(str(reranker.path.with_name("saved")), device="cpu")
 
 
-@pytest.fixture(scope="package")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+@pytest.fixture(scope="session")
+def classifier(exported: Export) -> Artifact:
     """A RoBERTa with three labels."""
-    folder = tmp_path_factory.mktemp("classifier")
-    save_classifier(folder / "model", "roberta", 3, id2label=dict(enumerate(LABELS)))
-    save_tokenizer(folder / "model")
-    return export(resolve(str(folder / "model")), folder / "artifact")[0]
+
+    def write(out: Path) -> None:
+        model = out.with_name("model")
+        save_classifier(model, "roberta", 3, id2label=dict(enumerate(LABELS)))
+        save_tokenizer(model)
+        export(resolve(str(model)), out)
+
+    return exported("classifier", write)
 
 
-@pytest.fixture(scope="package")
-def sparse_encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[SparseEncoder, Artifact]:
+@pytest.fixture(scope="session")
+def sparse_encoder(exported: Export) -> tuple[SparseEncoder, Artifact]:
     """A SPLADE model of sentence-transformers with a prompt for queries, and its artifact."""
-    folder = tmp_path_factory.mktemp("sparse")
-    save_masked_lm(folder / "model", "bert")
-    save_tokenizer(folder / "model")
-    encoder = SparseEncoder(str(folder / "model"), device="cpu", prompts={"query": "w9 w10 "})
-    encoder.save(str(folder / "saved"))
-    return encoder, export(resolve(str(folder / "saved")), folder / "artifact")[0]
+
+    def write(out: Path) -> None:
+        model, saved = out.with_name("model"), out.with_name("saved")
+        save_masked_lm(model, "bert")
+        save_tokenizer(model)
+        encoder = SparseEncoder(str(model), device="cpu", prompts={"query": "w9 w10 "})
+        encoder.save(str(saved))
+        export(resolve(str(saved)), out)
+
+    artifact = exported("sparse-encoder", write)
+    return SparseEncoder(str(artifact.path.with_name("saved")), device="cpu"), artifact
 
 
-@pytest.fixture(scope="package")
-def tagger(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+@pytest.fixture(scope="session")
+def tagger(exported: Export) -> Artifact:
     """A BERT with five labels for tokens."""
-    folder = tmp_path_factory.mktemp("tagger")
-    save_token_classifier(folder / "model", "bert", 5, id2label=dict(enumerate(TAGS)))
-    save_tokenizer(folder / "model")
-    return export(resolve(str(folder / "model")), folder / "artifact")[0]
+
+    def write(out: Path) -> None:
+        model = out.with_name("model")
+        save_token_classifier(model, "bert", 5, id2label=dict(enumerate(TAGS)))
+        save_tokenizer(model)
+        export(resolve(str(model)), out)
+
+    return exported("tagger", write)
+
+
+@pytest.fixture(scope="session")
+def multi_encoder(exported: Export, small_folder: Path) -> tuple[MultiVectorEncoder, Artifact]:
+    """A multi-vector model of sentence-transformers that expands queries, and its artifact."""
+
+    def write(out: Path) -> None:
+        model, saved = out.with_name("model"), out.with_name("saved")
+        model.mkdir(parents=True)
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(small_folder / name, model)
+        save_multi_vector(
+            saved,
+            model,
+            mask={"skiplist_words": list(string.punctuation)},
+            prompts={"query": "[Q] ", "document": "[D] "},
+            document_length=20,
+            query_expansion={"strategy": "fixed", "length": 16},
+        )
+        export(resolve(str(saved)), out)
+
+    artifact = exported("multi-encoder", write)
+    return MultiVectorEncoder(str(artifact.path.with_name("saved")), device="cpu"), artifact
 
 
 @pytest.fixture(scope="package")
@@ -83,26 +124,6 @@ def tag_client(tagger: Artifact) -> Iterator[TestClient]:
 @pytest.fixture(scope="package")
 def sparse_client(sparse_encoder: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
     yield from _client_of(sparse_encoder[1])
-
-
-@pytest.fixture(scope="package")
-def multi_encoder(
-    small_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[MultiVectorEncoder, Artifact]:
-    """A multi-vector model of sentence-transformers that expands queries, and its artifact."""
-    folder = tmp_path_factory.mktemp("multi")
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        (folder / "model").mkdir(exist_ok=True)
-        shutil.copy(small_folder / name, folder / "model")
-    encoder = save_multi_vector(
-        folder / "saved",
-        folder / "model",
-        mask={"skiplist_words": list(string.punctuation)},
-        prompts={"query": "[Q] ", "document": "[D] "},
-        document_length=20,
-        query_expansion={"strategy": "fixed", "length": 16},
-    )
-    return encoder, export(resolve(str(folder / "saved")), folder / "artifact")[0]
 
 
 @pytest.fixture(scope="package")

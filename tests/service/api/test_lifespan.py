@@ -31,7 +31,10 @@ def test_loaded_objects_are_frozen_before_the_application_becomes_ready(
     assert calls == ["collect", "freeze", "ready"]
 
 
-def test_stopped_application_frees_its_model_and_engine(settings: Settings) -> None:
+def test_stopped_application_frees_its_model_and_engine(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.app.gc", gc)  # in place of the test suite's
     app = create_app(settings, on_fatal=pytest.fail)
     with serving(app) as client:
         model = state_of(client).ready_model()

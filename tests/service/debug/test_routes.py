@@ -396,24 +396,29 @@ def test_invalid_layernorm_source_has_code_and_pointer(
     assert problem["pointer"] == pointer
 
 
-def test_vjp_equals_the_attribution_of_a_dot_product(
-    client: TestClient, debugging: Settings
-) -> None:
-    cotangent = [1.0, *[0.0] * 30, -2.0]
+COTANGENT = [1.0, *[0.0] * 30, -2.0]
+
+
+def test_vjp_equals_the_attribution_of_a_dot_product(client: TestClient) -> None:
     for reduce, method in (("norm", "saliency"), ("dot", "grad_x_input")):
-        result = ask(client, "vjp", text=CAT, cotangent=cotangent, reduce=reduce)
-        target = {"type": "dot", "vector": cotangent}
+        result = ask(client, "vjp", text=CAT, cotangent=COTANGENT, reduce=reduce)
+        target = {"type": "dot", "vector": COTANGENT}
         same = ask(client, "attribute", text=CAT, target=target, method=method)
         np.testing.assert_allclose(result["gradient"], same["scores"], rtol=1e-4, atol=1e-6)
         assert result["tokens"] == same["tokens"]
 
-    body = {"text": CAT, "cotangent": cotangent, "reduce": "full"}
+
+@pytest.mark.slow
+def test_full_vjp_is_refused_unless_it_is_switched_on(
+    client: TestClient, debugging: Settings
+) -> None:
+    body = {"text": CAT, "cotangent": COTANGENT, "reduce": "full"}
     refused = client.post("/debug/vjp", json=body)
     assert (refused.status_code, refused.json()["code"]) == (403, "full_gradients")
     debug = debugging.debug.model_copy(update={"full_gradients": True})
     with serving(create_app(debugging.model_copy(update={"debug": debug}))) as open_client:
         full = np.array(ask(open_client, "vjp", **body)["gradient"])
-    norms = ask(client, "vjp", text=CAT, cotangent=cotangent)["gradient"]
+    norms = ask(client, "vjp", text=CAT, cotangent=COTANGENT)["gradient"]
     np.testing.assert_allclose(np.linalg.norm(full, axis=1), norms, rtol=1e-4)
 
 
@@ -469,6 +474,7 @@ def test_dry_run_returns_the_cost_and_starts_no_process(debugging: Settings) -> 
         assert state_of(client).gradients.pid is None
 
 
+@pytest.mark.slow
 def test_capabilities_list_every_accepted_value(debugging: Settings) -> None:
     with serving(create_app(debugging)) as client:  # a new one starts the gradient process
         capabilities = client.get("/debug/capabilities").json()
@@ -628,6 +634,7 @@ def test_response_models_document_every_field_and_property_of_a_result() -> None
     assert [kind["type"] for kind in difference["anyOf"]] == ["number", "null"]
 
 
+@pytest.mark.slow  # the gradient process is ended and started again
 def test_client_timeout_header_bounds_a_job(client: TestClient, hold: Path) -> None:
     body = {"text": CAT, "target": COSINE}
     with held(hold):
@@ -695,6 +702,7 @@ def tampered(artifact: Artifact, folder: Path, edit: Callable[[Json], None]) -> 
     return folder
 
 
+@pytest.mark.slow
 def test_gradients_use_the_adapter_of_the_prompt(debugging: Settings, tmp_path: Path) -> None:
     save_with_tokenizer(tmp_path / "model")
     export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
@@ -741,27 +749,24 @@ def lose_lowercase(tokenizer: Json) -> None:
     tokenizer["normalizer"]["lowercase"] = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("edit", "text", "failure"),
-    [
-        (swap_words, CAT, "token 2 of 'The cat sat on the mat.' is id "),
-        (lose_lowercase, CAT, "token 1 of 'The cat sat on the mat.' is id "),
-        (swap_words, "my dog", "token 2 of 'my dog' is id "),
-        (lose_lowercase, "A DOG", "token 1 of 'A DOG' is id "),
-    ],
+    ("edit", "first_tokens"),
+    [(swap_words, {CAT: 2, "my dog": 2}), (lose_lowercase, {CAT: 1, "A DOG": 1})],
 )
 def test_parity_names_texts_that_another_tokenizer_would_tokenize_differently(
     small_artifact: Artifact,
     debugging: Settings,
     tmp_path: Path,
     edit: Callable[[Json], None],
-    text: str,
-    failure: str,
+    first_tokens: dict[str, int],
 ) -> None:
     path = tampered(small_artifact, tmp_path / "artifact", edit)
     model = debugging.model.model_copy(update={"path": path})
     with serving(create_app(debugging.model_copy(update={"model": model}))) as client:
-        result = ask(client, "parity", texts=[text])
-    assert not result["passes"]
-    assert all(line.startswith("token ") for line in result["failures"])
-    assert any(line.startswith(failure) for line in result["failures"])
+        results = {text: ask(client, "parity", texts=[text]) for text in first_tokens}
+    for text, result in results.items():
+        assert not result["passes"]
+        assert all(line.startswith("token ") for line in result["failures"])
+        first = f"token {first_tokens[text]} of {text!r} is id "
+        assert any(line.startswith(first) for line in result["failures"])

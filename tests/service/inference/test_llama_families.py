@@ -61,6 +61,7 @@ def end_every_text(folder: Path, template: str, *tokens: str) -> None:
     tokenizer.save(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", [save_qwen3, save_gemma])
 def test_vectors_equal_sentence_transformers(save: Callable[[Path], None], tmp_path: Path) -> None:
     folder = tmp_path / "model"
