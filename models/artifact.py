@@ -156,8 +156,9 @@ class Check:
 
     Attributes:
         rows: Token ids of each input.
-        outputs: Reference vectors, by output name. An output per token has the vectors of the
-            first few inputs, concatenated; the others have one vector per input.
+        outputs: Reference vectors, by output name. "tokens" and "multi" have the vectors of
+            the first few inputs, and "tags" the logits of all, one per token and concatenated. The
+            others have one vector per input.
         texts: Text of each input; empty for a classifier, whose inputs include pairs of texts.
         adapters: Index of each input's adapter, or `models.packing.NO_ADAPTER`.
         token_types: Type of each token of each input; empty: all have type 0.

@@ -71,7 +71,7 @@ _CHECK_TEXTS = (
 )
 # Maximum length of a check input, in tokens, because every start of the service runs all of them.
 _MAX_CHECK_TOKENS = 512
-# Number of leading check inputs whose vectors per token are stored (0.2 MB).
+# Number of leading check inputs whose token vectors or multi-vectors are stored (0.2 MB).
 _TOKEN_ROWS = 3
 
 
@@ -198,7 +198,7 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
     types = [encoding.type_ids for encoding in encodings] if model.has_token_types else []
     adapters, unattended = adapters_in_turn(model, len(rows)), unattended_in_turn(model, rows)
     vectors = reference_vectors(model, rows, None, adapters, types or None, unattended)
-    if OUTPUTS[model.outputs[0]].per_token:
+    if model.outputs[0] == "multi":
         vectors = vectors[:_TOKEN_ROWS]
     outputs: dict[str, list[list[float]]] = {
         # Zeros of sparse vectors are shorter as integers.

@@ -129,7 +129,6 @@ def test_invalid_requests_are_refused(
     ("path", "body", "status"),
     [
         ("/debug/attribute", {"text": "cat", "target": {"type": "norm"}}, 422),
-        ("/rerank", {"query": "cat", "documents": ["dog"]}, 422),
         ("/classify", {"inputs": "cat"}, 422),
         ("/v1/embeddings", {"input": "cat", "model": "saved"}, 400),
         ("/tei/embed", {"inputs": "cat"}, 424),
