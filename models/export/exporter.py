@@ -27,7 +27,7 @@ from models.artifact import (
     write_manifest,
     writing,
 )
-from models.engines import ENGINES, OUTPUTS, Precision
+from models.engines import ENGINES, Precision
 from models.engines.engine import missing
 from models.export.checkpoint import NO_OVERRIDES, load
 from models.export.model_folder import ModelFolder
