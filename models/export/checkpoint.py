@@ -32,7 +32,6 @@ from models.export.modules import (
     TruncateConfig,
     transformer_folder,
 )
-from models.export.multi_vector import MultiVectorConfig
 from models.export.sentence_config import Overrides, SentenceConfig, read_sentence_config
 from models.export.sources import SourceError, resolve
 from models.network.config import EncoderConfig
@@ -73,35 +72,26 @@ def load(
     tensors = _plain_names(family, folder.tensors(network))
     if folder.has(join(transformer, lora.CONFIG)):
         _add_updates(tensors, _plain_names(family, lora.read_updates(folder, transformer)))
-    labels, tags, sparse = sentence_config.labels, sentence_config.tags, None
-    multi = sentence_config.multi
-    fill = partial(_fill, source="the checkpoint")
+    reads_pairs = sentence_config.outputs == ("logits",)
+    has_types = sentence_config.token_types and config.type_vocab_size > 1
+    sparse = None
     try:
         encoder = Encoder(config)
         layout = _layout(family, encoder, tensors)
-        heads = [_head(head) for head in sentence_config.heads]
-        own = family.token_classifier if tags else family.classifier
-        if labels and own:
-            heads = classifier.take_heads(own, config, len(labels), tensors, fill)
         if sentence_config.sparse:
+            fill = partial(_fill, source="the checkpoint")
             sparse = masked_lm.take_head(
                 family, config, sentence_config.sparse, layout, tensors, fill
             )
-        # Only the second text of a pair has type 1.
-        reads_pairs = bool(labels) and not tags
-        has_types = sentence_config.token_types and config.type_vocab_size > 1
         model = SentenceEncoder(
             encoder,
             sentence_config.pooling,
-            heads,
+            _heads(folder, family, config, sentence_config, tensors),
+            outputs=sentence_config.outputs,
             sparse=sparse,
-            projection=_projection(folder, multi, tensors) if multi else None,
-            classifies=reads_pairs,
             pools_logits=sentence_config.pools_logits,
             skipped_id=sentence_config.skipped_id,
-            tags=tags,
-            has_tokens=sentence_config.tokens or not encoder.can_compute_first_tokens,
-            has_token_types=reads_pairs and has_types,
+            has_token_types=reads_pairs and has_types,  # the second text of a pair has type 1
         )
     except ValueError as error:
         raise CheckpointError(str(error)) from error
@@ -119,14 +109,12 @@ def load(
     if unused:
         report(f"Ignored tensors that do not affect vectors: {', '.join(unused)}")
     kind = masked_lm.masked_lm_class(folder.json(join(network, "config.json"), dict))
-    if kind and not multi and family.masked_lm and f"{family.masked_lm.dense}.weight" in unused:
+    is_embedding = sentence_config.outputs[0] == "pooled"
+    if kind and is_embedding and family.masked_lm and f"{family.masked_lm.dense}.weight" in unused:
         report(
             f"config.json names {kind}: this exports embeddings, without the head for masked "
             "tokens; --sparse exports sparse vectors with it, as in SPLADE"
         )
-    for head, module in zip(sentence_config.heads, heads, strict=not labels):
-        if isinstance(head, DenseConfig | LayerNormConfig):
-            _fill(module, folder.tensors(head.folder), source=head.folder)
     return model.eval().requires_grad_(False), sentence_config
 
 
@@ -141,29 +129,38 @@ def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
         )
 
 
-def _projection(
-    folder: ModelFolder, multi: MultiVectorConfig, tensors: dict[str, Tensor]
-) -> list[DenseHead]:
-    """Return the layers from token vector to multi-vector, with their weights.
+def _heads(
+    folder: ModelFolder,
+    family: Family,
+    config: EncoderConfig,
+    sentence_config: SentenceConfig,
+    tensors: dict[str, Tensor],
+) -> list[Head]:
+    """Return the modules after the encoder, with their weights.
 
-    A layer that is part of the checkpoint is removed from `tensors`.
+    The tensors of modules that are part of the checkpoint are removed from `tensors`.
     """
-    if multi.layers is None:
-        return [multi_vector.take_projection(tensors, partial(_fill, source="the checkpoint"))]
-    layers = [_dense(config) for config in multi.layers]
-    for config, layer in zip(multi.layers, layers, strict=True):
-        _fill(layer, folder.tensors(config.folder), source=config.folder)
-    return layers
-
-
-def _dense(config: DenseConfig) -> DenseHead:
-    return DenseHead(config.in_features, config.out_features, config.bias, config.activation)
+    fill = partial(_fill, source="the checkpoint")
+    output, labels = sentence_config.outputs[0], len(sentence_config.labels)
+    own = {"logits": family.classifier, "tags": family.token_classifier}.get(output)
+    if own:
+        return classifier.take_heads(own, config, labels, tensors, fill)
+    multi = sentence_config.multi
+    if multi and multi.layers is None:
+        return [multi_vector.take_projection(tensors, fill)]
+    configs = sentence_config.heads if multi is None else multi.layers or ()
+    heads = list(map(_head, configs))
+    for head_config, head in zip(configs, heads, strict=True):
+        if isinstance(head_config, DenseConfig | LayerNormConfig):
+            _fill(head, folder.tensors(head_config.folder), source=head_config.folder)
+    return heads
 
 
 def _head(config: HeadConfig) -> Head:
     match config:
         case DenseConfig():
-            return _dense(config)
+            sizes = config.in_features, config.out_features
+            return DenseHead(*sizes, config.bias, config.activation)
         case LayerNormConfig():
             return NormHead(LayerNorm(config.width), config.width)
         case NormalizeConfig():

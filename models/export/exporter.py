@@ -150,10 +150,10 @@ def _write_graphs(
     """Write the graphs of a target's engines, and the weights that the graphs share."""
     exact = dtype == "float32"
     if not exact:
-        heads = copy.deepcopy((model.heads, model.sparse, model.projection))
+        heads = copy.deepcopy((model.heads, model.sparse))
         model = copy.deepcopy(model).to(DTYPES[dtype])
         # Heads stay in float32: in float16, the sigmoids of high logits would be equal.
-        model.heads, model.sparse, model.projection = heads
+        model.heads, model.sparse = heads
     graph = trace(model, target)
     write_weights(graph, folder / _WEIGHTS[target])
     graphs: list[Graph] = []

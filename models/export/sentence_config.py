@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from models.artifact import Manifest
+from models.artifact import Manifest, Output
 from models.export import classifier, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
@@ -24,6 +24,7 @@ from models.export.modules import (
 from models.export.multi_vector import MultiVectorConfig
 from models.export.tasks import (
     CLASSIFICATION,
+    EMBEDDING,
     MULTI_VECTOR,
     TOKEN_CLASSIFICATION,
     Task,
@@ -50,7 +51,7 @@ class SentenceConfig:
         pooling: Names of the poolings in `models.network.pooling.POOLINGS`. Their results are
             concatenated.
         include_prompt: Whether pooling includes prompt tokens.
-        tokens: Whether token vectors are an output of the graph.
+        outputs: Names of the outputs of the graph.
         heads: Configs of the modules after pooling, in order, without a final `Normalize`.
         normalize: Whether vectors are normalised to unit length.
         matryoshka_dimensions: Widths of truncated row vectors that the model was trained for.
@@ -58,7 +59,6 @@ class SentenceConfig:
         token_types: Whether the tokens of a pair's second text have type 1.
         labels: Label of each logit of a sequence or token classification model; empty for other
             models.
-        tags: Whether the labels are those of tokens.
         pools_logits: Whether logits are computed for each token, and then pooled.
         skipped_id: Token id that pooling skips; None: no token is skipped.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
@@ -74,14 +74,13 @@ class SentenceConfig:
     max_tokens: int
     pooling: tuple[str, ...]
     include_prompt: bool
-    tokens: bool
+    outputs: tuple[Output, ...]
     heads: tuple[HeadConfig, ...]
     normalize: bool
     matryoshka_dimensions: tuple[int, ...]
     truncation_side: str
     token_types: bool
     labels: tuple[str, ...]
-    tags: bool
     pools_logits: bool
     skipped_id: int | None
     activation: str
@@ -189,20 +188,23 @@ def read_sentence_config(
     include_prompt = _override(include_prompt, overrides.include_prompt)
     # The first token of a row with a prompt that is not pooled is a token of the text.
     pools_first_token = pooling == ("cls",) and include_prompt
+    outputs: tuple[Output, ...] = (task.output,)
+    skips_tokens = pools_first_token and config.can_compute_first_tokens
+    if task is EMBEDDING and _override(not skips_tokens, overrides.tokens):
+        outputs = "pooled", "tokens"
     return SentenceConfig(
         family=model_type,
         transformer=transformer,
         max_tokens=_max_tokens(tokenizer, config, settings, overrides),
         pooling=pooling,
         include_prompt=include_prompt,
-        tokens=_override(not pools_first_token, overrides.tokens),
+        outputs=outputs,
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=_override(normalize, overrides.normalize),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),
         truncation_side=truncation_side(tokenizer),
         token_types=gives_token_types(tokenizer, model_type),
         labels=labels,
-        tags=task is TOKEN_CLASSIFICATION,
         pools_logits=pools_logits,
         skipped_id=skipped_id,
         activation=_activation(folder, hyperparameters, task, len(labels)),

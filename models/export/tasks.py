@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from models.artifact import Output
 from models.export import classifier, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
@@ -35,6 +36,7 @@ class Task:
     """What a network computes.
 
     Attributes:
+        output: First output of the graph.
         library_class: Class of sentence-transformers for models of this task; None: it has none.
         transformer: Only supported values of settings of the Transformer module.
         prompts: Whether texts can have prompts.
@@ -42,6 +44,7 @@ class Task:
         settings: Further settings of the Transformer module, read elsewhere.
     """
 
+    output: Output
     library_class: str | None
     transformer: Mapping[str, Any] = field(repr=False)
     prompts: bool = True
@@ -50,6 +53,7 @@ class Task:
 
 
 EMBEDDING = Task(
+    output="pooled",
     library_class="SentenceTransformer",
     transformer={
         "transformer_task": "feature-extraction",
@@ -61,11 +65,13 @@ EMBEDDING = Task(
     embeds=True,
 )
 MULTI_VECTOR = Task(
+    output="multi",
     library_class="MultiVectorEncoder",
     transformer=EMBEDDING.transformer,
     settings=frozenset(multi_vector.SETTINGS),
 )
 CLASSIFICATION = Task(
+    output="logits",
     library_class="CrossEncoder",
     transformer={
         "transformer_task": "sequence-classification",
@@ -74,8 +80,9 @@ CLASSIFICATION = Task(
     },
     prompts=False,
 )
-TOKEN_CLASSIFICATION = Task(library_class=None, transformer={}, prompts=False)
+TOKEN_CLASSIFICATION = Task(output="tags", library_class=None, transformer={}, prompts=False)
 SPARSE = Task(
+    output="sparse",
     library_class="SparseEncoder",
     transformer={
         "transformer_task": "fill-mask",

@@ -119,6 +119,12 @@ class EncoderConfig:
         return own or (None,) * self.num_layers
 
     @property
+    def can_compute_first_tokens(self) -> bool:
+        """Whether the last layer can compute the outputs of first tokens alone."""
+        last = self.attention[-1].reach if self.attention else Reach()
+        return not (self.distances or self.adapters or last.causal or last.alibi)
+
+    @property
     def max_tokens(self) -> int:
         """Maximum number of tokens in a row."""
         reserved = 0 if self.position_padding_id is None else self.position_padding_id + 1

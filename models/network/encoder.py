@@ -154,19 +154,12 @@ class Encoder(nn.Module):
         """Return the vector of each row's first token in a packed batch, `(B, D)`.
 
         The last layer computes no other tokens. See `forward_packed` for the arguments, and
-        `can_compute_first_tokens`.
+        `EncoderConfig.can_compute_first_tokens`.
         """
         x, inputs = self._packed_inputs(
             input_ids, padded_index, packed_index, attention_mask, None, token_types
         )
         return self.encode(x, (*inputs[:-1], replace(inputs[-1], first=padded_index[:, 0])))
-
-    @property
-    def can_compute_first_tokens(self) -> bool:
-        """Whether the last layer can compute the outputs of first tokens alone."""
-        last = self._attention[-1].reach
-        has_more = self.config.distances is not None or self.config.adapters is not None
-        return not (has_more or last.causal or last.alibi)
 
     def _packed_inputs(
         self,

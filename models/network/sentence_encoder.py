@@ -7,17 +7,18 @@ from torch import Tensor, nn
 
 from models.artifact import Output
 from models.network.encoder import Encoder
-from models.network.heads import DenseHead, Head, TruncateHead
+from models.network.heads import Head, TruncateHead
 from models.network.packed_attention import Rows
 from models.network.pooling import pool
 from models.network.sparse import SparseHead
 from models.network.taps import NO_TAP, Tap
 
+# Outputs with one vector per token, to which the heads are applied.
+_PER_TOKEN: tuple[Output, ...] = ("tags", "multi")
+
 
 class SentenceEncoder(nn.Module):
     """Network that turns the token ids of each row into one vector, or into one per token.
-
-    A network that tags computes the logits of every token instead.
 
     A final normalisation of embeddings to unit length is not part of the network.
 
@@ -25,20 +26,15 @@ class SentenceEncoder(nn.Module):
         encoder: Encoder that computes the token vectors.
         pooling: Names of the poolings in `models.network.pooling.POOLINGS`. Their results are
             concatenated.
-        heads: Modules applied to the pooled vector, or to every token vector, in order.
+        heads: Modules applied to the pooled vector or, for "tags" and "multi", to every token
+            vector, in order.
+        outputs: Names of the outputs of the exported graph. "tags" and "multi" have no pooling.
         sparse: Head that computes sparse vectors, in place of pooling and heads.
-        projection: Modules applied to each token vector for multi-vectors, in order; they take the
-            place of pooling and heads. None: no multi-vectors.
-        classifies: Whether the row vectors are logits.
         pools_logits: Whether the heads are applied to each token, and the results are pooled.
         skipped_id: Token id that pooling skips, wherever it is in a row; None: no token is skipped.
-        has_tokens: Whether token vectors are an output of the graph of an embedding model.
-        tags: Whether the heads compute the logits of every token, without pooling.
         has_token_types: Whether token types are an input of the exported graph.
 
     Attributes:
-        outputs: Names of the outputs of the exported graph.
-        tags: The argument.
         width: Width of a vector of the first output, W.
 
     Raises:
@@ -52,40 +48,25 @@ class SentenceEncoder(nn.Module):
         pooling: Sequence[str],
         heads: Sequence[Head] = (),
         *,
+        outputs: tuple[Output, ...] = ("pooled", "tokens"),
         sparse: SparseHead | None = None,
-        projection: Sequence[DenseHead] | None = None,
-        classifies: bool = False,
         pools_logits: bool = False,
         skipped_id: int | None = None,
-        has_tokens: bool = True,
-        tags: bool = False,
         has_token_types: bool = False,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.pooling = tuple(pooling)
-        self.outputs: tuple[Output, ...] = ("pooled", "tokens") if has_tokens else ("pooled",)
-        if classifies:
-            self.outputs = ("logits",)
-        elif tags:
-            self.outputs = ("tags",)
-        elif sparse is not None:
-            self.outputs = ("sparse",)
-        elif projection is not None:
-            self.outputs = ("multi",)
+        self.outputs = outputs
         self.pools_logits = pools_logits
         self.skipped_id = skipped_id
-        self.tags = tags
         self.has_token_types = has_token_types
         self.heads = nn.ModuleList(heads)
         self.sparse = sparse
-        self.projection = None if projection is None else nn.Sequential(*projection)
         if sparse is not None:
             self.width = encoder.config.vocab_size
-        elif projection is not None:
-            self.width = _output_width(encoder.config.d_model, projection)
         else:
-            vectors = 1 if tags else len(self.pooling)
+            vectors = 1 if outputs[0] in _PER_TOKEN else len(self.pooling)
             self.width = _output_width(encoder.config.d_model * vectors, heads)
 
     def forward(
@@ -108,11 +89,8 @@ class SentenceEncoder(nn.Module):
             token_types: Type of each token, `(B, L)`; None: type 0.
         """
         tokens = self.encoder(input_ids, attention_mask, token_types, tap=tap, adapters=adapters)
-        if self.tags:
+        if self.outputs[0] in _PER_TOKEN:
             return self._apply_heads(tokens, tap)
-        if self.projection is not None:
-            vectors: Tensor = self.projection(tokens)
-            return vectors
         return self.row_vectors(tokens, self.unskipped(pooling_mask, input_ids), tap)
 
     def row_vectors(
@@ -159,14 +137,11 @@ class SentenceEncoder(nn.Module):
         def compute(output: Output) -> Tensor:
             if output == "tokens":
                 return tokens.float()
-            if output == "tags":
-                return self._apply_heads(tokens, NO_TAP)
+            if output in _PER_TOKEN:
+                return self._apply_heads(tokens)
             if output == "sparse" and self.sparse is not None:
                 weights: Tensor = self.sparse(tokens, pooling_mask, rows.pad)
                 return weights
-            if output == "multi" and self.projection is not None:
-                vectors: Tensor = self.projection(tokens)
-                return vectors.float()
             mask = self.unskipped(pooling_mask, rows.pad(input_ids))
             return self.head(tokens, mask, pad=rows.pad)
 
@@ -176,7 +151,7 @@ class SentenceEncoder(nn.Module):
     def reads_first_tokens(self) -> bool:
         """Whether the outputs need first tokens alone, so that the last layer can skip others."""
         is_first = self.outputs in (("logits",), ("pooled",)) and self.pooling == ("cls",)
-        return is_first and self.encoder.can_compute_first_tokens
+        return is_first and self.encoder.config.can_compute_first_tokens
 
     def unskipped(self, pooling_mask: Tensor, input_ids: Tensor) -> Tensor:
         """Return the pooling mask of token ids `(B, L)` without the tokens that pooling skips."""

@@ -52,6 +52,7 @@ _CLASSIFIER = Classifier(
     dense_bias=False,
     activation="GELU",
     norm="head.norm",
+    poolings={"cls": "cls", "mean": "mean"},
     pooling_field="classifier_pooling",
     required={"classifier_bias": False, "classifier_activation": "gelu"},
 )

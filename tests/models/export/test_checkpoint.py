@@ -322,7 +322,7 @@ def test_layer_norm_without_a_width_raises_checkpoint_error(
         ({"activation_function": "torch.nn.modules.activation.Softmax"}, "Softmax' is not one of"),
         ({"activation_function": "mine.Tanh"}, "'mine.Tanh' is not one of"),
         ({"use_residual": True}, "use_residual is True"),
-        ({"in_features": 31}, "a head needs vectors of width 31; its input has the width 32"),
+        ({"in_features": 31}, r"linear.weight has shape \(12, 32\)"),
         ({"out_features": 13}, r"linear.weight has shape \(12, 32\)"),
         ({"in_features": None}, "in_features and out_features must be positive integers"),
         ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
@@ -333,6 +333,16 @@ def test_unsupported_dense_head_raises_checkpoint_error(
 ) -> None:
     save_dense(tmp_path, **config)
     with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_dense_head_for_other_vectors_raises_checkpoint_error(tmp_path: Path) -> None:
+    save_dense(tmp_path, in_features=31)
+    head = {"linear.weight": torch.randn(12, 31), "linear.bias": torch.randn(12)}
+    save_file(head, tmp_path / "2_Dense" / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match="a head needs vectors of width 31; its input has the width 32"
+    ):
         load(tmp_path)
 
 
