@@ -79,6 +79,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ANN401 - xdist is untyped
+    # A process that dies between tests, or while it collects them, is no failure for xdist.
+    if error:
+        node.config.pluginmanager.get_plugin("session").testsfailed += 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         # Exporting a model takes seconds. The small model of most tests does not use this fixture.
