@@ -1,5 +1,6 @@
 """Shared fixtures, and the option `--allow-skips`."""
 
+import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -91,6 +92,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Exporting a model takes seconds. The small model of most tests does not use this fixture.
         if "exported" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    # The objects of pytest, torch and other modules stay. To look for garbage among them would take
+    # a fifth of the time of an export.
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(scope="session", autouse=True)
