@@ -1,5 +1,6 @@
 """Shared fixtures, and the option `--allow-skips`."""
 
+import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -79,11 +80,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ANN401 - xdist is untyped
+    # A process that dies between tests, or while it collects them, is no failure for xdist.
+    if error:
+        node.config.pluginmanager.get_plugin("session").testsfailed += 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         # Exporting a model takes seconds. The small model of most tests does not use this fixture.
         if "exported" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    # The objects of pytest, torch and other modules stay. To look for garbage among them would take
+    # a fifth of the time of an export.
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -171,7 +171,11 @@ def assert_equal(
                 torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("reach", REACHES, ids=str)
+BASIC = [Reach(), Reach(3), Reach(3, causal=True, alibi=True)]
+OTHERS = [pytest.param(reach, marks=pytest.mark.slow) for reach in REACHES if reach not in BASIC]
+
+
+@pytest.mark.parametrize("reach", [*BASIC, *OTHERS], ids=str)
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
 @pytest.mark.parametrize("engine", sorted(ENGINES))
@@ -186,6 +190,7 @@ def test_context_with_a_bias_equals_attention_on_each_row_alone(engine: str) -> 
     assert_equal(engine, lowered(engine, Reach(), has_bias=True), Reach(), has_bias=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
 @pytest.mark.parametrize(

@@ -670,6 +670,7 @@ def test_single_pass_variance_fails_on_a_row_with_a_large_mean(
     assert not any("on the row 'zero'" in line for line in result.failures)
 
 
+@pytest.mark.slow
 def test_graph_that_computes_first_tokens_alone_is_compared(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "model", "bert", num_hidden_layers=2)
     save_tokenizer(tmp_path / "model")

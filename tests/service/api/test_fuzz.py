@@ -10,6 +10,8 @@ from starlette.testclient import TestClient
 from service.inference.tokenizer import TextTokenizer
 from tests.fuzz import fuzz
 
+pytestmark = pytest.mark.slow
+
 
 def test_fuzzer_finds_no_defects(client: TestClient) -> None:
     assert fuzz(client, 1_500, seed=1) == []

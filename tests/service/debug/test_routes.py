@@ -331,6 +331,7 @@ def test_layernorm_row_out_of_range_is_refused(client: TestClient) -> None:
     assert (problem["code"], problem["pointer"]) == ("no_such_row", "/row")
 
 
+@pytest.mark.slow
 def test_pair_matrix_of_long_texts_has_every_token(client: TestClient) -> None:
     result = ask(client, "attribute/pair", a=f"{CAT} " * 20, b=f"{FELINE} " * 20)
     assert np.array(result["matrix"]).shape == (142, 162)
