@@ -34,7 +34,7 @@ function pairOfChips(units, scale, names) {
   return [units.slice(0, second), units.slice(second)].map((row, index) => {
     const sum = row.filter(({ text }) => text === index).reduce((total, { score }) => total + score, 0);
     return element("section", { className: "text" },
-      element("h4", {}, names[index], " ", element("span", { className: "sum" }, `sum of its words ${shown(sum)}`)),
+      element("h4", {}, names[index], " ", element("span", { className: "sum" }, `sum ${shown(sum)}`)),
       chips(row, scale));
   });
 }

@@ -22,7 +22,7 @@ function inputs() {
   const values = {};
   for (const { name, type, value, checked } of named) {
     if (type === "checkbox") values[name] = [...(values[name] ?? []), ...(checked ? [value] : [])];
-    else values[name] = value;
+    else if (type !== "radio" || checked) values[name] = value;
   }
   return values;
 }
@@ -41,7 +41,7 @@ function readAddress() {
   const address = new URLSearchParams(location.hash.slice(1));
   for (const input of named) {
     const value = address.get(input.name) ?? String(defaults[input.name]);
-    if (input.type === "checkbox") input.checked = value.split(",").includes(input.value);
+    if (["checkbox", "radio"].includes(input.type)) input.checked = value.split(",").includes(input.value);
     else setValue(input, value);
   }
   const tab = address.get("tab");
@@ -219,6 +219,7 @@ function showKind() {
   for (const option of document.querySelectorAll("[name=target] option")) {
     if (!model.targets.includes(option.value)) option.remove();
   }
+  byId("target").hidden = model.targets.length === 1;
   for (const select of document.querySelectorAll("[data-choices]")) {
     const none = select.dataset.none ? [element("option", { value: "" }, select.dataset.none)] : [];
     select.replaceChildren(...none, ...model[select.dataset.choices].map((choice) => element("option", {}, choice)));
@@ -242,7 +243,8 @@ for (const tab of tabs) {
   tab.addEventListener("keydown", turn);
 }
 for (const input of named) input.addEventListener("input", () => { changed(); writeAddress(); });
-document.querySelector("[name=units]").addEventListener("input", () => redraw("attribute"));
+part("attribute", "result").before(byId("units"));
+byId("units").addEventListener("input", () => redraw("attribute"));
 addEventListener("hashchange", readAddress);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(current));
 byId("key").value = sessionStorage.getItem(KEY) ?? "";
