@@ -50,7 +50,7 @@ function readAddress() {
 
 function setValue(input, value) {
   // The choices are unknown until the request for the capabilities has returned.
-  if (input.dataset.choices && ![...input.options].some((option) => option.value === value)) {
+  if (input.dataset.choices && value && ![...input.options].some((option) => option.value === value)) {
     input.append(element("option", {}, value));
   }
   input.value = value;
@@ -203,8 +203,10 @@ async function showCapabilities() {
     const values = await ask("capabilities", null, byId("key").value);
     byId("unavailable").textContent = "";
     byId("model").textContent = `${values.model.name} (${values.kind}) on ${values.device}, torch ${values.torch}`;
+    const isFirst = model === null;
     model = values;
-    showKind();
+    showChoices();
+    if (isFirst) showKind();
     for (const button of document.querySelectorAll(".go")) button.disabled = false;
   } catch (error) {
     byId("model").textContent = "";
@@ -212,7 +214,16 @@ async function showCapabilities() {
   }
 }
 
-// Show the sections and inputs that the kind of model has, with its choices and initial values.
+function showChoices() {
+  for (const select of document.querySelectorAll("[data-choices]")) {
+    const { value } = select;
+    const none = select.dataset.none ? [element("option", { value: "" }, select.dataset.none)] : [];
+    select.replaceChildren(...none, ...model[select.dataset.choices].map((choice) => element("option", {}, choice)));
+    setValue(select, value);
+  }
+}
+
+// Show the sections and inputs that the kind of model has, with its initial values.
 function showKind() {
   for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(model.kind);
   for (const tab of tabs) tab.hidden = !model.routes.includes(SECTIONS[tab.id.replace("tab-", "")].path);
@@ -220,10 +231,6 @@ function showKind() {
     if (!model.targets.includes(option.value)) option.remove();
   }
   byId("target").hidden = model.targets.length === 1;
-  for (const select of document.querySelectorAll("[data-choices]")) {
-    const none = select.dataset.none ? [element("option", { value: "" }, select.dataset.none)] : [];
-    select.replaceChildren(...none, ...model[select.dataset.choices].map((choice) => element("option", {}, choice)));
-  }
   Object.assign(defaults, DEFAULTS[model.kind](model));
   readAddress();
 }
