@@ -72,7 +72,8 @@ def integrated(forward: Callable[[Tensor], Tensor], oracle: Any, ids: list[int])
     padded = [token if token in (0, 2) else 1 for token in ids]  # special tokens are kept
     words, pad = (weight[rows][None].detach() for rows in (ids, padded))
     scores = IntegratedGradients(forward).attribute(words, pad, n_steps=200, method="gausslegendre")
-    return np.array(scores[0].detach().sum(-1))
+    total: np.ndarray = scores[0].detach().sum(-1).numpy()
+    return total
 
 
 def test_attribution_of_a_rerank_score_equals_captum_on_the_model_of_transformers(
