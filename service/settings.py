@@ -171,7 +171,9 @@ class DebugSettings(_Group):
         description="Host names accepted in the Host header by the routes under /debug",
     )
     max_tokens: int = Field(
-        256, ge=3, description="Maximum number of tokens per text of a gradient request"
+        256,
+        ge=3,
+        description="Maximum number of tokens per text or pair of texts of a gradient request",
     )
     max_token_steps: int = Field(
         131_072,

@@ -188,7 +188,7 @@ VjpResponse = _response("VjpResponse", results.TokenGradient, tokens=Token)
 class DebugLimits(BaseModel):
     """Limits of the gradient routes."""
 
-    max_tokens: int = Field(description="Maximum number of tokens per text")
+    max_tokens: int = Field(description="Maximum number of tokens per text or pair of texts")
     max_token_steps: int = Field(description="Maximum cost per request, in token steps")
     deadline_s: float = Field(description="Maximum duration of a job, in seconds")
 

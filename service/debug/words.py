@@ -95,6 +95,8 @@ def _units(text: str) -> list[int | None]:
     number, previous = 0, "space"
     for at in range(len(text)):
         kind = _kind(text, at)
+        if kind is None and previous == "space":
+            kind = "symbols"  # there is no letter that it could belong to
         if kind is not None:
             number += kind != previous or kind == "unspaced"
             previous = kind

@@ -103,7 +103,7 @@ def check_explainable(manifest: Manifest, name: str) -> None:
     if reason:
         raise InvalidInput(
             f"a score of the model {name} is not a sum over tokens, because {reason}; "
-            "POST /debug/pair attributes similarities of embedding models with gradients",
+            "POST /debug/attribute attributes scores to tokens with gradients",
             code="wrong_model",
             pointer="/explain",
         )

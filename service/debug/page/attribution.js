@@ -33,8 +33,8 @@ function pairOfChips(units, scale, names) {
   const second = units.findIndex(({ text }) => text === 1);
   return [units.slice(0, second), units.slice(second)].map((row, index) => {
     const sum = row.filter(({ text }) => text === index).reduce((total, { score }) => total + score, 0);
-    return element("section", { className: "text" },
-      element("h4", {}, names[index], " ", element("span", { className: "sum" }, `sum of its words ${shown(sum)}`)),
+    return element("section", { className: "passage" },
+      element("h4", {}, names[index], " ", element("span", { className: "sum" }, `sum ${shown(sum)}`)),
       chips(row, scale));
   });
 }

@@ -22,7 +22,7 @@ function inputs() {
   const values = {};
   for (const { name, type, value, checked } of named) {
     if (type === "checkbox") values[name] = [...(values[name] ?? []), ...(checked ? [value] : [])];
-    else values[name] = value;
+    else if (type !== "radio" || checked) values[name] = value;
   }
   return values;
 }
@@ -41,7 +41,7 @@ function readAddress() {
   const address = new URLSearchParams(location.hash.slice(1));
   for (const input of named) {
     const value = address.get(input.name) ?? String(defaults[input.name]);
-    if (input.type === "checkbox") input.checked = value.split(",").includes(input.value);
+    if (["checkbox", "radio"].includes(input.type)) input.checked = value.split(",").includes(input.value);
     else setValue(input, value);
   }
   const tab = address.get("tab");
@@ -50,7 +50,7 @@ function readAddress() {
 
 function setValue(input, value) {
   // The choices are unknown until the request for the capabilities has returned.
-  if (input.dataset.choices && ![...input.options].some((option) => option.value === value)) {
+  if (input.dataset.choices && value && ![...input.options].some((option) => option.value === value)) {
     input.append(element("option", {}, value));
   }
   input.value = value;
@@ -203,8 +203,10 @@ async function showCapabilities() {
     const values = await ask("capabilities", null, byId("key").value);
     byId("unavailable").textContent = "";
     byId("model").textContent = `${values.model.name} (${values.kind}) on ${values.device}, torch ${values.torch}`;
+    const isFirst = model === null;
     model = values;
-    showKind();
+    showChoices();
+    if (isFirst) showKind();
     for (const button of document.querySelectorAll(".go")) button.disabled = false;
   } catch (error) {
     byId("model").textContent = "";
@@ -212,17 +214,23 @@ async function showCapabilities() {
   }
 }
 
-// Show the sections and inputs that the kind of model has, with its choices and initial values.
+function showChoices() {
+  for (const select of document.querySelectorAll("[data-choices]")) {
+    const { value } = select;
+    const none = select.dataset.none ? [element("option", { value: "" }, select.dataset.none)] : [];
+    select.replaceChildren(...none, ...model[select.dataset.choices].map((choice) => element("option", {}, choice)));
+    setValue(select, value);
+  }
+}
+
+// Show the sections and inputs that the kind of model has, with its initial values.
 function showKind() {
   for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(model.kind);
   for (const tab of tabs) tab.hidden = !model.routes.includes(SECTIONS[tab.id.replace("tab-", "")].path);
   for (const option of document.querySelectorAll("[name=target] option")) {
     if (!model.targets.includes(option.value)) option.remove();
   }
-  for (const select of document.querySelectorAll("[data-choices]")) {
-    const none = select.dataset.none ? [element("option", { value: "" }, select.dataset.none)] : [];
-    select.replaceChildren(...none, ...model[select.dataset.choices].map((choice) => element("option", {}, choice)));
-  }
+  byId("target").hidden = model.targets.length === 1;
   Object.assign(defaults, DEFAULTS[model.kind](model));
   readAddress();
 }
@@ -242,7 +250,8 @@ for (const tab of tabs) {
   tab.addEventListener("keydown", turn);
 }
 for (const input of named) input.addEventListener("input", () => { changed(); writeAddress(); });
-document.querySelector("[name=units]").addEventListener("input", () => redraw("attribute"));
+part("attribute", "result").before(byId("units"));
+byId("units").addEventListener("input", () => redraw("attribute"));
 addEventListener("hashchange", readAddress);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(current));
 byId("key").value = sessionStorage.getItem(KEY) ?? "";

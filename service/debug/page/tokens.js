@@ -16,7 +16,7 @@ export function unitsOf({ tokens, words, scores }, texts, kind) {
   const single = tokens.map((token, index) => ({
     first: index,
     text: token.text,
-    words: token.start === null ? `[${token.token.replace(/^\[|\]$/g, "")}]` : part(texts[token.text], token),
+    content: token.start === null ? `[${token.token.replace(/^\[|\]$/g, "")}]` : part(texts[token.text], token),
     spelled: token.token,
     score: scores[index],
   }));
@@ -24,7 +24,7 @@ export function unitsOf({ tokens, words, scores }, texts, kind) {
   const whole = words.map((word) => ({
     first: word.tokens[0],
     text: word.text,
-    words: part(texts[word.text], word),
+    content: part(texts[word.text], word),
     spelled: word.tokens.map((index) => tokens[index].token).join(" + "),
     score: word.score,
   }));
@@ -36,14 +36,14 @@ export function largest(scores) {
 }
 
 export function chips(units, scale) {
-  return element("ol", { className: "chips" }, ...units.map(({ text, words, spelled, score }) =>
+  return element("ol", { className: "chips" }, ...units.map(({ text, content, spelled, score }) =>
     element("li", {
       className: text === null ? "chip special" : "chip",
       title: `${spelled}: ${raw(score)}`,
       tabIndex: 0,
       data: { score: raw(score) },
       style: chipColours(score, scale),
-    }, element("span", { className: "word" }, words), element("span", { className: "score" }, rounded(score, scale)))));
+    }, element("span", { className: "word" }, content), element("span", { className: "score" }, rounded(score, scale)))));
 }
 
 export function legend(scale) {

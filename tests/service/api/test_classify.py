@@ -165,10 +165,8 @@ def test_routes_of_other_models_say_what_the_model_can_do(
         classify_client, "/rerank", **documents
     )
     assert "it can encode texts" in refusal(client, "/classify", inputs="cat")
-    target = {"type": "norm"}
-    assert "supported only for embedding models" in refusal(
-        rerank_client, "/debug/attribute", text="w5", target=target
-    )
+    flow = {"texts": ["w5"], "objective": {"type": "cosine"}}
+    assert "is for embedding models" in refusal(rerank_client, "/debug/flow", **flow)
 
 
 def test_calls_with_texts_in_place_of_lists_are_refused(reranker: Artifact) -> None:

@@ -121,8 +121,8 @@ def test_other_models_and_routes_say_what_they_can_do(
 ) -> None:
     response = client.post("/encode", json={"inputs": "cat", "output": "sparse"})
     assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
-    body = {"text": "w5", "target": {"type": "norm"}}
-    response = sparse_client.post("/debug/attribute", json=body)
+    body = {"texts": ["w5"], "objective": {"type": "cosine"}}
+    response = sparse_client.post("/debug/flow", json=body)
     assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
     info = sparse_client.get("/info").json()
     assert (info["outputs"], info["dimensions"], info["pooling"]) == (["sparse"], None, [])

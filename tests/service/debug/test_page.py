@@ -45,10 +45,9 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hold") / "hold"
 
 
-@pytest.fixture(scope="module")
-def url(small_artifact: Artifact, hold: Path) -> Iterator[str]:
+def served(artifact: Artifact, hold: Path) -> Iterator[str]:
     settings = {
-        "VITRINE_MODEL__PATH": str(small_artifact.path),
+        "VITRINE_MODEL__PATH": str(artifact.path),
         "VITRINE_DEBUG__ENABLED": "true",
         # No deadline is hit by accident on a slow machine.
         "VITRINE_DEBUG__DEADLINE_S": "300",
@@ -59,6 +58,21 @@ def url(small_artifact: Artifact, hold: Path) -> Iterator[str]:
     with process("-m", "tests.service.debug.held_worker", **settings) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
         yield match[1]
+
+
+@pytest.fixture(scope="module")
+def url(small_artifact: Artifact, hold: Path) -> Iterator[str]:
+    yield from served(small_artifact, hold)
+
+
+@pytest.fixture(scope="module")
+def reranker_url(reranker: Artifact, hold: Path) -> Iterator[str]:
+    yield from served(reranker, hold)
+
+
+@pytest.fixture(scope="module")
+def classifier_url(classifier: Artifact, hold: Path) -> Iterator[str]:
+    yield from served(classifier, hold)
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +95,10 @@ def page(browser: Browser, url: str) -> Browser:
     return open_page(browser, f"{url}/debug")
 
 
-def open_page(browser: Browser, address: str) -> Browser:
+def open_page(browser: Browser, address: str, kind: str = "embedding") -> Browser:
     browser.get("about:blank")  # a change of the fragment alone would not load the page
     browser.get(address)
-    until(lambda: "small" in find(browser, "#model").text)
+    until(lambda: f"({kind}) on cpu" in find(browser, "#model").text)
     return browser
 
 
@@ -151,6 +165,91 @@ def test_tokens_show_the_scores_of_the_route_and_their_sum(page: Browser, url: s
     lamps = texts(page, "#lamps .good span:last-child")
     assert lamps == ["cosine 1.000000", "converged", "all numbers"]
     until(lambda: find(page, "#attribute .chart .main-svg").is_displayed())
+
+
+def scores_of_chips(page: Browser) -> list[float]:
+    chips = page.find_elements(By.CSS_SELECTOR, "#attribute .chip")
+    return [float(chip.get_attribute("data-score") or "nan") for chip in chips]
+
+
+def test_words_and_tokens_have_the_same_sum(page: Browser, url: str) -> None:
+    text = "It doesn't purr."
+    type_text(page, "a", text)
+    run(page, "attribute")
+    result = post(url, "attribute", text=text, target={"type": "cosine", "text": FELINE})
+    assert texts(page, ".chip .word") == ["[CLS]", "It", "doesn't", "purr", ".", "[SEP]"]
+    words = [0.0, *(word["score"] for word in result["words"]), 0.0]
+    assert scores_of_chips(page) == pytest.approx(words, abs=1e-5)
+    find(page, "[name=units][value=tokens]").click()
+    spelled = ["[CLS]", "It", "doesn", "'", "t", "pu", "rr", ".", "[SEP]"]
+    assert texts(page, ".chip .word") == spelled
+    assert scores_of_chips(page) == pytest.approx(result["scores"], abs=1e-5)
+    assert "units=tokens" in page.current_url
+    restored = open_page(page, page.current_url)
+    assert find(restored, "[name=units][value=tokens]").get_property("checked") is True
+
+
+def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str) -> None:
+    page = open_page(browser, f"{reranker_url}/debug", "reranker")
+    assert [tab for tab in texts(page, "[role=tab]") if tab] == ["Attribute", "LayerNorm"]
+    assert [label.split("\n")[0] for label in texts(page, ".texts label")] == [
+        "Query",
+        "Document",
+        "API key (optional)",
+    ]
+    assert not find(page, "[name=target]").is_displayed()
+    query, document = "w7 w9", "w21 w5 w33"
+    type_text(page, "a", query)
+    type_text(page, "b", document)
+    until(lambda: find(page, "#attribute .cost").text == "2,048 of 131,072 token steps")
+    shown = run(page, "attribute")
+    pair = {"text": query, "text_pair": document, "target": {"type": "score"}}
+    result = post(reranker_url, "attribute", **pair)
+    rows = page.find_elements(By.CSS_SELECTOR, "#attribute .passage")
+    chips = [row.find_elements(By.CSS_SELECTOR, ".chip .word") for row in rows]
+    assert [[chip.text for chip in row] for row in chips] == [
+        ["[CLS]", "w7", "w9", "[SEP]"],
+        ["w21", "w5", "w33", "[SEP]"],
+    ]
+    assert scores_of_chips(page) == pytest.approx(result["scores"], abs=1e-5)
+    sums = [sum(w["score"] for w in result["words"] if w["text"] == index) for index in (0, 1)]
+    for name, total in zip(("Query", "Document"), sums, strict=True):
+        figure = re.search(rf"{name} sum (\S+)", shown)
+        assert figure
+        assert float(figure[1].replace("\N{MINUS SIGN}", "-")) == pytest.approx(total, rel=0.06)
+    assert "score (logit)" in shown
+    lamps = texts(page, "#lamps .good span:last-child")
+    assert lamps[0].startswith("difference ")
+    assert lamps[1:] == ["converged", "all numbers"]
+    type_text(page, "b", " ")
+    until(lambda: "(at /text_pair)" in find(page, "#attribute .cost.failed").text)
+
+
+def test_classifier_has_labels_and_an_optional_second_text(
+    browser: Browser, classifier_url: str
+) -> None:
+    # The tab of another kind of model is not shown, even if the address has it.
+    page = open_page(browser, f"{classifier_url}/debug#tab=flow", "classifier")
+    assert find(page, "#attribute").is_displayed()
+    labels = [option.text for option in Select(find(page, "[name=label]")).options]
+    assert labels == ["sad", "neutral", "happy"]
+    assert Select(find(page, "[name=versus]")).first_selected_option.text == "no other label"
+    type_text(page, "a", "w5 w6 w7")
+    select(page, "label", "happy")
+    select(page, "versus", "sad")
+    shown = run(page, "attribute")
+    target = {"type": "label", "label": "happy", "versus": "sad"}
+    result = post(classifier_url, "attribute", text="w5 w6 w7", target=target)
+    assert scores_of_chips(page) == pytest.approx(result["scores"], abs=1e-5)
+    value = f"{result['value']:.4f}".replace("-", "\N{MINUS SIGN}")
+    assert f"logit of happy \N{MINUS SIGN} sad\n{value}" in shown
+    type_text(page, "b", "w33 w8")
+    shown = run(page, "attribute")
+    assert texts(page, "#attribute .chip .word")[4:] == ["[SEP]", "w33", "w8", "[SEP]"]
+    assert "First text" in shown
+    restored = open_page(page, page.current_url, "classifier")
+    assert Select(find(restored, "[name=label]")).first_selected_option.text == "happy"
+    assert find(restored, "[name=b]").get_property("value") == "w33 w8"
 
 
 def test_each_selected_method_has_a_row_of_tokens(page: Browser) -> None:
@@ -303,18 +402,19 @@ def test_invalid_input_is_named_before_the_run(page: Browser) -> None:
 
 
 def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
-    page: Browser, url: str
+    page: Browser, url: str, reranker_url: str, classifier_url: str
 ) -> None:
     run(page, "attribute")
     until(lambda: find(page, "#attribute .chart .main-svg").is_displayed())
-    # The logs have the requests of the earlier tests too.
+    # The logs have the requests of the earlier tests too, to three services.
     entries = page.get_log("performance")  # type: ignore[no-untyped-call]
     events = [json.loads(entry["message"])["message"] for entry in entries]
     sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
     addresses = [urlsplit(request["request"]["url"]) for request in sent]
     # The browser's first tab has a scheme of its own.
     hosts = {address.netloc for address in addresses if address.scheme.startswith(("http", "ws"))}
-    assert hosts == {urlsplit(url).netloc}
+    assert urlsplit(url).netloc in hosts
+    assert hosts <= {urlsplit(each).netloc for each in (url, reranker_url, classifier_url)}
     assert "/debug/assets/plotly.min.js" in {address.path for address in addresses}
     for entry in page.get_log("browser"):  # type: ignore[no-untyped-call]
         refused = entry["source"] == "network" and "status of 422" in entry["message"]

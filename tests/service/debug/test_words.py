@@ -114,4 +114,5 @@ def test_every_token_of_a_text_belongs_to_one_word(tokenizer: Tokenizer, text: s
     assert [token for word in words for token in word.tokens] == expected
     assert all(0 <= word.start <= word.end <= len(text) for word in words)
     assert all(a.end <= b.start for a, b in pairwise(words))
-    assert not any(" " in text[word.start : word.end].strip() for word in words)
+    shown = [text[word.start : word.end] for word in words]
+    assert not any(" " in word.strip() for word in shown), (text, shown)
