@@ -27,7 +27,7 @@ def add_markers(tokenizer: Tokenizer, config: MultiVectorConfig) -> None:
 def token_rules(
     config: MultiVectorConfig, tokenizer: Tokenizer, max_tokens: int, encoder: EncoderConfig
 ) -> dict[str, TokenRules]:
-    """Return the rules for the tokens of queries, of documents, and of other texts (name "").
+    """Return token rules by prompt name: "query", "document", and "" for all other texts.
 
     Args:
         config: Settings of the model.
@@ -36,8 +36,9 @@ def token_rules(
         encoder: Hyperparameters of the encoder.
 
     Raises:
-        CheckpointError: A length exceeds the encoder's, the vocabulary lacks the token that expands
-            queries, or the encoder's attention does not support an expansion without `attend`.
+        CheckpointError: A maximum length exceeds the encoder's, or the vocabulary lacks the token
+            of query expansion. Or the config says that no token attends to the tokens of the
+            expansion, and the encoder's attention does not support that.
     """
     ids = map(tokenizer.token_to_id, config.skiplist)
     skiplist = tuple(sorted({token for token in ids if token is not None}))

@@ -105,9 +105,10 @@ class Integral:
 
 @dataclass(frozen=True)
 class _Panel:
-    """Interval of the line from baseline to input, and its contribution to the scores.
+    """Interval of the path from baseline to input, with its contribution to the scores.
 
-    `values` and `slopes` are function values and slopes at the quadrature nodes, `points`.
+    `points` are the quadrature nodes. `values` and `slopes` are the function and its derivatives
+    along the path at these nodes.
     """
 
     points: Array  #        (17,)

@@ -70,7 +70,7 @@ def _cpp(operands: Operands) -> Outcome:
 
 
 def _aten(operands: Operands) -> Outcome:
-    """Run the op's fallback of torch functions, which it uses where it has no kernels."""
+    """Run the fallback implementation in torch functions, for devices without a kernel."""
     x, residual, gamma, beta, dout, dsum = _tensors(operands, "cpu")
     choices = operands.eps, operands.centred
     out, total = composite_forward(x, residual, gamma, beta, *choices)

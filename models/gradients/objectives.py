@@ -16,15 +16,16 @@ from models.gradients.inputs import Objective, ObjectiveName
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of objective: a scalar function of row vectors `(B, W)` and constant vectors `(G, W)`.
+    """Kind of objective: a scalar function of the texts' embeddings `(B, W)`.
 
-    An objective of pairs compares rows 2i and 2i + 1 by cosine similarity. Its row vectors are
-    normalised, even if the model does not normalise vectors.
+    Some kinds also take constant vectors `(G, W)` from the request, which have no gradient. A
+    pairwise objective compares the embeddings 2i and 2i + 1 by cosine similarity. It normalises the
+    embeddings, even if the model does not.
 
     Attributes:
         value: Function from row vectors and constant vectors to the scalar.
         constants: Function from the number of rows, B, to the number of constant vectors, G.
-        min_pairs: Minimum number of pairs of rows; 0: the objective does not compare pairs.
+        min_pairs: Minimum number of pairs; 0 for an objective that is not pairwise.
     """
 
     value: Callable[[Tensor, Tensor], Tensor]

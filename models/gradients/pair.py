@@ -71,7 +71,11 @@ def explain_pair(
 def _integral(
     model: ReferenceModel, side: Side, layer_name: str, tolerance: float, max_evaluations: int
 ) -> Integral:
-    """Return the integral of one text; its scores are P `(L, W)`."""
+    """Return the path integral of a text's vector.
+
+    Its scores are the contributions of the tokens to the vector, P `(L, W)` in the docstring of
+    this module.
+    """
     x = model.tokens(layer_name, side.row)  # (L, D)
     L = len(x)
     baseline = (
