@@ -450,7 +450,7 @@ class Batcher(Generic[Item, Result]):
         """Raise `RunBroken` if the batch function fails on the probe too."""
         while (failure := await self._in_thread(stream, _error_of, self._probe)) is not None:
             if failure.is_own:
-                raise RunBroken("the engine raises an error on an input that passed the self-check") from failure.error
+                raise RunBroken("the engine fails on an input of the self-check") from failure.error
 
     async def _in_thread(
         self,

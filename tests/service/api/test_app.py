@@ -143,7 +143,7 @@ def test_broken_engine_fails_the_readiness_probe_and_reports_the_reason(
         stub.fault = "always"
         assert encode(client, 1, 2, 3)[0] == 503
         assert client.get("/readyz").status_code == 503
-        assert reasons == ["the engine has stopped: the engine fails on a self-check input"]
+        assert reasons == ["the engine has stopped: the engine fails on an input of the self-check"]
 
 
 def test_full_queue_returns_429_with_retry_after(stub: Stub, settings: Settings) -> None:
