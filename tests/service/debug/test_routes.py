@@ -124,6 +124,23 @@ def test_attribution_of_each_method_equals_that_of_the_reference_model(
     assert result["cost"]["token_steps"] > 0
 
 
+@pytest.mark.parametrize("method", list(COSTS))
+def test_score_of_a_word_is_the_sum_of_those_of_its_tokens(
+    client: TestClient, method: Method
+) -> None:
+    text = "It doesn't purr."
+    result = ask(client, "attribute", text=text, target=COSINE, method=method)
+    words = result["words"]
+    assert [text[word["start"] : word["end"]] for word in words] == ["It", "doesn't", "purr", "."]
+    assert [word["tokens"] for word in words] == [[1], [2, 3, 4], [5, 6], [7]]
+    for word in words:
+        total = sum(result["scores"][token] for token in word["tokens"])
+        assert word["score"] == pytest.approx(total, rel=1e-9)
+    special = result["scores"][0] + result["scores"][-1]
+    total = sum(word["score"] for word in words) + special
+    assert total == pytest.approx(result["sum"], rel=1e-6)
+
+
 def test_target_value_equals_that_of_the_served_vectors(client: TestClient) -> None:
     cat, feline = vector(client, CAT), vector(client, FELINE)
     other = "Stock prices fell."
