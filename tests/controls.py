@@ -790,7 +790,7 @@ GUARDS = (
         "service/debug/routes.py",
         "agrees=agreement.is_within(_BOUNDS),",
         "agrees=agreement.cosine >= _BOUNDS.cosine,",
-        f"{_D}test_kinds.py::test_served_values_that_differ_from_the_reference_model_add_a_warning",
+        f"{_D}test_routes.py::test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning",
     ),
     Guard(
         "service/debug/worker.py",

@@ -1,6 +1,7 @@
 """Gradient routes of rerankers, classifiers and sparse encoders."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 
 from models.artifact import Artifact
 from service.app import create_app
-from service.debug.kinds import ROUTES, TARGETS
+from service.debug.kinds import ROUTES, TARGETS, kind_for
+from service.inference.errors import InvalidInput
 from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.service.debug.held_worker import NO_FILE, held_workers
 from tests.serving import ready_model, serving
@@ -215,6 +217,15 @@ def test_routes_of_embedding_models_name_the_kinds_they_are_for(
         problem = response.json()
         assert (response.status_code, problem["code"]) == (422, "wrong_model")
         assert f"/debug/{route} is for embedding models; the model" in problem["detail"]
+
+
+def test_models_with_other_outputs_are_refused_by_every_route(reranker: Artifact) -> None:
+    outputs: Any = ("another",)
+    manifest = replace(reranker.manifest, outputs=outputs)
+    for route in ROUTES:
+        with pytest.raises(InvalidInput, match=f"/debug/{route} is for embedding models") as error:
+            kind_for(route, manifest)
+        assert error.value.code == "wrong_model"
 
 
 SCORE, HAPPY = {"type": "score"}, {"type": "label", "label": "happy"}

@@ -124,6 +124,23 @@ def test_attribution_of_each_method_equals_that_of_the_reference_model(
     assert result["cost"]["token_steps"] > 0
 
 
+@pytest.mark.parametrize("method", list(COSTS))
+def test_score_of_a_word_is_the_sum_of_those_of_its_tokens(
+    client: TestClient, method: Method
+) -> None:
+    text = "It doesn't purr."
+    result = ask(client, "attribute", text=text, target=COSINE, method=method)
+    words = result["words"]
+    assert [text[word["start"] : word["end"]] for word in words] == ["It", "doesn't", "purr", "."]
+    assert [word["tokens"] for word in words] == [[1], [2, 3, 4], [5, 6], [7]]
+    for word in words:
+        total = sum(result["scores"][token] for token in word["tokens"])
+        assert word["score"] == pytest.approx(total, rel=1e-9)
+    special = result["scores"][0] + result["scores"][-1]
+    total = sum(word["score"] for word in words) + special
+    assert total == pytest.approx(result["sum"], rel=1e-6)
+
+
 def test_target_value_equals_that_of_the_served_vectors(client: TestClient) -> None:
     cat, feline = vector(client, CAT), vector(client, FELINE)
     other = "Stock prices fell."
@@ -154,15 +171,20 @@ def test_integral_that_does_not_converge_returns_200_with_a_warning(
     assert result["warnings"] == ["a path integral has not converged; increase max_evaluations"]
 
 
+@pytest.mark.parametrize(
+    "change", [lambda v: v[:, ::-1], lambda v: 1.1 * v], ids=["reversed", "scaled"]
+)
 def test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[np.ndarray], np.ndarray],
 ) -> None:
     engine = ready_model(client).engine
     served = engine.run_outputs
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "run_outputs", lambda *args: [v[:, ::-1] for v in served(*args)])
+        patch.setattr(engine, "run_outputs", lambda *args: [change(v) for v in served(*args)])
         result = ask(client, "attribute", text=CAT, target=COSINE, method="saliency")
-    assert result["parity"]["cosine"] < 0.5
+    assert result["parity"]["agrees"] is False
     assert result["warnings"] == [
         "the served vectors differ from the reference model's vectors; see parity"
     ]
