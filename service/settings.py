@@ -139,7 +139,7 @@ class LimitSettings(_Group):
         16_384,
         ge=1,
         description="Maximum number of tokens per request with results per token: token lists, "
-        "token vectors and tags",
+        "token vectors, multi-vectors, tags and explanations of cosines",
     )
     max_body_bytes: int = Field(
         4 * 2**20, ge=1, description="Maximum size of a request body in bytes"

@@ -71,8 +71,8 @@ GUARDS = (
     ),
     Guard(
         "models/export/sentence_config.py",
-        'pools_first_token = pooling == ("cls",) and include_prompt',
-        'pools_first_token = pooling == ("cls",)',
+        'is_first = tuple(pooling) == ("cls",) and include_prompt',
+        'is_first = tuple(pooling) == ("cls",)',
         "tests/models/export/test_export.py::"
         "test_pooling_of_first_tokens_needs_no_other_token_of_the_last_layer",
     ),
@@ -98,7 +98,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/loaded_model.py",
-        "if limits_tokens and any(OUTPUTS[output].per_token for output in outputs):",
+        "if any(OUTPUTS[output].per_token for output in outputs):",
         "if False:",
         f"{_T}test_tag.py::test_number_of_tokens_is_limited",
     ),

@@ -116,7 +116,7 @@ def overrides_of(manifest: Manifest) -> Overrides:
     # An override of the pooling is an error for models that compute no embeddings.
     return Overrides(
         sparse="sparse" in manifest.outputs,
-        tokens="tokens" in manifest.outputs,
+        tokens="tokens" in manifest.outputs if "pooled" in manifest.outputs else None,
         pooling=manifest.pooling if "pooled" in manifest.outputs else None,
     )
 
@@ -174,31 +174,20 @@ def read_sentence_config(
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
     if multi:
         normalize = multi.normalize
-    truncate_dim = _truncate_dim(folder)
+    truncate_dim = _truncate_dim(folder) if task is EMBEDDING else None
     if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
         heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
     of_tasks = _task_prompts(folder, network, config)
     prompts, default_prompt = _prompts(folder, task, of_tasks, multi, overrides)
-    changes = overrides.pooling, overrides.normalize, overrides.include_prompt
-    if not task.embeds and changes != (None, None, None):
-        raise CheckpointError(
-            "pooling and normalisation cannot be changed, because the model computes no pooled "
-            "embeddings"
-        )
+    _check_overrides(task, overrides)
     include_prompt = _override(include_prompt, overrides.include_prompt)
-    # The first token of a row with a prompt that is not pooled is a token of the text.
-    pools_first_token = pooling == ("cls",) and include_prompt
-    outputs: tuple[Output, ...] = (task.output,)
-    skips_tokens = pools_first_token and config.can_compute_first_tokens
-    if task is EMBEDDING and _override(not skips_tokens, overrides.tokens):
-        outputs = "pooled", "tokens"
     return SentenceConfig(
         family=model_type,
         transformer=transformer,
         max_tokens=_max_tokens(tokenizer, config, settings, overrides),
         pooling=pooling,
         include_prompt=include_prompt,
-        outputs=outputs,
+        outputs=_outputs(task, config, pooling, include_prompt, overrides.tokens),
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=_override(normalize, overrides.normalize),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),
@@ -214,6 +203,38 @@ def read_sentence_config(
         prompts=prompts,
         default_prompt=default_prompt,
     )
+
+
+def _check_overrides(task: Task, overrides: Overrides) -> None:
+    """Raise CheckpointError if an override is only for models that compute embeddings."""
+    changes = overrides.pooling, overrides.normalize, overrides.include_prompt, overrides.tokens
+    if not task.embeds and any(change is not None for change in changes):
+        raise CheckpointError(
+            "pooling, normalisation and token vectors cannot be chosen, because the model computes "
+            "no pooled embeddings"
+        )
+
+
+def _outputs(
+    task: Task,
+    config: EncoderConfig,
+    pooling: Sequence[str],
+    include_prompt: bool,
+    tokens: bool | None,
+) -> tuple[Output, ...]:
+    """Return the outputs of the graph; see `Overrides` for `tokens`."""
+    if task is not EMBEDDING:
+        return (task.output,)
+    # The first token of a row belongs to the text only if no prompt is left out of pooling.
+    is_first = tuple(pooling) == ("cls",) and include_prompt
+    if _override(not (is_first and config.can_compute_first_tokens), tokens):
+        return "pooled", "tokens"
+    if tuple(pooling) == ("cls",) and not include_prompt:
+        raise CheckpointError(
+            "a graph without token vectors pools the first token of a row, which can belong to a "
+            "prompt; include prompts in pooling, or export token vectors"
+        )
+    return ("pooled",)
 
 
 def _override(own: bool, override: bool | None) -> bool:

@@ -29,7 +29,7 @@ Explain = Annotated[
     bool,
     Field(
         description="Whether to explain each score by the largest terms of its sum over tokens; "
-        "this needs sparse vectors, or an embedding model with mean pooling and no dense heads"
+        "this needs sparse vectors, multi-vectors, or mean pooling without dense heads"
     ),
 ]
 

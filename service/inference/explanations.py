@@ -103,25 +103,46 @@ def check_explainable(manifest: Manifest, name: str) -> None:
     if reason:
         raise InvalidInput(
             f"a score of the model {name} is not a sum over tokens, because {reason}; "
-            "POST /debug/attribute attributes scores to tokens with gradients",
+            "gradients can attribute it to tokens",
             code="wrong_model",
             pointer="/explain",
         )
 
 
-def explain_cosine(
-    manifest: Manifest, query: tuple[Row, Vectors], document: tuple[Row, Vectors]
-) -> Explanation:
-    """Return the largest terms of the cosine similarity of two pooled vectors.
+@dataclass(frozen=True)
+class WeightedTokens:
+    """The tokens of a text as the terms of its pooled vector.
+
+    Attributes:
+        row: Row of the text, with offsets.
+        vectors: Token vectors times their weights in the pooled vector, `(L, W)`.
+        norm: L2 norm of their sum.
+    """
+
+    row: Row
+    vectors: Vectors
+    norm: float
+
+
+def weigh(manifest: Manifest, row: Row, tokens: Vectors) -> WeightedTokens:
+    """Return the tokens of a text as the terms of its pooled vector.
 
     Args:
         manifest: Manifest of the model, which passes `check_explainable`.
-        query: Row of the query, with offsets, and its token vectors `(L, D)`.
-        document: The same of the document.
+        row: Row of the text, with offsets.
+        tokens: Token vectors, `(L, D)`.
     """
-    x, y = _weighted(manifest, *query), _weighted(manifest, *document)  # (L, W), (L', W)
-    scale = np.linalg.norm(x.sum(0, np.float64)) * np.linalg.norm(y.sum(0, np.float64))
-    scale = max(scale, _TINY)  # the similarity with a zero vector is 0
+    weights = _WEIGHTS[manifest.pooling[0]](len(tokens))
+    weights[: row.prompt_tokens] = 0
+    # A truncated vector is the same sum of truncated token vectors.
+    weighted: Vectors = tokens[:, : manifest.width] * weights[:, None]
+    return WeightedTokens(row, weighted, float(np.linalg.norm(weighted.sum(0, np.float64))))
+
+
+def explain_cosine(query: WeightedTokens, document: WeightedTokens) -> Explanation:
+    """Return the largest terms of the cosine similarity of two pooled vectors."""
+    x, y = query.vectors, document.vectors  # (L, W), (L', W)
+    scale = max(query.norm * document.norm, _TINY)  # the similarity with a zero vector is 0
     best: list[Term] = []
     total = 0.0
     for start in range(0, len(x), _BLOCK):
@@ -129,7 +150,7 @@ def explain_cosine(
         total += float(values.sum(dtype=np.float64))
         for index in _largest(values.ravel()).tolist():
             i, j = divmod(index, len(y))
-            tokens = _token(query[0], start + i), _token(document[0], j)
+            tokens = _token(query.row, start + i), _token(document.row, j)
             best.append(Term(float(values[i, j]), *tokens))
     best = sorted(best, key=lambda term: -abs(term.value))[:TERMS]
     return _explanation(best, total)
@@ -145,21 +166,20 @@ def explain_dot(query: SparseVector, document: SparseVector) -> Explanation:
 
 
 def explain_maxsim(
-    query: tuple[Row, Vectors, NDArray[np.intp]], document: tuple[Row, Vectors, NDArray[np.intp]]
+    query: tuple[Row, NDArray[np.intp]],
+    document: tuple[Row, NDArray[np.intp]],
+    values: Vectors,
+    nearest: NDArray[np.intp],
 ) -> Explanation:
     """Return the largest terms of MaxSim of two multi-vectors.
 
     Args:
-        query: Row of the query, with offsets; its vectors `(L, W)`; and the position in the row of
-            each vector's token.
-        document: The same of the document.
+        query: Row of the query, with offsets, and the position in the row of each vector's token.
+        document: The same of the document; it has at least one vector.
+        values: Largest dot product of each query vector with a document vector, `(L',)`.
+        nearest: Index of that document vector, `(L',)`.
     """
-    (a, x, rows), (b, y, columns) = query, document
-    if not len(y):
-        return Explanation([], 0.0)
-    products = x @ y.T  # (L, L')
-    nearest = products.argmax(1)  # (L,)
-    values = products[np.arange(len(x)), nearest]
+    (a, rows), (b, columns) = query, document
     terms = [
         Term(float(values[i]), _token(a, int(rows[i])), _token(b, int(columns[nearest[i]])))
         for i in _largest(values).tolist()
@@ -169,15 +189,6 @@ def explain_maxsim(
 
 def _explanation(terms: Sequence[Term], total: float) -> Explanation:
     return Explanation(terms, total - sum(term.value for term in terms))
-
-
-def _weighted(manifest: Manifest, row: Row, tokens: Vectors) -> Vectors:
-    """Return the token vectors `(L, D)` times their weights in the pooled vector, `(L, W)`."""
-    weights = _WEIGHTS[manifest.pooling[0]](len(tokens))
-    weights[: row.prompt_tokens] = 0
-    # A truncated vector is the same sum of truncated token vectors.
-    weighted: Vectors = tokens[:, : manifest.width] * weights[:, None]
-    return weighted
 
 
 def _largest(values: NDArray[np.floating]) -> NDArray[np.intp]:

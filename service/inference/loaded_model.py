@@ -157,7 +157,7 @@ class LoadedModel:
         outputs: tuple[Output, ...],
         timeout_s: float | None,
         *,
-        limits_tokens: bool = True,
+        max_tokens: int | None = None,
     ) -> tuple[Sequence[Row], list[Any], Mapping[str, float]]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
 
@@ -170,7 +170,7 @@ class LoadedModel:
             tokenize: Returns the row of each input.
             outputs: Outputs of the graph to return.
             timeout_s: See `Model.encode`.
-            limits_tokens: Whether `max_token_vectors` limits the number of vectors per token.
+            max_tokens: Maximum number of tokens for results per token; None: `max_token_vectors`.
 
         Raises:
             InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
@@ -178,7 +178,7 @@ class LoadedModel:
             VitrineError: Any error of `encode_rows`, under the same conditions.
             DeadlineExceeded: The deadline has passed.
         """
-        self._check_outputs(outputs)
+        self.check_outputs(outputs)
         if not count:
             raise InvalidInput("there are no inputs", code="empty", pointer="/inputs")
         self.metrics.inputs_received.inc(count)
@@ -190,8 +190,8 @@ class LoadedModel:
                     started = time.perf_counter()
                     rows = await self.run_tokenizer(tokenize, parts, count)
                     tokenize_s = time.perf_counter() - started
-                    if limits_tokens and any(OUTPUTS[output].per_token for output in outputs):
-                        self._check_token_count(rows)
+                    if any(OUTPUTS[output].per_token for output in outputs):
+                        self._check_token_count(rows, max_tokens or self.max_token_vectors)
                     remaining_s = None if timeout_s is None else timeout_s - tokenize_s
                     outcome = await self.encode_rows(rows, outputs, remaining_s)
             except TimeoutError:
@@ -225,7 +225,8 @@ class LoadedModel:
         except ExecutorFull:
             raise self._queue_full_error() from None
 
-    def _check_outputs(self, outputs: Sequence[Output]) -> None:
+    def check_outputs(self, outputs: Sequence[Output]) -> None:
+        """Raise `InvalidInput` if the model does not have one of the outputs."""
         own = self.artifact.manifest.outputs
         for output in outputs:
             if output not in own:
@@ -234,12 +235,11 @@ class LoadedModel:
                     detail += "; vitrine-export --tokens exports token vectors too"
                 raise InvalidInput(detail, code="wrong_model")
 
-    def _check_token_count(self, rows: Sequence[Row]) -> None:
+    def _check_token_count(self, rows: Sequence[Row], limit: int) -> None:
         tokens = sum(len(row.ids) for row in rows)
-        if tokens > self.max_token_vectors:
+        if tokens > limit:
             raise InvalidInput(
-                f"the inputs have {tokens} tokens; the limit for results per token is "
-                f"{self.max_token_vectors}",
+                f"the inputs have {tokens} tokens; the limit for results per token is {limit}",
                 code="too_many_tokens",
                 pointer="/inputs",
             )

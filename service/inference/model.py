@@ -1,10 +1,12 @@
 """The Python API of a model: encode, classify and score texts."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from service.inference import scoring, tags
 from service.inference.errors import InvalidInput
@@ -15,6 +17,7 @@ from service.inference.results import (
     MultiEmbeddings,
     SparseEmbeddings,
     TokenEmbeddings,
+    Vectors,
     select_tokens,
     truncate_and_normalize,
 )
@@ -23,6 +26,8 @@ from service.inference.tags import Aggregation, Tags
 from service.inference.tokenizer import OnOverflow, Span
 
 Inputs = str | Sequence[str | Sequence[int]]
+# Maximum number of multi-vectors that are selected in the event loop, in about 2 ms.
+_INLINE_TOKENS = 500
 
 
 @dataclass(frozen=True)
@@ -196,10 +201,15 @@ class Model(LoadedModel):
         )
         normalizes = self.artifact.manifest.normalize if normalize is None else normalize
         rules = self.tokenizer.rules(prompt_name)
-        selected = [
-            select_tokens(row, vectors, rules, normalize=normalizes)
-            for row, vectors in zip(rows, results, strict=True)
-        ]
+
+        def select() -> list[tuple[Vectors, NDArray[np.intp]]]:
+            return [
+                select_tokens(row, vectors, rules, normalize=normalizes)
+                for row, vectors in zip(rows, results, strict=True)
+            ]
+
+        is_short = sum(len(row.ids) for row in rows) <= _INLINE_TOKENS
+        selected = select() if is_short else await asyncio.to_thread(select)
         vectors, positions = zip(*selected, strict=True)
         return MultiEmbeddings(vectors, positions, rows, seconds)
 
@@ -280,7 +290,8 @@ class Model(LoadedModel):
             documents: Text of each document.
             top_n: Number of best documents whose scores are explained; None: all.
             max_tokens_per_query: Number of tokens to which the query is truncated before the pair
-                is truncated to the model's limit; None: only the latter. Only for rerankers.
+                is truncated to the model's limit; None: only the latter. Other models than
+                rerankers refuse a number below their maximum length.
             max_tokens_per_doc: The same for each document.
             explain: Whether to explain scores, see `score`.
             on_overflow: See `score`.
@@ -294,13 +305,15 @@ class Model(LoadedModel):
         if isinstance(documents, str) or not documents:
             raise InvalidInput("documents must be a non-empty list of texts", pointer="/documents")
         limits = (max_tokens_per_query, max_tokens_per_doc)
-        for name, limit in zip(scoring.LIMITS, limits, strict=True):
-            if limit is not None and limit < 1:
+        numbers = dict(zip(scoring.LIMITS, limits, strict=True)) | {"top_n": top_n}
+        for name, number in numbers.items():
+            if number is not None and number < 1:
                 raise InvalidInput(f"{name} must be at least 1", pointer=f"/{name}")
+        explained = min(top_n or len(documents), len(documents)) if explain else 0
         with scoring.locating(1, "/query", "/documents/{}"):
             self.tokenizer.check_text(query, 0)
             return await scoring.rerank(
-                self, query, documents, top_n, limits, explain, on_overflow, timeout_s
+                self, query, documents, limits, explained, on_overflow, timeout_s
             )
 
     async def score(
@@ -324,7 +337,7 @@ class Model(LoadedModel):
             queries: One query for all documents, or one query per document.
             documents: Text of each document.
             explain: Whether to explain each score by its largest terms. This needs sparse vectors,
-                or an embedding model whose vectors are weighted sums of token vectors.
+                multi-vectors, or embeddings that are weighted sums of token vectors.
             on_overflow: See `encode`; of a pair in a reranker, see `classify`.
             timeout_s: See `encode`.
 
@@ -346,9 +359,10 @@ class Model(LoadedModel):
                 "must be 1, or that of the documents",
                 pointer="/queries",
             )
+        explained = len(documents) if explain else 0
         with scoring.locating(len(queries), *paths):
             return await scoring.score(
-                self, queries, documents, NO_LIMITS, explain, on_overflow, timeout_s
+                self, queries, documents, NO_LIMITS, explained, on_overflow, timeout_s
             )
 
     async def tokenize(

@@ -13,6 +13,9 @@ from service.inference.tokenizer import Row
 
 Scores = NDArray[np.float64]
 
+# Number of query vectors whose dot products with all document vectors exist at the same time.
+_BLOCK = 256
+
 
 @dataclass(frozen=True)
 class Classification:
@@ -59,7 +62,8 @@ class PairScores:
             multi-vectors.
         tokens: Number of tokens of each pair.
         truncated: Whether a text of each pair was truncated.
-        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer"; and "explain",
+            if requested.
         explanations: Explanation of the score, by index of the pair; empty if not requested.
     """
 
@@ -86,8 +90,18 @@ class PairScores:
             limit: Maximum number of indices; None: all.
         """
         # By raw scores: activations round different logits to the same score.
-        order: list[int] = np.argsort(-self.raw_scores, kind="stable")[:limit].tolist()
-        return order
+        return best_first(self.raw_scores, limit)
+
+
+def best_first(scores: Scores, limit: int | None = None) -> list[int]:
+    """Return the indices of the best scores, best first; equal scores keep their order.
+
+    Args:
+        scores: Scores `(N,)`.
+        limit: Maximum number of indices; None: all.
+    """
+    order: list[int] = np.argsort(-scores, kind="stable")[:limit].tolist()
+    return order
 
 
 def cosines(queries: Vectors, documents: Vectors) -> Scores:
@@ -132,11 +146,27 @@ def max_similarities(queries: Sequence[Vectors], documents: Sequence[Vectors]) -
         queries: Vectors of each query, `(L', W)`.
         documents: The same for documents.
     """
-    scores = [
-        (query @ document.T).max(axis=1).sum(dtype=np.float64) if len(document) else 0.0
-        for query, document in zip(queries, documents, strict=True)
-    ]
-    return np.array(scores, np.float64)
+    pairs = zip(queries, documents, strict=True)
+    return np.array([nearest(*pair)[0].sum(dtype=np.float64) for pair in pairs])
+
+
+def nearest(query: Vectors, document: Vectors) -> tuple[Vectors, NDArray[np.intp]]:
+    """Return the largest dot product of each query vector with a document vector, and its index.
+
+    Both are `(L',)`; zeros if the document has no vectors.
+
+    Args:
+        query: Vectors of the query, `(L', W)`.
+        document: Vectors of the document, `(L'', W)`.
+    """
+    values = np.zeros(len(query), np.float32)
+    indices = np.zeros(len(query), np.intp)
+    for start in range(0, len(query) if len(document) else 0, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        products = query[block] @ document.T  # (block, L'')
+        indices[block] = products.argmax(axis=1)
+        values[block] = products.max(axis=1)
+    return values, indices
 
 
 def _sigmoid(logits: Scores) -> Scores:

@@ -2,43 +2,27 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from models.engines import Output
 from service.inference.errors import DeadlineExceeded, InvalidInput, VitrineError
-from service.inference.explanations import (
-    Explanation,
-    check_explainable,
-    explain_cosine,
-    explain_dot,
-    explain_maxsim,
-)
+from service.inference.explanations import check_explainable
 from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import PairLimits
-from service.inference.results import select_tokens
-from service.inference.scores import (
-    ACTIVATIONS,
-    Classification,
-    PairScores,
-    Scores,
-    cosines,
-    dot_products,
-    max_similarities,
-)
+from service.inference.scores import ACTIVATIONS, Classification, PairScores
+from service.inference.similarity import EncodedTexts, compare, similarity_of
 from service.inference.tokenizer import OnOverflow, Row
 
 Item = TypeVar("Item")
-# Indices of query and document of each pair, among the queries and then the documents.
-Pairs = Sequence[tuple[int, int]]
-# Explains the similarity of the query and the document with two indices.
-ExplainPair = Callable[[int, int], Explanation]
 
+# Maximum number of tokens of the multi-vectors that one call compares, in multiples of the model's
+# limit for results per token. Multi-vectors are narrower, and are no part of the response.
+_MULTI_VECTORS = 8
 # Names of the arguments with the limits of a query and of a document.
 LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
 
@@ -76,7 +60,7 @@ async def score(
     queries: Sequence[str],
     documents: Sequence[str],
     limits: PairLimits,
-    explain: bool,
+    explained: int,
     on_overflow: OnOverflow,
     timeout_s: float | None,
 ) -> PairScores:
@@ -90,12 +74,14 @@ async def score(
         documents: Text of each document.
         limits: Maximum number of tokens of each query and of each document. They apply to models
             that read query and document at once.
-        explain: Whether to explain each score.
+        explained: Number of best scores to explain.
         on_overflow: See `Model.encode`.
         timeout_s: See `Model.encode`.
     """
     manifest = model.artifact.manifest
-    if explain:
+    if "logits" in manifest.outputs:
+        _check_labels(model)
+    if explained:
         check_explainable(manifest, model.name)
     if "logits" in manifest.outputs:
         return await _score_pairs(model, queries, documents, limits, on_overflow, timeout_s)
@@ -105,36 +91,45 @@ async def score(
                 f"{name} applies to rerankers, which read query and document at once",
                 pointer=f"/{name}",
             )
-    return await _score_vectors(model, queries, documents, explain, on_overflow, timeout_s)
+    return await _score_vectors(model, queries, documents, explained, on_overflow, timeout_s)
 
 
 async def rerank(
     model: LoadedModel,
     query: str,
     documents: Sequence[str],
-    top_n: int | None,
     limits: PairLimits,
-    explain: bool,
+    explained: int,
     on_overflow: OnOverflow,
     timeout_s: float | None,
 ) -> PairScores:
-    """Return the score of each document, with explanations of the `top_n` best; see `score`."""
-    explains_all = explain and (top_n is None or top_n >= len(documents))
-    options = limits, explains_all, on_overflow, timeout_s
-    if explain == explains_all:
+    """Return the score of each document, with explanations of the best; see `score`.
+
+    If an explanation needs the token vectors of texts, only those of the best documents are
+    computed, in a second pass. All of them could take gigabytes.
+    """
+    _, similarity = similarity_of(model)
+    if explained >= len(documents) or not (explained and similarity.explained_by):
+        options = limits, explained, on_overflow, timeout_s
         return await score(model, [query], documents, *options)
     check_explainable(model.artifact.manifest, model.name)
+    model.check_outputs(similarity.explained_by)
     try:
         async with asyncio.timeout(timeout_s):
-            result = await score(model, [query], documents, *options)
-            # Token vectors of the best documents alone: those of all could take gigabytes.
-            best = result.ranking(top_n)
+            result = await score(model, [query], documents, limits, 0, on_overflow, timeout_s)
+            best = result.ranking(explained)
             kept = [documents[index] for index in best]
-            explained = await score(model, [query], kept, limits, True, on_overflow, None)
+            try:
+                options = limits, explained, on_overflow, timeout_s
+                second = await score(model, [query], kept, *options)
+            except VitrineError as error:
+                if error.index:  # 0 is the query
+                    error.index = 1 + best[error.index - 1]
+                raise
     except TimeoutError:
-        raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded") from None
-    seconds = {stage: s + result.seconds.get(stage, 0) for stage, s in explained.seconds.items()}
-    explanations = {best[i]: explanation for i, explanation in explained.explanations.items()}
+        raise _deadline_exceeded(timeout_s) from None
+    seconds = {stage: s + result.seconds.get(stage, 0) for stage, s in second.seconds.items()}
+    explanations = {best[i]: explanation for i, explanation in second.explanations.items()}
     return replace(result, seconds=seconds, explanations=explanations)
 
 
@@ -147,7 +142,6 @@ async def _score_pairs(
     timeout_s: float | None,
 ) -> PairScores:
     """Return the scores of a reranker."""
-    _check_labels(model)
     for index, query in enumerate(queries):
         model.tokenizer.check_text(query, index)
     pairs = list(zip(_repeated(queries, len(documents)), documents, strict=True))
@@ -173,38 +167,43 @@ async def _score_vectors(
     model: LoadedModel,
     queries: Sequence[str],
     documents: Sequence[str],
-    explain: bool,
+    explained: int,
     on_overflow: OnOverflow,
     timeout_s: float | None,
 ) -> PairScores:
     """Return similarities of vectors."""
-    own = model.artifact.manifest.outputs
-    output: Output = next((name for name in _SIMILARITIES if name in own), "pooled")
-    similarity = _SIMILARITIES[output]
-    outputs = (output, *(similarity.explained_by if explain else ()))
+    output, similarity = similarity_of(model)
+    outputs = (output, *(similarity.explained_by if explained else ()))
 
     def tokenize() -> list[Row]:
-        rows = model.tokenizer.rows_of_texts(queries, "query", on_overflow, explain)
+        with_offsets = explained > 0
+        rows = model.tokenizer.rows_of_texts(queries, "query", on_overflow, with_offsets)
         try:
-            rows += model.tokenizer.rows_of_texts(documents, "document", on_overflow, explain)
+            rows += model.tokenizer.rows_of_texts(documents, "document", on_overflow, with_offsets)
         except VitrineError as error:
             if error.index is not None:
                 error.index += len(queries)
             raise
         return rows
 
+    started = time.perf_counter()
     texts, count = [*queries, *documents], len(queries)
     rows, results, seconds = await model.run(
         *(texts, len(texts), tokenize, outputs, timeout_s),
-        limits_tokens=output != "multi",  # which are no part of the response
+        max_tokens=model.max_token_vectors * (_MULTI_VECTORS if output == "multi" else 1),
     )
     pairs = [(0 if count == 1 else index, count + index) for index in range(len(documents))]
-    work = partial(_compare, similarity, model, _Encoded(rows, results, count), pairs, explain)
-    started = time.perf_counter()
-    is_long = explain or output == "multi"
-    scores, explanations = await asyncio.to_thread(work) if is_long else work()
-    if explain:
-        seconds = {**seconds, "explain": time.perf_counter() - started}
+    compared = time.perf_counter()
+    remaining_s = None if timeout_s is None else timeout_s - (compared - started)
+    encoded = EncodedTexts(rows, results, count)
+    work = partial(compare, similarity, model, encoded, pairs, explained, remaining_s)
+    try:
+        is_long = explained > 0 or output == "multi"
+        scores, explanations = await asyncio.to_thread(work) if is_long else work()
+    except TimeoutError:
+        raise _deadline_exceeded(timeout_s) from None
+    if explained:
+        seconds = {**seconds, "explain": time.perf_counter() - compared}
     sides = [(rows[query], rows[document]) for query, document in pairs]
     return PairScores(
         scores,
@@ -217,94 +216,8 @@ async def _score_vectors(
     )
 
 
-def _compare(
-    similarity: "_Similarity",
-    model: LoadedModel,
-    texts: "_Encoded",
-    pairs: Pairs,
-    explain: bool,
-) -> tuple[Scores, dict[int, Explanation]]:
-    """Return the similarity of each pair, and its explanation if `explain`."""
-    scores, explain_pair = similarity.compare(model, texts, pairs)
-    explanations = {index: explain_pair(*pair) for index, pair in enumerate(pairs) if explain}
-    return scores, explanations
-
-
-class _Encoded(NamedTuple):
-    """Texts and their results: those of the queries, then those of the documents.
-
-    Attributes:
-        rows: Row of each text.
-        results: Result of each text, for each requested output.
-        queries: Number of queries.
-    """
-
-    rows: Sequence[Row]
-    results: Sequence[Sequence[Any]]
-    queries: int
-
-
-def _compare_pooled(
-    model: LoadedModel, texts: _Encoded, _pairs: Pairs
-) -> tuple[Scores, ExplainPair]:
-    rows, vectors, tokens = texts.rows, texts.results[0], texts.results[-1]
-
-    def explain(query: int, document: int) -> Explanation:
-        sides = ((rows[index], tokens[index]) for index in (query, document))
-        return explain_cosine(model.artifact.manifest, *sides)
-
-    count = texts.queries
-    return cosines(np.array(vectors[:count]), np.array(vectors[count:])), explain
-
-
-def _compare_sparse(
-    model: LoadedModel, texts: _Encoded, pairs: Pairs
-) -> tuple[Scores, ExplainPair]:
-    (vectors,) = texts.results
-    queries, documents = ([vectors[i] for i in side] for side in zip(*pairs, strict=True))
-
-    def explain(query: int, document: int) -> Explanation:
-        return explain_dot(vectors[query], vectors[document])
-
-    return dot_products(queries, documents, model.width), explain
-
-
-def _compare_multi(model: LoadedModel, texts: _Encoded, pairs: Pairs) -> tuple[Scores, ExplainPair]:
-    rules = [model.tokenizer.rules(name) for name in ("query", "document")]
-    normalize = model.artifact.manifest.normalize
-    selected = [
-        select_tokens(row, vectors, rules[index >= texts.queries], normalize=normalize)
-        for index, (row, vectors) in enumerate(zip(texts.rows, texts.results[0], strict=True))
-    ]
-    queries, documents = ([selected[i][0] for i in side] for side in zip(*pairs, strict=True))
-
-    def explain(query: int, document: int) -> Explanation:
-        sides = ((texts.rows[index], *selected[index]) for index in (query, document))
-        return explain_maxsim(*sides)
-
-    return max_similarities(queries, documents), explain
-
-
-class _Similarity(NamedTuple):
-    """How the vectors of queries and documents are compared.
-
-    Attributes:
-        kind: Kind of the scores.
-        compare: Returns the similarity of each pair, and a function that explains a pair.
-        explained_by: Outputs besides the vectors that an explanation needs.
-    """
-
-    kind: Literal["cosine", "dot", "maxsim"]
-    compare: Callable[[LoadedModel, _Encoded, Pairs], tuple[Scores, ExplainPair]]
-    explained_by: tuple[Output, ...] = ()
-
-
-# By output of the model.
-_SIMILARITIES: Mapping[Output, _Similarity] = {
-    "sparse": _Similarity("dot", _compare_sparse),
-    "multi": _Similarity("maxsim", _compare_multi),
-    "pooled": _Similarity("cosine", _compare_pooled, ("tokens",)),
-}
+def _deadline_exceeded(timeout_s: float | None) -> DeadlineExceeded:
+    return DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded")
 
 
 def _check_labels(model: LoadedModel) -> None:

@@ -37,6 +37,7 @@ async def rerank(request: Request, state: State) -> Response:
     body = await read_request(request, state, TEIRerankRequest, "texts")
     texts = non_empty(body.texts, "texts")
     model = state.ready_model()
+    model.check_outputs(("logits",))  # TEI reranks with rerankers alone
     work = model.rerank(
         body.query, texts, on_overflow=body.on_overflow(), timeout_s=timeout_s(request, state)
     )
@@ -70,9 +71,7 @@ def _scores(result: Classification, raw: bool) -> Scores:
 
 
 def _ranks_json(result: PairScores, body: TEIRerankRequest) -> bytes:
-    scores = result.raw_scores
-    if result.kind == "cross_encoder" and not body.raw_scores:
-        scores = ACTIVATIONS["sigmoid"](scores)
+    scores = result.raw_scores if body.raw_scores else ACTIVATIONS["sigmoid"](result.raw_scores)
     return orjson.dumps(
         [
             {

@@ -287,6 +287,10 @@ def test_pooling_of_first_tokens_needs_no_other_token_of_the_last_layer(
 
     plain, with_tokens = exported("plain"), exported("tokens", tokens=True)
     without_prompt = exported("prompt", include_prompt=False)
+    with pytest.raises(
+        CheckpointError, match="include prompts in pooling, or export token vectors"
+    ):
+        exported("wrong", include_prompt=False, tokens=False)
     assert plain.manifest.outputs == ("pooled",)
     assert with_tokens.manifest.outputs == without_prompt.manifest.outputs == ("pooled", "tokens")
     rows = [[0, *range(4, 4 + length), 2] for length in (3, 20, 1, 9)]

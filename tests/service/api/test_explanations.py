@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
+from service.inference.loaded_model import BatchItem
+from service.inference.results import RowResults
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -233,6 +236,46 @@ def test_scores_that_are_not_sums_over_tokens_are_refused_with_the_reason(
                 call(QUERY, DOCUMENTS, explain=True)
             assert (raised.value.code, raised.value.pointer) == ("wrong_model", "/explain")
         assert len(model.score(QUERY, DOCUMENTS).scores) == 4
+
+
+def test_error_in_the_second_pass_names_the_document_of_the_request(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["Stocks fell.", "A feline rested.", "It rained.", "The cat sat on the mat."]
+    with vitrine.SyncModel(small_artifact.path, THREADS) as model:
+        first, second = model.rerank("a cat", texts).ranking()[:2]
+        (failing,) = model.model.tokenizer.rows_of_texts([texts[second]], None, "truncate")
+        run = model.model.batcher._run
+
+        def faulty(items: Sequence[BatchItem]) -> Sequence[RowResults]:
+            if any(i.row.ids == failing.ids and "tokens" in i.outputs for i in items):
+                raise RuntimeError("engine fault")
+            return run(items)
+
+        monkeypatch.setattr(model.model.batcher, "_run", faulty)
+        with pytest.raises(vitrine.InferenceFailed) as raised:
+            model.rerank("a cat", texts, top_n=2, explain=True)
+        assert (raised.value.index, raised.value.pointer) == (second, f"/documents/{second}")
+        assert first != second
+
+
+def test_explanations_end_at_the_deadline(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(0, 10_000, 40))  # seconds, by a clock that moves 40 s between two readings
+    monkeypatch.setattr("service.inference.similarity.time.monotonic", lambda: next(now))
+    with vitrine.SyncModel(small_artifact.path, THREADS) as model:
+        with pytest.raises(vitrine.DeadlineExceeded, match="deadline of 60 s exceeded"):
+            model.score("a", ["b", "c", "d"], explain=True, timeout_s=60)
+        assert len(model.score("a", ["b", "c"], explain=True).explanations) == 2
+
+
+@pytest.mark.parametrize("top_n", [0, -1])
+def test_top_n_is_at_least_one(small_artifact: Artifact, top_n: int) -> None:
+    with vitrine.SyncModel(small_artifact.path, THREADS) as model:
+        with pytest.raises(vitrine.InvalidInput, match="top_n must be at least 1") as raised:
+            model.rerank("a", ["b"], top_n=top_n)
+        assert raised.value.pointer == "/top_n"
 
 
 def test_limits_of_query_and_document_are_refused_for_vectors(small_artifact: Artifact) -> None:

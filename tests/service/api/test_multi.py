@@ -133,6 +133,7 @@ def test_invalid_requests_are_refused(
         ("/v1/embeddings", {"input": "cat", "model": "saved"}, 400),
         ("/tei/embed", {"inputs": "cat"}, 424),
         ("/tei/embed_sparse", {"inputs": "cat"}, 424),
+        ("/tei/rerank", {"query": "cat", "texts": ["dog"]}, 424),
         ("/tei", {"inputs": "cat"}, 424),
     ],
 )
