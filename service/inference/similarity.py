@@ -1,8 +1,8 @@
 """Similarities of queries and documents, by the kind of their vectors, and their explanations."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -82,11 +82,11 @@ def compare(
     Raises:
         TimeoutError: The explanations take longer than `timeout_s`.
     """
-    started = time.monotonic()
+    started = monotonic()
     scores, explain_pair = similarity.compare(model, texts, pairs)
     explanations: dict[int, Explanation] = {}
     for index in best_first(scores, explained) if explained else ():
-        if timeout_s is not None and time.monotonic() - started > timeout_s:
+        if timeout_s is not None and monotonic() - started > timeout_s:
             raise TimeoutError
         explanations[index] = explain_pair(*pairs[index])
     return scores, explanations

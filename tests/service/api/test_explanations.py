@@ -263,7 +263,7 @@ def test_explanations_end_at_the_deadline(
     small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter(range(0, 10_000, 40))  # seconds, by a clock that moves 40 s between two readings
-    monkeypatch.setattr("service.inference.similarity.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("service.inference.similarity.monotonic", lambda: next(now))
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
         with pytest.raises(vitrine.DeadlineExceeded, match="deadline of 60 s exceeded"):
             model.score("a", ["b", "c", "d"], explain=True, timeout_s=60)
