@@ -223,8 +223,8 @@ def test_missing_and_unexpected_tensors_of_the_head_are_named(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (Overrides(pooling=["mean"]), "pooling and normalisation cannot be changed"),
-        (Overrides(normalize=True), "pooling and normalisation cannot be changed"),
+        (Overrides(pooling=["mean"]), "token vectors cannot be chosen"),
+        (Overrides(normalize=True), "token vectors cannot be chosen"),
         (Overrides(prompts={"query": "q: "}), "prompts of models for .* token classification"),
         (Overrides(sparse=True), "sparse vectors need a masked language model"),
     ],
