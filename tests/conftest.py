@@ -196,6 +196,7 @@ def family_artifact(exported: Export) -> FamilyArtifact:
     def of_family(family: str) -> Artifact:
         def write(out: Path) -> None:
             model = out.with_name("model")
+            model.mkdir(parents=True)
             save_checkpoint(model, family)
             save_tokenizer(model)
             _export(str(model), out, overrides=Overrides(pooling=["mean"]))

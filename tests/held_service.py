@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,7 +51,9 @@ class HeldEngine(FaultyEngine):
     is_stuck = False
     _lock = threading.Lock()
 
-    def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
+    def run_outputs(
+        self, batch: PackedBatch, outputs: Sequence[Output]
+    ) -> list[NDArray[np.float32]]:
         """Wait, then hang, raise or run."""
         engine = HeldEngine
         with self._lock:
@@ -68,7 +70,7 @@ class HeldEngine(FaultyEngine):
             while self.cancellations == before:
                 time.sleep(0.005)
             raise RuntimeError("cancelled")
-        return super().run(batch, output)
+        return super().run_outputs(batch, outputs)
 
     def cancel(self) -> None:
         """End the runs that hang, and those that do not."""

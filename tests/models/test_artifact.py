@@ -114,7 +114,7 @@ def test_file_outside_the_manifest_cannot_be_read(artifact: Artifact) -> None:
 
 
 def test_missing_graph_error_names_the_engine(artifact: Artifact) -> None:
-    with pytest.raises(ArtifactError, match="minilm has no graph for cuda"):
+    with pytest.raises(ArtifactError, match=f"{artifact.path.name} has no graph for cuda"):
         artifact.graph("cuda")
 
 

@@ -562,6 +562,7 @@ def test_export_command_writes_an_artifact_and_prints_parity(
     write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
     write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_cls_token": True})
     options = [str(folder), "--out", str(tmp_path / "out"), "--normalize", "--max-tokens", "20"]
+    options.append("--tokens")
     command = [sys.executable, "-m", "models.export", *options]
     completed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert completed.stderr == ""
@@ -570,6 +571,7 @@ def test_export_command_writes_an_artifact_and_prints_parity(
     manifest = Artifact.load(tmp_path / "out").manifest
     assert (manifest.name, manifest.pooling) == ("tiny", ("cls",))
     assert (manifest.normalize, manifest.max_tokens) == (True, 20)
+    assert manifest.outputs == ("pooled", "tokens")
     assert main(options) == 1
     assert "already exists" in capsys.readouterr().err
 

@@ -284,7 +284,7 @@ def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {operation["operationId"]: operation for path in paths for operation in path.values()}
 
 
-NATIVE = {"encode", "classify", "rerank", "score", "healthz", "readyz", "info", "metrics"}
+NATIVE = {"encode", "classify", "rerank", "score", "tag", "healthz", "readyz", "info", "metrics"}
 OPENAI = {"embeddings", "models", "model"}
 TEI_PROBES = {"tei_health", "tei_root", "tei_ping"}  # one probe under three paths
 TEI = {"tei", "tei_embed", "embed_all", "embed_sparse", "similarity", "tokenize", "decode"}
