@@ -45,14 +45,14 @@ PEERS := .venv-bench
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 VITRINE_DEBUG__ENABLED=true exec $(BIN)/vitrine-serve
 
-# The tests of deploy/ take longest and start first. Three processes keep two cores busy: tests often
-# wait for other processes.
+# The tests of a file share models and services, so they run in one process. The tests of deploy/ take
+# longest and start first. Three processes keep two cores busy: tests often wait for other processes.
 PYTEST := $(BIN)/pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 test: $(VENV)/dev.done $(PEERS)/clients.done
 	$(PYTEST) $(PYTEST_ARGS)
 
 check: lint
-	$(BIN)/pytest --numprocesses=2 -m 'not slow' $(FAST)
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile -m 'not slow' $(FAST)
 
 coverage: $(VENV)/dev.done $(PEERS)/clients.done
 	$(PYTEST) --cov --cov-report=term $(PYTEST_ARGS)
