@@ -30,7 +30,7 @@ class TagRequest(BaseModel):
     inputs: Inputs = Field(description="A text, or a list of texts")
     aggregation: Aggregation = Field(
         "simple",
-        description="How labels of tokens become entities, as in transformers' pipeline. `none`: "
+        description="Rule that merges tokens into entities, as in transformers' pipeline. `none`: "
         "each token is an entity. `simple`: adjacent tokens are joined by the prefixes `B-` and "
         "`I-` of their labels. `first`, `average` and `max` first give all tokens of a word one "
         "label: that of its first token, of its mean scores, or of its most certain token",
