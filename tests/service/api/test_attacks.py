@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from models.artifact import Artifact
 from tests.eventually import eventually
@@ -15,10 +16,12 @@ pytestmark = pytest.mark.slow  # starts processes
 
 HEAD = b"POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
+MANY_FILES = 256
+
 # Starts the service with few file descriptors.
-WITH_FEW_FILES = """
+WITH_FEW_FILES = f"""
 import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+resource.setrlimit(resource.RLIMIT_NOFILE, ({MANY_FILES}, {MANY_FILES}))
 from service.__main__ import main
 sys.exit(main())
 """
@@ -36,6 +39,17 @@ def _the_next_request_works(url: httpx2.URL) -> Iterator[None]:
     yield
     response = httpx2.post(f"{url}/encode", json={"inputs": "the next one"}, timeout=PATIENCE_S)
     assert response.status_code == 200
+    # The next test finds the connections of this one closed.
+    eventually(lambda: open_files(url) < MANY_FILES // 2)
+
+
+def open_files(url: httpx2.URL) -> float:
+    metrics = httpx2.get(f"{url}/metrics", timeout=PATIENCE_S).text
+    return next(
+        metric.samples[0].value
+        for metric in text_string_to_metric_families(metrics)
+        if metric.name == "process_open_fds"
+    )
 
 
 def connected(url: httpx2.URL) -> socket.socket:
@@ -77,10 +91,12 @@ def test_request_that_needs_a_descriptor_returns_503_if_none_is_free(url: httpx2
         contextlib.ExitStack() as stack,
     ):
         assert client.get("/healthz").status_code == 200
-        for _ in range(400):
+
+        def is_refused_beside_one_more_connection() -> bool:
             stack.enter_context(connected(url))
-        # uvloop accepts the connections of the backlog in its next turns.
-        eventually(lambda: client.get("/debug").status_code != 200)
+            return client.get("/debug").status_code != 200
+
+        eventually(is_refused_beside_one_more_connection)
         response = client.get("/debug")
         assert (response.status_code, response.json()["code"]) == (503, "no_descriptor")
         files = client.post("/debug/parity", json={})  # reads the files of the artifact
