@@ -23,6 +23,7 @@ from service.inference.model import Model
 from service.inference.opening import ModelOptions, open_model
 from service.inference.results import (
     Embeddings,
+    Encoded,
     MultiEmbeddings,
     SparseEmbeddings,
     SparseVector,
@@ -38,6 +39,7 @@ __all__ = [
     "Classification",
     "DeadlineExceeded",
     "Embeddings",
+    "Encoded",
     "EngineError",
     "Entity",
     "Explanation",

@@ -27,14 +27,15 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
-FORMAT = 6
+FORMAT = 7
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
 SOURCE = "source"
 
-# Names of the outputs of graphs.
-Output = Literal["pooled", "tokens", "logits", "sparse", "tags", "multi"]
+# Names of the outputs of graphs. From "weights", one weight per token, the service computes sparse
+# vectors.
+Output = Literal["pooled", "tokens", "logits", "sparse", "weights", "tags", "multi"]
 
 
 class ArtifactError(Exception):
@@ -66,7 +67,9 @@ class Graph:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRules:
-    """Rules for the tokens of one kind of text in a multi-vector model: queries, documents, others.
+    """Rules for the tokens of one kind of text: queries, documents or others.
+
+    Only models with a vector or a weight per token have rules.
 
     Attributes:
         max_tokens: Maximum length in tokens, special tokens included.
@@ -75,6 +78,8 @@ class TokenRules:
         attends_to_filler: Whether the tokens of a row attend to its added tokens.
         skipped: Ids of tokens without a vector in the result.
         kept: Ids of the only tokens with a vector in the result; empty: all that are not skipped.
+        first: Position of the first token with a vector in the result.
+        unweighted: Ids of tokens without a weight in the result.
     """
 
     max_tokens: int
@@ -83,6 +88,8 @@ class TokenRules:
     attends_to_filler: bool = True
     skipped: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    first: int = 0
+    unweighted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +122,8 @@ class Manifest:
         default_prompt: Name of the default prompt; None: no prompt.
         adapters: Names of the adapters, in the order of their indices. An adapter applies to inputs
             with the prompt of the same name.
-        token_rules: Rules for the tokens of a multi-vector model, by prompt name, "query" or
-            "document"; the name "" stands for all others. Empty for other models.
+        token_rules: Rules for tokens by prompt name, "query" or "document"; the name "" stands for
+            all others. Empty for models with neither vectors nor weights per token.
         graphs: Descriptions of the ONNX files.
         files: SHA-256 of every file except the manifest, by path relative to the artifact.
         versions: Versions of the libraries used for the export, by library name.
@@ -157,8 +164,8 @@ class Check:
     Attributes:
         rows: Token ids of each input.
         outputs: Reference vectors, by output name. "tokens" and "multi" have the vectors of
-            the first few inputs, and "tags" the logits of all, one per token and concatenated. The
-            others have one vector per input.
+            the first few inputs, "tags" and "weights" those of all, one per token and concatenated.
+            The others have one vector per input.
         texts: Text of each input; empty for a classifier, whose inputs include pairs of texts.
         adapters: Index of each input's adapter, or `models.packing.NO_ADAPTER`.
         token_types: Type of each token of each input; empty: all have type 0.
@@ -354,7 +361,7 @@ def _parse(content: bytes) -> Manifest:
 
 
 def _parse_rules(values: dict[str, Any]) -> TokenRules:
-    ids = {name: tuple(values[name]) for name in ("skipped", "kept")}
+    ids = {name: tuple(values[name]) for name in ("skipped", "kept", "unweighted")}
     return TokenRules(**{**values, **ids})
 
 

@@ -77,6 +77,7 @@ OUTPUTS: dict[Output, OutputSpec] = {
     "tokens": OutputSpec("(L, D)", _OF_TOKENS, per_token=True),
     "logits": OutputSpec("(C,)", _OF_ROWS, per_element=True),
     "sparse": OutputSpec("(V,)", _OF_ROWS, per_element=True),
+    "weights": OutputSpec("(L, 1)", _OF_TAGS, per_token=True, per_element=True),
     "tags": OutputSpec("(L, C)", _OF_TAGS, per_token=True, per_element=True),
     "multi": OutputSpec("(L, W)", _OF_TOKENS, per_token=True),
 }

@@ -148,11 +148,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _table(parity: "list[Parity]") -> str:
     lines = [
-        f"{'Parity with PyTorch':32} {'rows':>5} {'worst cosine':>13} {'norm diff':>10} "
+        f"{'Parity with PyTorch':41} {'rows':>5} {'worst cosine':>13} {'norm diff':>10} "
         f"{'max |diff|':>11}"
     ]
     lines += [
-        f"{line.engine:11} {line.case:20} {line.rows:5} {line.worst_cosine:13.9f} "
+        f"{line.engine:11} {line.case:20} {line.output:8} {line.rows:5} {line.worst_cosine:13.9f} "
         f"{line.worst_norm:10.1e} {line.max_abs:11.1e}"
         for line in parity
     ]

@@ -4,7 +4,7 @@ A tensor that is missing, unexpected or of the wrong shape raises an error with 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from models.add_layer_norm import LayerNorm
-from models.export import classifier, lora, masked_lm, multi_vector
+from models.artifact import Output
+from models.export import classifier, hybrid, lora, masked_lm, multi_vector
 from models.export.families import (
     FAMILIES,
     FAMILIES_OF_CODE,
@@ -79,15 +80,15 @@ def load(
         encoder = Encoder(config)
         layout = _layout(family, encoder, tensors)
         if sentence_config.sparse:
-            fill = partial(_fill, source="the checkpoint")
             sparse = masked_lm.take_head(
-                family, config, sentence_config.sparse, layout, tensors, fill
+                family, config, sentence_config.sparse, layout, tensors, _fill
             )
         model = SentenceEncoder(
             encoder,
             sentence_config.pooling,
             _heads(folder, family, config, sentence_config, tensors),
             outputs=sentence_config.outputs,
+            token_heads=_token_heads(folder, family, config, sentence_config, tensors),
             sparse=sparse,
             pools_logits=sentence_config.pools_logits,
             skipped_id=sentence_config.skipped_id,
@@ -100,7 +101,6 @@ def load(
     unused = _fill(
         encoder,
         tensors,
-        source="the checkpoint",
         names=partial(_family_names, layout),
         value=partial(_family_value, family, config),
         widths=config.heads.widths,
@@ -108,13 +108,10 @@ def load(
     )
     if unused:
         report(f"Ignored tensors that do not affect vectors: {', '.join(unused)}")
-    kind = masked_lm.masked_lm_class(folder.json(join(network, "config.json"), dict))
-    is_embedding = sentence_config.outputs[0] == "pooled"
-    if kind and is_embedding and family.masked_lm and f"{family.masked_lm.dense}.weight" in unused:
-        report(
-            f"config.json names {kind}: this exports embeddings, without the head for masked "
-            "tokens; --sparse exports sparse vectors with it, as in SPLADE"
-        )
+    if sentence_config.outputs[0] == "pooled":
+        hyperparameters = folder.json(join(network, "config.json"), dict)
+        for message in _left_out(folder, family, hyperparameters, unused):
+            report(message)
     return model.eval().requires_grad_(False), sentence_config
 
 
@@ -129,6 +126,25 @@ def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
         )
 
 
+def _left_out(
+    folder: ModelFolder, family: Family, hyperparameters: Mapping[str, Any], unused: Sequence[str]
+) -> Iterator[str]:
+    """Yield a message for each head that an embedding model's export leaves out."""
+    kind = masked_lm.masked_lm_class(hyperparameters)
+    if kind and family.masked_lm and f"{family.masked_lm.dense}.weight" in unused:
+        yield (
+            f"config.json names {kind}: this exports embeddings, without the head for masked "
+            "tokens; --sparse exports sparse vectors with it, as in SPLADE"
+        )
+    if hybrid.CHECKPOINT_WEIGHT in unused:
+        yield (
+            "The head for the weights of tokens is left out; --sparse exports sparse vectors with "
+            "it, besides embeddings"
+        )
+    if pickles := hybrid.left_out(folder):
+        yield pickles
+
+
 def _heads(
     folder: ModelFolder,
     family: Family,
@@ -136,23 +152,45 @@ def _heads(
     sentence_config: SentenceConfig,
     tensors: dict[str, Tensor],
 ) -> list[Head]:
-    """Return the modules after the encoder, with their weights.
+    """Return the modules after pooling, with their weights.
 
     The tensors of modules that are part of the checkpoint are removed from `tensors`.
     """
-    fill = partial(_fill, source="the checkpoint")
-    output, labels = sentence_config.outputs[0], len(sentence_config.labels)
-    own = {"logits": family.classifier, "tags": family.token_classifier}.get(output)
-    if own:
-        return classifier.take_heads(own, config, labels, tensors, fill)
-    multi = sentence_config.multi
+    if sentence_config.outputs[0] == "logits" and family.classifier:
+        labels = len(sentence_config.labels)
+        return classifier.take_heads(family.classifier, config, labels, tensors, _fill)
+    return _filled_heads(folder, sentence_config.heads)
+
+
+def _token_heads(
+    folder: ModelFolder,
+    family: Family,
+    config: EncoderConfig,
+    sentence_config: SentenceConfig,
+    tensors: dict[str, Tensor],
+) -> dict[Output, list[Head]]:
+    """Return the modules after token vectors, by output; otherwise like `_heads`."""
+    labels, multi = len(sentence_config.labels), sentence_config.multi
+    if sentence_config.outputs[0] == "tags" and family.token_classifier:
+        own = family.token_classifier
+        return {"tags": classifier.take_heads(own, config, labels, tensors, _fill)}
     if multi and multi.layers is None:
-        return [multi_vector.take_projection(tensors, fill)]
-    configs = sentence_config.heads if multi is None else multi.layers or ()
+        return {"multi": [multi_vector.take_projection(tensors, _fill)]}
+    if multi:
+        return {"multi": _filled_heads(folder, multi.layers or ())}
+    return hybrid.take_heads(
+        folder,
+        sentence_config.outputs,
+        tensors,
+        lambda module, own, source: _fill(module, own, source=source),
+    )
+
+
+def _filled_heads(folder: ModelFolder, configs: Sequence[HeadConfig]) -> list[Head]:
     heads = list(map(_head, configs))
-    for head_config, head in zip(configs, heads, strict=True):
-        if isinstance(head_config, DenseConfig | LayerNormConfig):
-            _fill(head, folder.tensors(head_config.folder), source=head_config.folder)
+    for config, head in zip(configs, heads, strict=True):
+        if isinstance(config, DenseConfig | LayerNormConfig):
+            _fill(head, folder.tensors(config.folder), source=config.folder)
     return heads
 
 
@@ -310,7 +348,7 @@ def _fill(
     tensors: Mapping[str, Tensor],
     names: Callable[[str], Names] = lambda key: (key,),
     *,
-    source: str,
+    source: str = "the checkpoint",
     value: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
     widths: Sequence[int] = (),
     ignored: Sequence[str] = (),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 
@@ -37,13 +36,12 @@ from models.export.parity import (
     adapters_in_turn,
     measure_parity,
     reference_cases,
-    reference_tokens,
-    reference_vectors,
+    reference_outputs,
     unattended_in_turn,
 )
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import Source
-from models.export.token_rules import token_rules
+from models.export.token_rules import hybrid_rules, token_rules
 from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
 
@@ -116,6 +114,8 @@ def export(
     rules: dict[str, TokenRules] = {}
     if config.multi:
         rules = token_rules(config.multi, tokenizer, config.max_tokens, model.encoder.config)
+    elif {"weights", "multi"} & {*config.outputs}:
+        rules = {"": hybrid_rules(config, tokenizer)}
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
         check = _check(model, tokenizer, config)
@@ -150,10 +150,10 @@ def _write_graphs(
     """Write the graphs of a target's engines, and the weights that the graphs share."""
     exact = dtype == "float32"
     if not exact:
-        heads = copy.deepcopy((model.heads, model.sparse))
+        heads = copy.deepcopy((model.heads, model.token_heads, model.sparse))
         model = copy.deepcopy(model).to(DTYPES[dtype])
         # Heads stay in float32: in float16, the sigmoids of high logits would be equal.
-        model.heads, model.sparse = heads
+        model.heads, model.token_heads, model.sparse = heads
     graph = trace(model, target)
     write_weights(graph, folder / _WEIGHTS[target])
     graphs: list[Graph] = []
@@ -197,16 +197,15 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
     rows = [encoding.ids for encoding in encodings]
     types = [encoding.type_ids for encoding in encodings] if model.has_token_types else []
     adapters, unattended = adapters_in_turn(model, len(rows)), unattended_in_turn(model, rows)
-    vectors = reference_vectors(model, rows, None, adapters, types or None, unattended)
-    if model.outputs[0] == "multi":
-        vectors = vectors[:_TOKEN_ROWS]
+    results = reference_outputs(model, rows, None, adapters, types or None, unattended)
     outputs: dict[str, list[list[float]]] = {
-        # Zeros of sparse vectors are shorter as integers.
-        model.outputs[0]: [[x or 0 for x in row] for row in np.concatenate(vectors).tolist()]
+        output: [
+            [x or 0 for x in vector]  # zeros of sparse vectors are shorter as integers
+            for result in results[: _TOKEN_ROWS if output in ("tokens", "multi") else None]
+            for vector in result[output].tolist()
+        ]
+        for output in model.outputs
     }
-    if "tokens" in model.outputs:
-        tokens = [reference_tokens(model, rows[i], adapters[i]) for i in range(_TOKEN_ROWS)]
-        outputs["tokens"] = np.concatenate(tokens).tolist()
     return Check(rows, outputs, [] if pairs else texts, adapters, types, unattended)
 
 

@@ -51,10 +51,9 @@ class _Packed(nn.Module):
 def trace(model: SentenceEncoder, target: str) -> ir.Model:
     """Return `model` as an ONNX graph that computes in the dtype of the model's weights.
 
-    The inputs are fields of `models.packing.PackedBatch`, with dynamic B, L and T. The outputs
-    are "pooled" `(B, W)` and "tokens" `(T, D)`; or "logits" `(B, C)`; or "sparse" `(B, V)`; or
-    "tags" or "multi" `(T, W)`, all in float32. Each attention is a placeholder node, which
-    `graph_for` replaces.
+    The inputs are fields of `models.packing.PackedBatch`, with dynamic B, L and T. The outputs are
+    `model.outputs`, of the shapes in `models.engines.OUTPUTS`, in float32. Each attention is a
+    placeholder node, which `graph_for` replaces.
 
     Args:
         model: Model in evaluation mode.

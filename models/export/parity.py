@@ -1,17 +1,20 @@
 """Parity: comparison of an exported graph's vectors, computed by an engine, with PyTorch's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, Check
+from models.artifact import Artifact, Check, Output
 from models.engines import EngineError, Precision, open_engine, self_check
 from models.engines.outputs import OUTPUTS, compare
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import NO_ADAPTER, PackedBatch, pack
+
+# Vectors by output.
+Results = Mapping[Output, NDArray[np.float32]]
 
 # Lengths of random rows, in tokens. Attention scores take memory in proportion to the squared
 # length, so rows of similar length share a batch, and the longest row runs alone.
@@ -27,6 +30,7 @@ class Parity:
     Attributes:
         engine: Name of the engine, in `models.engines.ENGINES`.
         case: Name of the test case, for example "each row alone" or "in batches".
+        output: Name of the compared output.
         rows: Number of vectors compared.
         worst_cosine: Lowest cosine similarity between a vector and PyTorch's.
         worst_norm: Largest difference between the L2 norms of a vector and PyTorch's, relative to
@@ -36,6 +40,7 @@ class Parity:
 
     engine: str
     case: str
+    output: Output
     rows: int
     worst_cosine: float
     worst_norm: float
@@ -49,13 +54,13 @@ class Case:
     Attributes:
         name: Name of the test case.
         batches: Batches to run, in order.
-        expected: PyTorch's vectors of the rows, `(B, W)`, or of an output per token, `(T, W)`;
-            those of the last rows may be missing.
+        expected: PyTorch's vectors of the rows by output, `(B, W)`, or of an output per token,
+            `(T, W)`; those of the last rows may be missing.
     """
 
     name: str
     batches: tuple[PackedBatch, ...]
-    expected: NDArray[np.float32]
+    expected: Results
 
 
 def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> list[Case]:
@@ -98,7 +103,13 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
 
     shorter, longer = range(len(short)), range(len(short), len(rows))
     order = rng.permutation(len(short)).tolist()
-    expected = reference_vectors(model, rows, None, adapters, types, unattended)
+    # The self-check compares enough token vectors.
+    outputs = [output for output in model.outputs if output != "tokens"]
+
+    def joined(results: Sequence[Results]) -> Results:
+        return {o: np.concatenate([result[o] for result in results]) for o in outputs}
+
+    expected = reference_outputs(model, rows, None, adapters, types, unattended)
     cases = [
         Case(
             "check inputs",
@@ -112,21 +123,21 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
                 )
                 for i, row in enumerate(check.rows)
             ),
-            np.asarray(check.outputs[model.outputs[0]], np.float32),
+            {output: np.asarray(check.outputs[output], np.float32) for output in outputs},
         ),
         Case(
             "each row alone",
             (*(packed([i]) for i in range(len(rows))), pack(longest)),
-            np.concatenate([*expected, *reference_vectors(model, longest)]),
+            joined([*expected, *reference_outputs(model, longest)]),
         ),
-        Case("in batches", (packed(shorter), packed(longer)), np.concatenate(expected)),
-        Case("batch, shuffled", (packed(order),), np.concatenate([expected[i] for i in order])),
+        Case("in batches", (packed(shorter), packed(longer)), joined(expected)),
+        Case("batch, shuffled", (packed(order),), joined([expected[i] for i in order])),
     ]
     is_pooled = not (OUTPUTS[model.outputs[0]].per_token or model.reads_first_tokens)
     if is_pooled:  # otherwise prompts are not supported
         batches = packed(shorter, skips_prompts=True), packed(longer, skips_prompts=True)
-        pooled = reference_vectors(model, rows, prompts, adapters, types)
-        cases.append(Case("prompts not pooled", batches, np.concatenate(pooled)))
+        pooled = reference_outputs(model, rows, prompts, adapters, types, unattended)
+        cases.append(Case("prompts not pooled", batches, joined(pooled)))
     return cases
 
 
@@ -147,22 +158,24 @@ def measure_parity(
     """
     engine = open_engine(artifact, name, precision)
     self_check(engine, artifact)
-    output = artifact.manifest.outputs[0]
-    bounds = OUTPUTS[output].bounds[engine.precision]
     parity: list[Parity] = []
     for case in cases:
-        vectors = np.concatenate([engine.run(batch, output) for batch in case.batches])
-        vectors = vectors[: len(case.expected)]
-        agreement = compare(output, vectors, case.expected)
-        if not agreement.is_within(bounds):
-            raise EngineError(
-                f"the graph differs from PyTorch ({case.name}): worst cosine "
-                f"{agreement.cosine:.7f} (minimum {bounds.cosine}), worst norm difference "
-                f"{agreement.norm:.1e} (maximum {bounds.norm:g})"
-            )
-        max_abs = float(np.abs(vectors - case.expected).max())
-        worst = agreement.cosine, agreement.norm
-        parity.append(Parity(name, case.name, len(vectors), *worst, max_abs))
+        outputs = list(case.expected)
+        batches = [engine.run_outputs(batch, outputs) for batch in case.batches]
+        for output, results in zip(outputs, zip(*batches, strict=True), strict=True):
+            expected = case.expected[output]
+            vectors = np.concatenate(results)[: len(expected)]
+            agreement = compare(output, vectors, expected)
+            bounds = OUTPUTS[output].bounds[engine.precision]
+            if not agreement.is_within(bounds):
+                raise EngineError(
+                    f"the graph differs from PyTorch ({case.name}, {output}): worst cosine "
+                    f"{agreement.cosine:.7f} (minimum {bounds.cosine}), worst norm difference "
+                    f"{agreement.norm:.1e} (maximum {bounds.norm:g})"
+                )
+            max_abs = float(np.abs(vectors - expected).max())
+            worst = agreement.cosine, agreement.norm
+            parity.append(Parity(name, case.name, output, len(vectors), *worst, max_abs))
     return parity
 
 
@@ -185,15 +198,15 @@ def unattended_in_turn(model: SentenceEncoder, rows: Sequence[Sequence[int]]) ->
     return [min([len(row) // 4, *windows]) * (i % 2) for i, row in enumerate(rows)]
 
 
-def reference_vectors(
+def reference_outputs(
     model: SentenceEncoder,
     rows: list[list[int]],
     prompt_tokens: list[int] | None = None,
     adapters: list[int] | None = None,
     token_types: list[list[int]] | None = None,
     unattended: list[int] | None = None,
-) -> list[NDArray[np.float32]]:
-    """Return PyTorch's vectors of each row, computed one row at a time without padding.
+) -> list[Results]:
+    """Return PyTorch's outputs for each row, computed one row at a time without padding.
 
     There is one vector per row, `(1, W)`, or one per token, `(L, W)`.
 
@@ -210,26 +223,14 @@ def reference_vectors(
     adapters = adapters or [NO_ADAPTER] * len(rows)
     unattended = unattended or [0] * len(rows)
     types = [torch.tensor([own]) for own in token_types] if token_types else [None] * len(rows)
-    vectors: list[NDArray[np.float32]] = []
+    outputs: list[Results] = []
     for i, row in enumerate(rows):
         positions = torch.arange(len(row))
         attended = (positions < len(row) - unattended[i]).float()[None]
         pooled = (positions >= prompt_tokens[i]).float()[None]
-        ids, own = torch.tensor([row]), _adapter_index(adapters[i])
+        own = None if adapters[i] == NO_ADAPTER else torch.tensor([adapters[i]])
         with torch.no_grad():
-            result = model(ids, attended, pooled, adapters=own, token_types=types[i])
-        vectors.append(result.reshape(-1, result.shape[-1]).numpy())
-    return vectors
-
-
-def reference_tokens(model: SentenceEncoder, row: list[int], adapter: int) -> NDArray[np.float32]:
-    """Return PyTorch's token vectors `(L, D)` of one row, given its token ids and adapter index."""
-    with torch.no_grad():
-        own = _adapter_index(adapter)
-        tokens: NDArray[np.float32] = model.encoder(torch.tensor([row]), adapters=own)[0].numpy()
-    return tokens
-
-
-def _adapter_index(adapter: int) -> torch.Tensor | None:
-    """Return a network's argument `adapters` for one row, `(1,)`; None for `NO_ADAPTER`."""
-    return None if adapter == NO_ADAPTER else torch.tensor([adapter])
+            results = model.forward_all(torch.tensor([row]), attended, pooled, own, types[i])
+        vectors = (result.reshape(-1, result.shape[-1]).numpy() for result in results)
+        outputs.append(dict(zip(model.outputs, vectors, strict=True)))
+    return outputs

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from models.artifact import Manifest, Output
-from models.export import classifier, masked_lm, multi_vector, token_classifier
+from models.export import classifier, hybrid, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults
@@ -36,6 +36,7 @@ from models.export.tokenizer_config import (
     mask_or_end_token,
     read_tokenizer_config,
     truncation_side,
+    unweighted_tokens,
 )
 from models.network.config import EncoderConfig
 
@@ -63,7 +64,8 @@ class SentenceConfig:
         skipped_id: Token id that pooling skips; None: no token is skipped.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
         sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
-        multi: Settings of a multi-vector model; None: no multi-vectors.
+        multi: Settings of a multi-vector model; None: another model.
+        unweighted: Tokens without a weight, if sparse vectors consist of the weights of tokens.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
@@ -86,6 +88,7 @@ class SentenceConfig:
     activation: str
     sparse: SparseConfig | None
     multi: MultiVectorConfig | None
+    unweighted: tuple[str, ...]
     lowercase: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
@@ -96,7 +99,8 @@ class Overrides:
     """Replacements for settings of a model; None keeps the model's setting.
 
     Prompts are added to the model's prompts, or replace prompts of the same name. `sparse` selects
-    sparse vectors for a masked language model without a config of sentence-transformers. `tokens`
+    sparse vectors for a masked language model without a config of sentence-transformers, and for an
+    embedding model whose checkpoint has weights of tokens. `tokens`
     selects whether the graph of an embedding model has token vectors as an output; by default it
     has, unless the model pools the first token alone.
     """
@@ -115,7 +119,7 @@ def overrides_of(manifest: Manifest) -> Overrides:
     """Return the overrides for loading an artifact's source as the network of its graphs."""
     # An override of the pooling is an error for models that compute no embeddings.
     return Overrides(
-        sparse="sparse" in manifest.outputs,
+        sparse=bool({"sparse", "weights"} & {*manifest.outputs}),
         tokens="tokens" in manifest.outputs if "pooled" in manifest.outputs else None,
         pooling=manifest.pooling if "pooled" in manifest.outputs else None,
     )
@@ -145,6 +149,7 @@ def read_sentence_config(
     model_type, known = family
     hyperparameters = folder.json(network, dict)
     task, sparse = read_task(folder, modules, hyperparameters, known, overrides.sparse)
+    per_token: tuple[Output, ...] = ()
     settings = read_transformer_settings(folder, transformer, task)
     tokenizer = read_tokenizer_config(folder, transformer)
     heads: list[HeadConfig] = []
@@ -169,6 +174,7 @@ def read_sentence_config(
     else:
         pooling, include_prompt = read_pooling(folder, modules, hyperparameters, overrides.pooling)
         heads = read_heads(folder, modules)
+        per_token = hybrid.read_outputs(folder, sparse=overrides.sparse)
     if pools_logits := pooling == (classifier.LATE,):
         pooling = ("mean",)
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
@@ -187,7 +193,7 @@ def read_sentence_config(
         max_tokens=_max_tokens(tokenizer, config, settings, overrides),
         pooling=pooling,
         include_prompt=include_prompt,
-        outputs=_outputs(task, config, pooling, include_prompt, overrides.tokens),
+        outputs=_outputs(task, config, pooling, include_prompt, overrides.tokens) + per_token,
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=_override(normalize, overrides.normalize),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),
@@ -199,6 +205,7 @@ def read_sentence_config(
         activation=_activation(folder, hyperparameters, task, len(labels)),
         sparse=sparse,
         multi=multi,
+        unweighted=unweighted_tokens(tokenizer, model_type) if "weights" in per_token else (),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,

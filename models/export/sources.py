@@ -116,6 +116,10 @@ def _from_package(name: str, folder: Path) -> Source:
     return Source(folder, pinned.name, f"package {canonical}", version)
 
 
+# Pickles of heads are never loaded. They are here so that the export can say that it omits them.
+_FILES = ["*.json", "*.safetensors", "*_linear.pt"]
+
+
 def _from_hub(model: str, revision: str | None) -> Source:
     import httpx2
     from huggingface_hub import snapshot_download
@@ -129,9 +133,7 @@ def _from_hub(model: str, revision: str | None) -> Source:
     )
 
     try:
-        folder = Path(
-            snapshot_download(model, revision=revision, allow_patterns=["*.json", "*.safetensors"])
-        )
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
     except HFValidationError as error:
         raise SourceError(
             f"{model} is neither a folder, nor an installed package, nor a valid hub id"

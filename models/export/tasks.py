@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.artifact import Output
-from models.export import classifier, masked_lm, multi_vector, token_classifier
+from models.export import classifier, hybrid, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
@@ -106,7 +106,8 @@ def read_task(
         modules: Class name and path of each module of sentence-transformers; may be empty.
         hyperparameters: Content of the network's config.json.
         family: Family of the network.
-        sparse: Whether a masked language model without modules computes sparse vectors.
+        sparse: Whether a masked language model without modules, or an embedding model with a head
+            for the weights of tokens, computes sparse vectors.
 
     Raises:
         CheckpointError: The modules do not match the network, or a setting is not supported.
@@ -114,11 +115,12 @@ def read_task(
     kinds = [kind for kind, _ in modules]
     if SPLADE in kinds:
         return SPARSE, _splade_config(folder, modules[1][1])
-    if sparse:
+    if sparse and not hybrid.has_weights(folder, hyperparameters, family):
         if modules or not masked_lm.masked_lm_class(hyperparameters):
             raise CheckpointError(
                 "sparse vectors need a masked language model, such as BertForMaskedLM in "
-                "config.json, without other modules of sentence-transformers"
+                "config.json, without other modules of sentence-transformers, or a head for the "
+                "weights of tokens, such as NewForTokenClassification"
             )
         return SPARSE, SparseConfig()
     is_multi = kinds[1:2] not in ([], ["Pooling"])

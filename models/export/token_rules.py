@@ -1,12 +1,15 @@
-"""Tokens of queries and documents in multi-vector models, by the ids of a tokenizer."""
+"""Rules for tokens of sparse vectors and multi-vectors, by the ids of a tokenizer."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tokenizers import AddedToken, Tokenizer
 
 from models.artifact import TokenRules
+from models.export import hybrid
 from models.export.model_folder import CheckpointError
 from models.export.multi_vector import KINDS, Expansion, MultiVectorConfig
+from models.export.sentence_config import SentenceConfig
 from models.network.config import EncoderConfig
 
 
@@ -40,8 +43,7 @@ def token_rules(
             of query expansion. Or the config says that no token attends to the tokens of the
             expansion, and the encoder's attention does not support that.
     """
-    ids = map(tokenizer.token_to_id, config.skiplist)
-    skiplist = tuple(sorted({token for token in ids if token is not None}))
+    skiplist = _ids(tokenizer, config.skiplist)
     skipped = {kind: skiplist if kind in config.skiplist_kinds else () for kind in KINDS}
     query = TokenRules(max_tokens=config.query_length or max_tokens, skipped=skipped["query"])
     if (expansion := config.expansion) is not None:
@@ -70,6 +72,21 @@ def token_rules(
                 f"model's {encoder.max_tokens} positions"
             )
     return rules
+
+
+def hybrid_rules(config: SentenceConfig, tokenizer: Tokenizer) -> TokenRules:
+    """Return the rules for all tokens of a hybrid model; see `models.export.hybrid`."""
+    return TokenRules(
+        max_tokens=config.max_tokens,
+        first=hybrid.FIRST_VECTOR,
+        unweighted=_ids(tokenizer, config.unweighted),
+    )
+
+
+def _ids(tokenizer: Tokenizer, tokens: Sequence[str]) -> tuple[int, ...]:
+    """Return the sorted ids of tokens, without those that the vocabulary lacks."""
+    ids = map(tokenizer.token_to_id, tokens)
+    return tuple(sorted({token for token in ids if token is not None}))
 
 
 def _check_attention(expansion: Expansion, encoder: EncoderConfig) -> None:

@@ -28,6 +28,14 @@ _MASK_TOKENS = {
     **dict.fromkeys(("Albert", "Bert", "DebertaV2", "DistilBert", "Electra"), "[MASK]"),
     **dict.fromkeys(("Camembert", "MPNet", "Roberta", "XLMRoberta"), "<mask>"),
 }
+# Tokens of texts without a weight in sparse vectors, and those of XLM-RoBERTa's tokenizer that
+# transformers uses if tokenizer_config.json has none.
+_UNWEIGHTED = {
+    "cls_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+}
 # Tokenizer classes that return token types if tokenizer_config.json has no `model_input_names`.
 _WITH_TOKEN_TYPES = ("Bert", "DebertaV2", "Electra")
 
@@ -62,6 +70,18 @@ def mask_or_end_token(config: dict[str, Any], model_type: str) -> str | None:
         if token := token.get("content") if isinstance(token, dict) else token:
             return str(token)
     return None
+
+
+def unweighted_tokens(config: dict[str, Any], model_type: str) -> tuple[str, ...]:
+    """Return the tokens that have no weight in the sparse vectors of BGE-M3 and GTE.
+
+    Source: `_process_token_weights` in both projects.
+    """
+    is_xlm_roberta = tokenizer_class(config, model_type) == "XLMRoberta"
+    own = {**(_UNWEIGHTED if is_xlm_roberta else {}), **config}
+    tokens = (own.get(name) for name in _UNWEIGHTED)
+    contents = (token.get("content") if isinstance(token, dict) else token for token in tokens)
+    return tuple(str(content) for content in contents if content)
 
 
 def truncation_side(config: dict[str, Any]) -> str:

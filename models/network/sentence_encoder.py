@@ -1,6 +1,8 @@
 """The complete network: encoder, pooling and heads as one module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +15,6 @@ from models.network.pooling import pool
 from models.network.sparse import SparseHead
 from models.network.taps import NO_TAP, Tap
 
-# Outputs with one vector per token, to which the heads are applied.
-_PER_TOKEN: tuple[Output, ...] = ("tags", "multi")
-
 
 class SentenceEncoder(nn.Module):
     """Network that turns the token ids of each row into one vector, or into one per token.
@@ -26,10 +25,11 @@ class SentenceEncoder(nn.Module):
         encoder: Encoder that computes the token vectors.
         pooling: Names of the poolings in `models.network.pooling.POOLINGS`. Their results are
             concatenated.
-        heads: Modules applied to the pooled vector or, for "tags" and "multi", to every token
-            vector, in order.
-        outputs: Names of the outputs of the exported graph. "tags" and "multi" have no pooling.
-        sparse: Head that computes sparse vectors, in place of pooling and heads.
+        heads: Modules applied to the pooled vector, in order.
+        outputs: Names of the outputs of the exported graph.
+        token_heads: Modules applied to every token vector, in order, by output: "tags", "multi" or
+            "weights".
+        sparse: Head that computes the output "sparse".
         pools_logits: Whether the heads are applied to each token, and the results are pooled.
         skipped_id: Token id that pooling skips, wherever it is in a row; None: no token is skipped.
         has_token_types: Whether token types are an input of the exported graph.
@@ -49,6 +49,7 @@ class SentenceEncoder(nn.Module):
         heads: Sequence[Head] = (),
         *,
         outputs: tuple[Output, ...] = ("pooled", "tokens"),
+        token_heads: Mapping[Output, Sequence[Head]] = MappingProxyType({}),
         sparse: SparseHead | None = None,
         pools_logits: bool = False,
         skipped_id: int | None = None,
@@ -62,12 +63,14 @@ class SentenceEncoder(nn.Module):
         self.skipped_id = skipped_id
         self.has_token_types = has_token_types
         self.heads = nn.ModuleList(heads)
+        self.token_heads = nn.ModuleDict(
+            {output: nn.ModuleList(own) for output, own in token_heads.items()}
+        )
         self.sparse = sparse
-        if sparse is not None:
-            self.width = encoder.config.vocab_size
-        else:
-            vectors = 1 if outputs[0] in _PER_TOKEN else len(self.pooling)
-            self.width = _output_width(encoder.config.d_model * vectors, heads)
+        width = encoder.config.d_model
+        widths = {output: _output_width(width, own) for output, own in token_heads.items()}
+        pooled = _output_width(width * len(self.pooling), heads)
+        self.width = encoder.config.vocab_size if sparse else widths.get(outputs[0], pooled)
 
     def forward(
         self,
@@ -89,29 +92,21 @@ class SentenceEncoder(nn.Module):
             token_types: Type of each token, `(B, L)`; None: type 0.
         """
         tokens = self.encoder(input_ids, attention_mask, token_types, tap=tap, adapters=adapters)
-        if self.outputs[0] in _PER_TOKEN:
-            return self._apply_heads(tokens, tap)
-        return self.row_vectors(tokens, self.unskipped(pooling_mask, input_ids), tap)
+        return self._output(self.outputs[0], tokens, input_ids, pooling_mask, tap)
 
-    def row_vectors(
+    def forward_all(
         self,
-        tokens: Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
         pooling_mask: Tensor,
-        tap: Tap = NO_TAP,
-        entries: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Return the row vectors `(B, W)` of token vectors.
-
-        Args:
-            tokens: Token vectors, `(B, L, D)`.
-            pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
-            tap: Tap that each step of pooling and heads passes through.
-            entries: Elements of sparse vectors to compute, in place of all W; None: all.
-        """
-        if self.sparse is None:
-            return self.head(tokens, pooling_mask, tap)
-        weights: Tensor = self.sparse(tokens, pooling_mask, entries=entries)
-        return weights
+        adapters: Tensor | None = None,
+        token_types: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return each of `outputs` for a dense batch, `(B, W)` or `(B, L, W)`; see `forward`."""
+        tokens = self.encoder(input_ids, attention_mask, token_types, adapters=adapters)
+        return tuple(
+            self._output(output, tokens, input_ids, pooling_mask) for output in self.outputs
+        )
 
     def forward_packed(
         self,
@@ -132,20 +127,50 @@ class SentenceEncoder(nn.Module):
             first = self.encoder.first_tokens(*inputs, token_types)  # (B, D)
             return (self.head(first[:, None], pooling_mask[:, :1]),)
         tokens = self.encoder.forward_packed(*inputs, adapters, token_types)  # (T, D)
-        rows = Rows(padded_index, packed_index)
+        pad = Rows(padded_index, packed_index).pad
+        return tuple(
+            self._output(output, tokens, input_ids, pooling_mask, pad=pad)
+            for output in self.outputs
+        )
 
-        def compute(output: Output) -> Tensor:
-            if output == "tokens":
-                return tokens.float()
-            if output in _PER_TOKEN:
-                return self._apply_heads(tokens)
-            if output == "sparse" and self.sparse is not None:
-                weights: Tensor = self.sparse(tokens, pooling_mask, rows.pad)
-                return weights
-            mask = self.unskipped(pooling_mask, rows.pad(input_ids))
-            return self.head(tokens, mask, pad=rows.pad)
+    def _output(
+        self,
+        output: Output,
+        tokens: Tensor,
+        input_ids: Tensor,
+        pooling_mask: Tensor,
+        tap: Tap = NO_TAP,
+        pad: Callable[[Tensor], Tensor] = lambda x: x,
+    ) -> Tensor:
+        """Return an output, given token vectors and token ids; see `head`."""
+        if output == "tokens":
+            return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+        if output in self.token_heads:
+            return _apply(cast(nn.ModuleList, self.token_heads[output]), tokens, tap)
+        if output == "sparse" and self.sparse is not None:
+            weights: Tensor = self.sparse(tokens, pooling_mask, pad)
+            return weights
+        return self.head(tokens, self.unskipped(pooling_mask, pad(input_ids)), tap, pad)
 
-        return tuple(map(compute, self.outputs))
+    def row_vectors(
+        self,
+        tokens: Tensor,
+        pooling_mask: Tensor,
+        tap: Tap = NO_TAP,
+        entries: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Return the row vectors `(B, W)` of token vectors.
+
+        Args:
+            tokens: Token vectors, `(B, L, D)`.
+            pooling_mask: `(B, L)`, 1.0 at the tokens to pool and 0.0 elsewhere.
+            tap: Tap that each step of pooling and heads passes through.
+            entries: Elements of sparse vectors to compute, in place of all W; None: all.
+        """
+        if self.sparse is None:
+            return self.head(tokens, pooling_mask, tap)
+        weights: Tensor = self.sparse(tokens, pooling_mask, entries=entries)
+        return weights
 
     @property
     def reads_first_tokens(self) -> bool:
@@ -183,15 +208,16 @@ class SentenceEncoder(nn.Module):
             return tap.step("pooling", None, lambda x: pool(self.pooling, pad(x).to(wide), mask), x)
 
         if self.pools_logits:
-            return pooled(self._apply_heads(tokens, tap))
-        return self._apply_heads(pooled(tokens), tap)
+            return pooled(_apply(self.heads, tokens, tap))
+        return _apply(self.heads, pooled(tokens), tap)
 
-    def _apply_heads(self, x: Tensor, tap: Tap = NO_TAP) -> Tensor:
-        """Apply the heads to vectors `(..., D)`; the result has the dtype that `head` describes."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        for index, head in enumerate(self.heads):
-            x = tap.step(f"heads.{index}", head, head, x)
-        return x.to(wide)
+
+def _apply(heads: Iterable[nn.Module], x: Tensor, tap: Tap) -> Tensor:
+    """Apply heads to vectors `(..., D)`; the result has the dtype that `head` describes."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    for index, head in enumerate(heads):
+        x = tap.step(f"heads.{index}", head, head, x)
+    return x.to(wide)
 
 
 def _output_width(width: int, heads: Sequence[Head]) -> int:

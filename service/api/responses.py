@@ -5,7 +5,9 @@ import base64
 import gzip
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any, Protocol, cast
 
 import orjson
 from fastapi import Request, Response
@@ -14,13 +16,15 @@ from service.api.state import AppState
 from service.inference.model import Model
 from service.inference.results import (
     Embeddings,
+    Encoded,
     MultiEmbeddings,
     SparseEmbeddings,
     TokenEmbeddings,
     Vectors,
 )
-from service.inference.scores import Classification, PairScores
-from service.inference.tags import Tags
+from service.inference.tokenizer import Row
+
+OutputResult = Embeddings | TokenEmbeddings | SparseEmbeddings | MultiEmbeddings
 
 OCTETS = "application/octet-stream"
 JSON = "application/json"
@@ -34,17 +38,40 @@ _GZIP_MIN_BYTES = 1024
 _GZIP_LEVEL = 1
 
 
+class Result(Protocol):
+    """A result of inference."""
+
+    @property
+    def size(self) -> int:
+        """Size in JSON, in numbers."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Duration in seconds of each stage."""
+
+
+@dataclass(frozen=True)
+class SeveralResults:
+    """Results of one forward pass."""
+
+    results: Sequence[Result]
+
+    @property
+    def size(self) -> int:
+        """Size in JSON, in numbers."""
+        return sum(result.size for result in self.results)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Duration in seconds of each stage."""
+        return self.results[0].seconds
+
+
 async def respond(
     request: Request,
     state: AppState,
     model: Model,
-    result: Embeddings
-    | TokenEmbeddings
-    | MultiEmbeddings
-    | SparseEmbeddings
-    | Classification
-    | PairScores
-    | Tags,
+    result: Result,
     serialize: Callable[[], bytes],
     media_type: str = JSON,
     headers: Mapping[str, str] = MappingProxyType({}),
@@ -100,54 +127,49 @@ def prefers_octets(accept: str) -> bool:
     return weights.get(OCTETS, 0.0) > 0 and weights[OCTETS] >= weights.get(JSON, 0.0)
 
 
-def encode_json(model: str, result: Embeddings, in_base64: bool) -> bytes:
-    """Return the JSON of a `POST /encode` response that has one vector per input.
+def encode_json(model: str, result: OutputResult, in_base64: bool) -> bytes:
+    """Return the JSON of a `POST /encode` response with one output.
 
     Floats round-trip exactly.
     """
-    return orjson.dumps(
-        {
-            "model": model,
-            "dimensions": result.vectors.shape[1],
-            "embeddings": serialize_rows(result.vectors, in_base64),
-            "tokens": [len(row.ids) for row in result.rows],
-            "truncated": [row.truncated for row in result.rows],
-        }
-    )
+    return orjson.dumps({"model": model, **_fields(result, in_base64), **_counts(result.rows)})
 
 
-def encode_tokens_json(
-    model: str, result: TokenEmbeddings | MultiEmbeddings, in_base64: bool
-) -> bytes:
-    """Return the JSON of a `POST /encode` response that has one vector per token."""
-    return orjson.dumps(
-        {
-            "model": model,
-            "dimensions": result.vectors[0].shape[1],
-            "embeddings": serialize_rows(result.vectors, in_base64),
-            "tokens": [len(row.ids) for row in result.rows],
-            "truncated": [row.truncated for row in result.rows],
-            "ids": result.ids,
-            "offsets": result.offsets,
-        }
-    )
+def encode_outputs_json(model: str, encoded: Encoded, in_base64: bool) -> bytes:
+    """Return the JSON of a `POST /encode` response with several outputs."""
+    results = cast(Mapping[str, OutputResult], encoded)
+    outputs = {output: _fields(result, in_base64) for output, result in results.items()}
+    first = next(iter(results.values()))
+    return orjson.dumps({"model": model, "outputs": outputs, **_counts(first.rows)})
 
 
-def encode_sparse_json(model: str, result: SparseEmbeddings) -> bytes:
-    """Return the JSON of a `POST /encode` response that has one sparse vector per input."""
-    return orjson.dumps(
-        {
-            "model": model,
-            "dimensions": result.width,
+def _fields(result: OutputResult, in_base64: bool) -> dict[str, Any]:
+    """Return the fields of a response that depend on the output."""
+    match result:
+        case Embeddings():
+            vectors = serialize_rows(result.vectors, in_base64)
+            return {"dimensions": result.vectors.shape[1], "embeddings": vectors}
+        case SparseEmbeddings():
             # One vector at a time, because orjson holds the GIL during a call.
-            "embeddings": [
+            sparse = [
                 orjson.Fragment(orjson.dumps(vector._asdict(), option=orjson.OPT_SERIALIZE_NUMPY))
                 for vector in result.vectors
-            ],
-            "tokens": [len(row.ids) for row in result.rows],
-            "truncated": [row.truncated for row in result.rows],
-        }
-    )
+            ]
+            return {"dimensions": result.width, "embeddings": sparse}
+        case TokenEmbeddings() | MultiEmbeddings():
+            return {
+                "dimensions": result.vectors[0].shape[1],
+                "embeddings": serialize_rows(result.vectors, in_base64),
+                "ids": result.ids,
+                "offsets": result.offsets,
+            }
+
+
+def _counts(rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "tokens": [len(row.ids) for row in rows],
+        "truncated": [row.truncated for row in rows],
+    }
 
 
 def serialize_rows(

@@ -1,6 +1,8 @@
 """Routes of the native API, probes and metrics."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import get_args
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
@@ -12,9 +14,9 @@ from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute
 from service.api.responses import (
     OCTETS,
+    SeveralResults,
     encode_json,
-    encode_sparse_json,
-    encode_tokens_json,
+    encode_outputs_json,
     prefers_octets,
     respond,
     to_bytes,
@@ -28,12 +30,16 @@ from service.api.schemas import (
     EncodeResponse,
     Health,
     Limits,
+    OutputName,
+    OutputsResponse,
     ServiceInfo,
     SparseResponse,
     TokensResponse,
 )
-from service.api.state import AppState, State
+from service.api.state import State
 from service.inference.errors import InvalidInput
+from service.inference.model import Model
+from service.inference.results import Embeddings
 
 router = APIRouter()
 raw_router = APIRouter(route_class=RawRoute)
@@ -49,7 +55,7 @@ async def root() -> RedirectResponse:
     "/encode",
     summary="Encode texts or token ids",
     dependencies=[require_scope("encode")],
-    response_model=EncodeResponse | TokensResponse | SparseResponse,
+    response_model=EncodeResponse | TokensResponse | SparseResponse | OutputsResponse,
     openapi_extra={"requestBody": ENCODE_BODY},
     responses={
         200: {"headers": ENCODE_HEADERS, "content": {OCTETS: {"schema": {"format": "binary"}}}},
@@ -63,108 +69,67 @@ async def encode(request: Request, state: State) -> Response:
     float32, and the header `X-Shape` has their number and width. The header `Server-Timing` has the
     duration of each stage. With `"output": "tokens"` the response has one vector per token,
     normalised only on request, with `"output": "sparse"` one sparse vector per input, and with
-    `"output": "multi"` multi-vectors; these are always JSON.
+    `"output": "multi"` multi-vectors; with a list of these and `"pooled"`, all of them. These are
+    always JSON.
     """
     body = await read_inputs(request, state, EncodeRequest)
     timeout_s = deadline_s(request, state.settings.limits.request_s)
     model = state.ready_model()
-    output = body.output or model.artifact.manifest.outputs[0]
-    if output == "tokens":
-        return await _encode_tokens(request, state, body, timeout_s)
-    if output == "sparse":
-        return await _encode_sparse(request, state, body, timeout_s)
-    if output == "multi":
-        return await _encode_multi(request, state, body, timeout_s)
-
+    outputs = body.outputs(default=_default_output(model))
+    _check_fields(body, outputs)
     with pointing_at(body.inputs):
-        work = model.encode(
+        work = model.encode_outputs(
             body.input_list(),
+            outputs,
             prompt_name=body.prompt_name,
             dimensions=body.dimensions,
             truncate_dim=body.truncate_dim,
             normalize=body.normalize,
             on_overflow=body.on_overflow,
+            with_offsets=bool({"tokens", "multi"} & {*outputs}),
             timeout_s=timeout_s,
         )
-        result = await cancel_on_disconnect(request, work)
+        encoded = await cancel_on_disconnect(request, work)
 
-    if prefers_octets(",".join(request.headers.getlist("accept"))):
-        shape = ",".join(map(str, result.vectors.shape))
-        headers = {"Vary": "Accept", "X-Shape": shape}
+    in_base64 = body.encoding == "base64"
+    if isinstance(body.output, list):
+        results = SeveralResults([encoded[output] for output in outputs])
+        serialize = partial(encode_outputs_json, model.name, encoded, in_base64)
+        return await respond(request, state, model, results, serialize)
+    result = encoded[outputs[0]]
+    headers = {"Vary": "Accept"} if isinstance(result, Embeddings) else {}
+    if isinstance(result, Embeddings) and prefers_octets(
+        ",".join(request.headers.getlist("accept"))
+    ):
+        headers["X-Shape"] = ",".join(map(str, result.vectors.shape))
         serialize = partial(to_bytes, result.vectors)
         return await respond(request, state, model, result, serialize, OCTETS, headers)
-    serialize = partial(encode_json, model.name, result, body.encoding == "base64")
-    return await respond(request, state, model, result, serialize, headers={"Vary": "Accept"})
+    serialize = partial(encode_json, model.name, result, in_base64)
+    return await respond(request, state, model, result, serialize, headers=headers)
 
 
-async def _encode_tokens(
-    request: Request, state: AppState, body: EncodeRequest, timeout_s: float
-) -> Response:
-    """Return a response with the token vectors `(L, D)` of each input."""
-    _refuse(body, "tokens", "dimensions", "truncate_dim")
-    model = state.ready_model()
-    with pointing_at(body.inputs):
-        work = model.encode_tokens(
-            body.input_list(),
-            prompt_name=body.prompt_name,
-            normalize=bool(body.normalize),
-            on_overflow=body.on_overflow,
-            timeout_s=timeout_s,
-        )
-        result = await cancel_on_disconnect(request, work)
-    serialize = partial(encode_tokens_json, model.name, result, body.encoding == "base64")
-    return await respond(request, state, model, result, serialize)
+def _default_output(model: Model) -> OutputName:
+    """Return the first output that is for encoding; "pooled" if there is none."""
+    first = model.artifact.manifest.outputs[0]
+    return next((name for name in get_args(OutputName) if name == first), "pooled")
 
 
-async def _encode_sparse(
-    request: Request, state: AppState, body: EncodeRequest, timeout_s: float
-) -> Response:
-    """Return a response with the sparse vector of each input."""
-    _refuse(body, "sparse", "dimensions", "truncate_dim", "normalize")
-    if body.encoding == "base64":
-        raise InvalidInput(
-            'the encoding base64 does not apply to the output "sparse"', pointer="/encoding"
-        )
-    model = state.ready_model()
-    with pointing_at(body.inputs):
-        work = model.encode_sparse(
-            body.input_list(),
-            prompt_name=body.prompt_name,
-            on_overflow=body.on_overflow,
-            timeout_s=timeout_s,
-        )
-        result = await cancel_on_disconnect(request, work)
-    return await respond(
-        request, state, model, result, partial(encode_sparse_json, model.name, result)
-    )
+# Outputs to which a field of a request applies.
+_USERS: Mapping[str, frozenset[OutputName]] = {
+    "dimensions": frozenset({"pooled"}),
+    "truncate_dim": frozenset({"pooled"}),
+    "normalize": frozenset({"pooled", "tokens", "multi"}),
+    "encoding": frozenset({"pooled", "tokens", "multi"}),
+}
 
 
-async def _encode_multi(
-    request: Request, state: AppState, body: EncodeRequest, timeout_s: float
-) -> Response:
-    """Return a response with the multi-vectors `(L', W)` of each input."""
-    _refuse(body, "multi", "dimensions", "truncate_dim")
-    model = state.ready_model()
-    with pointing_at(body.inputs):
-        work = model.encode_multi(
-            body.input_list(),
-            prompt_name=body.prompt_name,
-            normalize=body.normalize,
-            on_overflow=body.on_overflow,
-            timeout_s=timeout_s,
-        )
-        result = await cancel_on_disconnect(request, work)
-    serialize = partial(encode_tokens_json, model.name, result, body.encoding == "base64")
-    return await respond(request, state, model, result, serialize)
-
-
-def _refuse(body: EncodeRequest, output: str, *fields: str) -> None:
-    """Raise `InvalidInput` if the request sets one of the fields, which `output` does not have."""
-    for field in fields:
-        if getattr(body, field) is not None:
-            raise InvalidInput(
-                f'{field} does not apply to the output "{output}"', pointer=f"/{field}"
-            )
+def _check_fields(body: EncodeRequest, outputs: Sequence[OutputName]) -> None:
+    """Raise `InvalidInput` if the request sets a field that applies to none of the outputs."""
+    for field, users in _USERS.items():
+        is_set = getattr(body, field) != EncodeRequest.model_fields[field].default
+        if is_set and users.isdisjoint(outputs):
+            names = " or ".join(f'"{output}"' for output in outputs)
+            raise InvalidInput(f"{field} does not apply to the output {names}", pointer=f"/{field}")
 
 
 @router.get("/healthz", summary="Liveness")
@@ -195,7 +160,7 @@ async def info(state: State) -> ServiceInfo:
         source=manifest.source,
         revision=manifest.revision,
         family=manifest.family,
-        outputs=list(manifest.outputs),
+        outputs=list(model.outputs),
         labels=list(manifest.labels),
         dimensions=manifest.width if {"pooled", "multi"} & {*manifest.outputs} else None,
         pooling=list(manifest.pooling),

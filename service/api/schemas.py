@@ -43,6 +43,12 @@ def as_list(inputs: str | Sequence[Any]) -> Sequence[Any]:
 
 
 VERSION = version("vitrine")
+OutputName = Literal["pooled", "tokens", "sparse", "multi"]
+Outputs = Annotated[
+    Annotated[OutputName, Tag("output")]
+    | Annotated[list[OutputName], Field(min_length=1), Tag("outputs")],
+    Discriminator(lambda output: "outputs" if isinstance(output, list) else "output"),
+]
 EXAMPLE_INPUTS = ("The cat sat on the mat.", "A feline rested on the rug.")
 
 
@@ -78,11 +84,11 @@ class EncodeRequest(BaseModel):
         description="Like `dimensions`, but vectors are truncated after they are normalised, as in "
         "sentence-transformers",
     )
-    output: Literal["pooled", "tokens", "sparse", "multi"] | None = Field(
+    output: Outputs | None = Field(
         None,
         description="`pooled`: one vector per input; `tokens`: one vector per token; `sparse`: one "
-        "sparse vector per input; `multi`: multi-vectors, as of ColBERT; null: `sparse` for models "
-        "of sparse vectors, `multi` for multi-vector models, otherwise `pooled`",
+        "sparse vector per input; `multi`: multi-vectors, as of ColBERT; null: the first output of "
+        "the model; a list: several outputs, from one pass of the model",
     )
     on_overflow: Literal["truncate", "error"] = Field(
         "truncate",
@@ -98,6 +104,12 @@ class EncodeRequest(BaseModel):
     def input_list(self) -> Sequence[str | list[int]]:
         """Return the inputs as a list."""
         return as_list(self.inputs)
+
+    def outputs(self, default: OutputName) -> Sequence[OutputName]:
+        """Return the requested outputs, or else the default output."""
+        if isinstance(self.output, list):
+            return self.output
+        return [self.output or default]
 
 
 class EncodeResponse(BaseModel):
@@ -161,6 +173,26 @@ class SparseResponse(BaseModel):
     model: str
     dimensions: int = Field(description="Number of entries of the vocabulary")
     embeddings: list[SparseWeights]
+    tokens: list[int] = Field(description="Number of encoded tokens of each input")
+    truncated: list[bool] = Field(description="Whether each input was truncated")
+
+
+class OutputVectors(BaseModel):
+    """One of several outputs: the fields of the response to this output alone."""
+
+    dimensions: int
+    embeddings: list[list[float]] | list[list[list[float]]] | list[SparseWeights] | list[str]
+    ids: list[list[int]] | None = Field(None, description="See `TokensResponse`")
+    offsets: list[list[tuple[int, int] | None] | None] | None = Field(
+        None, description="See `TokensResponse`"
+    )
+
+
+class OutputsResponse(BaseModel):
+    """Several outputs of each input; the response to a list in `output`."""
+
+    model: str
+    outputs: dict[OutputName, OutputVectors] = Field(description="Vectors by name of the output")
     tokens: list[int] = Field(description="Number of encoded tokens of each input")
     truncated: list[bool] = Field(description="Whether each input was truncated")
 

@@ -38,6 +38,7 @@ _USES: Mapping[Output, str] = {
     "pooled": "encode texts",
     "tokens": "encode tokens",
     "sparse": "encode texts into sparse vectors",
+    "weights": "encode texts into sparse vectors",
     "multi": "encode texts into multi-vectors",
     "logits": "classify texts or, with one label, rerank documents",
     "tags": "tag the tokens of texts",
@@ -109,6 +110,19 @@ class LoadedModel:
         """Number of dimensions of a pooled vector, W."""
         return self.artifact.manifest.width
 
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """Outputs that callers can request. "sparse" includes sparse vectors of token weights."""
+        own = self.artifact.manifest.outputs
+        return tuple("sparse" if output == "weights" else output for output in own)
+
+    def graph_outputs(self, outputs: Sequence[Output]) -> tuple[Output, ...]:
+        """Return the outputs of the graph from which the requested outputs are computed."""
+        has_weights = "weights" in self.artifact.manifest.outputs
+        return tuple(
+            "weights" if output == "sparse" and has_weights else output for output in outputs
+        )
+
     async def close(self) -> None:
         """Fail pending calls with `NotReady`, cancel running batches, and stop the batcher."""
         await self.batcher.close()
@@ -124,8 +138,9 @@ class LoadedModel:
         Args:
             rows: Rows of token ids.
             outputs: Outputs of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
-                vectors `(L, D)`, "multi" multi-vectors `(L, W)`, "sparse" a sparse vector, "logits"
-                logits `(C,)`, and "tags" the logits of each token, `(L, C)`.
+                vectors `(L, D)`, "multi" multi-vectors `(L, W)`, "sparse" a sparse vector,
+                "weights" token weights `(L, 1)`, "logits" logits `(C,)`, and "tags" the logits of
+                each token, `(L, C)`.
             timeout_s: Seconds until the caller's deadline, which is checked on submission only;
                 None: no deadline.
 
@@ -190,7 +205,7 @@ class LoadedModel:
                     started = time.perf_counter()
                     rows = await self.run_tokenizer(tokenize, parts, count)
                     tokenize_s = time.perf_counter() - started
-                    if any(OUTPUTS[output].per_token for output in outputs):
+                    if any(OUTPUTS[output].per_token for output in outputs if output != "weights"):
                         self._check_token_count(rows, max_tokens or self.max_token_vectors)
                     remaining_s = None if timeout_s is None else timeout_s - tokenize_s
                     outcome = await self.encode_rows(rows, outputs, remaining_s)

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from service.inference import scoring, tags
 from service.inference.errors import InvalidInput
@@ -14,11 +14,13 @@ from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import NO_LIMITS
 from service.inference.results import (
     Embeddings,
+    Encoded,
+    EncodeOutput,
     MultiEmbeddings,
     SparseEmbeddings,
     TokenEmbeddings,
-    Vectors,
-    select_tokens,
+    multi_embeddings,
+    sparse_vectors,
     truncate_and_normalize,
 )
 from service.inference.scores import Classification, PairScores
@@ -26,7 +28,7 @@ from service.inference.tags import Aggregation, Tags
 from service.inference.tokenizer import OnOverflow, Span
 
 Inputs = str | Sequence[str | Sequence[int]]
-# Maximum number of multi-vectors that are selected in the event loop, in about 2 ms.
+# Maximum number of tokens whose vectors or weights are selected in the event loop, in about 2 ms.
 _INLINE_TOKENS = 500
 
 
@@ -81,28 +83,18 @@ class Model(LoadedModel):
             InferenceFailed: The engine failed on an input; `index` is the index of the input.
             NotReady: The model is closed, or its engine has stopped.
         """
-        for name, value in (("dimensions", dimensions), ("truncate_dim", truncate_dim)):
-            if value is not None and not 1 <= value <= self.width:
-                raise InvalidInput(
-                    f"{name} must be from 1 to {self.width}, the model's width",
-                    pointer=f"/{name}",
-                    code="dimensions",
-                )
-        if dimensions is not None and truncate_dim is not None:
-            raise InvalidInput(
-                "dimensions and truncate_dim are mutually exclusive; set only one of them",
-                pointer="/truncate_dim",
-            )
-        items = _as_list(inputs)
-        tokenize = partial(self.tokenizer.rows, items, prompt_name, on_overflow)
-        rows, (results,), seconds = await self.run(
-            items, len(items), tokenize, ("pooled",), timeout_s
+        encoded = await self.encode_outputs(
+            inputs,
+            ("pooled",),
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            truncate_dim=truncate_dim,
+            normalize=normalize,
+            on_overflow=on_overflow,
+            with_offsets=False,
+            timeout_s=timeout_s,
         )
-        normalizes = self.artifact.manifest.normalize if normalize is None else normalize
-        vectors = truncate_and_normalize(np.array(results), dimensions, normalizes)  # (B, W)
-        if truncate_dim is not None:
-            vectors = truncate_and_normalize(vectors, truncate_dim, normalize is True)
-        return Embeddings(vectors, rows, seconds)
+        return encoded["pooled"]
 
     async def encode_tokens(
         self,
@@ -128,15 +120,16 @@ class Model(LoadedModel):
             InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
             VitrineError: Any error of `encode`, under the same conditions.
         """
-        items = _as_list(inputs)
-        tokenize = partial(
-            self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
+        encoded = await self.encode_outputs(
+            inputs,
+            ("tokens",),
+            prompt_name=prompt_name,
+            normalize=normalize,
+            on_overflow=on_overflow,
+            with_offsets=with_offsets,
+            timeout_s=timeout_s,
         )
-        rows, (vectors,), seconds = await self.run(
-            items, len(items), tokenize, ("tokens",), timeout_s
-        )
-        vectors = [truncate_and_normalize(part, None, normalize) for part in vectors]  # (L, D) each
-        return TokenEmbeddings(vectors, rows, seconds)
+        return encoded["tokens"]
 
     async def encode_sparse(
         self,
@@ -157,12 +150,15 @@ class Model(LoadedModel):
         Raises:
             VitrineError: Any error of `encode`, under the same conditions.
         """
-        items = _as_list(inputs)
-        tokenize = partial(self.tokenizer.rows, items, prompt_name, on_overflow)
-        rows, (vectors,), seconds = await self.run(
-            items, len(items), tokenize, ("sparse",), timeout_s
+        encoded = await self.encode_outputs(
+            inputs,
+            ("sparse",),
+            prompt_name=prompt_name,
+            on_overflow=on_overflow,
+            with_offsets=False,
+            timeout_s=timeout_s,
         )
-        return SparseEmbeddings(vectors, self.width, rows, seconds)
+        return encoded["sparse"]
 
     async def encode_multi(
         self,
@@ -192,26 +188,96 @@ class Model(LoadedModel):
             InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
             VitrineError: Any error of `encode`, under the same conditions.
         """
-        items = _as_list(inputs)
+        encoded = await self.encode_outputs(
+            inputs,
+            ("multi",),
+            prompt_name=prompt_name,
+            normalize=normalize,
+            on_overflow=on_overflow,
+            with_offsets=with_offsets,
+            timeout_s=timeout_s,
+        )
+        return encoded["multi"]
+
+    async def encode_outputs(
+        self,
+        inputs: Inputs,
+        outputs: Sequence[EncodeOutput],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_dim: int | None = None,
+        normalize: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+        with_offsets: bool = True,
+        timeout_s: float | None = None,
+    ) -> Encoded:
+        """Encode texts or rows of token ids into several kinds of vectors, in one forward pass.
+
+        Args:
+            inputs: See `encode`.
+            outputs: Keys of the result: "pooled", see `encode`; "tokens", see `encode_tokens`;
+                "sparse", see `encode_sparse`; and "multi", see `encode_multi`.
+            prompt_name: See `encode` and `encode_multi`.
+            dimensions: See `encode`; for "pooled" alone.
+            truncate_dim: See `encode`; for "pooled" alone.
+            normalize: See `encode`; None: the model's own setting, but False for "tokens".
+            on_overflow: See `encode`.
+            with_offsets: Whether the rows of the result have token offsets.
+            timeout_s: See `encode`.
+
+        Raises:
+            VitrineError: Any error of `encode` and `encode_tokens`, under the same conditions.
+        """
+        self._check_dimensions(dimensions, truncate_dim)
+        items = [inputs] if isinstance(inputs, str) else inputs
         tokenize = partial(
             self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
         )
-        rows, (results,), seconds = await self.run(
-            items, len(items), tokenize, ("multi",), timeout_s
+        rows, results, seconds = await self.run(
+            items, len(items), tokenize, self.graph_outputs(outputs), timeout_s
         )
-        normalizes = self.artifact.manifest.normalize if normalize is None else normalize
         rules = self.tokenizer.rules(prompt_name)
+        normalizes = self.artifact.manifest.normalize if normalize is None else normalize
 
-        def select() -> list[tuple[Vectors, NDArray[np.intp]]]:
-            return [
-                select_tokens(row, vectors, rules, normalize=normalizes)
-                for row, vectors in zip(rows, results, strict=True)
-            ]
+        def convert(output: EncodeOutput, result: Sequence[Any]) -> object:
+            match output:
+                case "pooled":
+                    vectors = truncate_and_normalize(np.array(result), dimensions, normalizes)
+                    if truncate_dim is not None:
+                        vectors = truncate_and_normalize(vectors, truncate_dim, normalize is True)
+                    return Embeddings(vectors, rows, seconds)
+                case "tokens":
+                    own = [truncate_and_normalize(part, None, bool(normalize)) for part in result]
+                    return TokenEmbeddings(own, rows, seconds)
+                case "sparse":
+                    width = self.artifact.manifest.vocab_size
+                    return SparseEmbeddings(
+                        sparse_vectors(rows, result, rules), width, rows, seconds
+                    )
+                case "multi":
+                    return multi_embeddings(rows, result, rules, seconds, normalize=normalizes)
 
-        is_short = sum(len(row.ids) for row in rows) <= _INLINE_TOKENS
-        selected = select() if is_short else await asyncio.to_thread(select)
-        vectors, positions = zip(*selected, strict=True)
-        return MultiEmbeddings(vectors, positions, rows, seconds)
+        def convert_all() -> Encoded:
+            pairs = zip(outputs, results, strict=True)
+            return cast(Encoded, {output: convert(output, result) for output, result in pairs})
+
+        is_short = tuple(outputs) == ("pooled",) or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
+        return convert_all() if is_short else await asyncio.to_thread(convert_all)
+
+    def _check_dimensions(self, dimensions: int | None, truncate_dim: int | None) -> None:
+        for name, value in (("dimensions", dimensions), ("truncate_dim", truncate_dim)):
+            if value is not None and not 1 <= value <= self.width:
+                raise InvalidInput(
+                    f"{name} must be from 1 to {self.width}, the model's width",
+                    pointer=f"/{name}",
+                    code="dimensions",
+                )
+        if dimensions is not None and truncate_dim is not None:
+            raise InvalidInput(
+                "dimensions and truncate_dim are mutually exclusive; set only one of them",
+                pointer="/truncate_dim",
+            )
 
     async def classify(
         self,
@@ -401,7 +467,3 @@ class Model(LoadedModel):
         """
         work = partial(self.tokenizer.decode, rows, skip_special_tokens)
         return await self.run_tokenizer(work, rows, len(rows))
-
-
-def _as_list(inputs: Inputs) -> Sequence[str | Sequence[int]]:
-    return [inputs] if isinstance(inputs, str) else inputs

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,8 @@ from models.artifact import TokenRules
 from service.inference.tokenizer import Row, Span
 
 Vectors = NDArray[np.float32]
+# Kinds of vectors that a model can compute.
+EncodeOutput = Literal["pooled", "tokens", "sparse", "multi"]
 
 
 class SparseVector(NamedTuple):
@@ -121,6 +123,23 @@ class MultiEmbeddings:
         ]
 
 
+def multi_embeddings(
+    rows: Sequence[Row],
+    results: Sequence[Vectors],
+    rules: TokenRules,
+    seconds: Mapping[str, float],
+    *,
+    normalize: bool,
+) -> MultiEmbeddings:
+    """Return multi-vectors, given the vectors `(L, W)` of all tokens of each row."""
+    selected = (
+        select_tokens(row, vectors, rules, normalize=normalize)
+        for row, vectors in zip(rows, results, strict=True)
+    )
+    vectors, positions = zip(*selected, strict=True)
+    return MultiEmbeddings(vectors, positions, rows, seconds)
+
+
 def select_tokens(
     row: Row, vectors: Vectors, rules: TokenRules, *, normalize: bool
 ) -> tuple[Vectors, NDArray[np.intp]]:
@@ -135,6 +154,7 @@ def select_tokens(
     is_kept = ~np.isin(row.ids, rules.skipped)
     if rules.kept:
         is_kept &= np.isin(row.ids, rules.kept)
+    is_kept[: rules.first] = False
     positions = np.flatnonzero(is_kept)
     return truncate_and_normalize(vectors[positions], None, normalize), positions
 
@@ -159,6 +179,40 @@ class SparseEmbeddings:
     def size(self) -> int:
         """Size in JSON, in numbers: an id and its weight take as long to serialise as five."""
         return 5 * sum(len(vector.ids) for vector in self.vectors)
+
+
+class Encoded(TypedDict, total=False):
+    """Results of several outputs of one forward pass."""
+
+    pooled: Embeddings
+    tokens: TokenEmbeddings
+    sparse: SparseEmbeddings
+    multi: MultiEmbeddings
+
+
+def sparse_vectors(
+    rows: Sequence[Row], results: Sequence[SparseVector | Vectors], rules: TokenRules
+) -> list[SparseVector]:
+    """Return the sparse vector of each row.
+
+    Args:
+        rows: Token ids of each input.
+        results: Sparse vectors, or the weights of the tokens of each row, `(L, 1)`.
+        rules: Rules for the tokens of the rows.
+    """
+    return [
+        result if isinstance(result, SparseVector) else _largest(row.ids, result[:, 0], rules)
+        for row, result in zip(rows, results, strict=True)
+    ]
+
+
+def _largest(ids: Sequence[int], weights: Vectors, rules: TokenRules) -> SparseVector:
+    """Return the largest positive weight of each token id, given the weights `(L,)` of tokens."""
+    is_kept = (weights > 0) & ~np.isin(ids, rules.unweighted)
+    entries, index = np.unique(np.asarray(ids, np.intp)[is_kept], return_inverse=True)
+    largest = np.zeros(len(entries), np.float32)
+    np.maximum.at(largest, index, weights[is_kept])
+    return SparseVector(entries, largest)
 
 
 def truncate_and_normalize(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:

@@ -149,7 +149,7 @@ SIMILARITIES: Mapping[Output, Similarity] = {
 
 
 def similarity_of(model: LoadedModel) -> tuple[Output, Similarity]:
-    """Return the output of a model that is compared, and how; "pooled" if it has none of them."""
-    own = model.artifact.manifest.outputs
-    output: Output = next((name for name in SIMILARITIES if name in own), "pooled")
+    """Return the first output of a model, which is compared, and how; for others, "pooled"."""
+    first = model.artifact.manifest.outputs[0]
+    output: Output = first if first in SIMILARITIES else "pooled"
     return output, SIMILARITIES[output]

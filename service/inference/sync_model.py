@@ -10,6 +10,8 @@ from service.inference.model import Inputs, Model
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, open_model
 from service.inference.results import (
     Embeddings,
+    Encoded,
+    EncodeOutput,
     MultiEmbeddings,
     SparseEmbeddings,
     TokenEmbeddings,
@@ -129,6 +131,32 @@ class SyncModel:
             self.model.encode_multi(
                 inputs,
                 prompt_name=prompt_name,
+                normalize=normalize,
+                on_overflow=on_overflow,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def encode_outputs(
+        self,
+        inputs: Inputs,
+        outputs: Sequence[EncodeOutput],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_dim: int | None = None,
+        normalize: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+    ) -> Encoded:
+        """Encode texts or rows of token ids in several ways; see `Model.encode_outputs`."""
+        return self._run(
+            self.model.encode_outputs(
+                inputs,
+                outputs,
+                prompt_name=prompt_name,
+                dimensions=dimensions,
+                truncate_dim=truncate_dim,
                 normalize=normalize,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,

@@ -297,3 +297,17 @@ def save_multi_vector(
     model = MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts)
     model.save(str(folder))
     return MultiVectorEncoder(str(folder), device="cpu")
+
+
+def save_bge_m3(folder: Path, tokenizer: str = "XLMRobertaTokenizer") -> Any:  # noqa: ANN401
+    """Save a random model with the heads of BGE-M3, with CLS pooling; return the encoder."""
+    encoder = save_checkpoint(folder, "xlm-roberta", pad_token_id=1)
+    save_sentencepiece(folder, tokenizer)
+    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2"))
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    torch.manual_seed(2)
+    for name, width in (("sparse", 1), ("colbert", 12)):
+        linear = torch.nn.Linear(32, width)
+        save_file(linear.state_dict(), folder / f"{name}_linear.safetensors")
+    return encoder

@@ -9,7 +9,6 @@ import onnx
 import pytest
 import torch
 import transformers
-from numpy.typing import NDArray
 
 from models.artifact import Artifact
 from models.engines import OUTPUTS, EngineError, Precision, open_engine, self_check
@@ -145,12 +144,12 @@ def test_export_refuses_a_graph_with_wrong_logits(
 ) -> None:
     save_token_classifier(tmp_path, "bert", 3, num_hidden_layers=1)
     save_tokenizer(tmp_path)
-    own = parity.reference_vectors
+    own = parity.reference_outputs
 
-    def mistaken(*args: object, **kwargs: object) -> list[NDArray[np.float32]]:
-        return [WRONG[wrong](vectors) for vectors in own(*args, **kwargs)]  # type: ignore[arg-type]
+    def mistaken(*args: Any, **kwargs: Any) -> list[parity.Results]:  # noqa: ANN401
+        return [{"tags": WRONG[wrong](result["tags"])} for result in own(*args, **kwargs)]
 
-    monkeypatch.setattr("models.export.exporter.reference_vectors", mistaken)
+    monkeypatch.setattr("models.export.exporter.reference_outputs", mistaken)
     with pytest.raises(EngineError, match="the output 'tags'"):
         export(resolve(str(tmp_path)), tmp_path / "artifact")
 
