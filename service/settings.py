@@ -130,6 +130,17 @@ class BatchSettings(_Group):
     )
 
 
+class CacheSettings(_Group):
+    """Cache of results."""
+
+    max_bytes: int = Field(
+        0,
+        ge=0,
+        description="Maximum size of the cached vectors, sparse vectors and logits, in bytes; 0: "
+        "no cache",
+    )
+
+
 class LimitSettings(_Group):
     """Limits of a request."""
 
@@ -263,6 +274,7 @@ class Settings(BaseSettings):
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     batch: BatchSettings = BatchSettings()
+    cache: CacheSettings = CacheSettings()
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
     debug: DebugSettings = DebugSettings()
@@ -280,6 +292,7 @@ class Settings(BaseSettings):
             max_queue_tokens=self.batch.max_queue_tokens,
             max_chars=self.limits.max_chars,
             max_token_vectors=self.limits.max_token_vectors,
+            cache_bytes=self.cache.max_bytes,
         )
 
 

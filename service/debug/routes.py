@@ -383,6 +383,7 @@ async def _encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
             for row in rows
         ],
         model.artifact.manifest.outputs[:1],
+        uses_cache=False,
     )
     vectors = np.zeros((len(rows), model.width), np.float32)  # (B, W)
     for vector, (result,) in zip(vectors, outcome.results, strict=True):

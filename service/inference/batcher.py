@@ -95,11 +95,13 @@ class Outcome(Generic[Result]):
         results: One result per item, in the order of the items.
         queue_s: Seconds from submission to completion during which no item was running.
         run_s: Seconds during which at least one item was running.
+        cache_s: Seconds of waiting for results that other requests computed; None: no cache.
     """
 
     results: list[Result]
     queue_s: float
     run_s: float
+    cache_s: float | None = None
 
 
 @dataclass(eq=False)
@@ -110,6 +112,7 @@ class _Request(Generic[Result]):
         done: Future that completes when all items have results, or with an error.
         submitted: Time of submission; all times are in seconds, on the monotonic clock.
         missing: Number of items without a result.
+        on_result: Called with an item's index and result, in the event loop.
         results: Results by index of the item.
         runs: Start and end time of each run with items of this request.
         progressed: Start time of the latest batch with items of this request; before the first
@@ -120,6 +123,7 @@ class _Request(Generic[Result]):
     done: asyncio.Future[None]
     submitted: float
     missing: int
+    on_result: Callable[[int, Result], None]
     results: dict[int, Result] = field(default_factory=dict)
     runs: list[tuple[float, float]] = field(default_factory=list)
     progressed: float = field(init=False)
@@ -277,7 +281,10 @@ class Batcher(Generic[Item, Result]):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def submit(
-        self, items: Sequence[Item], timeout_s: float | None = None
+        self,
+        items: Sequence[Item],
+        timeout_s: float | None = None,
+        on_result: Callable[[int, Result], None] = lambda _index, _result: None,
     ) -> Outcome[Result]:
         """Queue the items of a request, and return their results once all items have run.
 
@@ -287,6 +294,7 @@ class Batcher(Generic[Item, Result]):
             items: Items of the request; at least one.
             timeout_s: Seconds until the caller's deadline, which is checked on submission only;
                 None: no deadline.
+            on_result: Called with the index and the result of each item as soon as it has run.
 
         Raises:
             ValueError: There are no items.
@@ -307,7 +315,7 @@ class Batcher(Generic[Item, Result]):
         if timeout_s is not None:
             self._check_deadline(sum(lengths), timeout_s)
         request: _Request[Result] = _Request(
-            self._loop.create_future(), self._clock.now(), missing=len(items)
+            self._loop.create_future(), self._clock.now(), len(items), on_result
         )
         self._open.add(request)
         entries = [RequestItem(item, index, request) for index, item in enumerate(items)]
@@ -408,6 +416,7 @@ class Batcher(Generic[Item, Result]):
         for entry, result in zip(entries, results, strict=True):
             request = entry.request
             request.results[entry.index] = result
+            request.on_result(entry.index, result)
             request.missing -= 1
             request.finished = now
             if not request.missing and not request.done.done():

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from service.inference.batcher import (
     Stopped,
     TooLate,
 )
+from service.inference.cache import ResultCache
 from service.inference.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -44,6 +46,11 @@ _USES: Mapping[Output, str] = {
     "tags": "tag the tokens of texts",
 }
 
+# Outputs that are cached: one small result per row.
+_CACHED: frozenset[Output] = frozenset({"pooled", "sparse", "weights", "logits"})
+# Size of a cached result besides its arrays, in bytes: its key and Python's objects.
+_ENTRY_BYTES = 800
+
 # Maximum number of inputs, and of characters in total, that are tokenised in the event loop, which
 # takes 1 to 2 ms. While engines keep all cores busy, a thread would wait longer for a core.
 _INLINE_INPUTS = 8
@@ -62,6 +69,13 @@ class BatchItem:
         """Number of tokens of the row."""
         return len(self.row.ids)
 
+    @property
+    def key(self) -> Hashable:
+        """Everything that the item's results depend on."""
+        row = self.row
+        numbers = array("q", [*row.ids, *row.token_types])
+        return numbers.tobytes(), row.prompt_tokens, row.adapter, row.unattended, self.outputs
+
 
 class NotFinite(Exception):
     """The engine computed an infinity or a NaN."""
@@ -78,6 +92,7 @@ class LoadedModel:
         tokenizer: The artifact's tokenizer.
         engine: The engine that runs the artifact's graph.
         batcher: Batcher that runs rows on the engine.
+        cache: Cache of the results of rows; None: no cache.
         max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag` or `tokenize`.
@@ -96,6 +111,7 @@ class LoadedModel:
     tokenizer: TextTokenizer
     engine: Engine
     batcher: Batcher[BatchItem, RowResults]
+    cache: ResultCache[BatchItem, RowResults] | None
     max_cost: int
     max_token_vectors: int
     graph_sha256: str
@@ -129,9 +145,15 @@ class LoadedModel:
         # The metrics may outlive the model and must not keep its engine in memory.
         self.metrics.queue_tokens.set_function(float)
         self.metrics.oldest_age.set_function(float)
+        self.metrics.cache.bytes.set_function(float)
 
     async def encode_rows(
-        self, rows: Sequence[Row], outputs: tuple[Output, ...], timeout_s: float | None = None
+        self,
+        rows: Sequence[Row],
+        outputs: tuple[Output, ...],
+        timeout_s: float | None = None,
+        *,
+        uses_cache: bool = True,
     ) -> Outcome[RowResults]:
         """Return the engine's results for each row, before any normalisation or activation.
 
@@ -143,14 +165,18 @@ class LoadedModel:
                 each token, `(L, C)`.
             timeout_s: Seconds until the caller's deadline, which is checked on submission only;
                 None: no deadline.
+            uses_cache: Whether results can be those of equal rows, computed before.
 
         Raises:
             Overloaded: The queue is full, or the rows would not finish within `timeout_s`.
             InferenceFailed: The engine failed on one of the rows; `index` is the index of the row.
             NotReady: The model is closed, or its engine has stopped.
         """
+        items = [BatchItem(row, outputs) for row in rows]
         try:
-            return await self.batcher.submit([BatchItem(row, outputs) for row in rows], timeout_s)
+            if self.cache is not None and uses_cache and _CACHED.issuperset(outputs):
+                return await self.cache.submit(items, timeout_s)
+            return await self.batcher.submit(items, timeout_s)
         except QueueFull:
             raise self._queue_full_error() from None
         except TooLate as error:
@@ -212,6 +238,8 @@ class LoadedModel:
             except TimeoutError:
                 raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded") from None
         seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
+        if outcome.cache_s is not None:
+            seconds["cache"] = outcome.cache_s
         for stage, duration in seconds.items():
             self.metrics.stage_seconds[stage].observe(duration)
         return rows, list(zip(*outcome.results, strict=True)), seconds
@@ -261,6 +289,30 @@ class LoadedModel:
 
     def _queue_full_error(self) -> Overloaded:
         return Overloaded("the queue is full; try again later", self.batcher.drain_s)
+
+
+def sealed(results: RowResults) -> tuple[RowResults, int]:
+    """Return a copy of a row's results that nobody can change, and its size in bytes.
+
+    The engine's results are views of those of a whole batch.
+    """
+    copies: list[RowResult] = []
+    size = _ENTRY_BYTES
+    for result in results:
+        if isinstance(result, SparseVector):
+            sparse = SparseVector(_frozen(result.ids), _frozen(result.weights))
+            size += sparse.ids.nbytes + sparse.weights.nbytes
+            copies.append(sparse)
+        else:
+            copies.append(_frozen(result))
+            size += result.nbytes
+    return tuple(copies), size
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
 
 
 def run_batch(

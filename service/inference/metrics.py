@@ -14,7 +14,7 @@ from service.inference.errors import (
     TooLarge,
 )
 
-STAGES = ("tokenize", "queue", "infer", "serialize")
+STAGES = ("tokenize", "cache", "queue", "infer", "serialize")
 OUTCOMES = ("done", "refused", "failed", "late", "cancelled")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _POWERS = tuple(2**i for i in range(15))
@@ -23,6 +23,32 @@ _POWERS = tuple(2**i for i in range(15))
 def seconds_buckets(longest_s: float) -> tuple[float, ...]:
     """Return the upper bounds of histogram buckets, in seconds; the last is `longest_s`."""
     return (*(bound for bound in _SECONDS if bound < longest_s), longest_s)
+
+
+class CacheMetrics:
+    """The Prometheus metrics of a cache of results.
+
+    Args:
+        registry: Prometheus registry in which the metrics are registered.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        items = Counter(
+            "vitrine_cache_items",
+            "Items looked up in the cache: found there (hit), computed by another request at the "
+            "same time or for an equal item of the same request (shared), or computed (miss)",
+            ["result"],
+            registry=registry,
+        )
+        self.items = {result: items.labels(result) for result in ("hit", "shared", "miss")}
+        self.saved_tokens = Counter(
+            "vitrine_cache_saved_tokens",
+            "Tokens of items that were found in the cache or shared",
+            registry=registry,
+        )
+        self.bytes = Gauge(
+            "vitrine_cache_bytes", "Size of the results in the cache, in bytes", registry=registry
+        )
 
 
 class InferenceMetrics:
@@ -72,6 +98,7 @@ class InferenceMetrics:
             "Tokens of all batches, padding included; vitrine_batch_tokens_sum excludes it",
             registry=registry,
         )
+        self.cache = CacheMetrics(registry)
         self.queue_tokens = Gauge("vitrine_queue_tokens", "Queued tokens", registry=registry)
         self.oldest_age = Gauge(
             "vitrine_oldest_queued_request_age_seconds",

@@ -17,8 +17,9 @@ from models.engines import Agreement, Engine, Output, Precision, open_engine, se
 from models.packing import pack
 from service.inference.batch_former import AttentionCost, BatchFormer
 from service.inference.batcher import Batcher
+from service.inference.cache import ResultCache
 from service.inference.executor import BoundedExecutor
-from service.inference.loaded_model import BatchItem, run_batch
+from service.inference.loaded_model import BatchItem, run_batch, sealed
 from service.inference.metrics import InferenceMetrics
 from service.inference.model import Model
 from service.inference.results import RowResults
@@ -47,6 +48,7 @@ class ModelOptions:
         max_chars: Maximum number of characters per text.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag` or `tokenize`.
+        cache_bytes: Maximum size of the cache of results, in bytes; 0: no cache.
     """
 
     name: str | None = None
@@ -59,6 +61,7 @@ class ModelOptions:
     max_queue_tokens: int = 1_000_000
     max_chars: int = 100_000
     max_token_vectors: int = 16_384
+    cache_bytes: int = 0
 
 
 DEFAULT_OPTIONS = ModelOptions()
@@ -121,6 +124,17 @@ async def open_model(
         cost_s=cost_s,
         on_stop=on_stop or _log_stop,
     )
+    cache: ResultCache[BatchItem, RowResults] | None = None
+    if options.cache_bytes:
+        cache = ResultCache(
+            batcher,
+            key=attrgetter("key"),
+            length=attrgetter("tokens"),
+            sealed=sealed,
+            max_bytes=options.cache_bytes,
+            metrics=metrics.cache,
+        )
+        metrics.cache.bytes.set_function(lambda: cache.bytes)
     model = Model(
         name=options.name or artifact.manifest.name,
         created=int(artifact.path.stat().st_mtime),
@@ -128,6 +142,7 @@ async def open_model(
         tokenizer=tokenizer,
         engine=engine,
         batcher=batcher,
+        cache=cache,
         max_cost=max_cost,
         max_token_vectors=options.max_token_vectors,
         graph_sha256=artifact.graph_sha256(engine.name),

@@ -1,0 +1,193 @@
+"""An exact cache of results; equal items in flight are computed once.
+
+A cached result is one that was computed for an equal item, so it is the same to the last bit. All
+methods run in the event loop.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from service.inference.batcher import Batcher, ItemFailed, Outcome
+from service.inference.metrics import CacheMetrics
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False)
+class _Running(Generic[Result]):
+    """An item in flight.
+
+    Attributes:
+        result: Future of the result. It is cancelled if the request of the item fails or is
+            cancelled, and has the exception `ItemFailed` if the item itself fails.
+        items: Number of items that the request of this item computes.
+    """
+
+    result: asyncio.Future[Result]
+    items: int
+
+
+class ResultCache(Generic[Item, Result]):
+    """A bounded cache in front of a batcher; the least recently used results are evicted.
+
+    A request waits for an equal item of another request, in place of computing it, if that request
+    computes no more items than its own. Requests take turns, so the wait is no longer than that for
+    its own items.
+
+    Args:
+        batcher: Runs items that are not in the cache.
+        key: Returns the key of an item. Items with equal keys have equal results.
+        length: Returns the number of tokens of an item.
+        sealed: Returns a copy of a result that nobody can change, and its size in bytes.
+        max_bytes: Maximum total size of the cached results.
+        metrics: Metrics of the cache.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher[Item, Result],
+        *,
+        key: Callable[[Item], Hashable],
+        length: Callable[[Item], int],
+        sealed: Callable[[Result], tuple[Result, int]],
+        max_bytes: int,
+        metrics: CacheMetrics,
+    ) -> None:
+        self._batcher = batcher
+        self._key = key
+        self._length = length
+        self._sealed = sealed
+        self._max_bytes = max_bytes
+        self._metrics = metrics
+        self._results: OrderedDict[Hashable, tuple[Result, int]] = OrderedDict()
+        self._bytes = 0
+        self._running: dict[Hashable, _Running[Result]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the cached results."""
+        return self._bytes
+
+    async def submit(
+        self, items: Sequence[Item], timeout_s: float | None = None
+    ) -> Outcome[Result]:
+        """Return the results of the items, from the cache or from a run; see `Batcher.submit`.
+
+        Raises:
+            ItemFailed: The batch function fails on one of the items.
+            Exception: Any other error of `Batcher.submit`, under the same conditions.
+        """
+        started = time.perf_counter()
+        keys = [self._key(item) for item in items]
+        # Index of the first item of each key: equal items of a request run once.
+        missing = {key: index for index, key in reversed([*enumerate(keys)])}
+        results = self._cached(missing)
+        hits = sum(key in results for key in keys)
+        runs: list[Outcome[Result]] = []
+        computed: set[int] = set()
+        while missing := {key: index for key, index in missing.items() if key not in results}:
+            shared = {key: self._running[key] for key in missing if self._can_wait(key, missing)}
+            own = {key: index for key, index in missing.items() if key not in shared}
+            if own:
+                runs.append(await self._run(items, own, timeout_s))
+                results |= zip(own, runs[-1].results, strict=True)
+                computed |= {*own.values()}
+            if shared:
+                results |= await _results_of(shared, missing)
+            # What is still missing is of requests that have failed or were cancelled.
+            results |= self._cached(key for key in missing if key not in results)
+        self._count(items, hits, computed)
+        queue_s, run_s = sum(run.queue_s for run in runs), sum(run.run_s for run in runs)
+        cache_s = max(0.0, time.perf_counter() - started - queue_s - run_s)
+        return Outcome([results[key] for key in keys], queue_s, run_s, cache_s)
+
+    def _count(self, items: Sequence[Item], hits: int, computed: Collection[int]) -> None:
+        misses = len(computed)
+        counts = {"hit": hits, "miss": misses, "shared": len(items) - hits - misses}
+        for result, count in counts.items():
+            self._metrics.items[result].inc(count)
+        saved = (self._length(item) for index, item in enumerate(items) if index not in computed)
+        self._metrics.saved_tokens.inc(sum(saved))
+
+    def _cached(self, keys: Iterable[Hashable]) -> dict[Hashable, Result]:
+        """Return the cached results of keys, which are then the most recently used."""
+        found: dict[Hashable, Result] = {}
+        for key in keys:
+            if (entry := self._results.get(key)) is not None:
+                self._results.move_to_end(key)
+                found[key] = entry[0]
+        return found
+
+    def _can_wait(self, key: Hashable, missing: Mapping[Hashable, int]) -> bool:
+        running = self._running.get(key)
+        return running is not None and running.items <= len(missing)
+
+    async def _run(
+        self, items: Sequence[Item], own: Mapping[Hashable, int], timeout_s: float | None
+    ) -> Outcome[Result]:
+        """Run items and cache each result as soon as it is there.
+
+        Args:
+            items: All items of a request.
+            own: Index of each item to run, by key.
+            timeout_s: See `submit`.
+        """
+        keys, loop = list(own), asyncio.get_running_loop()
+        running = {key: _Running[Result](loop.create_future(), len(keys)) for key in keys}
+        self._running |= running
+
+        def keep(index: int, result: Result) -> None:
+            kept, size = self._sealed(result)
+            self._keep(keys[index], kept, size)
+            if not running[keys[index]].result.done():
+                running[keys[index]].result.set_result(kept)
+
+        try:
+            return await self._batcher.submit([items[i] for i in own.values()], timeout_s, keep)
+        except ItemFailed as error:
+            future = running[keys[error.index]].result
+            future.set_exception(error)
+            future.exception()  # so that asyncio does not report it if nobody waits
+            error.index = own[keys[error.index]]
+            raise
+        finally:
+            for key, entry in running.items():
+                entry.result.cancel()  # no effect on a future that is done
+                if self._running.get(key) is entry:
+                    del self._running[key]
+
+    def _keep(self, key: Hashable, result: Result, size: int) -> None:
+        _, previous = self._results.pop(key, (None, 0))
+        self._bytes -= previous
+        if size > self._max_bytes:
+            return
+        self._results[key] = result, size
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            _, (_, evicted) = self._results.popitem(last=False)
+            self._bytes -= evicted
+
+
+async def _results_of(
+    running: Mapping[Hashable, _Running[Result]], indices: Mapping[Hashable, int]
+) -> dict[Hashable, Result]:
+    """Wait for items of other requests, and return the results of those that completed.
+
+    Raises:
+        ItemFailed: One of the items failed; its index is the one in `indices`.
+    """
+    futures = {key: entry.result for key, entry in running.items()}
+    await asyncio.wait(futures.values())
+    results: dict[Hashable, Result] = {}
+    for key, future in futures.items():
+        if future.cancelled():
+            continue
+        if (error := future.exception()) is not None:
+            raise ItemFailed(indices[key]) from error.__cause__
+        results[key] = future.result()
+    return results

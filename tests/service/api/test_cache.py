@@ -1,0 +1,134 @@
+"""The cache of results, over HTTP and from Python."""
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import vitrine
+from models.artifact import Artifact
+from service.app import create_app
+from service.inference.loaded_model import BatchItem, sealed
+from service.inference.results import SparseVector
+from service.inference.tokenizer import Row
+from service.settings import CacheSettings, EngineSettings, ModelSettings, Settings
+from tests.serving import ready_model, serving
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["The cat sat.", "rain", "The cat sat.", "a cat on a mat " * 6]
+
+
+@pytest.fixture(scope="module")
+def client(small_artifact: Artifact) -> Iterator[TestClient]:
+    settings = Settings(
+        model=ModelSettings(path=small_artifact.path),
+        engine=EngineSettings(threads=1),
+        cache=CacheSettings(max_bytes=2**20),
+    )
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        yield client
+
+
+def ask(client: TestClient, path: str = "/encode", /, **body: object) -> Any:  # noqa: ANN401
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def metric(client: TestClient, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[-1])
+
+
+def test_cached_vectors_are_those_of_the_engine(client: TestClient) -> None:
+    before = metric(client, 'vitrine_cache_items_total{result="hit"}')
+    first = ask(client, inputs=TEXTS)
+    again = ask(client, inputs=TEXTS)
+    assert again.json() == first.json()
+    assert metric(client, 'vitrine_cache_items_total{result="hit"}') - before == len(TEXTS)
+    assert metric(client, 'vitrine_cache_items_total{result="shared"}') >= 1
+    assert metric(client, "vitrine_cache_saved_tokens_total") > 0
+    assert metric(client, "vitrine_cache_bytes") > 3 * 4 * first.json()["dimensions"]
+    for response in (first, again):
+        stages = [part.split(";")[0] for part in response.headers["Server-Timing"].split(", ")]
+        assert stages == ["tokenize", "queue", "infer", "cache", "serialize"]
+    assert "infer;dur=0.000" in again.headers["Server-Timing"]
+
+
+def test_routes_share_results_and_post_processing_does_not_change_them(client: TestClient) -> None:
+    vectors = ask(client, inputs=TEXTS).json()["embeddings"]
+    truncated = ask(client, inputs=TEXTS, dimensions=4, normalize=False).json()["embeddings"]
+    openai = ask(client, "/v1/embeddings", input=TEXTS, model="small").json()["data"]
+    np.testing.assert_allclose([item["embedding"] for item in openai], vectors, atol=1e-6)
+    assert ask(client, inputs=TEXTS).json()["embeddings"] == vectors
+    assert np.shape(truncated) == (len(TEXTS), 4)
+
+
+def test_token_vectors_are_not_cached(client: TestClient) -> None:
+    ask(client, inputs=TEXTS, output="tokens")
+    size = metric(client, "vitrine_cache_bytes")
+    assert (
+        "cache;" not in ask(client, inputs=["new text"], output="tokens").headers["Server-Timing"]
+    )
+    assert metric(client, "vitrine_cache_bytes") == size
+
+
+def test_rows_can_be_computed_again(client: TestClient) -> None:
+    async def encode_twice() -> None:
+        model = ready_model(client)
+        row = Row([0, 5, 2], False, 0)
+        for _ in range(2):
+            await model.encode_rows([row], ("pooled",), uses_cache=False)
+
+    before = metric(client, "vitrine_batch_rows_count")
+    assert client.portal is not None
+    client.portal.call(encode_twice)
+    assert metric(client, "vitrine_batch_rows_count") - before == 2
+
+
+def test_python_results_survive_eviction(small_artifact: Artifact) -> None:
+    options = vitrine.ModelOptions(threads=1)
+    small = vitrine.ModelOptions(threads=1, cache_bytes=2500)
+    texts = [f"text {index % 7}" for index in range(40)]
+    with (
+        vitrine.SyncModel(small_artifact.path, options) as plain,
+        vitrine.SyncModel(small_artifact.path, small) as cached,
+    ):
+        for text in texts:
+            np.testing.assert_array_equal(cached.encode(text).vectors, plain.encode(text).vectors)
+
+
+ROW = Row([1, 2, 3], False, 0)
+OTHERS: dict[str, Any] = {
+    "ids": [1, 2, 4],
+    "prompt_tokens": 1,
+    "adapter": 1,
+    "token_types": [0, 0, 1],
+    "unattended": 1,
+}
+
+
+def test_keys_cover_everything_that_results_depend_on() -> None:
+    key = BatchItem(ROW, ("pooled",)).key
+    assert key == BatchItem(replace(ROW, truncated=True, offsets=[None] * 3), ("pooled",)).key
+    assert key != BatchItem(ROW, ("sparse",)).key
+    for name, value in OTHERS.items():
+        assert key != BatchItem(replace(ROW, **{name: value}), ("pooled",)).key, name
+    # Fields that the engine never sees.
+    unseen = {"truncated", "offsets", "continues"}
+    assert {field.name for field in fields(Row)} == OTHERS.keys() | unseen
+
+
+def test_kept_results_are_copies_that_cannot_be_changed() -> None:
+    batch = np.ones((1000, 4), np.float32)
+    sparse = SparseVector(np.arange(3), np.ones(3, np.float32))
+    (vector, weights), size = sealed((batch[5], sparse))
+    assert isinstance(vector, np.ndarray)
+    assert isinstance(weights, SparseVector)
+    assert vector.base is None  # the batch is not kept
+    assert not any(array.flags.writeable for array in (vector, *weights))
+    assert 4 * 4 + 3 * 8 + 3 * 4 < size < 2000
