@@ -12,6 +12,7 @@ from service.inference.batcher import ItemFailed, Outcome
 from service.inference.cache import ResultCache
 from service.inference.metrics import CacheMetrics
 from tests.batchers import POISON, Recorder, batcher_of, settled, with_batcher
+from tests.eventually import HANG_S
 
 REQUESTS = st.lists(
     st.tuples(
@@ -24,9 +25,12 @@ Cache = ResultCache[int, int]
 
 
 def cached(
-    run: Recorder, scenario: Callable[[Cache], Awaitable[None]], max_bytes: int = 1000
+    run: Recorder,
+    scenario: Callable[[Cache], Awaitable[None]],
+    max_bytes: int = 1000,
+    size: Callable[[int], int] = lambda _: 10,
 ) -> dict[str, float]:
-    """Run a scenario with a cache whose results take 10 bytes each; return its counters."""
+    """Run a scenario with a cache; return its counters."""
     registry = CollectorRegistry()
 
     async def with_cache() -> None:
@@ -35,11 +39,12 @@ def cached(
             batcher,
             key=lambda item: item,
             length=abs,
-            sealed=lambda result: (result, 10),
+            sealed=lambda result: (result, size(result)),
             max_bytes=max_bytes,
             metrics=CacheMetrics(registry),
         )
-        await with_batcher(batcher, lambda _: scenario(cache))
+        async with asyncio.timeout(HANG_S):
+            await with_batcher(batcher, lambda _: scenario(cache))
 
     asyncio.run(with_cache())
     counts = {
@@ -127,7 +132,7 @@ def test_request_does_not_wait_for_one_with_more_items() -> None:
     run = Recorder()
 
     async def scenario(cache: Cache) -> None:
-        await in_flight(run, cache, [20, 3])
+        large = await in_flight(run, cache, [20, 3])
         small = asyncio.create_task(cache.submit([3]))
         await settled()
         # The next request of one item shares the small request's.
@@ -135,6 +140,8 @@ def test_request_does_not_wait_for_one_with_more_items() -> None:
         await settled()
         run.gate.set()
         assert (await small).results == (await last).results == [9]
+        await large
+        assert cache.bytes == 2 * 10  # the second result replaces the first
 
     cached(run, scenario)
     assert computed(run) == [3, 3, 20]
@@ -189,13 +196,13 @@ def test_least_recently_used_results_are_evicted() -> None:
     assert [item for batch in run.batches for item in batch] == [1, 2, 3, 4, 2]
 
 
-def test_result_larger_than_the_cache_is_not_kept() -> None:
+def test_result_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
     run = Recorder()
 
     async def scenario(cache: Cache) -> None:
-        for _ in range(2):
-            assert (await cache.submit([3])).results == [9]
-        assert cache.bytes == 0
+        for item in (2, 7, 2, 7):
+            assert (await cache.submit([item])).results == [item * item]
+        assert cache.bytes == 4
 
-    cached(run, scenario, max_bytes=9)
-    assert computed(run) == [3, 3]
+    cached(run, scenario, max_bytes=40, size=lambda result: result)
+    assert [item for batch in run.batches for item in batch] == [2, 7, 7]
