@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from models.artifact import (
+    QUERY_WEIGHTS,
     SOURCE,
     TOKENIZER,
     Artifact,
@@ -41,6 +42,7 @@ from models.export.parity import (
     reference_vectors,
     unattended_in_turn,
 )
+from models.export.query_table import read_query_table
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import Source
 from models.export.token_rules import token_rules
@@ -116,8 +118,13 @@ def export(
     rules: dict[str, TokenRules] = {}
     if config.multi:
         rules = token_rules(config.multi, tokenizer, config.max_tokens, model.encoder.config)
+    table = read_query_table(files, config, tokenizer, model.encoder.config.vocab_size)
+    if table:
+        rules = table.rules
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
+        if table:
+            np.save(folder / QUERY_WEIGHTS, table.weights.numpy())
         check = _check(model, tokenizer, config)
         write_check(folder, check)
         if copy_source:

@@ -29,7 +29,8 @@ from service.inference.errors import (
 )
 from service.inference.executor import BoundedExecutor, ExecutorFull
 from service.inference.metrics import InferenceMetrics, record_outcome
-from service.inference.results import RowResult, RowResults, SparseVector
+from service.inference.query_table import look_up
+from service.inference.results import RowResult, RowResults, SparseVector, Vectors
 from service.inference.tokenizer import Row, TextTokenizer
 
 Result = TypeVar("Result")
@@ -75,6 +76,7 @@ class LoadedModel:
         created: Modification time of the artifact, as a Unix timestamp in seconds.
         artifact: The artifact.
         tokenizer: The artifact's tokenizer.
+        query_weights: Weights of queries that are looked up, `(V,)`; empty for other models.
         engine: The engine that runs the artifact's graph.
         batcher: Batcher that runs rows on the engine.
         max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
@@ -93,6 +95,7 @@ class LoadedModel:
     created: int
     artifact: Artifact
     tokenizer: TextTokenizer
+    query_weights: Vectors
     engine: Engine
     batcher: Batcher[BatchItem, RowResults]
     max_cost: int
@@ -119,7 +122,9 @@ class LoadedModel:
     async def encode_rows(
         self, rows: Sequence[Row], outputs: tuple[Output, ...], timeout_s: float | None = None
     ) -> Outcome[RowResults]:
-        """Return the engine's results for each row, before any normalisation or activation.
+        """Return the results of each row, before any normalisation or activation.
+
+        They are the engine's, except for rows whose weights are looked up.
 
         Args:
             rows: Rows of token ids.
@@ -134,8 +139,41 @@ class LoadedModel:
             InferenceFailed: The engine failed on one of the rows; `index` is the index of the row.
             NotReady: The model is closed, or its engine has stopped.
         """
+        looked_up = [index for index, row in enumerate(rows) if row.is_looked_up]
+        if not looked_up:
+            return await self._run_on_engine(rows, range(len(rows)), outputs, timeout_s)
+        started = time.perf_counter()
+        results: dict[int, RowResults] = await self._look_up(rows, looked_up)
+        lookup_s = time.perf_counter() - started
+        others = [index for index in range(len(rows)) if index not in results]
+        if not others:
+            return Outcome(list(results.values()), 0.0, lookup_s)
+        outcome = await self._run_on_engine(rows, others, outputs, timeout_s)
+        results |= zip(others, outcome.results, strict=True)
+        ordered = [results[index] for index in range(len(rows))]
+        return Outcome(ordered, outcome.queue_s, lookup_s + outcome.run_s)
+
+    async def _look_up(self, rows: Sequence[Row], indices: Sequence[int]) -> dict[int, RowResults]:
+        """Return the sparse vectors of the rows at the indices, by index."""
+        if not self.batcher.is_alive:
+            raise _stopped()
+        ids = [rows[index].ids for index in indices]
+        vectors = await self.run_tokenizer(
+            lambda: [(look_up(self.query_weights, own),) for own in ids], ids, len(ids)
+        )
+        return dict(zip(indices, vectors, strict=True))
+
+    async def _run_on_engine(
+        self,
+        rows: Sequence[Row],
+        indices: Sequence[int],
+        outputs: tuple[Output, ...],
+        timeout_s: float | None,
+    ) -> Outcome[RowResults]:
+        """Return the engine's results for the rows at the indices; see `encode_rows`."""
+        items = [BatchItem(rows[index], outputs) for index in indices]
         try:
-            return await self.batcher.submit([BatchItem(row, outputs) for row in rows], timeout_s)
+            return await self.batcher.submit(items, timeout_s)
         except QueueFull:
             raise self._queue_full_error() from None
         except TooLate as error:
@@ -145,9 +183,10 @@ class LoadedModel:
                 error.late_s,
             ) from None
         except ItemFailed as error:
-            raise InferenceFailed("the engine failed on this input", index=error.index) from error
+            index = indices[error.index]
+            raise InferenceFailed("the engine failed on this input", index=index) from error
         except Stopped:
-            raise NotReady("the engine has stopped") from None
+            raise _stopped() from None
 
     async def run(
         self,
@@ -158,6 +197,7 @@ class LoadedModel:
         timeout_s: float | None,
         *,
         max_tokens: int | None = None,
+        needs_engine: bool = True,
     ) -> tuple[Sequence[Row], list[Any], Mapping[str, float]]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
 
@@ -171,6 +211,7 @@ class LoadedModel:
             outputs: Outputs of the graph to return.
             timeout_s: See `Model.encode`.
             max_tokens: Maximum number of tokens for results per token; None: `max_token_vectors`.
+            needs_engine: Whether a full queue refuses the inputs before they are tokenised.
 
         Raises:
             InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
@@ -185,7 +226,8 @@ class LoadedModel:
         with record_outcome(lambda outcome: self.metrics.inputs[outcome].inc(count)):
             try:
                 async with asyncio.timeout(timeout_s):
-                    if self.batcher.is_full:  # before tokenising inputs that will be refused
+                    # Before tokenising inputs that will be refused.
+                    if needs_engine and self.batcher.is_full:
                         raise self._queue_full_error()
                     started = time.perf_counter()
                     rows = await self.run_tokenizer(tokenize, parts, count)
@@ -246,6 +288,10 @@ class LoadedModel:
 
     def _queue_full_error(self) -> Overloaded:
         return Overloaded("the queue is full; try again later", self.batcher.drain_s)
+
+
+def _stopped() -> NotReady:
+    return NotReady("the engine has stopped")
 
 
 def run_batch(

@@ -148,6 +148,10 @@ class Model(LoadedModel):
     ) -> SparseEmbeddings:
         """Encode texts or rows of token ids into one sparse vector each.
 
+        An inference-free model looks up the weights of the tokens of queries, without the engine,
+        as `encode_query` of sentence-transformers does; queries are the inputs with the prompt
+        "query".
+
         Args:
             inputs: See `encode`.
             prompt_name: See `encode`.
@@ -160,7 +164,8 @@ class Model(LoadedModel):
         items = _as_list(inputs)
         tokenize = partial(self.tokenizer.rows, items, prompt_name, on_overflow)
         rows, (vectors,), seconds = await self.run(
-            items, len(items), tokenize, ("sparse",), timeout_s
+            *(items, len(items), tokenize, ("sparse",), timeout_s),
+            needs_engine=not self.tokenizer.rules(prompt_name).looks_up,
         )
         return SparseEmbeddings(vectors, self.width, rows, seconds)
 

@@ -49,6 +49,7 @@ class Row:
         unattended: Number of last tokens that no token attends to.
         continues: Whether each token continues the word of the token before it; empty: not
             requested.
+        is_looked_up: Whether the row's weights are looked up, without the engine.
     """
 
     ids: Sequence[int]
@@ -59,6 +60,7 @@ class Row:
     token_types: Sequence[int] = ()
     unattended: int = 0
     continues: Sequence[bool] = ()
+    is_looked_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ class TextTokenizer:
         self._tokenizer.enable_truncation(manifest.max_tokens)
         self._manifest = manifest
         self._max_chars = max_chars
-        other = TokenRules(max_tokens=manifest.max_tokens)
-        self._rules = {"": other, **manifest.token_rules}
+        self._network_rules = TokenRules(max_tokens=manifest.max_tokens)
+        self._rules = {"": self._network_rules, **manifest.token_rules}
         self._truncating = {(manifest.max_tokens, False): self._tokenizer}
         for rules in self._rules.values():  # in advance, because it takes long
             self._truncating_at(rules.max_tokens, is_left=self._drops_left("truncate"))
@@ -320,7 +322,10 @@ class TextTokenizer:
         limit = rules.max_tokens
         kept = slice(-limit, None) if self._drops_left(on_overflow) else slice(limit)
         adapter = self._prompt(prompt_name).adapter
-        rows = [Row(ids[kept], len(ids) > limit, 0, adapter) for ids in inputs]
+        rows = [
+            Row(ids[kept], len(ids) > limit, 0, adapter, is_looked_up=rules.looks_up)
+            for ids in inputs
+        ]
         self._check_overflow([row.truncated for row in rows], on_overflow, limit)
         return [_filled(row, rules) for row in rows]
 
@@ -457,16 +462,22 @@ class TextTokenizer:
         encoded: list[tuple[Row, Encoding]] = []
         for part in _slices(texts):
             prompted = [prompt.text + text for text in part]
-            for encoding in self._encode(prompted, on_overflow, with_offsets, rules.max_tokens):
-                offsets = _spans(encoding, len(prompt.text)) if with_offsets else None
-                is_truncated = bool(encoding.overflowing)
-                row = Row(encoding.ids, is_truncated, prompt.tokens, prompt.adapter, offsets)
+            for encoding in self._encode(prompted, on_overflow, with_offsets, rules):
+                row = Row(
+                    encoding.ids,
+                    bool(encoding.overflowing),
+                    prompt.tokens,
+                    prompt.adapter,
+                    _spans(encoding, len(prompt.text)) if with_offsets else None,
+                    is_looked_up=rules.looks_up,
+                )
                 encoded.append((row, encoding))
         rows = [row for row, _ in encoded]
         for index, row in enumerate(rows):
             # A prompt's last token can merge with the text's first, so the text of a short row is
             # encoded again without the prompt.
-            is_short = len(row.ids) <= self._special_tokens + prompt.tokens
+            special = 0 if rules.looks_up else self._special_tokens
+            is_short = len(row.ids) <= special + prompt.tokens
             if is_short and not self.has_tokens(texts[index]):
                 raise InvalidInput(
                     "the text has no tokens: the tokenizer drops all of its characters",
@@ -496,16 +507,17 @@ class TextTokenizer:
         texts: Sequence[str],
         on_overflow: OnOverflow,
         with_offsets: bool,
-        limit: int | None = None,
+        rules: TokenRules | None = None,
     ) -> list[Encoding]:
-        limit = limit or self._manifest.max_tokens
+        rules = rules or self._network_rules
+        limit, has_special = rules.max_tokens, not rules.looks_up
         is_left = self._drops_left(on_overflow)
         tokenizer = self._truncating_at(limit, is_left=is_left)
         # Offsets count from the start of the text, which is missing in a part from its end.
         is_cut = not (self._tokens_span_words or (is_left and with_offsets))
         chars = CHARS_PER_TOKEN * limit
         if not is_cut or max(map(len, texts), default=0) <= 2 * chars:
-            return self._encode_whole(tokenizer, texts, with_offsets)
+            return self._encode_whole(tokenizer, texts, with_offsets, has_special)
         encodings: dict[int, Encoding] = {}
         while len(encodings) < len(texts):
             parts = {
@@ -513,26 +525,34 @@ class TextTokenizer:
                 for index, text in enumerate(texts)
                 if index not in encodings
             }
-            encoded = self._encode_whole(tokenizer, list(parts.values()), with_offsets)
+            encoded = self._encode_whole(tokenizer, list(parts.values()), with_offsets, has_special)
             for (index, part), encoding in zip(parts.items(), encoded, strict=True):
-                if len(part) == len(texts[index]) or self._overflow(encoding) >= MARGIN:
+                if (
+                    len(part) == len(texts[index])
+                    or self._overflow(encoding, has_special) >= MARGIN
+                ):
                     encodings[index] = encoding
             chars *= 4
         return [encodings[index] for index in range(len(texts))]
 
     def _encode_whole(
-        self, tokenizer: Tokenizer, texts: Sequence[str], with_offsets: bool
+        self,
+        tokenizer: Tokenizer,
+        texts: Sequence[str],
+        with_offsets: bool,
+        has_special: bool = True,
     ) -> list[Encoding]:
         with _panics_as_errors():
             if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
-                return [tokenizer.encode(texts[0])]
+                return [tokenizer.encode(texts[0], add_special_tokens=has_special)]
             encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
-            encodings: list[Encoding] = encode(texts)
+            encodings: list[Encoding] = encode(texts, add_special_tokens=has_special)
             return encodings
 
-    def _overflow(self, encoding: Encoding) -> int:
+    def _overflow(self, encoding: Encoding, has_special: bool) -> int:
         """Return the number of truncated tokens of a text, special tokens excluded."""
-        return sum(len(part) - self._special_tokens for part in encoding.overflowing)
+        special = self._special_tokens if has_special else 0
+        return sum(len(part) - special for part in encoding.overflowing)
 
     @cached_property
     def _without_truncation(self) -> Tokenizer:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from sentence_transformers import MultiVectorEncoder
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
@@ -297,3 +298,37 @@ def save_multi_vector(
     model = MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts)
     model.save(str(folder))
     return MultiVectorEncoder(str(folder), device="cpu")
+
+
+# Folders of the modules of `save_inference_free`.
+QUERY_MODULE = "query_0_SparseStaticEmbedding"
+DOCUMENT_MODULES = ("document_0_Transformer", "document_1_SpladePooling")
+
+
+def save_inference_free(
+    folder: Path,
+    encoder: Path,
+    *,
+    default_route: str | None = "document",
+    prompts: dict[str, str] | None = None,
+) -> SparseEncoder:
+    """Save a sparse model that looks up random weights of queries; return it.
+
+    A seventh of the weights is zero, and others are negative.
+
+    Args:
+        folder: Folder to write.
+        encoder: Folder of a masked language model and its tokenizer.
+        default_route: Route of texts that are neither queries nor documents.
+        prompts: Prompts of the model.
+    """
+    network = Transformer(str(encoder), transformer_task="fill-mask")
+    generator = torch.Generator().manual_seed(2)
+    weights = torch.rand(len(network.tokenizer), generator=generator) * 3 - 0.5
+    weights[::7] = 0
+    pooling = SpladePooling("max", activation_function="log1p_relu")
+    query = SparseStaticEmbedding(network.tokenizer, weights)
+    router = Router.for_query_document([query], [network, pooling], default_route)
+    model = SparseEncoder(modules=[router], device="cpu", prompts=prompts)
+    model.save(str(folder))
+    return SparseEncoder(str(folder), device="cpu")

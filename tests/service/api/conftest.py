@@ -16,8 +16,10 @@ from service.app import create_app
 from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.conftest import Export
 from tests.models.checkpoints import (
+    QUERY_MODULE,
     edit_json,
     save_classifier,
+    save_inference_free,
     save_masked_lm,
     save_multi_vector,
     save_token_classifier,
@@ -81,6 +83,28 @@ def sparse_encoder(exported: Export) -> tuple[SparseEncoder, Artifact]:
 
 
 @pytest.fixture(scope="session")
+def inference_free(exported: Export, minilm_folder: Path) -> tuple[SparseEncoder, Artifact]:
+    """A sparse model that looks up the weights of queries, and its artifact.
+
+    Queries have up to 16 tokens, and documents up to 24.
+    """
+
+    def write(out: Path) -> None:
+        model, saved = out.with_name("model"), out.with_name("saved")
+        save_masked_lm(model, "bert", vocab_size=30_522)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(minilm_folder / name, model)
+        edit_json(model / "tokenizer_config.json", model_max_length=24)
+        prompts = {"query": "what is ", "document": "text: ", "title": "title: "}
+        save_inference_free(saved, model, prompts=prompts)
+        edit_json(saved / QUERY_MODULE / "tokenizer_config.json", model_max_length=16)
+        export(resolve(str(saved)), out)
+
+    artifact = exported("inference-free", write)
+    return SparseEncoder(str(artifact.path.with_name("saved")), device="cpu"), artifact
+
+
+@pytest.fixture(scope="session")
 def tagger(exported: Export) -> Artifact:
     """A BERT with five labels for tokens."""
 
@@ -124,6 +148,11 @@ def tag_client(tagger: Artifact) -> Iterator[TestClient]:
 @pytest.fixture(scope="package")
 def sparse_client(sparse_encoder: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
     yield from _client_of(sparse_encoder[1])
+
+
+@pytest.fixture(scope="package")
+def inference_free_client(inference_free: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
+    yield from _client_of(inference_free[1])
 
 
 @pytest.fixture(scope="package")
