@@ -1,5 +1,6 @@
 """Small rerankers and classifiers, and clients of services with them."""
 
+import json
 import shutil
 import string
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tests.models.checkpoints import (
     save_multi_vector,
     save_token_classifier,
     save_tokenizer,
+    write_json,
 )
 from tests.serving import serving
 
@@ -86,15 +88,19 @@ def sparse_encoder(exported: Export) -> tuple[SparseEncoder, Artifact]:
 def inference_free(exported: Export, minilm_folder: Path) -> tuple[SparseEncoder, Artifact]:
     """A sparse model that looks up the weights of queries, and its artifact.
 
+    The tokenizer is the default model's, with the most frequent words alone.
     Queries have up to 16 tokens, and documents up to 24.
     """
 
     def write(out: Path) -> None:
         model, saved = out.with_name("model"), out.with_name("saved")
-        save_masked_lm(model, "bert", vocab_size=30_522)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(minilm_folder / name, model)
+        save_masked_lm(model, "bert", vocab_size=5000)
+        shutil.copy(minilm_folder / "tokenizer_config.json", model)
         edit_json(model / "tokenizer_config.json", model_max_length=24)
+        content = json.loads((minilm_folder / "tokenizer.json").read_text())
+        words = content["model"]["vocab"]
+        content["model"]["vocab"] = {token: i for token, i in words.items() if i < 5000}
+        write_json(model / "tokenizer.json", content)
         prompts = {"query": "what is ", "document": "text: ", "title": "title: "}
         save_inference_free(saved, model, prompts=prompts)
         edit_json(saved / QUERY_MODULE / "tokenizer_config.json", model_max_length=16)

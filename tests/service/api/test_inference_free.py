@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,9 @@ from starlette.testclient import TestClient
 import vitrine
 from models.artifact import Artifact
 from service.inference.batcher import ItemFailed
-from service.inference.errors import InferenceFailed, NotReady, Overloaded
+from service.inference.errors import InferenceFailed, InvalidInput, NotReady, Overloaded
 from service.inference.results import SparseVector
+from service.inference.tokenizer import TextTokenizer
 from tests.serving import ready_model
 
 pytestmark = pytest.mark.slow
@@ -207,11 +209,9 @@ def test_durations_metrics_and_info(inference_free_client: TestClient) -> None:
     ("fields", "pointer", "code"),
     [
         ({"inputs": ["cat", " "]}, "/inputs/1", "empty"),
-        ({"inputs": ["cat", "\u200b"]}, "/inputs/1", "no_tokens"),
         ({"inputs": ["cat", "cat " * 40], "on_overflow": "error"}, "/inputs/1", "too_long"),
-        ({"inputs": ["cat", [1, 40_000]]}, "/inputs/1", "id_out_of_range"),
+        ({"inputs": [[7], [1, 40_000]]}, "/inputs/1", "id_out_of_range"),
         ({"inputs": "cat", "output": "pooled"}, None, "wrong_model"),
-        ({"inputs": []}, "/inputs", "empty"),
     ],
 )
 def test_invalid_queries_are_refused(
@@ -220,6 +220,17 @@ def test_invalid_queries_are_refused(
     response = inference_free_client.post("/encode", json={**fields, "prompt_name": "query"})
     problem = response.json()
     assert (response.status_code, problem["code"], problem.get("pointer")) == (422, code, pointer)
+
+
+def test_query_without_tokens_is_refused(inference_free: Oracle) -> None:
+    _, artifact = inference_free
+    manifest = replace(artifact.manifest, prompts={"query": "", "document": ""})
+    tokenizer = TextTokenizer(Artifact(artifact.path, manifest), max_chars=100)
+    (row,) = tokenizer.rows(["a"], "query", "truncate")
+    assert (row.ids, row.is_looked_up) == ([1037], True)
+    with pytest.raises(InvalidInput) as refusal:
+        tokenizer.rows(["a", "\u200b"], "query", "truncate")
+    assert (refusal.value.code, refusal.value.index) == ("no_tokens", 1)
 
 
 async def test_queries_need_neither_engine_nor_queue(
