@@ -287,10 +287,7 @@ def _prompts(
             f"the default prompt {default!r} is not among the prompts: {', '.join(prompts)}"
         )
     if not task.prompts and (default or any(prompts.values())):
-        raise CheckpointError(
-            "prompts of models for sequence classification or token classification are not "
-            "supported"
-        )
+        raise CheckpointError("prompts of models for token classification are not supported")
     return prompts, None if default is None else str(default)
 
 

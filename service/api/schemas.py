@@ -59,7 +59,7 @@ class EncodeRequest(BaseModel):
         None,
         description="Name of the model's prompt to prepend to each text; an adapter of the same "
         "name is applied too; `query` and `document` also select a multi-vector model's rules for "
-        "tokens; null: the default prompt",
+        "tokens, and `query` the table of an inference-free sparse model; null: the default prompt",
     )
     normalize: bool | None = Field(
         None,

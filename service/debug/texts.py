@@ -55,11 +55,11 @@ async def tokenize_pair(
             "text_pair applies to rerankers and classifiers, which read two texts at once",
             pointer="/text_pair",
         )
-    model = state.ready_model()
+    tokenizer = state.ready_model().tokenizer
     pointers = "/text", "/text_pair"
+    first, prompt_name = _parts(text)
     try:
-        pair = prompted(model, text), text_pair
-        tokenized = await asyncio.to_thread(model.tokenizer.tokenized_pair, *pair)
+        tokenized = await asyncio.to_thread(tokenizer.tokenized_pair, first, text_pair, prompt_name)
     except (InvalidInput, TooLarge) as error:
         error.index, error.pointer = None, pointers[error.index or 0]
         raise

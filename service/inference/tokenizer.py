@@ -237,31 +237,45 @@ class TextTokenizer:
     def rows_of_pairs(
         self,
         inputs: Sequence[str | tuple[str, str]],
+        prompt_name: str | None,
         on_overflow: OnOverflow,
         limits: PairLimits = NO_LIMITS,
     ) -> list[Row]:
-        """Tokenize each text, or each pair of texts as one input, into a row, without a prompt.
+        """Tokenize each text, or each pair of texts as one input, into a row.
 
-        In a pair that is too long, the longer text loses tokens until the pair fits or both texts
-        have the same length. Then both lose tokens alike, as in transformers.
+        The named or the default prompt is prepended to each text and to the first text of each
+        pair. Its tokens do not count towards the limit of that text. In a pair that is too long,
+        the longer text loses tokens until the pair fits or both texts have the same length. Then
+        both lose tokens alike, as in transformers.
 
         Raises:
             InvalidInput: A text is empty, has a NUL character or has no tokens; or an input is too
-                long, and `on_overflow` is "error".
+                long, and `on_overflow` is "error". Or the prompt is unknown.
             TooLarge: A text has too many characters.
         """
+        prompt = self._prompt(prompt_name).text
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         pairs = {index: pair for index, pair in enumerate(inputs) if not isinstance(pair, str)}
-        rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, None, on_overflow))
-        rows |= _by_index(pairs, lambda pairs: self._rows_of_pairs(pairs, on_overflow, limits))
+        rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow))
+        rows |= _by_index(
+            pairs, lambda pairs: self._rows_of_pairs(pairs, prompt, on_overflow, limits)
+        )
         return [rows[index] for index in range(len(inputs))]
 
     def _rows_of_pairs(
-        self, pairs: Sequence[tuple[str, str]], on_overflow: OnOverflow, limits: PairLimits
+        self,
+        pairs: Sequence[tuple[str, str]],
+        prompt: str,
+        on_overflow: OnOverflow,
+        limits: PairLimits,
     ) -> list[Row]:
         for index, pair in enumerate(pairs):
             for text in pair:
                 self.check_text(text, index)
+        if prompt:
+            pairs = [(prompt + first, second) for first, second in pairs]
+            if limits[0] is not None:
+                limits = limits[0] + len(self._encode_plain([prompt])[0].ids), limits[1]
         encoded = self._pairs.encode(pairs, limits, drops_left=self._drops_left(on_overflow))
         for index, tokens in enumerate(encoded):
             if not tokens.has_tokens:
@@ -345,8 +359,8 @@ class TextTokenizer:
         sequence_ids = [None if span is None else 0 for span in spans]
         return self._with_baselines([text], row, encoding.tokens, spans, sequence_ids)
 
-    def tokenized_pair(self, text: str, text_pair: str) -> TokenizedText:
-        """Return the tokens, spans and baselines of a pair of texts, without a prompt.
+    def tokenized_pair(self, text: str, text_pair: str, prompt_name: str | None) -> TokenizedText:
+        """Return the tokens, spans and baselines of a pair of texts, with the prompt of the first.
 
         Raises:
             InvalidInput: A text is invalid (see `rows_of_pairs`), or the pair is too long for the
@@ -362,15 +376,20 @@ class TextTokenizer:
                     code="no_tokens",
                     index=index,
                 )
-        (row,) = self.rows_of_pairs([texts], "error")
+        (row,) = self.rows_of_pairs([texts], prompt_name, "error")
+        prompt = self._prompt(prompt_name).text
         with _panics_as_errors():
-            encoding = self._without_truncation.encode(*texts)
+            encoding = self._without_truncation.encode(prompt + text, text_pair)
         if encoding.ids != row.ids:
             raise RuntimeError("the tokenizers library gives a pair other tokens than the service")
-        sequence_ids = encoding.sequence_ids
+        starts = {0: len(prompt), 1: 0}
+        sequence_ids = [
+            None if index == 0 and 0 < end <= len(prompt) else index
+            for index, (_, end) in zip(encoding.sequence_ids, encoding.offsets, strict=True)
+        ]
         spans = [
-            None if index is None else span
-            for index, span in zip(sequence_ids, encoding.offsets, strict=True)
+            None if index is None else (max(0, begin - starts[index]), end - starts[index])
+            for index, (begin, end) in zip(sequence_ids, encoding.offsets, strict=True)
         ]
         return self._with_baselines(texts, row, encoding.tokens, spans, sequence_ids)
 

@@ -148,35 +148,36 @@ def multi_encoder(exported: Export, small_folder: Path) -> tuple[MultiVectorEnco
 
 @pytest.fixture(scope="package")
 def tag_client(tagger: Artifact) -> Iterator[TestClient]:
-    yield from _client_of(tagger)
+    yield from client_of(tagger)
 
 
 @pytest.fixture(scope="package")
 def sparse_client(sparse_encoder: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
-    yield from _client_of(sparse_encoder[1])
+    yield from client_of(sparse_encoder[1])
 
 
 @pytest.fixture(scope="package")
 def inference_free_client(inference_free: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
-    yield from _client_of(inference_free[1])
+    yield from client_of(inference_free[1])
 
 
 @pytest.fixture(scope="package")
 def multi_client(multi_encoder: tuple[MultiVectorEncoder, Artifact]) -> Iterator[TestClient]:
-    yield from _client_of(multi_encoder[1])
+    yield from client_of(multi_encoder[1])
 
 
 @pytest.fixture(scope="package")
 def rerank_client(reranker: Artifact) -> Iterator[TestClient]:
-    yield from _client_of(reranker)
+    yield from client_of(reranker)
 
 
 @pytest.fixture(scope="package")
 def classify_client(classifier: Artifact) -> Iterator[TestClient]:
-    yield from _client_of(classifier)
+    yield from client_of(classifier)
 
 
-def _client_of(artifact: Artifact) -> Iterator[TestClient]:
+def client_of(artifact: Artifact) -> Iterator[TestClient]:
+    """Yield a client of a service with the model and all gradient routes."""
     settings = Settings(
         model=ModelSettings(path=artifact.path),
         engine=EngineSettings(threads=1),
