@@ -59,6 +59,7 @@ class DenseConfig:
         out_features: Output width of the layer.
         bias: Whether the layer has a bias.
         activation: Name in `models.network.heads.HEAD_ACTIVATIONS`.
+        residual: Whether the input is added to the output.
     """
 
     folder: str
@@ -66,6 +67,7 @@ class DenseConfig:
     out_features: int
     bias: bool
     activation: str
+    residual: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +280,7 @@ def _dense(
         raise CheckpointError(
             f"{name}: the activation {activation!r} is not one of {', '.join(HEAD_ACTIVATIONS)}"
         )
-    check_defaults(config, {**features, "use_residual": False}, name)
+    check_defaults(config, features, name)
     sizes = (config.get("in_features"), config.get("out_features"))
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise CheckpointError(f"{name}: in_features and out_features must be positive integers")
@@ -288,6 +290,7 @@ def _dense(
         out_features=int(str(sizes[1])),
         bias=bool(config.get("bias", True)),
         activation=kind,
+        residual=bool(config.get("use_residual", False)),
     )
 
 

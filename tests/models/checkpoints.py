@@ -275,6 +275,7 @@ def save_multi_vector(
     prompts: dict[str, str] | None = None,
     normalize: bool = True,
     bias: bool = False,
+    use_residual: bool = False,
     **settings: Any,  # noqa: ANN401
 ) -> MultiVectorEncoder:
     """Save a multi-vector model of sentence-transformers with a random projection; return it.
@@ -286,14 +287,18 @@ def save_multi_vector(
         prompts: Prompts of the model.
         normalize: Whether the model has the module `Normalize`.
         bias: Whether the projection has a bias.
+        use_residual: Whether there are two layers that add their input to their output.
         settings: Settings of the module `Transformer`, such as `query_expansion`.
     """
     transformer = Transformer(str(encoder), **settings)
     torch.manual_seed(1)
     names = {"module_input_name": "token_embeddings"}
     width = transformer.get_embedding_dimension()
-    projection = Dense(width, 12, bias=bias, activation_function=torch.nn.Identity(), **names)
-    modules = [transformer, projection, MultiVectorMask(**(mask or {}))]
+    projections = [Dense(width, 12, bias=bias, activation_function=torch.nn.Identity(), **names)]
+    if use_residual:
+        layers = {"activation_function": torch.nn.GELU(), "use_residual": True, **names}
+        projections = [Dense(width, 12, **layers), Dense(12, 12, **layers)]
+    modules = [transformer, *projections, MultiVectorMask(**(mask or {}))]
     modules += [Normalize(**names)] if normalize else []
     model = MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts)
     model.save(str(folder))
