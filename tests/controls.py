@@ -83,6 +83,32 @@ GUARDS = (
         "tests/models/export/test_masked_lm.py::"
         "test_graphs_equal_the_sparse_encoder_of_sentence_transformers",
     ),
+    Guard(
+        "models/network/heads.py",
+        "result: Tensor = out + self.residual(x)",
+        "result: Tensor = out",
+        "tests/models/export/test_checkpoint.py::"
+        "test_residual_dense_head_vectors_equal_sentence_transformers",
+    ),
+    # Prompts of rerankers.
+    Guard(
+        "service/inference/tokenizer.py",
+        "pairs = [(prompt + first, second) for first, second in pairs]",
+        "pairs = [(first, prompt + second) for first, second in pairs]",
+        f"{_T}test_reranker_prompts.py::test_scores_equal_those_of_the_cross_encoder",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "limits = limits[0] + len(self._encode_plain([prompt])[0].ids), limits[1]",
+        "pass",
+        f"{_T}test_reranker_prompts.py::test_limit_of_a_query_does_not_count_the_prompt",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "None if index == 0 and 0 < end <= len(prompt) else index",
+        "index",
+        f"{_T}test_reranker_prompts.py::test_attribution_leaves_the_prompt_out_of_the_words",
+    ),
     # Weights of queries from a table.
     Guard(
         "models/export/query_table.py",

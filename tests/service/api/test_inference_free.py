@@ -1,9 +1,12 @@
 """Inference-free sparse models over HTTP and from Python, against sentence-transformers."""
 
-from collections.abc import Sequence
+import json
+import shutil
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,13 @@ from sentence_transformers import SparseEncoder
 from starlette.testclient import TestClient
 
 import vitrine
-from models.artifact import Artifact
+from models.artifact import Artifact, ArtifactError, sha256
 from service.inference.batcher import ItemFailed
 from service.inference.errors import InferenceFailed, InvalidInput, NotReady, Overloaded
+from service.inference.query_table import read_query_weights
 from service.inference.results import SparseVector
 from service.inference.tokenizer import TextTokenizer
+from tests.models.checkpoints import write_json
 from tests.serving import ready_model
 
 pytestmark = pytest.mark.slow
@@ -231,6 +236,34 @@ def test_query_without_tokens_is_refused(inference_free: Oracle) -> None:
     with pytest.raises(InvalidInput) as refusal:
         tokenizer.rows(["a", "\u200b"], "query", "truncate")
     assert (refusal.value.code, refusal.value.index) == ("no_tokens", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.astype(np.float64), "dtype float64; the model requires shape"),
+        (lambda weights: weights[1:], r"shape \(4999,\) and dtype float32; the model requires"),
+        (lambda weights: weights.astype(object), "query_weights.npy is invalid: Object arrays"),
+        (lambda weights: np.zeros_like(weights), None),
+    ],
+)
+def test_invalid_table_stops_the_start(
+    inference_free: Oracle, tmp_path: Path, change: Callable[[Any], Any], message: str | None
+) -> None:
+    folder = tmp_path / "artifact"
+    shutil.copytree(inference_free[1].path, folder)
+    file = folder / "query_weights.npy"
+    np.save(file, change(np.load(file)), allow_pickle=True)
+    with pytest.raises(ArtifactError, match="is not the exported file"):
+        read_query_weights(Artifact.load(folder))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["query_weights.npy"] = sha256(file)
+    write_json(folder / "manifest.json", manifest)
+    if message is None:  # weights may be any numbers
+        assert not read_query_weights(Artifact.load(folder)).any()
+    else:
+        with pytest.raises(ArtifactError, match=message):
+            read_query_weights(Artifact.load(folder))
 
 
 async def test_queries_need_neither_engine_nor_queue(
