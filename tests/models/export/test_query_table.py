@@ -140,6 +140,39 @@ def test_weights_in_json_are_those_of_sentence_transformers(
         table_of(folder)
 
 
+def test_modules_of_older_versions_are_known(folder: Path) -> None:
+    models = "sentence_transformers.sparse_encoder.models"
+    renamed = {
+        QUERY_MODULE: (QUERY_MODULE, f"{models}.SparseStaticEmbedding"),
+        DOCUMENT_MODULES[0]: ("document_0_MLMTransformer", f"{models}.MLMTransformer"),
+        DOCUMENT_MODULES[1]: (DOCUMENT_MODULES[1], f"{models}.SpladePooling"),
+    }
+    for old, (new, _) in renamed.items():
+        (folder / old).rename(folder / new)
+    query, *document = (name for name, _ in renamed.values())
+    config = {
+        "types": {name: f"{kind}.{kind.rpartition('.')[2]}" for name, kind in renamed.values()},
+        "structure": {"query": [query], "document": document},
+        "parameters": {"default_route": "document", "allow_empty_key": True},
+    }
+    write_json(folder / "router_config.json", config)
+    modules = json.loads((folder / "modules.json").read_text())
+    write_json(
+        folder / "modules.json", [{**modules[0], "type": "sentence_transformers.models.Router"}]
+    )
+    settings = {"max_seq_length": 20, "do_lower_case": False}
+    write_json(folder / "document_0_MLMTransformer" / "sentence_bert_config.json", settings)
+    oracle = SparseEncoder(str(folder), device="cpu")
+    table = table_of(folder)
+    assert (table.rules["query"].max_tokens, table.rules["document"].max_tokens) == (24, 20)
+    torch.testing.assert_close(table.weights, static_weights(oracle), rtol=0, atol=0)
+    model, _ = load(folder)
+    expected = oracle.encode(TEXTS[0], convert_to_sparse_tensor=False)
+    ids = torch.tensor([oracle.tokenizer(TEXTS[0])["input_ids"]])
+    actual = model(ids, torch.ones(ids.shape), torch.ones(ids.shape))[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_half_precision_weights_become_float32(folder: Path) -> None:
     edit_weights(folder, lambda weight: weight.half())
     weights = static_weights(SparseEncoder(str(folder), device="cpu"))
