@@ -5,6 +5,7 @@
     model.weights     weights of both; engines map this file into memory
     tokenizer.json    tokenizer, without truncation and padding
     check.json        inputs of the self-check, their token ids, and PyTorch's vectors for them
+    query_weights.npy weights of queries, of a sparse model that only looks them up (optional)
     source/           weights and config of the reference model, for gradients (optional)
 
 With `--target cuda` there are model.cuda.onnx and model.cuda.weights as well.
@@ -31,6 +32,7 @@ FORMAT = 7
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
+QUERY_WEIGHTS = "query_weights.npy"
 SOURCE = "source"
 
 # Names of the outputs of graphs. From "weights", one weight per token, the service computes sparse
@@ -69,10 +71,12 @@ class Graph:
 class TokenRules:
     """Rules for the tokens of one kind of text: queries, documents or others.
 
-    Only models with a vector or a weight per token have rules.
+    Only models with a vector or a weight per token, or with looked-up queries, have rules.
 
     Attributes:
         max_tokens: Maximum length in tokens, special tokens included.
+        looks_up: Whether the weights of a sparse vector are looked up in `QUERY_WEIGHTS`, without
+            the graph. Such rows have no special tokens.
         min_tokens: Length to which shorter rows are filled with `filler`; 0: rows are not filled.
         filler: Id of the token that fills short rows.
         attends_to_filler: Whether the tokens of a row attend to its added tokens.
@@ -83,6 +87,7 @@ class TokenRules:
     """
 
     max_tokens: int
+    looks_up: bool = False
     min_tokens: int = 0
     filler: int = 0
     attends_to_filler: bool = True
@@ -123,7 +128,7 @@ class Manifest:
         adapters: Names of the adapters, in the order of their indices. An adapter applies to inputs
             with the prompt of the same name.
         token_rules: Rules for tokens by prompt name, "query" or "document"; the name "" stands for
-            all others. Empty for models with neither vectors nor weights per token.
+            all others. Empty for models with one vector per text, all from the graph.
         graphs: Descriptions of the ONNX files.
         files: SHA-256 of every file except the manifest, by path relative to the artifact.
         versions: Versions of the libraries used for the export, by library name.

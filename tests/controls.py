@@ -83,6 +83,78 @@ GUARDS = (
         "tests/models/export/test_masked_lm.py::"
         "test_graphs_equal_the_sparse_encoder_of_sentence_transformers",
     ),
+    Guard(
+        "models/network/heads.py",
+        "result: Tensor = out + self.residual(x)",
+        "result: Tensor = out",
+        "tests/models/export/test_checkpoint.py::"
+        "test_residual_dense_head_vectors_equal_sentence_transformers",
+    ),
+    # Prompts of rerankers.
+    Guard(
+        "service/inference/tokenizer.py",
+        "pairs = [(prompt + first, second) for first, second in pairs]",
+        "pairs = [(first, prompt + second) for first, second in pairs]",
+        f"{_T}test_reranker_prompts.py::test_scores_equal_those_of_the_cross_encoder",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "limits = limits[0] + len(self._encode_plain([prompt])[0].ids), limits[1]",
+        "pass",
+        f"{_T}test_reranker_prompts.py::test_limit_of_a_query_does_not_count_the_prompt",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "None if index == 0 and 0 < end <= len(prompt) else index",
+        "index",
+        f"{_T}test_reranker_prompts.py::test_attribution_leaves_the_prompt_out_of_the_words",
+    ),
+    # Weights of queries from a table.
+    Guard(
+        "models/export/query_table.py",
+        "if (own.to_str(), side) != (tokenizer.to_str(), config.truncation_side):",
+        "if False:",
+        "tests/models/export/test_query_table.py::test_other_models_are_refused",
+    ),
+    Guard(
+        "models/export/query_table.py",
+        '"": rules[routes.default]',
+        '"": document',
+        "tests/models/export/test_query_table.py::"
+        "test_default_route_is_that_of_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "limit, has_special = rules.max_tokens, not rules.looks_up",
+        "limit, has_special = rules.max_tokens, True",
+        f"{_T}test_inference_free.py::"
+        "test_weights_of_queries_are_exactly_those_of_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/query_table.py",
+        "is_weighted = found != 0",
+        "is_weighted = found > 0",
+        f"{_T}test_inference_free.py::"
+        "test_weights_of_queries_are_exactly_those_of_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/loaded_model.py",
+        "index = indices[error.index]",
+        "index = error.index",
+        f"{_T}test_inference_free.py::test_failing_document_has_its_own_index",
+    ),
+    Guard(
+        "service/inference/model.py",
+        "needs_engine=not self.tokenizer.rules(prompt_name).looks_up",
+        "needs_engine=True",
+        f"{_T}test_inference_free.py::test_queries_need_neither_engine_nor_queue",
+    ),
+    Guard(
+        "service/debug/texts.py",
+        "if tokenized.row.is_looked_up:",
+        "if False:",
+        f"{_T}test_inference_free.py::test_gradients_explain_documents_only",
+    ),
     # Tags of tokens.
     Guard(
         "models/engines/__init__.py",
@@ -148,7 +220,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/tokenizer.py",
-        "self._overflow(encoding) >= MARGIN",
+        "self._overflow(encoding, has_special) >= MARGIN",
         "True",
         f"{_I}test_tokenizer.py::test_part_of_a_text_gives_the_tokens_of_the_whole",
     ),
@@ -463,7 +535,7 @@ GUARDS = (
     # Admission.
     Guard(
         "service/inference/loaded_model.py",
-        "if self.batcher.is_full:",
+        "if needs_engine and self.batcher.is_full:",
         "if False:",
         f"{_T}test_app.py::test_full_queue_is_reported_before_tokenization",
     ),

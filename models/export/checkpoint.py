@@ -198,7 +198,7 @@ def _head(config: HeadConfig) -> Head:
     match config:
         case DenseConfig():
             sizes = config.in_features, config.out_features
-            return DenseHead(*sizes, config.bias, config.activation)
+            return DenseHead(*sizes, config.bias, config.activation, residual=config.residual)
         case LayerNormConfig():
             return NormHead(LayerNorm(config.width), config.width)
         case NormalizeConfig():

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from models.artifact import (
+    QUERY_WEIGHTS,
     SOURCE,
     TOKENIZER,
     Artifact,
@@ -39,6 +41,7 @@ from models.export.parity import (
     reference_outputs,
     unattended_in_turn,
 )
+from models.export.query_table import read_query_table
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import Source
 from models.export.token_rules import hybrid_rules, token_rules
@@ -111,13 +114,18 @@ def export(
     files = ModelFolder(source.folder)
     model, config = load(files, overrides, report)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
+    table = read_query_table(files, config, tokenizer, model.encoder.config.vocab_size)
     rules: dict[str, TokenRules] = {}
-    if config.multi:
+    if table:
+        rules = table.rules
+    elif config.multi:
         rules = token_rules(config.multi, tokenizer, config.max_tokens, model.encoder.config)
     elif {"weights", "multi"} & {*config.outputs}:
         rules = {"": hybrid_rules(config, tokenizer)}
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
+        if table:
+            np.save(folder / QUERY_WEIGHTS, table.weights.numpy())
         check = _check(model, tokenizer, config)
         write_check(folder, check)
         if copy_source:

@@ -9,6 +9,7 @@ from typing import Any
 
 from models.export.families import jina_v3
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
+from models.export.router import read_routes
 from models.network.heads import HEAD_ACTIVATIONS
 from models.network.pooling import POOLINGS
 
@@ -58,6 +59,7 @@ class DenseConfig:
         out_features: Output width of the layer.
         bias: Whether the layer has a bias.
         activation: Name in `models.network.heads.HEAD_ACTIVATIONS`.
+        residual: Whether the input is added to the output.
     """
 
     folder: str
@@ -65,6 +67,7 @@ class DenseConfig:
     out_features: int
     bias: bool
     activation: str
+    residual: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,27 +115,31 @@ def transformer_folder(folder: ModelFolder) -> str:
 def read_modules(folder: ModelFolder) -> list[tuple[str, str]]:
     """Return class name and path of each module in modules.json; empty if the file is missing.
 
+    Of a Router, these are the modules of documents.
+
     Raises:
         CheckpointError: modules.json is invalid or lists unsupported modules.
     """
-    listed = folder.json("modules.json", list, [])
+    routes = read_routes(folder)
+    listed = list(routes.document) if routes else _listed_modules(folder)
     modules: list[tuple[str, str]] = []
-    for module in listed:
-        if not isinstance(module, dict) or not isinstance(module.get("path"), str):
-            raise CheckpointError("modules.json: every module must have a type and a path")
-        package, _, kind = str(module.get("type")).rpartition(".")
-        is_known = package.split(".")[0] == "sentence_transformers"
-        is_known |= module.get("type") == _DENSE_OF_PYLATE
-        if not (is_known or (module.get("type") == _OF_JINA_V3 and _is_jina_v3(folder))):
+    for name, path in listed:
+        package, _, kind = name.rpartition(".")
+        is_known = package.split(".")[0] == "sentence_transformers" or name == _DENSE_OF_PYLATE
+        if not (is_known or (name == _OF_JINA_V3 and _is_jina_v3(folder))):
             raise CheckpointError(
-                f"modules.json names {module.get('type')}; "
-                "code from outside sentence-transformers is never run"
+                f"modules.json names {name}; code from outside sentence-transformers is never run"
             )
         if kind != "Dropout":  # only training uses it
-            modules.append((kind, module["path"]))
+            modules.append((kind, path))
     kinds = [kind for kind, _ in modules]
     has_pooling = kinds[:2] == ["Transformer", "Pooling"] and _HEADS.keys() >= {*kinds[2:]}
     is_sparse = kinds in (["Transformer", SPLADE], ["MLMTransformer", SPLADE])
+    if routes and not is_sparse:
+        raise CheckpointError(
+            f"the Router's route document is {' -> '.join(kinds)}; supported: Transformer -> "
+            f"{SPLADE}"
+        )
     is_multi = _is_multi_vector(kinds) or (_is_dense_only(kinds) and is_pylate(folder))
     if kinds not in ([], ["Transformer"]) and not (has_pooling or is_sparse or is_multi):
         raise CheckpointError(
@@ -140,6 +147,16 @@ def read_modules(folder: ModelFolder) -> list[tuple[str, str]]:
             f"Transformer -> Pooling, then any of {', '.join(_HEADS)}; or Transformer, then Dense, "
             f"{MULTI_VECTOR_MASK} and Normalize for multi-vectors"
         )
+    return modules
+
+
+def _listed_modules(folder: ModelFolder) -> list[tuple[str, str]]:
+    """Return type and path of each module in modules.json."""
+    modules: list[tuple[str, str]] = []
+    for module in folder.json("modules.json", list, []):
+        if not isinstance(module, dict) or not isinstance(module.get("path"), str):
+            raise CheckpointError("modules.json: every module must have a type and a path")
+        modules.append((str(module.get("type")), module["path"]))
     return modules
 
 
@@ -263,7 +280,7 @@ def _dense(
         raise CheckpointError(
             f"{name}: the activation {activation!r} is not one of {', '.join(HEAD_ACTIVATIONS)}"
         )
-    check_defaults(config, {**features, "use_residual": False}, name)
+    check_defaults(config, features, name)
     sizes = (config.get("in_features"), config.get("out_features"))
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise CheckpointError(f"{name}: in_features and out_features must be positive integers")
@@ -273,6 +290,7 @@ def _dense(
         out_features=int(str(sizes[1])),
         bias=bool(config.get("bias", True)),
         activation=kind,
+        residual=bool(config.get("use_residual", False)),
     )
 
 

@@ -22,6 +22,7 @@ from models.export.modules import (
     read_pooling,
 )
 from models.export.multi_vector import MultiVectorConfig
+from models.export.router import Routes, read_routes
 from models.export.tasks import (
     CLASSIFICATION,
     EMBEDDING,
@@ -34,6 +35,7 @@ from models.export.tasks import (
 from models.export.tokenizer_config import (
     gives_token_types,
     mask_or_end_token,
+    maximum_length,
     read_tokenizer_config,
     truncation_side,
     unweighted_tokens,
@@ -64,6 +66,7 @@ class SentenceConfig:
         skipped_id: Token id that pooling skips; None: no token is skipped.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
         sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
+        routes: Modules of queries and of documents; None: all texts pass through the same.
         multi: Settings of a multi-vector model; None: another model.
         unweighted: Tokens without a weight, if sparse vectors consist of the weights of tokens.
         lowercase: Whether texts are lowercased before tokenization.
@@ -87,6 +90,7 @@ class SentenceConfig:
     skipped_id: int | None
     activation: str
     sparse: SparseConfig | None
+    routes: Routes | None
     multi: MultiVectorConfig | None
     unweighted: tuple[str, ...]
     lowercase: bool
@@ -204,6 +208,7 @@ def read_sentence_config(
         skipped_id=skipped_id,
         activation=_activation(folder, hyperparameters, task, len(labels)),
         sparse=sparse,
+        routes=read_routes(folder),
         multi=multi,
         unweighted=unweighted_tokens(tokenizer, model_type) if "weights" in per_token else (),
         lowercase=bool(settings.get("do_lower_case")),
@@ -274,7 +279,7 @@ def _prompts(
     name = MODEL_CONFIG
     config = folder.json(name, dict, {})
     if multi is None or not multi.is_pylate:
-        check_defaults(config, {"model_type": task.library_class}, name)
+        check_defaults(config, {"model_type": task.library_class, "max_active_dims": None}, name)
     own = config.get("prompts") or {} if multi is None else multi.prompts
     if not isinstance(own, Mapping):
         raise CheckpointError(f"{name}: prompts must be a JSON object")
@@ -289,10 +294,7 @@ def _prompts(
             f"the default prompt {default!r} is not among the prompts: {', '.join(prompts)}"
         )
     if not task.prompts and (default or any(prompts.values())):
-        raise CheckpointError(
-            "prompts of models for sequence classification or token classification are not "
-            "supported"
-        )
+        raise CheckpointError("prompts of models for token classification are not supported")
     return prompts, None if default is None else str(default)
 
 
@@ -323,7 +325,7 @@ def _is_positive(value: object) -> TypeGuard[int]:
 
 
 def _max_tokens(
-    tokenizer: Mapping[str, Any],
+    tokenizer: dict[str, Any],
     config: EncoderConfig,
     settings: Mapping[str, object],
     overrides: Overrides,
@@ -332,21 +334,8 @@ def _max_tokens(
 
     The folder's setting is capped at the encoder's maximum.
     """
-    own = next(
-        (
-            limit
-            for limit in (
-                settings.get("max_seq_length"),
-                tokenizer.get("model_max_length"),
-                tokenizer.get("max_len"),
-            )
-            if limit is not None
-        ),
-        config.max_tokens,
-    )
-    # transformers writes 1e30 for "no limit", as a float or an integer.
-    if isinstance(own, float) and own.is_integer():
-        own = int(own)
+    own = maximum_length(tokenizer, settings.get("max_seq_length"))
+    own = config.max_tokens if own is None else own
     limit = overrides.max_tokens
     if limit is None:
         limit = min(own, config.max_tokens) if isinstance(own, int) else 0

@@ -78,7 +78,6 @@ CLASSIFICATION = Task(
         "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
         "module_output_name": "scores",
     },
-    prompts=False,
 )
 TOKEN_CLASSIFICATION = Task(output="tags", library_class=None, transformer={}, prompts=False)
 SPARSE = Task(

@@ -84,6 +84,19 @@ def unweighted_tokens(config: dict[str, Any], model_type: str) -> tuple[str, ...
     return tuple(str(content) for content in contents if content)
 
 
+def maximum_length(config: dict[str, Any], override: object = None) -> object:
+    """Return the maximum length of a text, in tokens; None if tokenizer_config.json has none.
+
+    Args:
+        config: Content of tokenizer_config.json.
+        override: Value to return instead, unless it is None.
+    """
+    values = override, config.get("model_max_length"), config.get("max_len")
+    own = next((value for value in values if value is not None), None)
+    # transformers writes 1e30 for "no limit", as a float or an integer.
+    return int(own) if isinstance(own, float) and own.is_integer() else own
+
+
 def truncation_side(config: dict[str, Any]) -> str:
     """Return the side on which texts with too many tokens are truncated, "left" or "right".
 

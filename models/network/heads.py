@@ -21,20 +21,47 @@ HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class DenseHead(nn.Module):
     """A linear layer and an activation, equivalent to sentence-transformers' `Dense` module.
 
+    Args:
+        in_features: Width of the input.
+        out_features: Width of the output.
+        bias: Whether the linear layer has a bias.
+        activation: Name in `HEAD_ACTIVATIONS`.
+        residual: Whether the input is added to the output. If their widths differ, the input passes
+            through a second linear layer before that.
+
     Attributes:
         in_features: Width of the input.
         out_features: Width of the output.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, activation: str) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        activation: str,
+        *,
+        residual: bool = False,
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.linear = nn.Linear(in_features, out_features, bias=bias)
         self.activation = HEAD_ACTIVATIONS[activation]
+        self.residual: nn.Module | None = None
+        if residual:
+            is_same = in_features == out_features
+            self.residual = (
+                nn.Identity() if is_same else nn.Linear(in_features, out_features, False)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output `(..., out_features)` for the input `x`, `(..., in_features)`."""
-        return self.activation(self.linear(x.to(self.linear.weight.dtype)))
+        x = x.to(self.linear.weight.dtype)
+        out = self.activation(self.linear(x))
+        if self.residual is None:
+            return out
+        result: Tensor = out + self.residual(x)
+        return result
 
 
 class NormHead(nn.Module):

@@ -33,6 +33,7 @@ async def classify(request: Request, state: State) -> Response:
     with pointing_at(body.inputs):
         work = model.classify(
             body.input_list(),
+            prompt_name=body.prompt_name,
             on_overflow=body.on_overflow,
             timeout_s=deadline_s(request, state.settings.limits.request_s),
         )

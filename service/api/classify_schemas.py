@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 
 def _input_tag(value: object) -> str | None:
@@ -41,6 +41,7 @@ OnOverflow = Annotated[
         "respond with an error; in a pair, the longer text is truncated first"
     ),
 ]
+PromptName = Annotated[str, StringConstraints(max_length=256)] | None
 RawScores = Annotated[
     bool, Field(description="Whether scores are logits, before the model's activation function")
 ]
@@ -57,6 +58,11 @@ class ClassifyRequest(BaseModel):
     )
     top_k: int | None = Field(
         None, ge=1, description="Number of labels per input, best first; null: all"
+    )
+    prompt_name: PromptName = Field(
+        None,
+        description="Name of the model's prompt to prepend to each text and to the first text of "
+        "each pair; null: the default prompt",
     )
     raw_scores: RawScores = False
     on_overflow: OnOverflow = "truncate"

@@ -170,6 +170,7 @@ async def info(state: State) -> ServiceInfo:
         prompts=sorted(manifest.prompts),
         default_prompt=manifest.default_prompt,
         max_tokens_by_prompt={n: r.max_tokens for n, r in manifest.token_rules.items() if n},
+        looked_up_prompts=[n for n, rules in manifest.token_rules.items() if rules.looks_up],
         adapters=list(manifest.adapters),
         weights_sha256=dict(manifest.weights_sha256),
         graph_sha256=model.graph_sha256,

@@ -65,7 +65,7 @@ class EncodeRequest(BaseModel):
         None,
         description="Name of the model's prompt to prepend to each text; an adapter of the same "
         "name is applied too; `query` and `document` also select a multi-vector model's rules for "
-        "tokens; null: the default prompt",
+        "tokens, and `query` the table of an inference-free sparse model; null: the default prompt",
     )
     normalize: bool | None = Field(
         None,
@@ -161,9 +161,9 @@ class TokensResponse(BaseModel):
 
 
 class SparseWeights(BaseModel):
-    """A sparse vector: its positive weights."""
+    """A sparse vector: its weights that are not zero."""
 
-    ids: list[int] = Field(description="Token ids with a positive weight, in ascending order")
+    ids: list[int] = Field(description="Token ids with such a weight, in ascending order")
     weights: list[float] = Field(description="Weight of each of these token ids")
 
 
@@ -285,8 +285,13 @@ class ServiceInfo(BaseModel):
     prompts: list[str]
     default_prompt: str | None
     max_tokens_by_prompt: dict[str, int] = Field(
-        description="Maximum length in tokens, by prompt name, where a multi-vector model has one "
-        "for queries or documents"
+        description="Maximum length in tokens, by prompt name, where a model has one for queries "
+        "or documents"
+    )
+    looked_up_prompts: list[str] = Field(
+        description="Prompts of an inference-free sparse model whose texts have the weights of "
+        'their tokens in a table, without the engine; "" stands for texts that are neither queries '
+        "nor documents"
     )
     adapters: list[str] = Field(
         description="Names of the model's adapters; each is selected by the prompt of the same name"

@@ -43,6 +43,7 @@ async def score(request: Request, state: State) -> Response:
     work = model.score(
         body.queries,
         body.documents,
+        prompt_name=body.prompt_name,
         explain=body.explain,
         on_overflow=body.on_overflow,
         timeout_s=deadline_s(request, state.settings.limits.request_s),
@@ -72,6 +73,7 @@ async def rerank(request: Request, state: State) -> Response:
         body.query,
         body.texts(),
         top_n=body.top_n,
+        prompt_name=body.prompt_name,
         max_tokens_per_query=body.max_tokens_per_query,
         max_tokens_per_doc=body.max_tokens_per_doc,
         explain=body.explain,

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from service.api.classify_schemas import OnOverflow, RawScores
+from service.api.classify_schemas import OnOverflow, PromptName, RawScores
 
 
 def _tag(value: object) -> str | None:
@@ -23,6 +23,13 @@ Texts = Annotated[
         _tag,
         custom_error_type="texts",
         custom_error_message="Input should be a text or a list of texts",
+    ),
+]
+QueryPromptName = Annotated[
+    PromptName,
+    Field(
+        description="Name of a reranker's prompt to prepend to each query; null: the default "
+        "prompt; other models have the prompts `query` and `document`"
     ),
 ]
 Explain = Annotated[
@@ -101,6 +108,7 @@ class ScoreRequest(BaseModel):
 
     queries: Texts = Field(description="One query for all documents, or one query per document")
     documents: Texts = Field(description="A text, or a list of texts")
+    prompt_name: QueryPromptName = None
     raw_scores: RawScores = False
     explain: Explain = False
     on_overflow: OnOverflow = "truncate"
@@ -137,6 +145,7 @@ class RerankRequest(BaseModel):
         "null: it is truncated only if query and document together exceed the model's limit",
     )
     max_tokens_per_doc: int | None = Field(None, ge=1, description="The same for each document")
+    prompt_name: QueryPromptName = None
     raw_scores: RawScores = False
     explain: Explain = False
     on_overflow: OnOverflow = "truncate"

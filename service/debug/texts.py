@@ -17,8 +17,8 @@ async def tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText
     """Tokenise a text, with its prompt.
 
     Raises:
-        InvalidInput: The text is invalid, its prompt is unknown, or it has more tokens than
-            `debug.max_tokens` or the model allows.
+        InvalidInput: The text is invalid, its prompt is unknown, its weights are looked up, or it
+            has more tokens than `debug.max_tokens` or the model allows.
         TooLarge: The text has too many characters.
     """
     tokenizer = state.ready_model().tokenizer
@@ -28,6 +28,13 @@ async def tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText
         # The tokenizer sets index and pointer for the field `inputs` of /encode.
         error.index, error.pointer = None, pointer
         raise
+    if tokenized.row.is_looked_up:
+        raise InvalidInput(
+            "texts with this prompt have no gradient: their weights are looked up in a table, "
+            "without the network; choose another prompt_name",
+            code="no_gradient",
+            pointer=pointer,
+        )
     _check_length(state, tokenized, pointer)
     return tokenized
 
@@ -48,11 +55,11 @@ async def tokenize_pair(
             "text_pair applies to rerankers and classifiers, which read two texts at once",
             pointer="/text_pair",
         )
-    model = state.ready_model()
+    tokenizer = state.ready_model().tokenizer
     pointers = "/text", "/text_pair"
+    first, prompt_name = _parts(text)
     try:
-        pair = prompted(model, text), text_pair
-        tokenized = await asyncio.to_thread(model.tokenizer.tokenized_pair, *pair)
+        tokenized = await asyncio.to_thread(tokenizer.tokenized_pair, first, text_pair, prompt_name)
     except (InvalidInput, TooLarge) as error:
         error.index, error.pointer = None, pointers[error.index or 0]
         raise

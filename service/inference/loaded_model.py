@@ -4,7 +4,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,7 +31,8 @@ from service.inference.errors import (
 )
 from service.inference.executor import BoundedExecutor, ExecutorFull
 from service.inference.metrics import InferenceMetrics, record_outcome
-from service.inference.results import RowResult, RowResults, SparseVector
+from service.inference.query_table import look_up
+from service.inference.results import RowResult, RowResults, SparseVector, Vectors
 from service.inference.tokenizer import Row, TextTokenizer
 
 Result = TypeVar("Result")
@@ -90,6 +91,7 @@ class LoadedModel:
         created: Modification time of the artifact, as a Unix timestamp in seconds.
         artifact: The artifact.
         tokenizer: The artifact's tokenizer.
+        query_weights: Weights of queries that are looked up, `(V,)`; empty for other models.
         engine: The engine that runs the artifact's graph.
         batcher: Batcher that runs rows on the engine.
         cache: Cache of the results of rows; None: no cache.
@@ -109,6 +111,7 @@ class LoadedModel:
     created: int
     artifact: Artifact
     tokenizer: TextTokenizer
+    query_weights: Vectors
     engine: Engine
     batcher: Batcher[BatchItem, RowResults]
     cache: ResultCache[BatchItem, RowResults] | None
@@ -155,7 +158,9 @@ class LoadedModel:
         *,
         uses_cache: bool = True,
     ) -> Outcome[RowResults]:
-        """Return the engine's results for each row, before any normalisation or activation.
+        """Return the results of each row, before any normalisation or activation.
+
+        They are the engine's, except for rows whose weights are looked up.
 
         Args:
             rows: Rows of token ids.
@@ -172,7 +177,40 @@ class LoadedModel:
             InferenceFailed: The engine failed on one of the rows; `index` is the index of the row.
             NotReady: The model is closed, or its engine has stopped.
         """
-        items = [BatchItem(row, outputs) for row in rows]
+        looked_up = [index for index, row in enumerate(rows) if row.is_looked_up]
+        if not looked_up:
+            return await self._run_on_engine(rows, range(len(rows)), outputs, timeout_s, uses_cache)
+        started = time.perf_counter()
+        results: dict[int, RowResults] = await self._look_up(rows, looked_up)
+        lookup_s = time.perf_counter() - started
+        others = [index for index in range(len(rows)) if index not in results]
+        if not others:
+            return Outcome(list(results.values()), 0.0, lookup_s)
+        outcome = await self._run_on_engine(rows, others, outputs, timeout_s, uses_cache)
+        results |= zip(others, outcome.results, strict=True)
+        ordered = [results[index] for index in range(len(rows))]
+        return replace(outcome, results=ordered, run_s=lookup_s + outcome.run_s)
+
+    async def _look_up(self, rows: Sequence[Row], indices: Sequence[int]) -> dict[int, RowResults]:
+        """Return the sparse vectors of the rows at the indices, by index."""
+        if not self.batcher.is_alive:
+            raise _stopped()
+        ids = [rows[index].ids for index in indices]
+        vectors = await self.run_tokenizer(
+            lambda: [(look_up(self.query_weights, own),) for own in ids], ids, len(ids)
+        )
+        return dict(zip(indices, vectors, strict=True))
+
+    async def _run_on_engine(
+        self,
+        rows: Sequence[Row],
+        indices: Sequence[int],
+        outputs: tuple[Output, ...],
+        timeout_s: float | None,
+        uses_cache: bool,
+    ) -> Outcome[RowResults]:
+        """Return the engine's results for the rows at the indices; see `encode_rows`."""
+        items = [BatchItem(rows[index], outputs) for index in indices]
         try:
             if self.cache is not None and uses_cache and _CACHED.issuperset(outputs):
                 return await self.cache.submit(items, timeout_s)
@@ -186,9 +224,10 @@ class LoadedModel:
                 error.late_s,
             ) from None
         except ItemFailed as error:
-            raise InferenceFailed("the engine failed on this input", index=error.index) from error
+            index = indices[error.index]
+            raise InferenceFailed("the engine failed on this input", index=index) from error
         except Stopped:
-            raise NotReady("the engine has stopped") from None
+            raise _stopped() from None
 
     async def run(
         self,
@@ -199,6 +238,7 @@ class LoadedModel:
         timeout_s: float | None,
         *,
         max_tokens: int | None = None,
+        needs_engine: bool = True,
     ) -> tuple[Sequence[Row], list[Any], Mapping[str, float]]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
 
@@ -212,6 +252,7 @@ class LoadedModel:
             outputs: Outputs of the graph to return.
             timeout_s: See `Model.encode`.
             max_tokens: Maximum number of tokens for results per token; None: `max_token_vectors`.
+            needs_engine: Whether a full queue refuses the inputs before they are tokenised.
 
         Raises:
             InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
@@ -226,7 +267,8 @@ class LoadedModel:
         with record_outcome(lambda outcome: self.metrics.inputs[outcome].inc(count)):
             try:
                 async with asyncio.timeout(timeout_s):
-                    if self.batcher.is_full:  # before tokenising inputs that will be refused
+                    # Before tokenising inputs that will be refused.
+                    if needs_engine and self.batcher.is_full:
                         raise self._queue_full_error()
                     started = time.perf_counter()
                     rows = await self.run_tokenizer(tokenize, parts, count)
@@ -313,6 +355,10 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     copy = array.copy()
     copy.flags.writeable = False
     return copy
+
+
+def _stopped() -> NotReady:
+    return NotReady("the engine has stopped")
 
 
 def run_batch(

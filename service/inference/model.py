@@ -141,6 +141,10 @@ class Model(LoadedModel):
     ) -> SparseEmbeddings:
         """Encode texts or rows of token ids into one sparse vector each.
 
+        An inference-free model looks up the weights of the tokens of queries, without the engine,
+        as `encode_query` of sentence-transformers does; queries are the inputs with the prompt
+        "query".
+
         Args:
             inputs: See `encode`.
             prompt_name: See `encode`.
@@ -234,10 +238,15 @@ class Model(LoadedModel):
         tokenize = partial(
             self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
         )
-        rows, results, seconds = await self.run(
-            items, len(items), tokenize, self.graph_outputs(outputs), timeout_s
-        )
         rules = self.tokenizer.rules(prompt_name)
+        rows, results, seconds = await self.run(
+            items,
+            len(items),
+            tokenize,
+            self.graph_outputs(outputs),
+            timeout_s,
+            needs_engine=not rules.looks_up,
+        )
         normalizes = self.artifact.manifest.normalize if normalize is None else normalize
 
         def convert(output: EncodeOutput, result: Sequence[Any]) -> object:
@@ -283,6 +292,7 @@ class Model(LoadedModel):
         self,
         inputs: str | Sequence[str | tuple[str, str]],
         *,
+        prompt_name: str | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
     ) -> Classification:
@@ -290,6 +300,8 @@ class Model(LoadedModel):
 
         Args:
             inputs: A text, or a list of texts and of pairs of texts, such as query and document.
+            prompt_name: Name of the prompt to prepend to each text and to the first text of each
+                pair; None: the model's default prompt.
             on_overflow: See `encode`. In a pair that is too long, the longer text loses tokens
                 first.
             timeout_s: See `encode`.
@@ -302,7 +314,7 @@ class Model(LoadedModel):
         items = [inputs] if isinstance(inputs, str) else inputs
         if isinstance(items, tuple):
             raise InvalidInput("inputs must be a list; pass a single pair as [(a, b)]")
-        return await scoring.classify(self, items, NO_LIMITS, on_overflow, timeout_s)
+        return await scoring.classify(self, items, prompt_name, NO_LIMITS, on_overflow, timeout_s)
 
     async def tag(
         self,
@@ -340,6 +352,7 @@ class Model(LoadedModel):
         documents: Sequence[str],
         *,
         top_n: int | None = None,
+        prompt_name: str | None = None,
         max_tokens_per_query: int | None = None,
         max_tokens_per_doc: int | None = None,
         explain: bool = False,
@@ -355,6 +368,7 @@ class Model(LoadedModel):
             query: Text of the query.
             documents: Text of each document.
             top_n: Number of best documents whose scores are explained; None: all.
+            prompt_name: See `score`.
             max_tokens_per_query: Number of tokens to which the query is truncated before the pair
                 is truncated to the model's limit; None: only the latter. Other models than
                 rerankers refuse a number below their maximum length.
@@ -379,7 +393,8 @@ class Model(LoadedModel):
         with scoring.locating(1, "/query", "/documents/{}"):
             self.tokenizer.check_text(query, 0)
             return await scoring.rerank(
-                self, query, documents, limits, explained, on_overflow, timeout_s
+                *(self, query, documents, prompt_name, limits),
+                *(explained, on_overflow, timeout_s),
             )
 
     async def score(
@@ -387,6 +402,7 @@ class Model(LoadedModel):
         queries: str | Sequence[str],
         documents: str | Sequence[str],
         *,
+        prompt_name: str | None = None,
         explain: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
@@ -402,6 +418,8 @@ class Model(LoadedModel):
         Args:
             queries: One query for all documents, or one query per document.
             documents: Text of each document.
+            prompt_name: Name of a reranker's prompt to prepend to each query; None: its default
+                prompt. Other models refuse it.
             explain: Whether to explain each score by its largest terms. This needs sparse vectors,
                 multi-vectors, or embeddings that are weighted sums of token vectors.
             on_overflow: See `encode`; of a pair in a reranker, see `classify`.
@@ -428,7 +446,8 @@ class Model(LoadedModel):
         explained = len(documents) if explain else 0
         with scoring.locating(len(queries), *paths):
             return await scoring.score(
-                self, queries, documents, NO_LIMITS, explained, on_overflow, timeout_s
+                *(self, queries, documents, prompt_name, NO_LIMITS),
+                *(explained, on_overflow, timeout_s),
             )
 
     async def tokenize(

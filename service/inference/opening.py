@@ -22,7 +22,8 @@ from service.inference.executor import BoundedExecutor
 from service.inference.loaded_model import BatchItem, run_batch, sealed
 from service.inference.metrics import InferenceMetrics
 from service.inference.model import Model
-from service.inference.results import RowResults
+from service.inference.query_table import read_query_weights
+from service.inference.results import RowResults, Vectors
 from service.inference.tokenizer import Row, TextTokenizer
 
 log = logging.getLogger("vitrine")
@@ -91,7 +92,7 @@ async def open_model(
     """
     metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
     opened = await asyncio.to_thread(_open, Path(path), options)
-    artifact, tokenizer, engine, agreement, self_check_s = opened
+    artifact, tokenizer, query_weights, engine, agreement, self_check_s = opened
     max_cost = options.max_cost or engine.batches.max_tokens
     # On GPUs, attention windows are masks: all pairs of tokens are computed.
     windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
@@ -140,6 +141,7 @@ async def open_model(
         created=int(artifact.path.stat().st_mtime),
         artifact=artifact,
         tokenizer=tokenizer,
+        query_weights=query_weights,
         engine=engine,
         batcher=batcher,
         cache=cache,
@@ -168,14 +170,15 @@ async def open_model(
 
 def _open(
     path: Path, options: ModelOptions
-) -> tuple[Artifact, TextTokenizer, Engine, Mapping[Output, Agreement], float]:
+) -> tuple[Artifact, TextTokenizer, Vectors, Engine, Mapping[Output, Agreement], float]:
     """Return the parts of a model, the self-check's agreement, and its duration in seconds."""
     artifact = Artifact.load(path)
     tokenizer = TextTokenizer(artifact, options.max_chars)
+    query_weights = read_query_weights(artifact)
     engine = open_engine(artifact, options.engine, options.precision, options.threads, options.gpu)
     started = time.monotonic()
     agreement = self_check(engine, artifact)
-    return artifact, tokenizer, engine, agreement, time.monotonic() - started
+    return artifact, tokenizer, query_weights, engine, agreement, time.monotonic() - started
 
 
 def _log_stop(error: BaseException) -> None:

@@ -16,10 +16,10 @@ EncodeOutput = Literal["pooled", "tokens", "sparse", "multi"]
 
 
 class SparseVector(NamedTuple):
-    """The positive weights of a vector.
+    """The weights of a vector that are not zero.
 
     Attributes:
-        ids: Token ids with a positive weight, in ascending order.
+        ids: Token ids with such a weight, in ascending order.
         weights: Their weights.
     """
 

@@ -30,6 +30,7 @@ LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
 async def classify(
     model: LoadedModel,
     items: Sequence[str | tuple[str, str]],
+    prompt_name: str | None,
     limits: PairLimits,
     on_overflow: OnOverflow,
     timeout_s: float | None,
@@ -39,11 +40,12 @@ async def classify(
     Args:
         model: Sequence classification model.
         items: Texts and pairs of texts.
+        prompt_name: Name of the prompt of texts and of the first text of pairs; None: the default.
         limits: Maximum number of tokens of the first and of the second text of each pair.
         on_overflow: See `Model.encode`.
         timeout_s: See `Model.encode`.
     """
-    tokenize = partial(model.tokenizer.rows_of_pairs, items, on_overflow, limits)
+    tokenize = partial(model.tokenizer.rows_of_pairs, items, prompt_name, on_overflow, limits)
     # A set, because a query shared by many documents is tokenised once.
     texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
     rows, (results,), seconds = await model.run(
@@ -59,6 +61,7 @@ async def score(
     model: LoadedModel,
     queries: Sequence[str],
     documents: Sequence[str],
+    prompt_name: str | None,
     limits: PairLimits,
     explained: int,
     on_overflow: OnOverflow,
@@ -72,6 +75,7 @@ async def score(
         model: A model of any kind.
         queries: One query for all documents, or one per document.
         documents: Text of each document.
+        prompt_name: Name of a reranker's prompt for queries; None: its default prompt.
         limits: Maximum number of tokens of each query and of each document. They apply to models
             that read query and document at once.
         explained: Number of best scores to explain.
@@ -84,7 +88,13 @@ async def score(
     if explained:
         check_explainable(manifest, model.name)
     if "logits" in manifest.outputs:
-        return await _score_pairs(model, queries, documents, limits, on_overflow, timeout_s)
+        options = prompt_name, limits, on_overflow, timeout_s
+        return await _score_pairs(model, queries, documents, *options)
+    if prompt_name is not None:
+        raise InvalidInput(
+            "prompt_name applies to rerankers; this model has the prompts query and document",
+            pointer="/prompt_name",
+        )
     for name, maximum in zip(LIMITS, limits, strict=True):
         if maximum is not None and maximum < manifest.max_tokens:
             raise InvalidInput(
@@ -98,6 +108,7 @@ async def rerank(
     model: LoadedModel,
     query: str,
     documents: Sequence[str],
+    prompt_name: str | None,
     limits: PairLimits,
     explained: int,
     on_overflow: OnOverflow,
@@ -110,17 +121,18 @@ async def rerank(
     """
     _, similarity = similarity_of(model)
     if explained >= len(documents) or not (explained and similarity.explained_by):
-        options = limits, explained, on_overflow, timeout_s
+        options = prompt_name, limits, explained, on_overflow, timeout_s
         return await score(model, [query], documents, *options)
     check_explainable(model.artifact.manifest, model.name)
     model.check_outputs(similarity.explained_by)
     try:
         async with asyncio.timeout(timeout_s):
-            result = await score(model, [query], documents, limits, 0, on_overflow, timeout_s)
+            options = prompt_name, limits, 0, on_overflow, timeout_s
+            result = await score(model, [query], documents, *options)
             best = result.ranking(explained)
             kept = [documents[index] for index in best]
             try:
-                options = limits, explained, on_overflow, timeout_s
+                options = prompt_name, limits, explained, on_overflow, timeout_s
                 second = await score(model, [query], kept, *options)
             except VitrineError as error:
                 if error.index:  # 0 is the query
@@ -137,6 +149,7 @@ async def _score_pairs(
     model: LoadedModel,
     queries: Sequence[str],
     documents: Sequence[str],
+    prompt_name: str | None,
     limits: PairLimits,
     on_overflow: OnOverflow,
     timeout_s: float | None,
@@ -146,7 +159,7 @@ async def _score_pairs(
         model.tokenizer.check_text(query, index)
     pairs = list(zip(_repeated(queries, len(documents)), documents, strict=True))
     try:
-        result = await classify(model, pairs, limits, on_overflow, timeout_s)
+        result = await classify(model, pairs, prompt_name, limits, on_overflow, timeout_s)
     except VitrineError as error:
         if error.index is not None:
             own = 0 if len(queries) == 1 else error.index

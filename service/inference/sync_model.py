@@ -167,11 +167,16 @@ class SyncModel:
         self,
         inputs: str | Sequence[str | tuple[str, str]],
         *,
+        prompt_name: str | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
     ) -> Classification:
         """Return the score of each label for each text or pair of texts; see `Model.classify`."""
-        return self._run(self.model.classify(inputs, on_overflow=on_overflow, timeout_s=timeout_s))
+        return self._run(
+            self.model.classify(
+                inputs, prompt_name=prompt_name, on_overflow=on_overflow, timeout_s=timeout_s
+            )
+        )
 
     def tag(
         self,
@@ -194,6 +199,7 @@ class SyncModel:
         documents: Sequence[str],
         *,
         top_n: int | None = None,
+        prompt_name: str | None = None,
         max_tokens_per_query: int | None = None,
         max_tokens_per_doc: int | None = None,
         explain: bool = False,
@@ -206,6 +212,7 @@ class SyncModel:
                 query,
                 documents,
                 top_n=top_n,
+                prompt_name=prompt_name,
                 max_tokens_per_query=max_tokens_per_query,
                 max_tokens_per_doc=max_tokens_per_doc,
                 explain=explain,
@@ -219,6 +226,7 @@ class SyncModel:
         queries: str | Sequence[str],
         documents: str | Sequence[str],
         *,
+        prompt_name: str | None = None,
         explain: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
@@ -226,7 +234,12 @@ class SyncModel:
         """Return one score per pair of a query and a document; see `Model.score`."""
         return self._run(
             self.model.score(
-                queries, documents, explain=explain, on_overflow=on_overflow, timeout_s=timeout_s
+                queries,
+                documents,
+                prompt_name=prompt_name,
+                explain=explain,
+                on_overflow=on_overflow,
+                timeout_s=timeout_s,
             )
         )
 

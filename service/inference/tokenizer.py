@@ -49,6 +49,7 @@ class Row:
         unattended: Number of last tokens that no token attends to.
         continues: Whether each token continues the word of the token before it; empty: not
             requested.
+        is_looked_up: Whether the row's weights are looked up, without the engine.
     """
 
     ids: Sequence[int]
@@ -59,6 +60,7 @@ class Row:
     token_types: Sequence[int] = ()
     unattended: int = 0
     continues: Sequence[bool] = ()
+    is_looked_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ class TextTokenizer:
         self._tokenizer.enable_truncation(manifest.max_tokens)
         self._manifest = manifest
         self._max_chars = max_chars
-        other = TokenRules(max_tokens=manifest.max_tokens)
-        self._rules = {"": other, **manifest.token_rules}
+        self._network_rules = TokenRules(max_tokens=manifest.max_tokens)
+        self._rules = {"": self._network_rules, **manifest.token_rules}
         self._truncating = {(manifest.max_tokens, False): self._tokenizer}
         for rules in self._rules.values():  # in advance, because it takes long
             self._truncating_at(rules.max_tokens, is_left=self._drops_left("truncate"))
@@ -235,31 +237,45 @@ class TextTokenizer:
     def rows_of_pairs(
         self,
         inputs: Sequence[str | tuple[str, str]],
+        prompt_name: str | None,
         on_overflow: OnOverflow,
         limits: PairLimits = NO_LIMITS,
     ) -> list[Row]:
-        """Tokenize each text, or each pair of texts as one input, into a row, without a prompt.
+        """Tokenize each text, or each pair of texts as one input, into a row.
 
-        In a pair that is too long, the longer text loses tokens until the pair fits or both texts
-        have the same length. Then both lose tokens alike, as in transformers.
+        The named or the default prompt is prepended to each text and to the first text of each
+        pair. Its tokens do not count towards the limit of that text. In a pair that is too long,
+        the longer text loses tokens until the pair fits or both texts have the same length. Then
+        both lose tokens alike, as in transformers.
 
         Raises:
             InvalidInput: A text is empty, has a NUL character or has no tokens; or an input is too
-                long, and `on_overflow` is "error".
+                long, and `on_overflow` is "error". Or the prompt is unknown.
             TooLarge: A text has too many characters.
         """
+        prompt = self._prompt(prompt_name).text
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         pairs = {index: pair for index, pair in enumerate(inputs) if not isinstance(pair, str)}
-        rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, None, on_overflow))
-        rows |= _by_index(pairs, lambda pairs: self._rows_of_pairs(pairs, on_overflow, limits))
+        rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow))
+        rows |= _by_index(
+            pairs, lambda pairs: self._rows_of_pairs(pairs, prompt, on_overflow, limits)
+        )
         return [rows[index] for index in range(len(inputs))]
 
     def _rows_of_pairs(
-        self, pairs: Sequence[tuple[str, str]], on_overflow: OnOverflow, limits: PairLimits
+        self,
+        pairs: Sequence[tuple[str, str]],
+        prompt: str,
+        on_overflow: OnOverflow,
+        limits: PairLimits,
     ) -> list[Row]:
         for index, pair in enumerate(pairs):
             for text in pair:
                 self.check_text(text, index)
+        if prompt:
+            pairs = [(prompt + first, second) for first, second in pairs]
+            if limits[0] is not None:
+                limits = limits[0] + len(self._encode_plain([prompt])[0].ids), limits[1]
         encoded = self._pairs.encode(pairs, limits, drops_left=self._drops_left(on_overflow))
         for index, tokens in enumerate(encoded):
             if not tokens.has_tokens:
@@ -320,7 +336,10 @@ class TextTokenizer:
         limit = rules.max_tokens
         kept = slice(-limit, None) if self._drops_left(on_overflow) else slice(limit)
         adapter = self._prompt(prompt_name).adapter
-        rows = [Row(ids[kept], len(ids) > limit, 0, adapter) for ids in inputs]
+        rows = [
+            Row(ids[kept], len(ids) > limit, 0, adapter, is_looked_up=rules.looks_up)
+            for ids in inputs
+        ]
         self._check_overflow([row.truncated for row in rows], on_overflow, limit)
         return [_filled(row, rules) for row in rows]
 
@@ -340,8 +359,8 @@ class TextTokenizer:
         sequence_ids = [None if span is None else 0 for span in spans]
         return self._with_baselines([text], row, encoding.tokens, spans, sequence_ids)
 
-    def tokenized_pair(self, text: str, text_pair: str) -> TokenizedText:
-        """Return the tokens, spans and baselines of a pair of texts, without a prompt.
+    def tokenized_pair(self, text: str, text_pair: str, prompt_name: str | None) -> TokenizedText:
+        """Return the tokens, spans and baselines of a pair of texts, with the prompt of the first.
 
         Raises:
             InvalidInput: A text is invalid (see `rows_of_pairs`), or the pair is too long for the
@@ -357,15 +376,20 @@ class TextTokenizer:
                     code="no_tokens",
                     index=index,
                 )
-        (row,) = self.rows_of_pairs([texts], "error")
+        (row,) = self.rows_of_pairs([texts], prompt_name, "error")
+        prompt = self._prompt(prompt_name).text
         with _panics_as_errors():
-            encoding = self._without_truncation.encode(*texts)
+            encoding = self._without_truncation.encode(prompt + text, text_pair)
         if encoding.ids != row.ids:
             raise RuntimeError("the tokenizers library gives a pair other tokens than the service")
-        sequence_ids = encoding.sequence_ids
+        starts = {0: len(prompt), 1: 0}
+        sequence_ids = [
+            None if index == 0 and 0 < end <= len(prompt) else index
+            for index, (_, end) in zip(encoding.sequence_ids, encoding.offsets, strict=True)
+        ]
         spans = [
-            None if index is None else span
-            for index, span in zip(sequence_ids, encoding.offsets, strict=True)
+            None if index is None else (max(0, begin - starts[index]), end - starts[index])
+            for index, (begin, end) in zip(sequence_ids, encoding.offsets, strict=True)
         ]
         return self._with_baselines(texts, row, encoding.tokens, spans, sequence_ids)
 
@@ -457,16 +481,22 @@ class TextTokenizer:
         encoded: list[tuple[Row, Encoding]] = []
         for part in _slices(texts):
             prompted = [prompt.text + text for text in part]
-            for encoding in self._encode(prompted, on_overflow, with_offsets, rules.max_tokens):
-                offsets = _spans(encoding, len(prompt.text)) if with_offsets else None
-                is_truncated = bool(encoding.overflowing)
-                row = Row(encoding.ids, is_truncated, prompt.tokens, prompt.adapter, offsets)
+            for encoding in self._encode(prompted, on_overflow, with_offsets, rules):
+                row = Row(
+                    encoding.ids,
+                    bool(encoding.overflowing),
+                    prompt.tokens,
+                    prompt.adapter,
+                    _spans(encoding, len(prompt.text)) if with_offsets else None,
+                    is_looked_up=rules.looks_up,
+                )
                 encoded.append((row, encoding))
         rows = [row for row, _ in encoded]
         for index, row in enumerate(rows):
             # A prompt's last token can merge with the text's first, so the text of a short row is
             # encoded again without the prompt.
-            is_short = len(row.ids) <= self._special_tokens + prompt.tokens
+            special = 0 if rules.looks_up else self._special_tokens
+            is_short = len(row.ids) <= special + prompt.tokens
             if is_short and not self.has_tokens(texts[index]):
                 raise InvalidInput(
                     "the text has no tokens: the tokenizer drops all of its characters",
@@ -496,16 +526,17 @@ class TextTokenizer:
         texts: Sequence[str],
         on_overflow: OnOverflow,
         with_offsets: bool,
-        limit: int | None = None,
+        rules: TokenRules | None = None,
     ) -> list[Encoding]:
-        limit = limit or self._manifest.max_tokens
+        rules = rules or self._network_rules
+        limit, has_special = rules.max_tokens, not rules.looks_up
         is_left = self._drops_left(on_overflow)
         tokenizer = self._truncating_at(limit, is_left=is_left)
         # Offsets count from the start of the text, which is missing in a part from its end.
         is_cut = not (self._tokens_span_words or (is_left and with_offsets))
         chars = CHARS_PER_TOKEN * limit
         if not is_cut or max(map(len, texts), default=0) <= 2 * chars:
-            return self._encode_whole(tokenizer, texts, with_offsets)
+            return self._encode_whole(tokenizer, texts, with_offsets, has_special)
         encodings: dict[int, Encoding] = {}
         while len(encodings) < len(texts):
             parts = {
@@ -513,26 +544,34 @@ class TextTokenizer:
                 for index, text in enumerate(texts)
                 if index not in encodings
             }
-            encoded = self._encode_whole(tokenizer, list(parts.values()), with_offsets)
+            encoded = self._encode_whole(tokenizer, list(parts.values()), with_offsets, has_special)
             for (index, part), encoding in zip(parts.items(), encoded, strict=True):
-                if len(part) == len(texts[index]) or self._overflow(encoding) >= MARGIN:
+                if (
+                    len(part) == len(texts[index])
+                    or self._overflow(encoding, has_special) >= MARGIN
+                ):
                     encodings[index] = encoding
             chars *= 4
         return [encodings[index] for index in range(len(texts))]
 
     def _encode_whole(
-        self, tokenizer: Tokenizer, texts: Sequence[str], with_offsets: bool
+        self,
+        tokenizer: Tokenizer,
+        texts: Sequence[str],
+        with_offsets: bool,
+        has_special: bool = True,
     ) -> list[Encoding]:
         with _panics_as_errors():
             if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
-                return [tokenizer.encode(texts[0])]
+                return [tokenizer.encode(texts[0], add_special_tokens=has_special)]
             encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
-            encodings: list[Encoding] = encode(texts)
+            encodings: list[Encoding] = encode(texts, add_special_tokens=has_special)
             return encodings
 
-    def _overflow(self, encoding: Encoding) -> int:
+    def _overflow(self, encoding: Encoding, has_special: bool) -> int:
         """Return the number of truncated tokens of a text, special tokens excluded."""
-        return sum(len(part) - self._special_tokens for part in encoding.overflowing)
+        special = self._special_tokens if has_special else 0
+        return sum(len(part) - special for part in encoding.overflowing)
 
     @cached_property
     def _without_truncation(self) -> Tokenizer:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from sentence_transformers import MultiVectorEncoder
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
@@ -274,6 +275,7 @@ def save_multi_vector(
     prompts: dict[str, str] | None = None,
     normalize: bool = True,
     bias: bool = False,
+    use_residual: bool = False,
     **settings: Any,  # noqa: ANN401
 ) -> MultiVectorEncoder:
     """Save a multi-vector model of sentence-transformers with a random projection; return it.
@@ -285,14 +287,18 @@ def save_multi_vector(
         prompts: Prompts of the model.
         normalize: Whether the model has the module `Normalize`.
         bias: Whether the projection has a bias.
+        use_residual: Whether there are two layers that add their input to their output.
         settings: Settings of the module `Transformer`, such as `query_expansion`.
     """
     transformer = Transformer(str(encoder), **settings)
     torch.manual_seed(1)
     names = {"module_input_name": "token_embeddings"}
     width = transformer.get_embedding_dimension()
-    projection = Dense(width, 12, bias=bias, activation_function=torch.nn.Identity(), **names)
-    modules = [transformer, projection, MultiVectorMask(**(mask or {}))]
+    projections = [Dense(width, 12, bias=bias, activation_function=torch.nn.Identity(), **names)]
+    if use_residual:
+        layers = {"activation_function": torch.nn.GELU(), "use_residual": True, **names}
+        projections = [Dense(width, 12, **layers), Dense(12, 12, **layers)]
+    modules = [transformer, *projections, MultiVectorMask(**(mask or {}))]
     modules += [Normalize(**names)] if normalize else []
     model = MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts)
     model.save(str(folder))
@@ -311,3 +317,37 @@ def save_bge_m3(folder: Path, tokenizer: str = "XLMRobertaTokenizer") -> Any:  #
         linear = torch.nn.Linear(32, width)
         save_file(linear.state_dict(), folder / f"{name}_linear.safetensors")
     return encoder
+
+
+# Folders of the modules of `save_inference_free`.
+QUERY_MODULE = "query_0_SparseStaticEmbedding"
+DOCUMENT_MODULES = ("document_0_Transformer", "document_1_SpladePooling")
+
+
+def save_inference_free(
+    folder: Path,
+    encoder: Path,
+    *,
+    default_route: str | None = "document",
+    prompts: dict[str, str] | None = None,
+) -> SparseEncoder:
+    """Save a sparse model that looks up random weights of queries; return it.
+
+    A seventh of the weights is zero, and others are negative.
+
+    Args:
+        folder: Folder to write.
+        encoder: Folder of a masked language model and its tokenizer.
+        default_route: Route of texts that are neither queries nor documents.
+        prompts: Prompts of the model.
+    """
+    network = Transformer(str(encoder), transformer_task="fill-mask")
+    generator = torch.Generator().manual_seed(2)
+    weights = torch.rand(len(network.tokenizer), generator=generator) * 3 - 0.5
+    weights[::7] = 0
+    pooling = SpladePooling("max", activation_function="log1p_relu")
+    query = SparseStaticEmbedding(network.tokenizer, weights)
+    router = Router.for_query_document([query], [network, pooling], default_route)
+    model = SparseEncoder(modules=[router], device="cpu", prompts=prompts)
+    model.save(str(folder))
+    return SparseEncoder(str(folder), device="cpu")

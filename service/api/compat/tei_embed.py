@@ -84,7 +84,7 @@ async def embed_all(request: Request, state: State) -> Response:
     "/embed_sparse", **route_options("Sparse vectors", list[list[SparseValue]], EmbedAllRequest)
 )
 async def embed_sparse(request: Request, state: State) -> Response:
-    """Encode inputs into the positive weights of one sparse vector each."""
+    """Encode inputs into the nonzero weights of one sparse vector each."""
     body = await read_request(request, state, EmbedAllRequest)
     inputs = non_empty(body.input_list())
     model = state.ready_model()

@@ -149,7 +149,7 @@ class SimpleToken(BaseModel):
 
 
 class SparseValue(BaseModel):
-    """A positive weight of a sparse vector."""
+    """A weight of a sparse vector that is not zero."""
 
     index: int = Field(description="Token id")
     value: float

@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
 
 from models.export.checkpoint import load
 from models.export.model_folder import CheckpointError
@@ -271,6 +272,22 @@ def test_dense_head_vectors_equal_sentence_transformers(activation: str, tmp_pat
     torch.testing.assert_close(normed, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("out_features", [12, 32])
+def test_residual_dense_head_vectors_equal_sentence_transformers(
+    out_features: int, tmp_path: Path
+) -> None:
+    save_dense(tmp_path)
+    dense = Dense(32, out_features, use_residual=True)
+    dense.save(str(tmp_path / "2_Dense"))
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    assert reference[2].use_residual
+    expected = reference.encode(["w5 w6 w7"], convert_to_tensor=True)
+    model, _ = load(tmp_path)
+    actual = model(torch.tensor([[0, 5, 6, 7, 2]]), torch.ones(1, 5), torch.ones(1, 5))
+    normed = torch.nn.functional.normalize(actual)
+    torch.testing.assert_close(normed, expected, rtol=1e-5, atol=1e-5)
+
+
 HEADS = {
     "Dense": ("Dense", "2_Dense"),
     "LayerNorm": ("LayerNorm", "4_LayerNorm"),
@@ -321,7 +338,7 @@ def test_layer_norm_without_a_width_raises_checkpoint_error(
     [
         ({"activation_function": "torch.nn.modules.activation.Softmax"}, "Softmax' is not one of"),
         ({"activation_function": "mine.Tanh"}, "'mine.Tanh' is not one of"),
-        ({"use_residual": True}, "use_residual is True"),
+        ({"use_residual": True}, r"lacks the tensor residual.weight of shape \(12, 32\)"),
         ({"in_features": 31}, r"linear.weight has shape \(12, 32\)"),
         ({"out_features": 13}, r"linear.weight has shape \(12, 32\)"),
         ({"in_features": None}, "in_features and out_features must be positive integers"),

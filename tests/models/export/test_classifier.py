@@ -248,9 +248,10 @@ def test_missing_tensor_of_the_classifier_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_prompts_of_classifiers_are_refused(tmp_path: Path) -> None:
+def test_prompts_of_classifiers_are_read(tmp_path: Path) -> None:
     save_classifier(tmp_path, "bert", 1)
-    config = {"model_type": "CrossEncoder", "prompts": {"query": "q: "}}
+    config = {"model_type": "CrossEncoder", "prompts": {"web": "q: "}, "default_prompt_name": "web"}
     write_json(tmp_path / "config_sentence_transformers.json", config)
-    with pytest.raises(CheckpointError, match="prompts of models for sequence classification"):
-        load(tmp_path)
+    _, read = load(tmp_path)
+    assert read.prompts == {"query": "", "document": "", "web": "q: "}
+    assert read.default_prompt == "web"

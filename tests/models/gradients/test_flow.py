@@ -46,7 +46,7 @@ KINDS: list[dict[str, Any]] = [
 def with_heads(model: ReferenceModel) -> ReferenceModel:
     """Return the model with two concatenated poolings and two dense heads."""
     torch.manual_seed(1)
-    heads = [DenseHead(32, 12, True, "Tanh"), DenseHead(12, 8, False, "Identity")]
+    heads = [DenseHead(32, 12, True, "Tanh"), DenseHead(12, 8, False, "GELU", residual=True)]
     network = SentenceEncoder(model.network.encoder, ["mean", "max"], heads).double().eval()
     return ReferenceModel(network.requires_grad_(False), model.normalize)
 

@@ -217,7 +217,10 @@ def test_failures_name_the_weight_and_its_difference(
 
 
 def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
-    heads = [DenseHead(16, 6, bias=False, activation="Tanh"), DenseHead(6, 4, True, "Identity")]
+    heads = [
+        DenseHead(16, 6, bias=False, activation="Tanh", residual=True),
+        DenseHead(6, 4, True, "Identity"),
+    ]
     model = toy_model(
         normalize=False,
         pooling="cls",
@@ -232,7 +235,10 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
     graph = graph_for("onnxruntime", trace(network, "cpu"))
     assert differences(graph, model) == {}
     assert first_divergence(loaded(graph), model, [Row([3, 9, 4]), Row([5])])[1] is None
-    names = ["encoder.relative_bias.weight", "heads.0.linear.weight", "heads.1.linear.bias"]
+    of_heads = [
+        f"heads.{name}" for name in ("0.linear.weight", "0.residual.weight", "1.linear.bias")
+    ]
+    names = ["encoder.relative_bias.weight", *of_heads]
     for name in (zero, *names):
         network.get_parameter(name)[0] += 1
     assert differences(graph, model) == {zero: None} | dict.fromkeys(

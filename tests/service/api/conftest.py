@@ -1,5 +1,6 @@
 """Small rerankers and classifiers, and clients of services with them."""
 
+import json
 import shutil
 import string
 from collections.abc import Iterator
@@ -16,12 +17,15 @@ from service.app import create_app
 from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.conftest import Export
 from tests.models.checkpoints import (
+    QUERY_MODULE,
     edit_json,
     save_classifier,
+    save_inference_free,
     save_masked_lm,
     save_multi_vector,
     save_token_classifier,
     save_tokenizer,
+    write_json,
 )
 from tests.serving import serving
 
@@ -81,6 +85,32 @@ def sparse_encoder(exported: Export) -> tuple[SparseEncoder, Artifact]:
 
 
 @pytest.fixture(scope="session")
+def inference_free(exported: Export, minilm_folder: Path) -> tuple[SparseEncoder, Artifact]:
+    """A sparse model that looks up the weights of queries, and its artifact.
+
+    The tokenizer is the default model's, with the most frequent words alone.
+    Queries have up to 16 tokens, and documents up to 24.
+    """
+
+    def write(out: Path) -> None:
+        model, saved = out.with_name("model"), out.with_name("saved")
+        save_masked_lm(model, "bert", vocab_size=5000)
+        shutil.copy(minilm_folder / "tokenizer_config.json", model)
+        edit_json(model / "tokenizer_config.json", model_max_length=24)
+        content = json.loads((minilm_folder / "tokenizer.json").read_text())
+        words = content["model"]["vocab"]
+        content["model"]["vocab"] = {token: i for token, i in words.items() if i < 5000}
+        write_json(model / "tokenizer.json", content)
+        prompts = {"query": "what is ", "document": "text: ", "title": "title: "}
+        save_inference_free(saved, model, prompts=prompts)
+        edit_json(saved / QUERY_MODULE / "tokenizer_config.json", model_max_length=16)
+        export(resolve(str(saved)), out)
+
+    artifact = exported("inference-free", write)
+    return SparseEncoder(str(artifact.path.with_name("saved")), device="cpu"), artifact
+
+
+@pytest.fixture(scope="session")
 def tagger(exported: Export) -> Artifact:
     """A BERT with five labels for tokens."""
 
@@ -118,30 +148,36 @@ def multi_encoder(exported: Export, small_folder: Path) -> tuple[MultiVectorEnco
 
 @pytest.fixture(scope="package")
 def tag_client(tagger: Artifact) -> Iterator[TestClient]:
-    yield from _client_of(tagger)
+    yield from client_of(tagger)
 
 
 @pytest.fixture(scope="package")
 def sparse_client(sparse_encoder: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
-    yield from _client_of(sparse_encoder[1])
+    yield from client_of(sparse_encoder[1])
+
+
+@pytest.fixture(scope="package")
+def inference_free_client(inference_free: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
+    yield from client_of(inference_free[1])
 
 
 @pytest.fixture(scope="package")
 def multi_client(multi_encoder: tuple[MultiVectorEncoder, Artifact]) -> Iterator[TestClient]:
-    yield from _client_of(multi_encoder[1])
+    yield from client_of(multi_encoder[1])
 
 
 @pytest.fixture(scope="package")
 def rerank_client(reranker: Artifact) -> Iterator[TestClient]:
-    yield from _client_of(reranker)
+    yield from client_of(reranker)
 
 
 @pytest.fixture(scope="package")
 def classify_client(classifier: Artifact) -> Iterator[TestClient]:
-    yield from _client_of(classifier)
+    yield from client_of(classifier)
 
 
-def _client_of(artifact: Artifact) -> Iterator[TestClient]:
+def client_of(artifact: Artifact) -> Iterator[TestClient]:
+    """Yield a client of a service with the model and all gradient routes."""
     settings = Settings(
         model=ModelSettings(path=artifact.path),
         engine=EngineSettings(threads=1),

@@ -373,7 +373,7 @@ def test_tokenizer_panic_returns_500_and_the_next_request_works(
         """As a Rust extension raises when it panics: not an Exception."""
 
     class Panicking:
-        def encode(self, _: object) -> None:
+        def encode(self, *_: object, **__: object) -> None:
             raise Panic
 
         encode_batch_fast = encode

@@ -120,9 +120,9 @@ def test_only_a_part_of_a_long_text_is_tokenised(
     lengths: list[int] = []
     ordinary = tokenizer._encode_whole
 
-    def counting(served: Tokenizer, texts: list[str], with_offsets: bool) -> object:
+    def counting(served: Tokenizer, texts: list[str], *options: bool) -> object:
         lengths.extend(map(len, texts))
-        return ordinary(served, texts, with_offsets)
+        return ordinary(served, texts, *options)
 
     monkeypatch.setattr(tokenizer, "_encode_whole", counting)
     long, short = "the cat sat on the mat and looked " * 30_000, "a cat"
@@ -171,7 +171,7 @@ def assert_pair(tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: On
     is_left = on_overflow == "truncate_left"
     oracle = tokenizer._truncating_at(tokenizer._manifest.max_tokens, is_left=is_left)
     expected = oracle.encode(*pair)
-    (row,) = tokenizer.rows_of_pairs([pair], on_overflow)
+    (row,) = tokenizer.rows_of_pairs([pair], None, on_overflow)
     assert row.ids == expected.ids
     assert row.token_types == expected.type_ids
     assert row.truncated == bool(expected.overflowing)
@@ -221,7 +221,7 @@ def test_query_of_many_documents_is_tokenised_once(
     monkeypatch.setattr(tokenizer._pairs, "_encode", recording)
     query = "the cat sat on the mat and looked " * 3_000
     documents = [f"document {index}" for index in range(50)]
-    rows = tokenizer.rows_of_pairs([(query, document) for document in documents], "truncate")
+    rows = tokenizer.rows_of_pairs([(query, document) for document in documents], None, "truncate")
     assert len(rows) == 50
     assert len(seen) == 51
     assert max(map(len, seen)) < 2_000
@@ -230,5 +230,5 @@ def test_query_of_many_documents_is_tokenised_once(
 def test_pair_with_a_text_without_tokens_is_refused(small_artifact: Artifact) -> None:
     tokenizer = TextTokenizer(small_artifact, max_chars=1000)
     with pytest.raises(InvalidInput, match="a text has no token") as raised:
-        tokenizer.rows_of_pairs([("cat", "dog"), ("cat", "\u200b")], "truncate")
+        tokenizer.rows_of_pairs([("cat", "dog"), ("cat", "\u200b")], None, "truncate")
     assert raised.value.index == 1

@@ -1,0 +1,43 @@
+"""Weights of queries in inference-free sparse models: one per vocabulary entry, in a table."""
+
+from collections.abc import Sequence
+from io import BytesIO
+
+import numpy as np
+
+from models.artifact import QUERY_WEIGHTS, Artifact, ArtifactError
+from service.inference.results import SparseVector, Vectors
+
+
+def read_query_weights(artifact: Artifact) -> Vectors:
+    """Return the weights of queries, `(V,)`; empty if queries pass through the graph.
+
+    Raises:
+        ArtifactError: The file is missing, was changed since the export, or is invalid.
+    """
+    manifest = artifact.manifest
+    if not any(rules.looks_up for rules in manifest.token_rules.values()):
+        return np.zeros(0, np.float32)
+    try:
+        weights = np.load(BytesIO(artifact.read(QUERY_WEIGHTS)), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ArtifactError(f"{QUERY_WEIGHTS} is invalid: {error}") from error
+    if weights.shape != (manifest.width,) or weights.dtype != np.float32:
+        raise ArtifactError(
+            f"{QUERY_WEIGHTS} has shape {weights.shape} and dtype {weights.dtype}; the model "
+            f"requires shape {(manifest.width,)} and dtype float32"
+        )
+    return np.asarray(weights)
+
+
+def look_up(weights: Vectors, ids: Sequence[int]) -> SparseVector:
+    """Return the weights of the tokens that occur in a row; each counts once.
+
+    Args:
+        weights: Weight of each vocabulary entry, `(V,)`.
+        ids: Token ids of the row.
+    """
+    entries = np.array(sorted(set(ids)), np.intp)
+    found = weights[entries]
+    is_weighted = found != 0
+    return SparseVector(entries[is_weighted], found[is_weighted])
