@@ -89,8 +89,6 @@ class SentenceEncoder(nn.Module):
             token_types: Type of each token, `(B, L)`; None: type 0.
         """
         tokens = self.encoder(input_ids, attention_mask, token_types, tap=tap, adapters=adapters)
-        if self.outputs[0] in _PER_TOKEN:
-            return self._apply_heads(tokens, tap)
         return self.row_vectors(tokens, self.unskipped(pooling_mask, input_ids), tap)
 
     def row_vectors(
@@ -100,7 +98,7 @@ class SentenceEncoder(nn.Module):
         tap: Tap = NO_TAP,
         entries: Sequence[int] | None = None,
     ) -> Tensor:
-        """Return the row vectors `(B, W)` of token vectors.
+        """Return the vectors of the first output, `(B, W)` or `(B, L, W)`, of token vectors.
 
         Args:
             tokens: Token vectors, `(B, L, D)`.
@@ -108,6 +106,8 @@ class SentenceEncoder(nn.Module):
             tap: Tap that each step of pooling and heads passes through.
             entries: Elements of sparse vectors to compute, in place of all W; None: all.
         """
+        if self.outputs[0] in _PER_TOKEN:
+            return self._apply_heads(tokens, tap)
         if self.sparse is None:
             return self.head(tokens, pooling_mask, tap)
         weights: Tensor = self.sparse(tokens, pooling_mask, entries=entries)

@@ -28,14 +28,22 @@ class Token(BaseModel):
         description="Index after the token's last character in the text; null if `start` is null"
     )
     text: int | None = Field(
-        description="Index of the text: 0, or 1 for a token of `text_pair`; null if `start` is null"
+        description="Index of the text: 0, 1 for a token of `text_pair`, or 2 for a token of the "
+        "target's `versus`; null if `start` is null"
+    )
+    input: int = Field(
+        description="Index of the model input. Most targets have one. `maxsim` has an input for "
+        "each text, and `score` with `versus` one for each pair of query and document"
     )
 
 
 class Word(BaseModel):
     """A word of a text, made of tokens without white space between them."""
 
-    text: int = Field(description="Index of the text: 0, or 1 for a word of `text_pair`")
+    text: int = Field(
+        description="Index of the text: 0, 1 for a word of `text_pair`, or 2 for a word of the "
+        "target's `versus`"
+    )
     start: int = Field(description="Index of the word's first character in the text")
     end: int = Field(description="Index after the word's last character in the text")
     tokens: list[int] = Field(description="Indices of the word's tokens in `tokens`")
@@ -92,10 +100,10 @@ class GradientResponse(BaseModel):
 
     model: Hashes
     parity: VectorParity | None = Field(
-        description="Largest differences between the served vectors (embeddings, logits or sparse "
-        "vectors) and the reference model's vectors of the request's texts, texts in `target` "
-        "excluded, or of the artifact's check inputs (`/debug/parity` without texts). Null for "
-        "`/debug/layernorm` without a text"
+        description="Largest differences between the served vectors (embeddings, logits, sparse "
+        "vectors or multi-vectors) and the reference model's vectors of the request's texts, texts "
+        "in the targets `cosine` and `margin` excluded, or of the artifact's check inputs "
+        "(`/debug/parity` without texts). Null for `/debug/layernorm` without a text"
     )
     cost: Cost
     wall_ms: float = Field(

@@ -32,7 +32,7 @@ from service.api.raw_route import RawRoute
 from service.api.responses import JSON
 from service.debug import request_models
 from service.debug.access import ACCESS
-from service.debug.kinds import READS_PAIRS, ROUTES, TARGETS
+from service.debug.kinds import ROUTES, TAKES_PAIRS, TARGETS
 from service.debug.messages import (
     MAX_NONFINITE,
     AttributeJob,
@@ -44,6 +44,7 @@ from service.debug.messages import (
     ParityJob,
     VjpJob,
 )
+from service.debug.model_inputs import model_inputs_of, tokens_of_inputs, words_of_inputs
 from service.debug.request_models import (
     AttributeRequest,
     FlowRequest,
@@ -76,15 +77,13 @@ from service.debug.texts import (
     row_of,
     tokenize,
     tokenize_all,
-    tokenize_pair,
     tokens_of,
 )
-from service.debug.words import words_of
 from service.inference import tokenizer
 from service.inference.errors import InvalidInput
 from service.inference.metrics import record_outcome
 from service.inference.model import Model
-from service.inference.results import SparseVector
+from service.inference.results import RowResult, SparseVector
 
 _MAX_BODY_BYTES = 2**20
 # Bounds of the agreement of a served vector with the reference model's vector. Every engine keeps
@@ -116,21 +115,21 @@ async def attribute(request: Request, state: State) -> Response:
     model, kind = state.model_for("attribute")
     body = await read_body(request, state, AttributeRequest, _MAX_BODY_BYTES)
     target = await target_of(state, kind, body.target)
-    text = await tokenize_pair(state, kind, body.text, body.text_pair)
+    texts = await model_inputs_of(state, kind, body)
     options = MethodOptions(
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )
-    cost = _cost(state, token_steps(body.method, len(text.row.ids), options))
+    length = sum(len(text.row.ids) for text in texts)
+    cost = _cost(state, token_steps(body.method, length, options))
     if body.dry_run:
         return _json(CostResponse(model=_hashes(model), cost=cost))
 
-    row = row_of(text)
-    baseline = baseline_of(text, body.baseline, "/text")
-    words = await asyncio.to_thread(words_of, text)
-    job = AttributeJob(
-        row, words, target, body.method, body.layer, baseline, options, compare=[row]
-    )
-    return await _run(request, state, job, cost, AttributeResponse, tokens=tokens_of(text))
+    sides = [Side(text.row, baseline_of(text.text, body.baseline, text.pointer)) for text in texts]
+    words = await asyncio.to_thread(words_of_inputs, texts)
+    rows = [side.row for side in sides]
+    job = AttributeJob(sides, words, target, body.method, body.layer, options, compare=rows)
+    tokens = tokens_of_inputs(texts)
+    return await _run(request, state, job, cost, AttributeResponse, tokens=tokens)
 
 
 @router.post(
@@ -272,7 +271,7 @@ async def capabilities(request: Request, state: State) -> Response:
             methods=list(get_args(inputs.Method)),
             targets=list(TARGETS[kind]),
             labels=list(model.artifact.manifest.labels),
-            text_pairs=kind in READS_PAIRS,
+            text_pairs=kind in TAKES_PAIRS,
             baselines=list(get_args(BaselineName)),
             objectives=list(get_args(inputs.ObjectiveName)),
             distributions=list(get_args(inputs.Distribution)),
@@ -374,23 +373,36 @@ def _compare(
 
 
 async def _encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
-    """Return the served model's vectors of the rows, before normalisation, `(B, W)`."""
+    """Return the served model's vectors of the rows, before normalisation, `(B, W)`.
+
+    Multi-vectors of all rows are concatenated, `(N, W)`.
+    """
     outcome = await model.encode_rows(
         [
             tokenizer.Row(
-                row.ids, False, row.prompt_tokens, row.adapter, token_types=row.token_types
+                row.ids,
+                False,
+                row.prompt_tokens,
+                row.adapter,
+                token_types=row.token_types,
+                unattended=row.unattended,
             )
             for row in rows
         ],
         model.artifact.manifest.outputs[:1],
     )
-    vectors = np.zeros((len(rows), model.width), np.float32)  # (B, W)
-    for vector, (result,) in zip(vectors, outcome.results, strict=True):
-        if isinstance(result, SparseVector):
-            vector[result.ids] = result.weights
-        else:
-            vector[:] = result
-    return vectors
+    results = zip(rows, outcome.results, strict=True)
+    return np.concatenate([_dense(row, result, model.width) for row, (result,) in results])
+
+
+def _dense(row: Row, result: RowResult, width: int) -> NDArray[np.float32]:
+    """Return the result of a row as vectors `(1, W)`, or those of its multi-vector, `(L', W)`."""
+    if isinstance(result, SparseVector):
+        vector = np.zeros((1, width), np.float32)
+        vector[0, result.ids] = result.weights
+        return vector
+    vectors = np.atleast_2d(result)
+    return vectors[list(row.vector_positions)] if row.vector_positions else vectors
 
 
 def _hashes(model: Model) -> Hashes:

@@ -34,7 +34,7 @@ async def target_of(state: DebugState, kind: Kind, target: request_models.Target
             return Target("dot", vector=target.vector)
         case request_models.Dim():
             return _dim(model, target)
-        case request_models.Norm() | request_models.Score():
+        case request_models.Norm() | request_models.Score() | request_models.MaxSim():
             return Target(target.type)
         case request_models.Label():
             return _label(model, target)

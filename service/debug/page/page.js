@@ -185,7 +185,7 @@ function drawLamps(results) {
 }
 
 function paritySentence(parities) {
-  if (model.kind === "embedding") return `cosine ${shown(Math.min(...parities.map(({ cosine }) => cosine)), 6)}`;
+  if (["embedding", "multi"].includes(model.kind)) return `cosine ${shown(Math.min(...parities.map(({ cosine }) => cosine)), 6)}`;
   return `difference ${shown(Math.max(...parities.map(({ max_abs: difference }) => difference)))}`;
 }
 

@@ -9,22 +9,26 @@ const TARGETS = {
   cosine: (inputs) => ({ type: "cosine", text: inputs.b }),
   norm: () => ({ type: "norm" }),
   dim: (inputs) => ({ type: "dim", index: Number(inputs.dimension) }),
-  score: () => ({ type: "score" }),
+  score: (inputs) => ({ type: "score", versus: inputs.c || null }),
   label: (inputs) => ({ type: "label", label: inputs.label, versus: inputs.versus || null }),
   sparse: (inputs) => ({ type: "sparse", token: inputs.token }),
+  maxsim: (inputs) => ({ type: "maxsim", versus: inputs.c || null }),
 };
+
+const QUERY = { a: "Where did the cat sit?", b: "The cat sat on the mat." };
 
 // Initial values of the inputs, where they differ from those in index.html, by kind of model.
 export const DEFAULTS = {
   embedding: () => ({}),
-  reranker: () => ({ a: "Where did the cat sit?", b: "The cat sat on the mat.", target: "score" }),
+  reranker: () => ({ ...QUERY, target: "score" }),
   classifier: ({ labels }) => ({ a: "What a wonderful day!", b: "", target: "label", label: labels[0] }),
   sparse: () => ({ target: "sparse" }),
+  multi: () => ({ ...QUERY, target: "maxsim" }),
 };
 
-// A reranker always reads a pair of texts, and a classifier if there is a second one.
+// A query always has a document, and the text of a classifier can have a second one.
 const secondText = (inputs, { kind }) =>
-  kind === "reranker" || (kind === "classifier" && inputs.b) ? { text_pair: inputs.b } : {};
+  ["reranker", "multi"].includes(kind) || (kind === "classifier" && inputs.b) ? { text_pair: inputs.b } : {};
 
 const ROWS = {
   text: (inputs) => ({ type: "text", text: inputs.a, norm: inputs.norm }),
