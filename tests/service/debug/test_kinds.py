@@ -481,16 +481,16 @@ def test_text_without_vectors_is_refused_by_name(tmp_path: Path) -> None:
     save_multi_vector(tmp_path / "saved", tmp_path / "model", mask=mask)
     artifact, _ = export(resolve(str(tmp_path / "saved")), tmp_path / "artifact")
     target = {"type": "maxsim", "versus": "w9"}
-    for body, pointer, name in (
-        ({"text": "w7", "text_pair": "w5", "target": target}, "/text", "query"),
-        ({"text": "w5", "text_pair": "w7", "target": target}, "/text_pair", "document"),
-        (
-            {"text": "w5", "text_pair": "w6", "target": {**target, "versus": "w7 w7"}},
-            "/target/versus",
-            "document",
-        ),
-    ):
-        with serving(create_app(debugging(artifact))) as client:
+    with serving(create_app(debugging(artifact))) as client:
+        for body, pointer, name in (
+            ({"text": "w7", "text_pair": "w5", "target": target}, "/text", "query"),
+            ({"text": "w5", "text_pair": "w7", "target": target}, "/text_pair", "document"),
+            (
+                {"text": "w5", "text_pair": "w6", "target": {**target, "versus": "w7 w7"}},
+                "/target/versus",
+                "document",
+            ),
+        ):
             problem = client.post("/debug/attribute", json=body).json()
-        assert (problem["code"], problem["pointer"]) == ("no_vectors", pointer)
-        assert problem["detail"].startswith(f"the {name} has no vectors")
+            assert (problem["code"], problem["pointer"]) == ("no_vectors", pointer)
+            assert problem["detail"].startswith(f"the {name} has no vectors")
