@@ -16,6 +16,8 @@ const NAMES = {
 const DOCUMENTS = ["Query", "Document", "Versus"];
 const TEXTS = { reranker: DOCUMENTS, multi: DOCUMENTS, classifier: ["First text", "Second text"] };
 
+const SIGNS = "Positive scores speak for the document, negative ones for the document under Versus.";
+
 const textsOf = (body) => [body.text, body.text_pair, body.target.versus];
 
 export function drawAttribution(runs, inputs, { kind }) {
@@ -24,6 +26,7 @@ export function drawAttribution(runs, inputs, { kind }) {
     const scale = largest(rows.flat().map(({ score }) => score));
     return element("article", { className: "method" },
       element("div", { className: "heading" }, element("h3", {}, NAMES[body.method]), legend(scale)),
+      ...(rows.length === 3 ? [element("p", { className: "muted" }, SIGNS)] : []),
       ...(rows.length === 1 ? [chips(rows[0], scale)] : rows.map((row, index) => passage(row, scale, TEXTS[kind][index]))),
       totals(result, body.target),
       ...(result.path ? [pathChart(result.path)] : []));

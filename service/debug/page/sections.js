@@ -23,7 +23,8 @@ export const DEFAULTS = {
   reranker: () => ({ ...QUERY, target: "score" }),
   classifier: ({ labels }) => ({ a: "What a wonderful day!", b: "", target: "label", label: labels[0] }),
   sparse: () => ({ target: "sparse" }),
-  multi: () => ({ ...QUERY, target: "maxsim" }),
+  // MaxSim has kinks, which take many evaluations at a small tolerance.
+  multi: () => ({ ...QUERY, target: "maxsim", tolerance: "0.05", evaluations: "512" }),
 };
 
 // A query always has a document, and the text of a classifier can have a second one.

@@ -276,9 +276,11 @@ def test_multi_vector_model_has_maxsim_and_its_alignment(browser: Browser, multi
     query, document, versus = "Where did it sit?", "The cat sat.", "rain"
     type_text(page, "a", query)
     type_text(page, "b", document)
-    until(lambda: find(page, "#attribute .cost").text == "6,400 of 131,072 token steps")
+    until(lambda: find(page, "#attribute .cost").text == "12,800 of 131,072 token steps")
     shown = run(page, "attribute")
-    result = post(multi_url, "attribute", text=query, text_pair=document, target={"type": "maxsim"})
+    assert find(page, "[name=tolerance]").get_property("value") == "0.05"
+    body = {"text": query, "text_pair": document, "tolerance": 0.05, "max_evaluations": 512}
+    result = post(multi_url, "attribute", **body, target={"type": "maxsim"})
     words = [["Where", "did", "it", "sit", "?"], ["The", "cat", "sat", "."]]
     special = [["[CLS]", "[[]", "[q]", "[]]"], ["[CLS]", "[[]", "[d]", "[]]"]]
     ends = [["[SEP]", *["[MASK]"] * 6], ["[SEP]"]]
@@ -297,9 +299,10 @@ def test_multi_vector_model_has_maxsim_and_its_alignment(browser: Browser, multi
     type_text(page, "c", versus)
     shown = run(page, "attribute")
     assert chips_of_passages(page)[2] == ["[CLS]", "[[]", "[d]", "[]]", "rain", "[SEP]"]
-    assert "margin (difference of MaxSim)" in shown
+    margin = re.search(r"margin \(difference of MaxSim\)\n(\S+)", shown)
     values = [number(caption.rsplit(" ", 1)[1]) for caption in texts(page, "caption")]
-    assert f"{values[0] - values[1]:.3f}".replace("-", "\u2212") in shown
+    assert margin
+    assert number(margin[1]) == pytest.approx(values[0] - values[1], abs=2e-4)
 
 
 def test_classifier_has_labels_and_an_optional_second_text(
