@@ -21,7 +21,12 @@ from service.app import create_app
 from service.debug.kinds import ROUTES, TARGETS, kind_for
 from service.inference.errors import InvalidInput
 from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
-from tests.models.checkpoints import save_checkpoint, save_multi_vector, save_tokenizer
+from tests.models.checkpoints import (
+    edit_json,
+    save_checkpoint,
+    save_multi_vector,
+    save_tokenizer,
+)
 from tests.service.debug.held_worker import NO_FILE, held_workers
 from tests.serving import ready_model, serving
 
@@ -473,24 +478,55 @@ def test_pair_beyond_the_token_limit_of_gradients_is_refused(reranker: Artifact)
         assert ask(client, "attribute", text="w5", target=SCORE, dry_run=True)
 
 
-def test_text_without_vectors_is_refused_by_name(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "model", "bert")
-    save_tokenizer(tmp_path / "model")
-    skipped = ["[CLS]", "[SEP]", "w7"]
-    mask = {"skiplist_words": skipped, "skiplist_tasks": ["query", "document"]}
-    save_multi_vector(tmp_path / "saved", tmp_path / "model", mask=mask)
-    artifact, _ = export(resolve(str(tmp_path / "saved")), tmp_path / "artifact")
-    target = {"type": "maxsim", "versus": "w9"}
-    with serving(create_app(debugging(artifact))) as client:
-        for body, pointer, name in (
-            ({"text": "w7", "text_pair": "w5", "target": target}, "/text", "query"),
-            ({"text": "w5", "text_pair": "w7", "target": target}, "/text_pair", "document"),
-            (
-                {"text": "w5", "text_pair": "w6", "target": {**target, "versus": "w7 w7"}},
-                "/target/versus",
-                "document",
-            ),
-        ):
-            problem = client.post("/debug/attribute", json=body).json()
-            assert (problem["code"], problem["pointer"]) == ("no_vectors", pointer)
-            assert problem["detail"].startswith(f"the {name} has no vectors")
+@pytest.fixture(scope="module")
+def skipper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a multi-vector model that skips tokens, and adds tokens that none attends to."""
+    folder = tmp_path_factory.mktemp("skipper")
+    save_checkpoint(folder / "model", "bert")
+    save_tokenizer(folder / "model")
+    edit_json(folder / "model" / "tokenizer_config.json", padding_side="right")
+    skipped = ["[CLS]", "[SEP]", "w7", "w9"]
+    save_multi_vector(
+        folder / "saved",
+        folder / "model",
+        mask={"skiplist_words": skipped, "skiplist_tasks": ["query", "document"]},
+        query_expansion={"strategy": "fixed", "attend": False, "length": 8, "token": "w9"},
+    )
+    artifact, _ = export(resolve(str(folder / "saved")), folder / "artifact")
+    yield from client_of(artifact)
+
+
+def test_tokens_without_vectors_and_attention_are_those_of_the_served_model(
+    skipper: TestClient,
+) -> None:
+    target = {"type": "maxsim"}
+    body = {"text": "w5 w7 w6", "text_pair": "w8 w7 w12 w33", "target": target}
+    result = ask(skipper, "attribute", **body, method="saliency")
+    (score,) = raw_scores(skipper, body["text"], [body["text_pair"]])
+    assert result["value"] == pytest.approx(score, rel=1e-5)
+    assert (result["parity"]["agrees"], result["parity"]["cosine"]) == (
+        True,
+        pytest.approx(1, abs=1e-6),
+    )
+    assert [token["token"] for token in result["tokens"]][:8][-3:] == ["w9"] * 3
+    assert [pair["query"] for pair in result["alignment"]] == [1, 3]
+    assert {pair["document"] for pair in result["alignment"]} <= {9, 11, 12}
+    # No token of the query attends to those that expand it, and they have no vectors.
+    assert np.abs(result["scores"][5:8]).max() == 0
+    assert result["scores"][2] > 1e-4  # a skipped token that the others attend to
+
+
+def test_text_without_vectors_is_refused_by_name(skipper: TestClient) -> None:
+    target = {"type": "maxsim", "versus": "w8"}
+    for body, pointer, name in (
+        ({"text": "w7", "text_pair": "w5", "target": target}, "/text", "query"),
+        ({"text": "w5", "text_pair": "w7", "target": target}, "/text_pair", "document"),
+        (
+            {"text": "w5", "text_pair": "w6", "target": {**target, "versus": "w7 w7"}},
+            "/target/versus",
+            "document",
+        ),
+    ):
+        problem = skipper.post("/debug/attribute", json=body).json()
+        assert (problem["code"], problem["pointer"]) == ("no_vectors", pointer)
+        assert problem["detail"].startswith(f"the {name} has no vectors")
