@@ -87,7 +87,7 @@ class Label(StrictModel):
     """Logit of a label, or its margin over the logit of the label `versus`."""
 
     type: Literal["label"]
-    label: str
+    label: str | None = Field(None, description="Null: the label with the largest logit")
     versus: str | None = None
 
 

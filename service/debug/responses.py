@@ -174,18 +174,34 @@ def _model(result: type) -> type[BaseModel]:
     return create_model(result.__name__, __doc__=_summary(result), **_fields(result))
 
 
-def _response(name: str, result: type, **lists: type[BaseModel]) -> type[GradientResponse]:
+class LabelResponse(GradientResponse):
+    """Common fields of responses about a target, which can be a label."""
+
+    label: str | None = Field(
+        description="Label of the target: the predicted one if the request has none. Null for "
+        "targets other than `label`"
+    )
+
+
+def _response(
+    name: str,
+    result: type,
+    base: type[GradientResponse] = GradientResponse,
+    **lists: type[BaseModel],
+) -> type[GradientResponse]:
     """Create the response model of a result type, with further lists: item type by field name."""
     fields: dict[str, Any] = {name: (list[item], ...) for name, item in lists.items()}  # type: ignore[valid-type]
     return create_model(
         name,
-        __base__=GradientResponse,
+        __base__=base,
         __doc__=_summary(result),
         **(fields | _fields(result)),
     )
 
 
-AttributeResponse = _response("AttributeResponse", results.Attribution, tokens=Token, words=Word)
+AttributeResponse = _response(
+    "AttributeResponse", results.Attribution, LabelResponse, tokens=Token, words=Word
+)
 PairResponse = _response("PairResponse", results.PairAttribution, tokens_a=Token, tokens_b=Token)
 FlowResponse = _response("FlowResponse", results.Flow)
 LayerNormResponse = _response("LayerNormResponse", results.LayerNormCheck)

@@ -62,13 +62,13 @@ function alignmentTables({ body, result }) {
 const VALUES = {
   score: ({ versus }) => (versus === null ? "score (logit)" : "margin (difference of logits)"),
   maxsim: ({ versus }) => (versus === null ? "MaxSim" : "margin (difference of MaxSim)"),
-  label: ({ label, versus }) => (versus === null ? `logit of ${label}` : `logit of ${label} − ${versus}`),
+  label: ({ versus }, { label }) => (versus === null ? `logit of ${label}` : `logit of ${label} − ${versus}`),
   sparse: ({ token }) => `weight of ${token}`,
 };
 
 function totals(result, target) {
   const complete = result.completeness;
-  const name = VALUES[target.type]?.(target) ?? "value";
+  const name = VALUES[target.type]?.(target, result) ?? "value";
   return facts({
     "sum of scores": shown(result.sum),
     ...(result.value !== null && { [name]: shown(result.value) }),

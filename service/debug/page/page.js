@@ -231,7 +231,7 @@ function showKind() {
     if (!model.targets.includes(option.value)) option.remove();
   }
   byId("target").hidden = model.targets.length === 1;
-  Object.assign(defaults, DEFAULTS[model.kind](model));
+  Object.assign(defaults, DEFAULTS[model.kind]);
   readAddress();
 }
 

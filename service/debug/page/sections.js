@@ -10,7 +10,7 @@ const TARGETS = {
   norm: () => ({ type: "norm" }),
   dim: (inputs) => ({ type: "dim", index: Number(inputs.dimension) }),
   score: (inputs) => ({ type: "score", versus: inputs.c || null }),
-  label: (inputs) => ({ type: "label", label: inputs.label, versus: inputs.versus || null }),
+  label: (inputs) => ({ type: "label", label: inputs.label || null, versus: inputs.versus || null }),
   sparse: (inputs) => ({ type: "sparse", token: inputs.token }),
   maxsim: (inputs) => ({ type: "maxsim", versus: inputs.c || null }),
 };
@@ -19,12 +19,12 @@ const QUERY = { a: "Where did the cat sit?", b: "The cat sat on the mat." };
 
 // Initial values of the inputs, where they differ from those in index.html, by kind of model.
 export const DEFAULTS = {
-  embedding: () => ({}),
-  reranker: () => ({ ...QUERY, target: "score" }),
-  classifier: ({ labels }) => ({ a: "What a wonderful day!", b: "", target: "label", label: labels[0] }),
-  sparse: () => ({ target: "sparse" }),
+  embedding: {},
+  reranker: { ...QUERY, target: "score" },
+  classifier: { a: "What a wonderful day!", b: "", target: "label" },
+  sparse: { target: "sparse" },
   // MaxSim has kinks, which take many evaluations at a small tolerance.
-  multi: () => ({ ...QUERY, target: "maxsim", tolerance: "0.05", evaluations: "512" }),
+  multi: { ...QUERY, target: "maxsim", tolerance: "0.05", evaluations: "512" },
 };
 
 // A query always has a document, and the text of a classifier can have a second one.

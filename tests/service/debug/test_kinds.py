@@ -245,6 +245,29 @@ def test_margin_of_a_label_is_the_difference_of_the_logits(
     assert pair["value"] != result["value"]
 
 
+def test_predicted_label_is_the_target_without_a_label(
+    labeler: TestClient, classifier: Artifact
+) -> None:
+    oracle = AutoModelForSequenceClassification.from_pretrained(classifier.path / "source")
+    predicted = set()
+    for word in range(4, 40):
+        logits = oracle(torch.tensor([[0, word, 2]])).logits[0]
+        label = ["sad", "neutral", "happy"][int(logits.argmax())]
+        if label in predicted:
+            continue
+        predicted.add(label)
+        target: Json = {"type": "label"}
+        result = ask(labeler, "attribute", text=f"w{word}", target=target, method="saliency")
+        assert result["label"] == label
+        assert result["value"] == pytest.approx(logits.max().item(), rel=1e-3)
+        body = {"text": f"w{word}", "target": {**target, "versus": label}}
+        problem = labeler.post("/debug/attribute", json=body).json()
+        assert problem["pointer"] == "/target/versus"
+    assert len(predicted) > 1
+    target = {"type": "label", "label": "sad"}
+    assert ask(labeler, "attribute", text="w5", target=target, method="saliency")["label"] == "sad"
+
+
 def test_attribution_of_a_sparse_weight_equals_captum_on_the_model_of_transformers(
     splade: TestClient, sparse_encoder: tuple[SparseEncoder, Artifact]
 ) -> None:
@@ -500,9 +523,10 @@ def test_tokens_without_vectors_and_attention_are_those_of_the_served_model(
     skipper: TestClient,
 ) -> None:
     target = {"type": "maxsim"}
-    body = {"text": "w5 w7 w6", "text_pair": "w8 w7 w12 w33", "target": target}
-    result = ask(skipper, "attribute", **body, method="saliency")
-    (score,) = raw_scores(skipper, body["text"], [body["text_pair"]])
+    query, document = "w5 w7 w6", "w8 w7 w12 w33"
+    body = {"text": query, "text_pair": document, "target": target, "method": "saliency"}
+    result = ask(skipper, "attribute", **body)
+    (score,) = raw_scores(skipper, query, [document])
     assert result["value"] == pytest.approx(score, rel=1e-5)
     assert (result["parity"]["agrees"], result["parity"]["cosine"]) == (
         True,

@@ -312,9 +312,11 @@ def test_classifier_has_labels_and_an_optional_second_text(
     page = open_page(browser, f"{classifier_url}/debug#tab=flow", "classifier")
     assert find(page, "#attribute").is_displayed()
     labels = [option.text for option in Select(find(page, "[name=label]")).options]
-    assert labels == ["sad", "neutral", "happy"]
+    assert labels == ["predicted label", "sad", "neutral", "happy"]
     assert Select(find(page, "[name=versus]")).first_selected_option.text == "no other label"
     type_text(page, "a", "w5 w6 w7")
+    predicted = post(classifier_url, "attribute", text="w5 w6 w7", target={"type": "label"})
+    assert f"logit of {predicted['label']}\n" in run(page, "attribute")
     select(page, "label", "happy")
     select(page, "versus", "sad")
     shown = run(page, "attribute")
