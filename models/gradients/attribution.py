@@ -1,6 +1,9 @@
 """Attribution of a scalar, computed from the vector of a text or pair of texts, to its tokens.
 
-The vector is an embedding, the logits of a classifier, or the weights of a sparse encoder.
+The vector is an embedding, the logits of a classifier, the weights of a sparse encoder, or a
+multi-vector. A scalar can also depend on several inputs of the model, such as a query and a
+document, or two pairs of texts. Their tokens are then attributed together: along a path of
+integrated gradients all inputs move at once, and the scores of all tokens add up to its change.
 
 A method takes a function that maps S versions of the token vectors at a layer, `(S, L, D)`, to
 scalars `(S,)`. It also takes the token vectors of the text and of a baseline at that layer,
@@ -20,14 +23,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.gradients.inputs import DEFAULT_OPTIONS, Method, MethodOptions, Row
+from models.gradients.inputs import DEFAULT_OPTIONS, Method, MethodOptions, Row, Side
 from models.gradients.integration import integrate
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Attribution
 
 Array = NDArray[np.float64]
-# Maps the model's vectors `(S, W)`, before normalisation, to scalars `(S,)`.
-Target = Callable[[Tensor], Tensor]
+# Maps the model's vectors `(S, W)` of each input, before normalisation, to scalars `(S,)`.
+Target = Callable[..., Tensor]
 # Maps S versions of a text's token vectors, `(S, L, D)`, to scalars `(S,)`.
 Function = Callable[[Tensor], Tensor]
 
@@ -89,6 +92,15 @@ def label(index: int, versus: int | None = None) -> Target:
     if versus is None:
         return lambda logits: logits[..., index]
     return lambda logits: logits[..., index] - logits[..., versus]
+
+
+def score() -> Target:
+    """Return a target function: the logit of a model with one label.
+
+    If the function gets the logits of two inputs, it returns the margin of the first over the
+    second.
+    """
+    return lambda logits, *versus: logits[..., 0] - sum(other[..., 0] for other in versus)
 
 
 def _served(vectors: Tensor, normalize: bool) -> Tensor:
@@ -210,16 +222,53 @@ def attribute(
         options: Options of the method.
         entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
     """
-    x = model.tokens(layer_name, row)  # (L, D)
-    baseline_tokens = (
-        torch.zeros_like(x) if baseline is None else model.tokens(layer_name, row, baseline)
+    return attribute_together(
+        model,
+        [Side(row, baseline)],
+        target,
+        method=method,
+        layer_name=layer_name,
+        options=options,
+        entries=entries,
     )
-    return METHODS[method](
-        lambda tokens: target(model.continue_from(layer_name, tokens, row, entries)),
-        x,
-        baseline_tokens,
-        options,
-    )
+
+
+def attribute_together(
+    model: ReferenceModel,
+    sides: Sequence[Side],
+    target: Target,
+    *,
+    method: Method = "integrated_gradients",
+    layer_name: str = "words",
+    options: MethodOptions = DEFAULT_OPTIONS,
+    entries: Sequence[int] | None = None,
+) -> Attribution:
+    """Attribute a scalar of several rows to the tokens of all of them, concatenated.
+
+    Args:
+        model: Reference model of the served graph.
+        sides: Rows and their baselines.
+        target: Scalar to attribute, as a function of the vectors of each row.
+        method: See `attribute`.
+        layer_name: See `attribute`.
+        options: See `attribute`.
+        entries: See `attribute`.
+    """
+    rows = [side.row for side in sides]
+    lengths = [len(row.ids) for row in rows]
+
+    def function(tokens: Tensor) -> Tensor:
+        parts = zip(tokens.split(lengths, dim=1), rows, strict=True)
+        return target(*(model.continue_from(layer_name, part, row, entries) for part, row in parts))
+
+    x = [model.tokens(layer_name, row) for row in rows]  # (L, D) each
+    baselines = [
+        torch.zeros_like(tokens)
+        if side.baseline is None
+        else model.tokens(layer_name, side.row, side.baseline)
+        for tokens, side in zip(x, sides, strict=True)
+    ]
+    return METHODS[method](function, torch.cat(x), torch.cat(baselines), options)
 
 
 def vjp(

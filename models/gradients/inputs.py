@@ -7,7 +7,7 @@ from typing import Literal
 from models.packing import NO_ADAPTER
 
 Method = Literal["integrated_gradients", "saliency", "grad_x_input", "smoothgrad", "occlusion"]
-TargetName = Literal["cosine", "margin", "dot", "dim", "norm", "score", "label", "sparse"]
+TargetName = Literal["cosine", "margin", "dot", "dim", "norm", "score", "label", "sparse", "maxsim"]
 BaselineName = Literal["pad", "mask", "zero"]
 ObjectiveName = Literal["cosine", "mnrl", "dot", "mse", "cotangent"]
 EmulatedPrecision = Literal["float16", "bfloat16"]
@@ -24,20 +24,25 @@ class Row:
         prompt_tokens: Number of leading prompt tokens that are excluded from pooling.
         adapter: Index of the adapter, or `NO_ADAPTER`.
         token_types: Type of each token of a pair of texts; empty: all tokens have type 0.
+        unattended: Number of last tokens that no token attends to.
+        vector_positions: Positions of the tokens whose vectors are the row's multi-vector; empty:
+            all tokens. Only for multi-vector models.
     """
 
     ids: Sequence[int]
     prompt_tokens: int = 0
     adapter: int = NO_ADAPTER
     token_types: Sequence[int] = ()
+    unattended: int = 0
+    vector_positions: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two texts whose similarity is attributed.
+    """One of the model inputs whose tokens a scalar is attributed to.
 
     Attributes:
-        row: Text as input of the model.
+        row: Input of the model.
         baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline at the layer
             is zero vectors.
     """

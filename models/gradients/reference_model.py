@@ -1,9 +1,10 @@
 """The reference model of a served graph: the same weights in PyTorch, for gradients.
 
 A layer name denotes a point of the forward pass between token ids and the row's vector: an
-embedding, logits or sparse weights. At a layer, the model returns the token vectors `(L, D)` of a
-row, or continues the forward pass from other token vectors. So gradients are taken with respect to
-a function's argument. Module hooks would not separate the texts that run through a layer.
+embedding, logits, sparse weights, or a multi-vector. At a layer, the model returns the token
+vectors `(L, D)` of a row, or continues the forward pass from other token vectors. So gradients are
+taken with respect to a function's argument. Module hooks would not separate the texts that run
+through a layer.
 """
 
 from collections.abc import Sequence
@@ -75,14 +76,19 @@ class ReferenceModel:
         return cls(network.to(device), manifest.normalize)
 
     def vector(self, row: Row) -> Tensor:
-        """Return the row's vector `(W,)`, not normalised."""
+        """Return the row's vector `(W,)` or multi-vector `(L', W)`, not normalised."""
         with torch.no_grad():
-            return self.run(row, NO_TAP)[0]
+            return _selected(self.run(row, NO_TAP), row)[0]
 
     def run(self, row: Row, tap: Tap) -> Tensor:
-        """Run every step through a tap and return the row's vector `(1, W)`, not normalised."""
-        mask, types = self._pooling_mask(row), self._token_types(row)
-        return self.network(self._ids(row.ids), None, mask, tap, self._adapters(row), types)
+        """Run every step through a tap and return the row's vector, not normalised.
+
+        The shape is `(1, W)`, or `(1, L, W)` with a vector for each token of a multi-vector model.
+        """
+        masks = self._attention_mask(row), self._pooling_mask(row)
+        return self.network(
+            self._ids(row.ids), *masks, tap, self._adapters(row), self._token_types(row)
+        )
 
     def tokens(self, layer_name: str, row: Row, ids: Sequence[int] | None = None) -> Tensor:
         """Return the row's token vectors `(L, D)` at a layer.
@@ -98,6 +104,7 @@ class ReferenceModel:
         with torch.no_grad():
             encoder(
                 self._ids(row.ids if ids is None else ids),
+                self._attention_mask(row),
                 token_type_ids=self._token_types(row),
                 positions=positions,
                 tap=tap,
@@ -108,14 +115,15 @@ class ReferenceModel:
     def continue_from(
         self, layer_name: str, tokens: Tensor, row: Row, entries: Sequence[int] | None = None
     ) -> Tensor:
-        """Continue the forward pass from token vectors at a layer; return the vectors `(S, W)`.
+        """Continue the forward pass from token vectors at a layer.
 
-        The vectors are not normalised. They are differentiable with respect to `tokens`.
+        Returns the vectors `(S, W)` or multi-vectors `(S, L', W)`. They are not normalised, and
+        differentiable with respect to `tokens`.
 
         Args:
             layer_name: Layer of the token vectors, one of `layer_names`.
             tokens: S versions of the row's token vectors, `(S, L, D)`.
-            row: Input of the model, from which positions, token types, adapter and pooling mask are
+            row: Input of the model, from which positions, token types, adapter and masks are
                 computed.
             entries: Elements of sparse vectors to compute; None: all. Those of all versions and all
                 vocabulary entries would take gigabytes.
@@ -129,10 +137,18 @@ class ReferenceModel:
             types = self._token_types(row)
             types = None if types is None else types.expand(len(x), -1)  # (S, L)
             x = encoder.embeddings(x, positions.expand(len(x), -1), types, scales=scales)
-        inputs = encoder.layer_inputs(x, positions, len(row.ids), scales=scales)
+        attended = self._attention_mask(row)
+        inputs = encoder.layer_inputs(x, positions, len(row.ids), attended, scales=scales)
         x = encoder.encode(x, inputs, first_layer=max(0, index - 1))
         mask = self._pooling_mask(row).expand(len(x), -1)  # (S, L)
-        return self.network.row_vectors(x, mask, entries=entries)
+        return _selected(self.network.row_vectors(x, mask, entries=entries), row)
+
+    def _attention_mask(self, row: Row) -> Tensor | None:
+        if not row.unattended:
+            return None
+        mask = torch.ones_like(self._ids(row.ids))
+        mask[:, -row.unattended :] = 0
+        return mask  # (1, L)
 
     def _pooling_mask(self, row: Row) -> Tensor:
         mask = torch.arange(len(row.ids)) >= row.prompt_tokens  # (L,)
@@ -156,3 +172,8 @@ class ReferenceModel:
     def _ids(self, ids: Sequence[int]) -> Tensor:
         device = self.network.encoder.embeddings.word.weight.device
         return torch.tensor([ids], device=device)  # (1, L)
+
+
+def _selected(vectors: Tensor, row: Row) -> Tensor:
+    """Return the vectors `(S, W)` of a row, or of `(S, L, W)` those of its multi-vector."""
+    return vectors[:, list(row.vector_positions)] if row.vector_positions else vectors

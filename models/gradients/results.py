@@ -72,8 +72,23 @@ class Completeness:
 
 
 @dataclass(frozen=True)
+class AlignedTokens:
+    """A token of a query, and the token of a document with the largest dot product of vectors.
+
+    Attributes:
+        query: Index of the query's token in `tokens`.
+        document: Index of the document's token in `tokens`.
+        value: Dot product of their vectors. MaxSim of the texts is the sum of these numbers.
+    """
+
+    query: int
+    document: int
+    value: float
+
+
+@dataclass(frozen=True)
 class Attribution:
-    """Attribution of a scalar to the tokens of a text.
+    """Attribution of a scalar to the tokens of a text, or of several model inputs.
 
     Attributes:
         scores: Score of each token, not normalised, `(L,)`. Signed, except for saliency.
@@ -83,6 +98,8 @@ class Attribution:
         completeness: Accuracy of integrated gradients; null for other methods.
         path: Pairs of an evaluated position on the line from baseline (0) to text (1) and the
             scalar at this position; null except for integrated gradients.
+        alignment: Aligned tokens of query and document, by token of the query; with `versus`, then
+            those of query and second document. Null for targets other than "maxsim".
     """
 
     scores: Vector
@@ -90,6 +107,7 @@ class Attribution:
     baseline_value: float | None = None
     completeness: Completeness | None = None
     path: tuple[tuple[float, float], ...] | None = None
+    alignment: tuple[AlignedTokens, ...] | None = None
 
     @property
     def sum(self) -> float:

@@ -159,7 +159,7 @@ class SentenceEncoder(nn.Module):
         tap: Tap = NO_TAP,
         entries: Sequence[int] | None = None,
     ) -> Tensor:
-        """Return the row vectors `(B, W)` of token vectors.
+        """Return the vectors of the first output, `(B, W)` or `(B, L, W)`, of token vectors.
 
         Args:
             tokens: Token vectors, `(B, L, D)`.
@@ -167,6 +167,8 @@ class SentenceEncoder(nn.Module):
             tap: Tap that each step of pooling and heads passes through.
             entries: Elements of sparse vectors to compute, in place of all W; None: all.
         """
+        if (first := self.outputs[0]) in self.token_heads:
+            return _apply(cast(nn.ModuleList, self.token_heads[first]), tokens, tap)
         if self.sparse is None:
             return self.head(tokens, pooling_mask, tap)
         weights: Tensor = self.sparse(tokens, pooling_mask, entries=entries)

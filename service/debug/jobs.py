@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from models.artifact import Artifact
 from models.engines import available_cpus
 from models.export.tokenizer_file import tokenizer_of_source
 from models.gradients import attribution, results
-from models.gradients.attribution import attribute, vjp
+from models.gradients.attribution import attribute_together, vjp
 from models.gradients.flow import flow
 from models.gradients.inputs import Objective
 from models.gradients.layer_norm_check import judge, judge_candidate
@@ -29,6 +29,7 @@ from models.gradients.layer_norm_operands import (
     with_random_gradients,
 )
 from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
+from models.gradients.maxsim import alignment, maxsim
 from models.gradients.pair import explain_pair
 from models.gradients.parity import Served, Tokenized, parity
 from models.gradients.reference_model import ReferenceModel
@@ -127,7 +128,11 @@ class Jobs:
             result=fields,
             nonfinite=nonfinite(fields),
             converged=_has_converged(result),
-            vectors=[self._model.vector(row).tolist() for row in job.compare],
+            vectors=[
+                vector
+                for row in job.compare
+                for vector in self._model.vector(row).view(-1, self._model.network.width).tolist()
+            ],
             wall_ms=1e3 * (time.perf_counter() - started),
         )
 
@@ -135,16 +140,7 @@ class Jobs:
         model = self._model
         match job:
             case AttributeJob():
-                return attribute(
-                    model,
-                    job.row,
-                    _target(model, job.target),
-                    method=job.method,
-                    layer_name=_layer(model, job.layer),
-                    baseline=job.baseline,
-                    options=job.options,
-                    entries=[job.target.index] if job.target.type == "sparse" else None,
-                )
+                return _attribute(model, job)
             case PairJob():
                 return explain_pair(
                     model,
@@ -178,6 +174,22 @@ class Jobs:
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         return tokenizer_of_source(self._artifact)
+
+
+def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
+    result = attribute_together(
+        model,
+        job.sides,
+        _target(model, job.target),
+        method=job.method,
+        layer_name=_layer(model, job.layer),
+        options=job.options,
+        entries=[job.target.index] if job.target.type == "sparse" else None,
+    )
+    if job.target.type != "maxsim":
+        return result
+    query, *documents = (side.row for side in job.sides)
+    return replace(result, alignment=alignment(model, query, documents))
 
 
 def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:
@@ -338,10 +350,11 @@ def _target(model: ReferenceModel, target: Target) -> attribution.Target:
         "dot": lambda: attribution.dot(weight.new_tensor(target.vector), model.normalize),
         "dim": lambda: attribution.dim(target.index, model.normalize),
         "norm": attribution.norm,
-        "score": lambda: attribution.label(0),
+        "score": attribution.score,
         "label": lambda: attribution.label(target.index, target.versus),
         # The only entry that the job computes.
         "sparse": lambda: attribution.dim(0, normalize=False),
+        "maxsim": lambda: maxsim(model.normalize),
     }
     return build[target.type]()
 

@@ -7,7 +7,7 @@ from models.artifact import Manifest
 from models.gradients.inputs import TargetName
 from service.inference.errors import InvalidInput
 
-Kind = Literal["embedding", "reranker", "classifier", "sparse"]
+Kind = Literal["embedding", "reranker", "classifier", "sparse", "multi"]
 
 # Names of the kinds in messages. A reranker has one label, and a classifier several.
 _NAMES: Mapping[Kind, str] = {
@@ -15,12 +15,14 @@ _NAMES: Mapping[Kind, str] = {
     "reranker": "rerankers",
     "classifier": "classifiers",
     "sparse": "sparse encoders",
+    "multi": "multi-vector models",
 }
 TARGETS: Mapping[Kind, tuple[TargetName, ...]] = {
     "embedding": ("cosine", "margin", "dot", "dim", "norm"),
     "reranker": ("score",),
     "classifier": ("label",),
     "sparse": ("sparse",),
+    "multi": ("maxsim",),
 }
 _ALL: tuple[Kind, ...] = get_args(Kind)
 ROUTES: Mapping[str, tuple[Kind, ...]] = {
@@ -32,8 +34,9 @@ ROUTES: Mapping[str, tuple[Kind, ...]] = {
     "vjp": ("embedding",),
     "capabilities": _ALL,
 }
-# Kinds that read a pair of texts at once.
-READS_PAIRS: tuple[Kind, ...] = ("reranker", "classifier")
+# Kinds with attributions of a pair of texts. Multi-vector models encode each text on its own; the
+# others read both at once.
+TAKES_PAIRS: tuple[Kind, ...] = ("reranker", "classifier", "multi")
 
 
 def kind_of(manifest: Manifest) -> Kind | None:
@@ -45,6 +48,8 @@ def kind_of(manifest: Manifest) -> Kind | None:
             return "reranker" if len(manifest.labels) == 1 else "classifier"
         case ("sparse", *_):
             return "sparse"
+        case ("multi", *_):
+            return "multi"
     return None
 
 

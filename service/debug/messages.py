@@ -57,10 +57,10 @@ class Word:
     """A word of a text, made of one or more tokens.
 
     Attributes:
-        text: Index of the text: 0, or 1 for the second text of a pair.
+        text: Index of the text: 0, 1 for the second text of a pair, or 2 for the target's `versus`.
         start: Index of the word's first character in the text.
         end: Index after the word's last character.
-        tokens: Indices of the word's tokens in the row, in order.
+        tokens: Indices of the word's tokens, in order, among those of all rows of the job.
     """
 
     text: int
@@ -71,14 +71,17 @@ class Word:
 
 @dataclass(frozen=True)
 class AttributeJob:
-    """Job: attribute a scalar to the tokens and words of a text, or of a pair of texts."""
+    """Job: attribute a scalar to the tokens and words of one or several model inputs.
 
-    row: Row
+    Several are: for "maxsim", the query and each document; for "score", the pair of a query and a
+    document, and the pair with the document whose score is subtracted.
+    """
+
+    sides: Sequence[Side]
     words: Sequence[Word]
     target: Target
     method: Method
     layer: str
-    baseline: Sequence[int] | None
     options: MethodOptions
     compare: Sequence[Row]
     kind: Literal["attribute"] = "attribute"
@@ -217,7 +220,8 @@ class Done:
         result: Result of the job, a dataclass of `models.gradients.results`, as JSON.
         nonfinite: First non-finite numbers of the result, at most `MAX_NONFINITE`.
         converged: Whether all path integrals of the result have converged. True if there are none.
-        vectors: Reference model's vectors of the job's `compare` rows, before normalisation.
+        vectors: Reference model's vectors of the job's `compare` rows, before normalisation; those
+            of multi-vectors are concatenated.
         wall_ms: Duration of the job, in milliseconds.
     """
 

@@ -75,16 +75,19 @@ class Norm(StrictModel):
 
 
 class Score(StrictModel):
-    """Logit of a model with one label, such as a reranker."""
+    """Logit of a model with one label, such as a reranker, or its margin over that of `versus`."""
 
     type: Literal["score"]
+    versus: str | None = Field(
+        None, description="Document in place of `text_pair`, whose logit is subtracted"
+    )
 
 
 class Label(StrictModel):
     """Logit of a label, or its margin over the logit of the label `versus`."""
 
     type: Literal["label"]
-    label: str
+    label: str | None = Field(None, description="Null: the label with the largest logit")
     versus: str | None = None
 
 
@@ -95,8 +98,21 @@ class Sparse(StrictModel):
     token: str = Field(description="Spelling of the entry in the vocabulary")
 
 
+class MaxSim(StrictModel):
+    """MaxSim of the query `text` and the document `text_pair`, or its margin over that of `versus`.
+
+    The texts have the prompts `query` and `document`.
+    """
+
+    type: Literal["maxsim"]
+    versus: str | None = Field(
+        None, description="Document in place of `text_pair`, whose MaxSim is subtracted"
+    )
+
+
 Target = Annotated[
-    Cosine | Margin | Dot | Dim | Norm | Score | Label | Sparse, Field(discriminator="type")
+    Cosine | Margin | Dot | Dim | Norm | Score | Label | Sparse | MaxSim,
+    Field(discriminator="type"),
 ]
 
 
@@ -106,8 +122,8 @@ class AttributeRequest(StrictModel):
     text: Text
     text_pair: str | None = Field(
         None,
-        description="Second text, which a reranker or classifier reads together with `text`; "
-        "null: `text` alone",
+        description="Second text: the document of a query, or the text that a reranker or "
+        "classifier reads together with `text`; null: `text` alone",
     )
     target: Target = Field(
         description="Scalar to attribute; /debug/capabilities lists those of the model"

@@ -28,14 +28,22 @@ class Token(BaseModel):
         description="Index after the token's last character in the text; null if `start` is null"
     )
     text: int | None = Field(
-        description="Index of the text: 0, or 1 for a token of `text_pair`; null if `start` is null"
+        description="Index of the text: 0, 1 for a token of `text_pair`, or 2 for a token of the "
+        "target's `versus`; null if `start` is null"
+    )
+    input: int = Field(
+        description="Index of the model input. Most targets have one. `maxsim` has an input for "
+        "each text, and `score` with `versus` one for each pair of query and document"
     )
 
 
 class Word(BaseModel):
     """A word of a text, made of tokens without white space between them."""
 
-    text: int = Field(description="Index of the text: 0, or 1 for a word of `text_pair`")
+    text: int = Field(
+        description="Index of the text: 0, 1 for a word of `text_pair`, or 2 for a word of the "
+        "target's `versus`"
+    )
     start: int = Field(description="Index of the word's first character in the text")
     end: int = Field(description="Index after the word's last character in the text")
     tokens: list[int] = Field(description="Indices of the word's tokens in `tokens`")
@@ -92,10 +100,10 @@ class GradientResponse(BaseModel):
 
     model: Hashes
     parity: VectorParity | None = Field(
-        description="Largest differences between the served vectors (embeddings, logits or sparse "
-        "vectors) and the reference model's vectors of the request's texts, texts in `target` "
-        "excluded, or of the artifact's check inputs (`/debug/parity` without texts). Null for "
-        "`/debug/layernorm` without a text"
+        description="Largest differences between the served vectors (embeddings, logits, sparse "
+        "vectors or multi-vectors) and the reference model's vectors of the request's texts, texts "
+        "in the targets `cosine` and `margin` excluded, or of the artifact's check inputs "
+        "(`/debug/parity` without texts). Null for `/debug/layernorm` without a text"
     )
     cost: Cost
     wall_ms: float = Field(
@@ -166,18 +174,34 @@ def _model(result: type) -> type[BaseModel]:
     return create_model(result.__name__, __doc__=_summary(result), **_fields(result))
 
 
-def _response(name: str, result: type, **lists: type[BaseModel]) -> type[GradientResponse]:
+class LabelResponse(GradientResponse):
+    """Common fields of responses about a target, which can be a label."""
+
+    label: str | None = Field(
+        description="Label of the target: the predicted one if the request has none. Null for "
+        "targets other than `label`"
+    )
+
+
+def _response(
+    name: str,
+    result: type,
+    base: type[GradientResponse] = GradientResponse,
+    **lists: type[BaseModel],
+) -> type[GradientResponse]:
     """Create the response model of a result type, with further lists: item type by field name."""
     fields: dict[str, Any] = {name: (list[item], ...) for name, item in lists.items()}  # type: ignore[valid-type]
     return create_model(
         name,
-        __base__=GradientResponse,
+        __base__=base,
         __doc__=_summary(result),
         **(fields | _fields(result)),
     )
 
 
-AttributeResponse = _response("AttributeResponse", results.Attribution, tokens=Token, words=Word)
+AttributeResponse = _response(
+    "AttributeResponse", results.Attribution, LabelResponse, tokens=Token, words=Word
+)
 PairResponse = _response("PairResponse", results.PairAttribution, tokens_a=Token, tokens_b=Token)
 FlowResponse = _response("FlowResponse", results.Flow)
 LayerNormResponse = _response("LayerNormResponse", results.LayerNormCheck)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from models.artifact import sha256
-from models.engines.outputs import Agreement, compare
 from models.gradients import inputs
 from models.gradients.budget import (
     flow_token_steps,
@@ -32,7 +31,7 @@ from service.api.raw_route import RawRoute
 from service.api.responses import JSON
 from service.debug import request_models
 from service.debug.access import ACCESS
-from service.debug.kinds import READS_PAIRS, ROUTES, TARGETS
+from service.debug.kinds import ROUTES, TAKES_PAIRS, TARGETS, check_target
 from service.debug.messages import (
     MAX_NONFINITE,
     AttributeJob,
@@ -44,6 +43,7 @@ from service.debug.messages import (
     ParityJob,
     VjpJob,
 )
+from service.debug.model_inputs import model_inputs_of, tokens_of_inputs, words_of_inputs
 from service.debug.request_models import (
     AttributeRequest,
     FlowRequest,
@@ -64,10 +64,9 @@ from service.debug.responses import (
     LayerNormResponse,
     PairResponse,
     ParityResponse,
-    Token,
-    VectorParity,
     VjpResponse,
 )
+from service.debug.served import encode, parity_of
 from service.debug.state import DebugState, State
 from service.debug.targets import check_width, target_of
 from service.debug.texts import (
@@ -76,20 +75,13 @@ from service.debug.texts import (
     row_of,
     tokenize,
     tokenize_all,
-    tokenize_pair,
     tokens_of,
 )
-from service.debug.words import words_of
-from service.inference import tokenizer
 from service.inference.errors import InvalidInput
 from service.inference.metrics import record_outcome
 from service.inference.model import Model
-from service.inference.results import SparseVector
 
 _MAX_BODY_BYTES = 2**20
-# Bounds of the agreement of a served vector with the reference model's vector. Every engine keeps
-# them in every precision, so a vector beyond them means that another model is served.
-_BOUNDS = Agreement(cosine=0.999, norm=0.05)
 
 
 router = APIRouter(
@@ -115,22 +107,23 @@ async def attribute(request: Request, state: State) -> Response:
     """Attribute a scalar, such as a similarity or a logit, to the tokens and words of a text."""
     model, kind = state.model_for("attribute")
     body = await read_body(request, state, AttributeRequest, _MAX_BODY_BYTES)
-    target = await target_of(state, kind, body.target)
-    text = await tokenize_pair(state, kind, body.text, body.text_pair)
+    check_target(kind, body.target.type)
+    texts = await model_inputs_of(state, kind, body)
+    rows = [text.row for text in texts]
+    target = await target_of(state, body.target, rows[0])
     options = MethodOptions(
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )
-    cost = _cost(state, token_steps(body.method, len(text.row.ids), options))
+    cost = _cost(state, token_steps(body.method, sum(len(row.ids) for row in rows), options))
     if body.dry_run:
         return _json(CostResponse(model=_hashes(model), cost=cost))
 
-    row = row_of(text)
-    baseline = baseline_of(text, body.baseline, "/text")
-    words = await asyncio.to_thread(words_of, text)
-    job = AttributeJob(
-        row, words, target, body.method, body.layer, baseline, options, compare=[row]
-    )
-    return await _run(request, state, job, cost, AttributeResponse, tokens=tokens_of(text))
+    sides = [Side(text.row, baseline_of(text.text, body.baseline, text.pointer)) for text in texts]
+    words = await asyncio.to_thread(words_of_inputs, texts)
+    job = AttributeJob(sides, words, target, body.method, body.layer, options, compare=rows)
+    label = model.artifact.manifest.labels[target.index] if target.type == "label" else None
+    tokens = tokens_of_inputs(texts)
+    return await _run(request, state, job, cost, AttributeResponse, tokens=tokens, label=label)
 
 
 @router.post(
@@ -208,7 +201,7 @@ async def parity(request: Request, state: State) -> Response:
     cost = _cost(state, parity_token_steps(len(row.ids) for row in rows))
     check_ids = await asyncio.to_thread(model.tokenizer.ids, model.check.texts)
     files = await asyncio.to_thread(_files, model)
-    encoding = cancel_on_disconnect(request, _encode(model, rows))
+    encoding = cancel_on_disconnect(request, encode(model, rows))
     served = await within(_timeout_s(request, state), encoding)
     job = ParityJob(
         rows,
@@ -272,7 +265,7 @@ async def capabilities(request: Request, state: State) -> Response:
             methods=list(get_args(inputs.Method)),
             targets=list(TARGETS[kind]),
             labels=list(model.artifact.manifest.labels),
-            text_pairs=kind in READS_PAIRS,
+            text_pairs=kind in TAKES_PAIRS,
             baselines=list(get_args(BaselineName)),
             objectives=list(get_args(inputs.ObjectiveName)),
             distributions=list(get_args(inputs.Distribution)),
@@ -295,7 +288,7 @@ async def _run(
     cost: Cost,
     response: type[GradientResponse],
     served: NDArray[np.float32] | None = None,
-    **tokens: list[Token],
+    **fields: object,
 ) -> Response:
     """Run a job in the gradient process and return the HTTP response.
 
@@ -306,7 +299,7 @@ async def _run(
         cost: Cost of the request, for the response.
         response: Response model.
         served: Served vectors of the rows in `job.compare`, `(B, W)`. None: encode the rows here.
-        tokens: Tokens of the texts, by name of their field in the response.
+        fields: Further fields of the response, such as the tokens of the texts.
     """
     with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
         work = cancel_on_disconnect(request, state.gradients.run(job))
@@ -314,8 +307,8 @@ async def _run(
     model = state.ready_model()
     parity = None
     if job.compare:
-        served = await _encode(model, job.compare) if served is None else served
-        parity = _compare(model, served, np.array(done.vectors, np.float32))
+        served = await encode(model, job.compare) if served is None else served
+        parity = parity_of(model, served, np.array(done.vectors, np.float32))
     warnings = []
     if parity is not None and not parity.agrees:
         warnings.append("the served vectors differ from the reference model's vectors; see parity")
@@ -333,7 +326,7 @@ async def _run(
         "warnings": warnings,
         "nonfinite": done.nonfinite,
     }
-    return _json(response.model_validate({**common, **tokens, **done.result}))
+    return _json(response.model_validate({**common, **fields, **done.result}))
 
 
 def _files(model: Model) -> list[tuple[str, str, str | None]]:
@@ -357,41 +350,6 @@ def _cost(state: DebugState, steps: int) -> Cost:
             code="budget",
         )
     return Cost(token_steps=steps, limit=limit)
-
-
-def _compare(
-    model: Model, served: NDArray[np.float32], reference: NDArray[np.float32]
-) -> VectorParity:
-    """Compare served vectors with the reference model's vectors, both `(B, W)`."""
-    agreement = compare(model.artifact.manifest.outputs[0], served, reference)
-    return VectorParity(
-        cosine=agreement.cosine,
-        norm=agreement.norm,
-        agrees=agreement.is_within(_BOUNDS),
-        max_abs=float(np.abs(served - reference).max()),
-        engine=f"{model.engine.name}; precision={model.engine.precision}",
-    )
-
-
-async def _encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
-    """Return the served model's vectors of the rows, before normalisation, `(B, W)`."""
-    outcome = await model.encode_rows(
-        [
-            tokenizer.Row(
-                row.ids, False, row.prompt_tokens, row.adapter, token_types=row.token_types
-            )
-            for row in rows
-        ],
-        model.artifact.manifest.outputs[:1],
-        uses_cache=False,
-    )
-    vectors = np.zeros((len(rows), model.width), np.float32)  # (B, W)
-    for vector, (result,) in zip(vectors, outcome.results, strict=True):
-        if isinstance(result, SparseVector):
-            vector[result.ids] = result.weights
-        else:
-            vector[:] = result
-    return vectors
 
 
 def _hashes(model: Model) -> Hashes:

@@ -2,24 +2,30 @@
 
 from collections.abc import Sequence
 
+from models.gradients.inputs import Row
 from service.debug import request_models
-from service.debug.kinds import Kind, check_target
 from service.debug.messages import Target
+from service.debug.served import encode
 from service.debug.state import DebugState
 from service.debug.texts import row_of, tokenize
 from service.inference.errors import InvalidInput
 from service.inference.model import Model
 
 
-async def target_of(state: DebugState, kind: Kind, target: request_models.Target) -> Target:
+async def target_of(state: DebugState, target: request_models.Target, row: Row) -> Target:
     """Return the target of a job.
 
+    Args:
+        state: State of the application.
+        target: Target of the request, one that the model has.
+        row: Text, or first pair of texts, of the request.
+
     Raises:
-        InvalidInput: The kind of model does not have the target. A text of the target is invalid
-            (see `tokenize`). A vector, an index, a label or a token is not one of the model.
+        InvalidInput: A text of the target is invalid (see `tokenize`). A vector, an index, a label
+            or a token is not one of the model.
         TooLarge: A text of the target has too many characters.
+        VitrineError: The served model fails to predict the label; see `Model.encode_rows`.
     """
-    check_target(kind, target.type)
     model = state.ready_model()
     match target:
         case request_models.Cosine():
@@ -34,10 +40,10 @@ async def target_of(state: DebugState, kind: Kind, target: request_models.Target
             return Target("dot", vector=target.vector)
         case request_models.Dim():
             return _dim(model, target)
-        case request_models.Norm() | request_models.Score():
+        case request_models.Norm() | request_models.Score() | request_models.MaxSim():
             return Target(target.type)
         case request_models.Label():
-            return _label(model, target)
+            return await _label(model, target, row)
         case request_models.Sparse():
             return _sparse(model, target)
 
@@ -52,8 +58,11 @@ def _dim(model: Model, target: request_models.Dim) -> Target:
     return Target("dim", index=target.index)
 
 
-def _label(model: Model, target: request_models.Label) -> Target:
-    index = _label_index(model, target.label, "/target/label")
+async def _label(model: Model, target: request_models.Label, row: Row) -> Target:
+    if target.label is None:
+        index = int((await encode(model, [row]))[0].argmax())
+    else:
+        index = _label_index(model, target.label, "/target/label")
     if target.versus is None:
         return Target("label", index=index)
     versus = _label_index(model, target.versus, "/target/versus")

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 
 from models.gradients.inputs import BaselineName, Row
-from service.debug.kinds import READS_PAIRS, Kind
 from service.debug.request_models import Text
 from service.debug.responses import Token
 from service.debug.state import DebugState
@@ -40,26 +39,25 @@ async def tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText
 
 
 async def tokenize_pair(
-    state: DebugState, kind: Kind, text: Text, text_pair: str | None
+    state: DebugState, text: Text, other: str, pointers: tuple[str, str]
 ) -> TokenizedText:
-    """Tokenise the fields `text` and `text_pair`, which is None if the model reads `text` alone.
+    """Tokenise two texts that the model reads at once, the first with its prompt.
+
+    Args:
+        state: State of the application.
+        text: First text.
+        other: Second text.
+        pointers: JSON pointers to the fields of both texts, for errors. Errors of the whole pair
+            have the first.
 
     Raises:
-        InvalidInput: The model reads no pairs, or see `tokenize`.
+        InvalidInput: See `tokenize`.
         TooLarge: A text has too many characters.
     """
-    if text_pair is None:
-        return await tokenize(state, text, "/text")
-    if kind not in READS_PAIRS:
-        raise InvalidInput(
-            "text_pair applies to rerankers and classifiers, which read two texts at once",
-            pointer="/text_pair",
-        )
     tokenizer = state.ready_model().tokenizer
-    pointers = "/text", "/text_pair"
     first, prompt_name = _parts(text)
     try:
-        tokenized = await asyncio.to_thread(tokenizer.tokenized_pair, first, text_pair, prompt_name)
+        tokenized = await asyncio.to_thread(tokenizer.tokenized_pair, first, other, prompt_name)
     except (InvalidInput, TooLarge) as error:
         error.index, error.pointer = None, pointers[error.index or 0]
         raise
@@ -99,7 +97,7 @@ def prompted(model: Model, text: Text) -> str:
 def row_of(text: TokenizedText) -> Row:
     """Return a text as input of the reference model."""
     row = text.row
-    return Row(row.ids, row.prompt_tokens, row.adapter, row.token_types)
+    return Row(row.ids, row.prompt_tokens, row.adapter, row.token_types, row.unattended)
 
 
 def baseline_of(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence[int] | None:
@@ -126,10 +124,24 @@ def baseline_of(text: TokenizedText, name: BaselineName, pointer: str) -> Sequen
     return text.baseline[name]
 
 
-def tokens_of(text: TokenizedText) -> list[Token]:
-    """Return the tokens of a text, or of a pair of texts, for a response."""
+def tokens_of(
+    text: TokenizedText, fields: Sequence[int] = (0,), model_input: int = 0
+) -> list[Token]:
+    """Return the tokens of a text, or of a pair of texts, for a response.
+
+    Args:
+        text: Text or pair of texts.
+        fields: Index of each of its texts in the request.
+        model_input: Index of the model input that the text or pair is.
+    """
     columns = zip(text.tokens, text.spans, text.sequence_ids, strict=True)
     return [
-        Token(token=token, start=span and span[0], end=span and span[1], text=index)
+        Token(
+            token=token,
+            start=span and span[0],
+            end=span and span[1],
+            text=None if index is None else fields[index],
+            input=model_input,
+        )
         for token, span, index in columns
     ]

@@ -151,12 +151,17 @@ def select_tokens(
         rules: Rules for the tokens of the input.
         normalize: Whether to scale the vectors to unit length.
     """
+    positions = vector_positions(row, rules)
+    return truncate_and_normalize(vectors[positions], None, normalize), positions
+
+
+def vector_positions(row: Row, rules: TokenRules) -> NDArray[np.intp]:
+    """Return the positions in the row of the tokens that take part in MaxSim, `(L',)`."""
     is_kept = ~np.isin(row.ids, rules.skipped)
     if rules.kept:
         is_kept &= np.isin(row.ids, rules.kept)
     is_kept[: rules.first] = False
-    positions = np.flatnonzero(is_kept)
-    return truncate_and_normalize(vectors[positions], None, normalize), positions
+    return np.flatnonzero(is_kept)
 
 
 @dataclass(frozen=True)

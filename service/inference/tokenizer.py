@@ -357,7 +357,9 @@ class TextTokenizer:
         ((row, encoding),) = self._encoded_rows([text], prompt_name, "error", with_offsets=True)
         spans = row.offsets or ()
         sequence_ids = [None if span is None else 0 for span in spans]
-        return self._with_baselines([text], row, encoding.tokens, spans, sequence_ids)
+        added = [self.token(token_id) for token_id in row.ids[len(encoding.ids) :]]
+        tokens = [*encoding.tokens, *added]
+        return self._with_baselines([text], row, tokens, spans, sequence_ids)
 
     def tokenized_pair(self, text: str, text_pair: str, prompt_name: str | None) -> TokenizedText:
         """Return the tokens, spans and baselines of a pair of texts, with the prompt of the first.

@@ -1,8 +1,8 @@
 // Scores of tokens and of token pairs, and their completeness.
 
 import { chart, colour, divergingScale, label } from "./charts.js";
-import { element, facts, mark, raw, rounded, shown } from "./dom.js";
-import { chips, largest, legend, spelling, unitsOf } from "./tokens.js";
+import { element, facts, mark, raw, rounded, shown, table } from "./dom.js";
+import { byText, chips, largest, legend, spelling, unitsOf } from "./tokens.js";
 
 const NAMES = {
   integrated_gradients: "Integrated gradients",
@@ -12,42 +12,63 @@ const NAMES = {
   occlusion: "Occlusion",
 };
 
-// Names of the texts of a pair, by kind of model.
-const TEXTS = { reranker: ["Query", "Document"], classifier: ["First text", "Second text"] };
+// Names of the texts, by kind of model.
+const DOCUMENTS = ["Query", "Document", "Versus"];
+const TEXTS = { reranker: DOCUMENTS, multi: DOCUMENTS, classifier: ["First text", "Second text"] };
+
+const SIGNS = "Positive scores speak for the document, negative ones for the document under Versus.";
+
+const textsOf = (body) => [body.text, body.text_pair, body.target.versus];
 
 export function drawAttribution(runs, inputs, { kind }) {
-  return runs.map(({ body, result }) => {
-    const texts = [body.text, body.text_pair ?? ""];
-    const units = unitsOf(result, texts, inputs.units);
-    const scale = largest(units.map(({ score }) => score));
+  const articles = runs.map(({ body, result }) => {
+    const rows = byText(unitsOf(result, textsOf(body), inputs.units)).map(summed);
+    const scale = largest(rows.flat().map(({ score }) => score));
     return element("article", { className: "method" },
       element("div", { className: "heading" }, element("h3", {}, NAMES[body.method]), legend(scale)),
-      ...(body.text_pair === undefined ? [chips(units, scale)] : pairOfChips(units, scale, TEXTS[kind])),
+      ...(rows.length === 3 ? [element("p", { className: "muted" }, SIGNS)] : []),
+      ...(rows.length === 1 ? [chips(rows[0], scale)] : rows.map((row, index) => passage(row, scale, TEXTS[kind][index]))),
       totals(result, body.target),
       ...(result.path ? [pathChart(result.path)] : []));
   });
+  return [...articles, ...alignmentTables(runs[0])];
 }
 
-// A special token is in the row of the text before it.
-function pairOfChips(units, scale, names) {
-  const second = units.findIndex(({ text }) => text === 1);
-  return [units.slice(0, second), units.slice(second)].map((row, index) => {
-    const sum = row.filter(({ text }) => text === index).reduce((total, { score }) => total + score, 0);
-    return element("section", { className: "passage" },
-      element("h4", {}, names[index], " ", element("span", { className: "sum" }, `sum ${shown(sum)}`)),
-      chips(row, scale));
+// A query that is read with each of two documents has the sum of its scores.
+function summed(inputs) {
+  return inputs[0].map((unit, index) => ({ ...unit, score: inputs.reduce((total, row) => total + row[index].score, 0) }));
+}
+
+function passage(row, scale, name) {
+  const sum = row.filter(({ text }) => text !== null).reduce((total, { score }) => total + score, 0);
+  return element("section", { className: "passage" },
+    element("h4", {}, name, " ", element("span", { className: "sum" }, `sum ${shown(sum)}`)),
+    chips(row, scale));
+}
+
+// One table for each document.
+function alignmentTables({ body, result }) {
+  if (!result.alignment) return [];
+  const tokens = unitsOf(result, textsOf(body), "tokens");
+  const tables = [1, 2].map((input) => result.alignment.filter(({ document }) => tokens[document].input === input));
+  const drawn = tables.filter((pairs) => pairs.length).map((pairs, index) => {
+    const sum = pairs.reduce((total, { value }) => total + value, 0);
+    return table(`${DOCUMENTS[index + 1]}: MaxSim ${shown(sum)}`, ["Query token", "Most similar token", "Dot product"],
+      pairs.map(({ query, document, value }) => [tokens[query].content, tokens[document].content, shown(value)]));
   });
+  return [element("article", { className: "method" }, element("h3", {}, "Alignment"), element("div", { className: "side" }, ...drawn))];
 }
 
 const VALUES = {
-  score: () => "score (logit)",
-  label: ({ label, versus }) => (versus === null ? `logit of ${label}` : `logit of ${label} − ${versus}`),
+  score: ({ versus }) => (versus === null ? "score (logit)" : "margin (difference of logits)"),
+  maxsim: ({ versus }) => (versus === null ? "MaxSim" : "margin (difference of MaxSim)"),
+  label: ({ versus }, { label }) => (versus === null ? `logit of ${label}` : `logit of ${label} − ${versus}`),
   sparse: ({ token }) => `weight of ${token}`,
 };
 
 function totals(result, target) {
   const complete = result.completeness;
-  const name = VALUES[target.type]?.(target) ?? "value";
+  const name = VALUES[target.type]?.(target, result) ?? "value";
   return facts({
     "sum of scores": shown(result.sum),
     ...(result.value !== null && { [name]: shown(result.value) }),

@@ -185,7 +185,7 @@ function drawLamps(results) {
 }
 
 function paritySentence(parities) {
-  if (model.kind === "embedding") return `cosine ${shown(Math.min(...parities.map(({ cosine }) => cosine)), 6)}`;
+  if (["embedding", "multi"].includes(model.kind)) return `cosine ${shown(Math.min(...parities.map(({ cosine }) => cosine)), 6)}`;
   return `difference ${shown(Math.max(...parities.map(({ max_abs: difference }) => difference)))}`;
 }
 
@@ -231,7 +231,7 @@ function showKind() {
     if (!model.targets.includes(option.value)) option.remove();
   }
   byId("target").hidden = model.targets.length === 1;
-  Object.assign(defaults, DEFAULTS[model.kind](model));
+  Object.assign(defaults, DEFAULTS[model.kind]);
   readAddress();
 }
 

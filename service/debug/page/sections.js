@@ -9,22 +9,27 @@ const TARGETS = {
   cosine: (inputs) => ({ type: "cosine", text: inputs.b }),
   norm: () => ({ type: "norm" }),
   dim: (inputs) => ({ type: "dim", index: Number(inputs.dimension) }),
-  score: () => ({ type: "score" }),
-  label: (inputs) => ({ type: "label", label: inputs.label, versus: inputs.versus || null }),
+  score: (inputs) => ({ type: "score", versus: inputs.c || null }),
+  label: (inputs) => ({ type: "label", label: inputs.label || null, versus: inputs.versus || null }),
   sparse: (inputs) => ({ type: "sparse", token: inputs.token }),
+  maxsim: (inputs) => ({ type: "maxsim", versus: inputs.c || null }),
 };
+
+const QUERY = { a: "Where did the cat sit?", b: "The cat sat on the mat." };
 
 // Initial values of the inputs, where they differ from those in index.html, by kind of model.
 export const DEFAULTS = {
-  embedding: () => ({}),
-  reranker: () => ({ a: "Where did the cat sit?", b: "The cat sat on the mat.", target: "score" }),
-  classifier: ({ labels }) => ({ a: "What a wonderful day!", b: "", target: "label", label: labels[0] }),
-  sparse: () => ({ target: "sparse" }),
+  embedding: {},
+  reranker: { ...QUERY, target: "score" },
+  classifier: { a: "What a wonderful day!", b: "", target: "label" },
+  sparse: { target: "sparse" },
+  // MaxSim has kinks, which take many evaluations at a small tolerance.
+  multi: { ...QUERY, target: "maxsim", tolerance: "0.05", evaluations: "512" },
 };
 
-// A reranker always reads a pair of texts, and a classifier if there is a second one.
+// A query always has a document, and the text of a classifier can have a second one.
 const secondText = (inputs, { kind }) =>
-  kind === "reranker" || (kind === "classifier" && inputs.b) ? { text_pair: inputs.b } : {};
+  ["reranker", "multi"].includes(kind) || (kind === "classifier" && inputs.b) ? { text_pair: inputs.b } : {};
 
 const ROWS = {
   text: (inputs) => ({ type: "text", text: inputs.a, norm: inputs.norm }),

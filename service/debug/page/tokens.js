@@ -11,24 +11,40 @@ export function spelling(token, text) {
 // Offsets from the service count code points, but string indices count UTF-16 code units.
 const part = (text, { start, end }) => [...text].slice(start, end).join("");
 
+const bracketed = (token) => (/^\[.+\]$/.test(token) ? token : `[${token}]`);
+
 // The tokens of a result, or its words and, in their places, the tokens that belong to no word.
 export function unitsOf({ tokens, words, scores }, texts, kind) {
   const single = tokens.map((token, index) => ({
     first: index,
+    input: token.input,
     text: token.text,
-    content: token.start === null ? `[${token.token.replace(/^\[|\]$/g, "")}]` : part(texts[token.text], token),
+    content: token.start === null ? bracketed(token.token) : part(texts[token.text], token),
     spelled: token.token,
     score: scores[index],
   }));
   if (kind === "tokens") return single;
   const whole = words.map((word) => ({
     first: word.tokens[0],
+    input: tokens[word.tokens[0]].input,
     text: word.text,
     content: part(texts[word.text], word),
     spelled: word.tokens.map((index) => tokens[index].token).join(" + "),
     score: word.score,
   }));
   return [...single.filter(({ text }) => text === null), ...whole].sort((a, b) => a.first - b.first);
+}
+
+// Units by text: one list for each input of the model with the text. A special token belongs to the
+// text before it or, at the start of an input, after it.
+export function byText(units) {
+  const texts = [];
+  for (const unit of units) {
+    const named = units.filter(({ input, text }) => input === unit.input && text !== null);
+    const { text } = named.findLast(({ first }) => first <= unit.first) ?? named[0];
+    ((texts[text] ??= [])[unit.input] ??= []).push(unit);
+  }
+  return texts.map((inputs) => inputs.filter(Boolean));
 }
 
 export function largest(scores) {

@@ -13,8 +13,8 @@ from torch import Tensor
 from models.export.checkpoint import load
 from models.export.sentence_config import Overrides
 from models.gradients import attribution
-from models.gradients.attribution import METHODS, Target, attribute
-from models.gradients.inputs import Method, MethodOptions, Row
+from models.gradients.attribution import METHODS, Target, attribute, attribute_together
+from models.gradients.inputs import Method, MethodOptions, Row, Side
 from models.gradients.reference_model import ReferenceModel
 from tests.models.checkpoints import (
     edit_json,
@@ -25,8 +25,11 @@ from tests.models.checkpoints import (
 
 # A pair of texts between special tokens, and its baseline of padding.
 PAIR = Row([0, 5, 6, 2, 7, 21, 33, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1])
+# The same first text with a longer second one.
+VERSUS = Row([0, 5, 6, 2, 12, 51, 7, 8, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1, 1])
 TEXT = Row([0, 5, 6, 40, 7, 21, 33, 2])
 PAD = [0, 1, 1, 2, 1, 1, 1, 2]
+PAD_VERSUS = [0, 1, 1, 2, 1, 1, 1, 1, 2]
 EXACT = MethodOptions(tolerance=1e-7, max_evaluations=4000)
 LAYERS = ("words", "embeddings", "layers.0", "output")
 
@@ -93,6 +96,43 @@ def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
     )
     value = attribute(model, row, target, method="saliency").value
     assert value == pytest.approx(f(words).item(), rel=1e-9)
+
+
+def test_attribution_of_a_margin_equals_captum_on_the_model_of_transformers(
+    tmp_path: Path,
+) -> None:
+    model, oracle = classifier(tmp_path, 1)
+    sides = [Side(PAIR, PAD), Side(VERSUS, PAD_VERSUS)]
+    forwards = [logits_of(oracle, side.row) for side in sides]
+    words = tuple(words_of(oracle, list(side.row.ids)).requires_grad_() for side in sides)
+    pads = tuple(words_of(oracle, list(side.baseline or ())) for side in sides)
+
+    def f(first: Tensor, second: Tensor) -> Tensor:
+        return (forwards[0](first) - forwards[1](second))[:, 0]
+
+    def scores(method: Method) -> np.ndarray:
+        target = attribution.score()
+        return attribute_together(model, sides, target, method=method, options=EXACT).scores
+
+    def joined(attributions: tuple[Tensor, ...]) -> Tensor:
+        return torch.cat([part[0].detach() for part in attributions])
+
+    gradients = joined(Saliency(f).attribute(words, abs=False))
+    np.testing.assert_allclose(scores("saliency"), gradients.norm(dim=-1), rtol=1e-8)
+    products = joined(InputXGradient(f).attribute(words)).sum(-1)
+    np.testing.assert_allclose(scores("grad_x_input"), products, rtol=1e-7, atol=1e-10)
+    steps = {"n_steps": 200, "method": "gausslegendre"}
+    integrated = joined(IntegratedGradients(f).attribute(words, pads, **steps)).sum(-1)
+    np.testing.assert_allclose(scores("integrated_gradients"), integrated, rtol=1e-5, atol=1e-7)
+    # Pairs are read apart, so the scores are those of each pair alone.
+    own = [
+        attribute(
+            model, side.row, attribution.score(), baseline=side.baseline, options=EXACT
+        ).scores
+        for side in sides
+    ]
+    apart = np.concatenate([own[0], -own[1]])
+    np.testing.assert_allclose(scores("integrated_gradients"), apart, atol=1e-7)
 
 
 def test_token_types_change_the_vectors_at_every_layer(tmp_path: Path) -> None:
@@ -204,6 +244,28 @@ def test_integrated_gradients_of_logits_and_weights_are_complete(
         change = result.value - result.baseline_value
         assert abs(change) > 1e-3
         assert result.scores.sum() == pytest.approx(change, rel=1e-4)
+
+
+@pytest.mark.parametrize("layer_name", LAYERS)
+@pytest.mark.parametrize("pads", [(PAD, PAD_VERSUS), (None, None)], ids=["pad", "zeros"])
+def test_integrated_gradients_of_a_margin_are_complete(
+    tmp_path: Path, layer_name: str, pads: tuple[list[int] | None, list[int] | None]
+) -> None:
+    model, _ = classifier(tmp_path, 1)
+    result = attribute_together(
+        model,
+        [Side(PAIR, pads[0]), Side(VERSUS, pads[1])],
+        attribution.score(),
+        layer_name=layer_name,
+        options=MethodOptions(tolerance=1e-5, max_evaluations=4000),
+    )
+    assert result.value == pytest.approx((model.vector(PAIR) - model.vector(VERSUS)).item())
+    assert result.completeness is not None
+    assert result.completeness.converged
+    assert result.baseline_value is not None
+    change = result.value - result.baseline_value
+    assert abs(change) > 1e-3
+    assert result.scores.sum() == pytest.approx(change, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -142,7 +142,7 @@ def test_routes_of_other_models_refuse(
 ) -> None:
     response = multi_client.post(path, json=body)
     assert response.status_code == status
-    expected = "is of another kind" if "debug" in path else "encode texts into multi-vectors"
+    expected = "do not have this target" if "debug" in path else "encode texts into multi-vectors"
     assert expected in response.text
 
 

@@ -1,4 +1,4 @@
-"""Gradient routes of rerankers, classifiers and sparse encoders."""
+"""Gradient routes of rerankers, classifiers, sparse encoders and multi-vector models."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,16 +9,24 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import IntegratedGradients
-from sentence_transformers import CrossEncoder, SparseEncoder
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from starlette.testclient import TestClient
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from models.artifact import Artifact
+from models.export.exporter import export
+from models.export.sources import resolve
 from service.app import create_app
 from service.debug.kinds import ROUTES, TARGETS, kind_for
 from service.inference.errors import InvalidInput
 from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
+from tests.models.checkpoints import (
+    edit_json,
+    save_checkpoint,
+    save_multi_vector,
+    save_tokenizer,
+)
 from tests.service.debug.held_worker import NO_FILE, held_workers
 from tests.serving import ready_model, serving
 
@@ -27,6 +35,11 @@ pytestmark = pytest.mark.slow
 QUERY, DOCUMENT = "w7 w9", "w21 w5 w33"
 PAIR = {"text": QUERY, "text_pair": DOCUMENT, "target": {"type": "score"}}
 IDS, TYPES = [0, 7, 9, 2, 21, 5, 33, 2], [0, 0, 0, 0, 1, 1, 1, 1]
+# Another document, and the same for a multi-vector model.
+VERSUS = "w8 w51"
+QUESTION, CAT, RAIN = "Where did the cat sit?", "The cat, it sat.", "rain, rain!"
+MAXSIM = {"text": QUESTION, "text_pair": CAT, "target": {"type": "maxsim"}}
+MAXSIM_VERSUS = {**MAXSIM, "target": {"type": "maxsim", "versus": RAIN}}
 
 Json = dict[str, Any]
 
@@ -59,6 +72,11 @@ def labeler(classifier: Artifact) -> Iterator[TestClient]:
 @pytest.fixture(scope="module")
 def splade(sparse_encoder: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
     yield from client_of(sparse_encoder[1])
+
+
+@pytest.fixture(scope="module")
+def colbert(multi_encoder: tuple[MultiVectorEncoder, Artifact]) -> Iterator[TestClient]:
+    yield from client_of(multi_encoder[1])
 
 
 def ask(client: TestClient, path: str, **body: object) -> Json:
@@ -114,6 +132,97 @@ def test_tokens_and_words_of_a_pair_name_their_text(ranker: TestClient) -> None:
         assert (token["start"] is not None) == (token["end"] is not None) == has_span
 
 
+def raw_scores(client: TestClient, query: str, documents: list[str]) -> list[float]:
+    body = {"queries": query, "documents": documents, "raw_scores": True}
+    scores: list[float] = client.post("/score", json=body).json()["scores"]
+    return scores
+
+
+def test_margin_of_a_document_over_another_is_the_difference_of_their_scores(
+    ranker: TestClient,
+) -> None:
+    body = {**PAIR, "target": {"type": "score", "versus": VERSUS}, "max_evaluations": 2048}
+    result = ask(ranker, "attribute", **body, tolerance=1e-3)
+    first, second = raw_scores(ranker, QUERY, [DOCUMENT, VERSUS])
+    assert abs(first - second) > 1e-2
+    assert result["value"] == pytest.approx(first - second, abs=1e-4)
+    assert result["completeness"]["converged"]
+    change = result["value"] - result["baseline_value"]
+    assert result["sum"] == pytest.approx(change, rel=1e-3)
+    assert (result["parity"]["agrees"], result["warnings"]) == (True, [])
+    pairs = [(token["input"], token["text"]) for token in result["tokens"]]
+    assert pairs[:8] == [(0, text) for text in (None, 0, 0, None, 1, 1, 1, None)]
+    assert pairs[8:] == [(1, text) for text in (None, 0, 0, None, 2, 2, None)]
+    texts = [QUERY, DOCUMENT, VERSUS]
+    spelled = [texts[w["text"]][w["start"] : w["end"]] for w in result["words"]]
+    assert spelled == ["w7", "w9", "w21", "w5", "w33", "w7", "w9", "w8", "w51"]
+    for word, name in zip(result["words"], spelled, strict=True):
+        assert [result["tokens"][index]["token"] for index in word["tokens"]] == [name]
+        total = sum(result["scores"][index] for index in word["tokens"])
+        assert word["score"] == pytest.approx(total, rel=1e-9)
+    # The second pair alone has the same scores with the opposite sign.
+    options = {"tolerance": 1e-3, "max_evaluations": 2048}
+    single = ask(ranker, "attribute", **{**PAIR, "text_pair": VERSUS}, **options)
+    atol = 5e-3 * max(map(abs, single["scores"]))
+    np.testing.assert_allclose(result["scores"][8:], [-s for s in single["scores"]], atol=atol)
+
+
+@pytest.mark.parametrize("prompted", [QUESTION, {"text": QUESTION, "prompt_name": "query"}])
+def test_maxsim_is_the_served_score_and_the_sum_of_its_alignment(
+    colbert: TestClient, multi_encoder: tuple[MultiVectorEncoder, Artifact], prompted: object
+) -> None:
+    oracle = multi_encoder[0]
+    body = {**MAXSIM, "text": prompted}
+    result = ask(colbert, "attribute", **body, method="grad_x_input")
+    (score,) = raw_scores(colbert, QUESTION, [CAT])
+    assert result["value"] == pytest.approx(score, rel=1e-5)
+    aligned = result["alignment"]
+    assert sum(pair["value"] for pair in aligned) == pytest.approx(score, rel=1e-5)
+    tokens = [token["token"] for token in result["tokens"]]
+    query, document = (
+        [token for token, own in zip(tokens, result["tokens"], strict=True) if own["input"] == i]
+        for i in (0, 1)
+    )
+    question = ["where", "did", "the", "cat", "sit", "?"]
+    marked = ["[CLS]", "[", "q", "]", *question, "[SEP]"]
+    assert query == [*marked, *["[MASK]"] * (16 - len(marked))]
+    sentence = ["the", "cat", ",", "it", "sat", "."]
+    assert document == ["[CLS]", "[", "d", "]", *sentence, "[SEP]"]
+    # The document's vectors are those of its tokens without punctuation.
+    kept = [16 + index for index, spelled in enumerate(document) if spelled not in "[],."]
+    vectors = oracle.encode_query(QUESTION), oracle.encode_document(CAT)
+    products = np.asarray(vectors[0]) @ np.asarray(vectors[1]).T
+    assert products.shape == (16, len(kept))
+    assert [pair["query"] for pair in aligned] == list(range(16))
+    assert [pair["document"] for pair in aligned] == [kept[i] for i in products.argmax(1)]
+    np.testing.assert_allclose([pair["value"] for pair in aligned], products.max(1), atol=1e-5)
+    assert (result["parity"]["agrees"], result["warnings"]) == (True, [])
+
+
+def test_margin_of_maxsim_is_the_difference_of_the_served_scores(colbert: TestClient) -> None:
+    result = ask(colbert, "attribute", **MAXSIM_VERSUS, max_evaluations=1024)
+    scores = raw_scores(colbert, QUESTION, [CAT, RAIN])
+    assert abs(scores[0] - scores[1]) > 1e-2
+    assert result["value"] == pytest.approx(scores[0] - scores[1], abs=1e-5)
+    assert result["completeness"]["converged"]
+    change = result["value"] - result["baseline_value"]
+    assert result["sum"] == pytest.approx(change, rel=1e-2)
+    inputs = [token["input"] for token in result["tokens"]]
+    assert inputs == [0] * 16 + [1] * 11 + [2] * 9
+    texts = {(token["input"], token["text"]) for token in result["tokens"]}
+    assert texts == {(i, text) for i in range(3) for text in (None, i)}
+    for index, score in enumerate(scores):
+        own = [
+            pair["value"] for pair in result["alignment"] if inputs[pair["document"]] == index + 1
+        ]
+        assert len(own) == 16
+        assert sum(own) == pytest.approx(score, rel=1e-5)
+    texts_of_words = [word["text"] for word in result["words"]]
+    assert texts_of_words == [0] * 6 + [1] * 6 + [2] * 4
+    result = ask(colbert, "attribute", **MAXSIM_VERSUS, tolerance=1e-3, max_evaluations=17)
+    assert result["warnings"] == ["a path integral has not converged; increase max_evaluations"]
+
+
 def test_margin_of_a_label_is_the_difference_of_the_logits(
     labeler: TestClient, classifier: Artifact
 ) -> None:
@@ -134,6 +243,29 @@ def test_margin_of_a_label_is_the_difference_of_the_logits(
     assert [token["text"] for token in pair["tokens"]] == [None, 0, 0, None, 1, 1, None]
     assert pair["parity"]["agrees"]
     assert pair["value"] != result["value"]
+
+
+def test_predicted_label_is_the_target_without_a_label(
+    labeler: TestClient, classifier: Artifact
+) -> None:
+    oracle = AutoModelForSequenceClassification.from_pretrained(classifier.path / "source")
+    predicted = set()
+    for word in range(4, 40):
+        logits = oracle(torch.tensor([[0, word, 2]])).logits[0]
+        label = ["sad", "neutral", "happy"][int(logits.argmax())]
+        if label in predicted:
+            continue
+        predicted.add(label)
+        target: Json = {"type": "label"}
+        result = ask(labeler, "attribute", text=f"w{word}", target=target, method="saliency")
+        assert result["label"] == label
+        assert result["value"] == pytest.approx(logits.max().item(), rel=1e-3)
+        body = {"text": f"w{word}", "target": {**target, "versus": label}}
+        problem = labeler.post("/debug/attribute", json=body).json()
+        assert problem["pointer"] == "/target/versus"
+    assert len(predicted) > 1
+    target = {"type": "label", "label": "sad"}
+    assert ask(labeler, "attribute", text="w5", target=target, method="saliency")["label"] == "sad"
 
 
 def test_attribution_of_a_sparse_weight_equals_captum_on_the_model_of_transformers(
@@ -163,12 +295,13 @@ def test_attribution_of_a_sparse_weight_equals_captum_on_the_model_of_transforme
     assert result["parity"]["agrees"]
 
 
-@pytest.mark.parametrize("name", ["ranker", "splade"])
+@pytest.mark.parametrize("name", ["ranker", "splade", "colbert"])
 def test_served_values_that_differ_from_the_reference_model_add_a_warning(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client: TestClient = request.getfixturevalue(name)
-    body = PAIR if name == "ranker" else {"text": "w5", "target": {"type": "sparse", "token": "w5"}}
+    sparse = {"text": "w5", "target": {"type": "sparse", "token": "w5"}}
+    body = {"ranker": PAIR, "splade": sparse, "colbert": MAXSIM_VERSUS}[name]
     engine = ready_model(client).engine
     run = engine.run_outputs
     changes: list[Callable[[np.ndarray], np.ndarray]] = [lambda z: z + 1, lambda z: 1.2 * z + 0.2]
@@ -186,18 +319,21 @@ def test_served_values_that_differ_from_the_reference_model_add_a_warning(
         ]
 
 
-@pytest.mark.parametrize("name", ["ranker", "labeler", "splade"])
+KINDS = {"ranker": "reranker", "labeler": "classifier", "splade": "sparse", "colbert": "multi"}
+
+
+@pytest.mark.parametrize("name", list(KINDS))
 def test_capabilities_list_what_the_kind_of_model_has(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     client: TestClient = request.getfixturevalue(name)
     capabilities = client.get("/debug/capabilities").json()
-    kind = {"ranker": "reranker", "labeler": "classifier", "splade": "sparse"}[name]
+    kind = KINDS[name]
     assert capabilities["kind"] == kind
     assert capabilities["targets"] == list(TARGETS[kind])  # type: ignore[index]
     assert capabilities["routes"] == ["attribute", "layernorm", "capabilities"]
-    labels = {"ranker": ["LABEL_0"], "labeler": ["sad", "neutral", "happy"], "splade": []}
-    assert capabilities["labels"] == labels[name]
+    labels = {"ranker": ["LABEL_0"], "labeler": ["sad", "neutral", "happy"]}
+    assert capabilities["labels"] == labels.get(name, [])
     assert capabilities["text_pairs"] == (name != "splade")
     # A layer norm of the model, on the rows of a text.
     source = {"type": "text", "text": "w5 w6", "norm": capabilities["norms"][-1]}
@@ -205,7 +341,7 @@ def test_capabilities_list_what_the_kind_of_model_has(
     assert (result["passes"], result["parity"]["agrees"]) == (True, True)
 
 
-@pytest.mark.parametrize("name", ["ranker", "labeler", "splade"])
+@pytest.mark.parametrize("name", list(KINDS))
 def test_routes_of_embedding_models_name_the_kinds_they_are_for(
     name: str, request: pytest.FixtureRequest
 ) -> None:
@@ -230,6 +366,7 @@ def test_models_with_other_outputs_are_refused_by_every_route(reranker: Artifact
 
 SCORE, HAPPY = {"type": "score"}, {"type": "label", "label": "happy"}
 NORM = {"type": "norm"}
+BETTER = {"type": "score", "versus": VERSUS}
 
 
 @pytest.mark.parametrize(
@@ -284,7 +421,57 @@ NORM = {"type": "norm"}
             {"target": {"type": "sparse", "token": "w5"}, "text_pair": "w6"},
             "invalid",
             "/text_pair",
-            "applies to rerankers and classifiers",
+            "applies to rerankers, classifiers and multi-vector models",
+        ),
+        ("ranker", {"target": BETTER}, "invalid", "/text_pair", "set text to the query"),
+        (
+            "ranker",
+            {**PAIR, "target": {"type": "score", "versus": DOCUMENT}},
+            "invalid",
+            "/target/versus",
+            "must be another document",
+        ),
+        (
+            "ranker",
+            {**PAIR, "target": {"type": "score", "versus": ""}},
+            "empty",
+            "/target/versus",
+            "empty",
+        ),
+        (
+            "ranker",
+            {**PAIR, "target": {"type": "score", "versus": "w5 " * 30}},
+            "too_long",
+            "/target/versus",
+            "more than 24 tokens",
+        ),
+        ("ranker", {"target": MAXSIM["target"]}, "wrong_target", "/target/type", "score"),
+        ("labeler", {**PAIR, "target": BETTER}, "wrong_target", "/target/type", "label"),
+        ("colbert", {"target": SCORE}, "wrong_target", "/target/type", "targets: maxsim"),
+        ("colbert", {"target": MAXSIM["target"]}, "invalid", "/text_pair", "set text to the query"),
+        ("colbert", {**MAXSIM, "text": " "}, "empty", "/text", "empty"),
+        ("colbert", {**MAXSIM, "text_pair": ""}, "empty", "/text_pair", "empty"),
+        (
+            "colbert",
+            {**MAXSIM, "text": {"text": QUESTION, "prompt_name": "document"}},
+            "invalid",
+            "/text/prompt_name",
+            "omit prompt_name",
+        ),
+        ("colbert", {**MAXSIM, "text": "a " * 30}, "too_long", "/text", "more than 16 tokens"),
+        (
+            "colbert",
+            {**MAXSIM, "target": {"type": "maxsim", "versus": CAT}},
+            "invalid",
+            "/target/versus",
+            "must be another document",
+        ),
+        (
+            "colbert",
+            {**MAXSIM, "target": {"type": "maxsim", "versus": "a " * 30}},
+            "too_long",
+            "/target/versus",
+            "more than 20 tokens",
         ),
     ],
 )
@@ -312,3 +499,58 @@ def test_pair_beyond_the_token_limit_of_gradients_is_refused(reranker: Artifact)
         assert (problem["code"], problem["pointer"]) == ("too_many_tokens", "/text")
         assert "the pair of texts has 8 tokens; the limit is 7" in problem["detail"]
         assert ask(client, "attribute", text="w5", target=SCORE, dry_run=True)
+
+
+@pytest.fixture(scope="module")
+def skipper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a multi-vector model that skips tokens, and adds tokens that none attends to."""
+    folder = tmp_path_factory.mktemp("skipper")
+    save_checkpoint(folder / "model", "bert")
+    save_tokenizer(folder / "model")
+    edit_json(folder / "model" / "tokenizer_config.json", padding_side="right")
+    skipped = ["[CLS]", "[SEP]", "w7", "w9"]
+    save_multi_vector(
+        folder / "saved",
+        folder / "model",
+        mask={"skiplist_words": skipped, "skiplist_tasks": ["query", "document"]},
+        query_expansion={"strategy": "fixed", "attend": False, "length": 8, "token": "w9"},
+    )
+    artifact, _ = export(resolve(str(folder / "saved")), folder / "artifact")
+    yield from client_of(artifact)
+
+
+def test_tokens_without_vectors_and_attention_are_those_of_the_served_model(
+    skipper: TestClient,
+) -> None:
+    target = {"type": "maxsim"}
+    query, document = "w5 w7 w6", "w8 w7 w12 w33"
+    body = {"text": query, "text_pair": document, "target": target, "method": "saliency"}
+    result = ask(skipper, "attribute", **body)
+    (score,) = raw_scores(skipper, query, [document])
+    assert result["value"] == pytest.approx(score, rel=1e-5)
+    assert (result["parity"]["agrees"], result["parity"]["cosine"]) == (
+        True,
+        pytest.approx(1, abs=1e-6),
+    )
+    assert [token["token"] for token in result["tokens"]][:8][-3:] == ["w9"] * 3
+    assert [pair["query"] for pair in result["alignment"]] == [1, 3]
+    assert {pair["document"] for pair in result["alignment"]} <= {9, 11, 12}
+    # No token of the query attends to those that expand it, and they have no vectors.
+    assert np.abs(result["scores"][5:8]).max() == 0
+    assert result["scores"][2] > 1e-4  # a skipped token that the others attend to
+
+
+def test_text_without_vectors_is_refused_by_name(skipper: TestClient) -> None:
+    target = {"type": "maxsim", "versus": "w8"}
+    for body, pointer, name in (
+        ({"text": "w7", "text_pair": "w5", "target": target}, "/text", "query"),
+        ({"text": "w5", "text_pair": "w7", "target": target}, "/text_pair", "document"),
+        (
+            {"text": "w5", "text_pair": "w6", "target": {**target, "versus": "w7 w7"}},
+            "/target/versus",
+            "document",
+        ),
+    ):
+        problem = skipper.post("/debug/attribute", json=body).json()
+        assert (problem["code"], problem["pointer"]) == ("no_vectors", pointer)
+        assert problem["detail"].startswith(f"the {name} has no vectors")

@@ -17,6 +17,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
+from sentence_transformers import MultiVectorEncoder
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
@@ -73,6 +74,11 @@ def reranker_url(reranker: Artifact, hold: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def classifier_url(classifier: Artifact, hold: Path) -> Iterator[str]:
     yield from served(classifier, hold)
+
+
+@pytest.fixture(scope="module")
+def multi_url(multi_encoder: tuple[MultiVectorEncoder, Artifact], hold: Path) -> Iterator[str]:
+    yield from served(multi_encoder[1], hold)
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +201,7 @@ def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str
     assert [label.split("\n")[0] for label in texts(page, ".texts label")] == [
         "Query",
         "Document",
+        "Versus (other document, optional)",
         "API key (optional)",
     ]
     assert not find(page, "[name=target]").is_displayed()
@@ -225,6 +232,79 @@ def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str
     until(lambda: "(at /text_pair)" in find(page, "#attribute .cost.failed").text)
 
 
+def chips_of_passages(page: Browser) -> list[list[str]]:
+    rows = page.find_elements(By.CSS_SELECTOR, "#attribute .passage")
+    return [[c.text for c in row.find_elements(By.CSS_SELECTOR, ".chip .word")] for row in rows]
+
+
+def number(text: str) -> float:
+    return float(text.replace("\N{MINUS SIGN}", "-"))
+
+
+def test_margin_over_another_document_has_a_row_for_each_text(
+    browser: Browser, reranker_url: str
+) -> None:
+    page = open_page(browser, f"{reranker_url}/debug", "reranker")
+    query, document, versus = "w7 w9", "w21 w5 w33", "w8 w51"
+    for name, text in {"a": query, "b": document, "c": versus}.items():
+        type_text(page, name, text)
+    shown = run(page, "attribute")
+    target = {"type": "score", "versus": versus}
+    result = post(reranker_url, "attribute", text=query, text_pair=document, target=target)
+    assert chips_of_passages(page) == [
+        ["[CLS]", "w7", "w9", "[SEP]"],
+        ["w21", "w5", "w33", "[SEP]"],
+        ["w8", "w51", "[SEP]"],
+    ]
+    scores = result["scores"]
+    # The query is read with both documents: its tokens have the sums of their scores.
+    both = [a + b for a, b in zip(scores[:4], scores[8:12], strict=True)]
+    assert scores_of_chips(page) == pytest.approx([*both, *scores[4:8], *scores[12:]], abs=1e-5)
+    headings = ["Query sum", "Document sum", "Versus sum"]
+    assert [text.rsplit(" ", 1)[0] for text in texts(page, ".passage h4")] == headings
+    totals = [number(text.split()[-1]) for text in texts(page, ".passage h4")]
+    assert sum(totals) == pytest.approx(result["sum"], abs=1e-3)
+    assert f"margin (difference of logits)\n{result['value']:.4f}".replace("-", "\u2212") in shown
+    restored = open_page(page, page.current_url, "reranker")
+    assert find(restored, "[name=c]").get_property("value") == versus
+
+
+def test_multi_vector_model_has_maxsim_and_its_alignment(browser: Browser, multi_url: str) -> None:
+    page = open_page(browser, f"{multi_url}/debug", "multi")
+    assert [tab for tab in texts(page, "[role=tab]") if tab] == ["Attribute", "LayerNorm"]
+    assert not find(page, "[name=target]").is_displayed()
+    query, document, versus = "Where did it sit?", "The cat sat.", "rain"
+    type_text(page, "a", query)
+    type_text(page, "b", document)
+    until(lambda: find(page, "#attribute .cost").text == "12,800 of 131,072 token steps")
+    shown = run(page, "attribute")
+    assert find(page, "[name=tolerance]").get_property("value") == "0.05"
+    body = {"text": query, "text_pair": document, "tolerance": 0.05, "max_evaluations": 512}
+    result = post(multi_url, "attribute", **body, target={"type": "maxsim"})
+    words = [["Where", "did", "it", "sit", "?"], ["The", "cat", "sat", "."]]
+    special = [["[CLS]", "[[]", "[q]", "[]]"], ["[CLS]", "[[]", "[d]", "[]]"]]
+    ends = [["[SEP]", *["[MASK]"] * 6], ["[SEP]"]]
+    rows = chips_of_passages(page)
+    assert rows == [s + w + e for s, w, e in zip(special, words, ends, strict=True)]
+    assert scores_of_chips(page) == pytest.approx(result["scores"], abs=1e-5)
+    assert f"MaxSim\n{result['value']:.4f}" in shown
+    assert texts(page, "caption") == [f"Document: MaxSim {result['value']:.4f}"]
+    cells = texts(page, "#attribute td")
+    aligned = zip(result["alignment"], cells[::3], cells[1::3], cells[2::3], strict=True)
+    spelled = [word for row in rows for word in row]
+    for pair, own, other, value in aligned:
+        assert (own, other) == (spelled[pair["query"]], spelled[pair["document"]])
+        assert number(value) == pytest.approx(pair["value"], abs=1e-4)
+    assert texts(page, "#lamps .good span:last-child")[0] == "cosine 1.000000"
+    type_text(page, "c", versus)
+    shown = run(page, "attribute")
+    assert chips_of_passages(page)[2] == ["[CLS]", "[[]", "[d]", "[]]", "rain", "[SEP]"]
+    margin = re.search(r"margin \(difference of MaxSim\)\n(\S+)", shown)
+    values = [number(caption.rsplit(" ", 1)[1]) for caption in texts(page, "caption")]
+    assert margin
+    assert number(margin[1]) == pytest.approx(values[0] - values[1], abs=2e-4)
+
+
 def test_classifier_has_labels_and_an_optional_second_text(
     browser: Browser, classifier_url: str
 ) -> None:
@@ -232,9 +312,11 @@ def test_classifier_has_labels_and_an_optional_second_text(
     page = open_page(browser, f"{classifier_url}/debug#tab=flow", "classifier")
     assert find(page, "#attribute").is_displayed()
     labels = [option.text for option in Select(find(page, "[name=label]")).options]
-    assert labels == ["sad", "neutral", "happy"]
+    assert labels == ["predicted label", "sad", "neutral", "happy"]
     assert Select(find(page, "[name=versus]")).first_selected_option.text == "no other label"
     type_text(page, "a", "w5 w6 w7")
+    predicted = post(classifier_url, "attribute", text="w5 w6 w7", target={"type": "label"})
+    assert f"logit of {predicted['label']}\n" in run(page, "attribute")
     select(page, "label", "happy")
     select(page, "versus", "sad")
     shown = run(page, "attribute")
@@ -402,11 +484,11 @@ def test_invalid_input_is_named_before_the_run(page: Browser) -> None:
 
 
 def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
-    page: Browser, url: str, reranker_url: str, classifier_url: str
+    page: Browser, url: str, reranker_url: str, classifier_url: str, multi_url: str
 ) -> None:
     run(page, "attribute")
     until(lambda: find(page, "#attribute .chart .main-svg").is_displayed())
-    # The logs have the requests of the earlier tests too, to three services.
+    # The logs have the requests of the earlier tests too, to four services.
     entries = page.get_log("performance")  # type: ignore[no-untyped-call]
     events = [json.loads(entry["message"])["message"] for entry in entries]
     sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
@@ -414,7 +496,8 @@ def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
     # The browser's first tab has a scheme of its own.
     hosts = {address.netloc for address in addresses if address.scheme.startswith(("http", "ws"))}
     assert urlsplit(url).netloc in hosts
-    assert hosts <= {urlsplit(each).netloc for each in (url, reranker_url, classifier_url)}
+    served_urls = url, reranker_url, classifier_url, multi_url
+    assert hosts <= {urlsplit(each).netloc for each in served_urls}
     assert "/debug/assets/plotly.min.js" in {address.path for address in addresses}
     for entry in page.get_log("browser"):  # type: ignore[no-untyped-call]
         refused = entry["source"] == "network" and "status of 422" in entry["message"]

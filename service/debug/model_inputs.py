@@ -1,0 +1,147 @@
+"""Model inputs of an attribution: the texts of a request as the rows whose tokens are scored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from models.gradients.inputs import Row
+from service.debug.kinds import TAKES_PAIRS, Kind
+from service.debug.messages import Word
+from service.debug.request_models import AttributeRequest, MaxSim, PromptedText, Score, Text
+from service.debug.responses import Token
+from service.debug.state import DebugState
+from service.debug.texts import row_of, tokenize, tokenize_pair, tokens_of
+from service.debug.words import words_of
+from service.inference.errors import InvalidInput
+from service.inference.results import vector_positions
+from service.inference.tokenizer import TokenizedText
+
+# JSON pointers to the texts of a request. Tokens and words name their text by its index here.
+_FIELDS = ("/text", "/text_pair", "/target/versus")
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """A text, or a pair of texts that the model reads at once.
+
+    Attributes:
+        text: Its tokens, for display.
+        row: Its tokens, as input of the reference model.
+        fields: Index of each of its texts in `_FIELDS`.
+        pointer: JSON pointer to the field of the request that an error names.
+    """
+
+    text: TokenizedText
+    row: Row
+    fields: Sequence[int]
+    pointer: str
+
+
+async def model_inputs_of(
+    state: DebugState, kind: Kind, body: AttributeRequest
+) -> list[ModelInput]:
+    """Return the model inputs of a request.
+
+    MaxSim has one input per text: the query, the document, and the document `versus`. A score with
+    `versus` has two: the query with each of the documents. Other targets have one.
+
+    Raises:
+        InvalidInput: `text_pair` is set and does not apply to the model, or is missing. `versus` is
+            the same document. A text is invalid or too long, or has no vectors.
+        TooLarge: A text has too many characters.
+    """
+    if body.text_pair is not None and kind not in TAKES_PAIRS:
+        raise InvalidInput(
+            "text_pair applies to rerankers, classifiers and multi-vector models",
+            pointer="/text_pair",
+        )
+    match body.target:
+        case MaxSim(versus=versus):
+            return await _multi_vectors(state, body.text, _documents(body.text_pair, versus))
+        case Score(versus=str(versus)):
+            return await _pairs(state, body.text, _documents(body.text_pair, versus))
+    if body.text_pair is not None:
+        return await _pairs(state, body.text, [body.text_pair])
+    text = await tokenize(state, body.text, _FIELDS[0])
+    return [ModelInput(text, row_of(text), (0,), _FIELDS[0])]
+
+
+def _documents(text_pair: str | None, versus: str | None) -> list[str]:
+    if text_pair is None:
+        raise InvalidInput(
+            "the target compares a query with documents; set text to the query and text_pair to a "
+            "document",
+            pointer="/text_pair",
+        )
+    if versus == text_pair:
+        raise InvalidInput(
+            "versus must be another document than text_pair: the margin of a document over itself "
+            "is 0",
+            pointer="/target/versus",
+        )
+    return [text_pair] if versus is None else [text_pair, versus]
+
+
+async def _pairs(state: DebugState, text: Text, others: Sequence[str]) -> list[ModelInput]:
+    """Return the pairs of a text with each of the other texts."""
+    inputs = []
+    for field, other in enumerate(others, start=1):
+        # A text that is valid in its first pair is valid in the second, unless it is too long.
+        pointers = (_FIELDS[0], _FIELDS[1]) if field == 1 else (_FIELDS[field], _FIELDS[field])
+        pair = await tokenize_pair(state, text, other, pointers)
+        inputs.append(ModelInput(pair, row_of(pair), (0, field), pointers[0]))
+    return inputs
+
+
+async def _multi_vectors(
+    state: DebugState, query: Text, documents: Sequence[str]
+) -> list[ModelInput]:
+    """Return a query and its documents, with the prompts and token rules of /score."""
+    if isinstance(query, PromptedText):
+        if query.prompt_name not in (None, "query"):
+            raise InvalidInput(
+                "the text is a query and has the prompt query; omit prompt_name",
+                pointer="/text/prompt_name",
+            )
+        query = query.text
+    tokenizer = state.ready_model().tokenizer
+    texts = [(query, "query"), *((document, "document") for document in documents)]
+    inputs = []
+    for field, (text, prompt_name) in enumerate(texts):
+        prompted = PromptedText(text=text, prompt_name=prompt_name)
+        tokenized = await tokenize(state, prompted, _FIELDS[field])
+        positions = vector_positions(tokenized.row, tokenizer.rules(prompt_name)).tolist()
+        if not positions:
+            raise InvalidInput(
+                f"the {prompt_name} has no vectors: the model skips all of its tokens",
+                code="no_vectors",
+                pointer=_FIELDS[field],
+            )
+        row = replace(row_of(tokenized), vector_positions=positions)
+        inputs.append(ModelInput(tokenized, row, (field,), _FIELDS[field]))
+    return inputs
+
+
+def words_of_inputs(inputs: Sequence[ModelInput]) -> list[Word]:
+    """Return the words of all inputs; indices of tokens count those of all inputs."""
+    words: list[Word] = []
+    start = 0
+    for each in inputs:
+        words += [
+            replace(
+                word,
+                text=each.fields[word.text],
+                tokens=[start + token for token in word.tokens],
+            )
+            for word in words_of(each.text)
+        ]
+        start += len(each.row.ids)
+    return words
+
+
+def tokens_of_inputs(inputs: Sequence[ModelInput]) -> list[Token]:
+    """Return the tokens of all inputs, for a response."""
+    return [
+        token
+        for index, each in enumerate(inputs)
+        for token in tokens_of(each.text, each.fields, index)
+    ]

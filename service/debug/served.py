@@ -1,0 +1,65 @@
+"""Results of the served model, and their agreement with those of the reference model."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.engines.outputs import Agreement, compare
+from models.gradients.inputs import Row
+from service.debug.responses import VectorParity
+from service.inference import tokenizer
+from service.inference.model import Model
+from service.inference.results import RowResult, SparseVector
+
+# Bounds of the agreement of a served vector with the reference model's vector. Every engine keeps
+# them in every precision, so a vector beyond them means that another model is served.
+_BOUNDS = Agreement(cosine=0.999, norm=0.05)
+
+
+async def encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
+    """Return the served model's vectors of the rows, before normalisation, `(B, W)`.
+
+    Multi-vectors of all rows are concatenated, `(N, W)`.
+    """
+    outcome = await model.encode_rows(
+        [
+            tokenizer.Row(
+                row.ids,
+                False,
+                row.prompt_tokens,
+                row.adapter,
+                token_types=row.token_types,
+                unattended=row.unattended,
+            )
+            for row in rows
+        ],
+        model.artifact.manifest.outputs[:1],
+        uses_cache=False,
+    )
+    results = zip(rows, outcome.results, strict=True)
+    return np.concatenate([_dense(row, result, model.width) for row, (result,) in results])
+
+
+def _dense(row: Row, result: RowResult, width: int) -> NDArray[np.float32]:
+    """Return the result of a row as vectors `(1, W)`, or those of its multi-vector, `(L', W)`."""
+    if isinstance(result, SparseVector):
+        vector = np.zeros((1, width), np.float32)
+        vector[0, result.ids] = result.weights
+        return vector
+    vectors = np.atleast_2d(result)
+    return vectors[list(row.vector_positions)] if row.vector_positions else vectors
+
+
+def parity_of(
+    model: Model, served: NDArray[np.float32], reference: NDArray[np.float32]
+) -> VectorParity:
+    """Compare served vectors with the reference model's vectors, both `(B, W)`."""
+    agreement = compare(model.artifact.manifest.outputs[0], served, reference)
+    return VectorParity(
+        cosine=agreement.cosine,
+        norm=agreement.norm,
+        agrees=agreement.is_within(_BOUNDS),
+        max_abs=float(np.abs(served - reference).max()),
+        engine=f"{model.engine.name}; precision={model.engine.precision}",
+    )
