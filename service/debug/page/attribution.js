@@ -26,7 +26,7 @@ export function drawAttribution(runs, inputs, { kind }) {
     const scale = largest(rows.flat().map(({ score }) => score));
     return element("article", { className: "method" },
       element("div", { className: "heading" }, element("h3", {}, NAMES[body.method]), legend(scale)),
-      ...(rows.length === 3 ? [element("p", { className: "muted" }, SIGNS)] : []),
+      ...(rows.length === 3 && body.method !== "saliency" ? [element("p", { className: "muted" }, SIGNS)] : []),
       ...(rows.length === 1 ? [chips(rows[0], scale)] : rows.map((row, index) => passage(row, scale, TEXTS[kind][index]))),
       totals(result, body.target),
       ...(result.path ? [pathChart(result.path)] : []));
