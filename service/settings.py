@@ -65,7 +65,7 @@ class ServerSettings(_Group):
     grace_s: int = Field(
         20,
         ge=0,
-        description="Seconds after the port has closed until requests in flight are aborted",
+        description="Graceful shutdown timeout in seconds; requests in flight are aborted then",
     )
     access_log: bool = Field(False, description="Whether to log each request")
     slow_s: float = Field(

@@ -44,6 +44,37 @@ _D = "tests/service/debug/"
 _E = "tests/models/export/test_families.py::"
 
 GUARDS = (
+    # Cache, and several outputs of a pass.
+    Guard(
+        "service/inference/cache.py",
+        "running.items <= len(missing)",
+        "running.items > 0",
+        f"{_I}test_cache.py::test_request_does_not_wait_for_one_with_more_items",
+    ),
+    Guard(
+        "service/inference/cache.py",
+        "            future.set_exception(error)\n",
+        "            future.cancel()\n",
+        f"{_I}test_cache.py::test_failure_of_an_item_concerns_those_who_wait_for_it_alone",
+    ),
+    Guard(
+        "service/inference/loaded_model.py",
+        "row.prompt_tokens, row.adapter, row.unattended, self.outputs",
+        "row.prompt_tokens, row.unattended, self.outputs",
+        f"{_T}test_cache.py::test_keys_cover_everything_that_results_depend_on",
+    ),
+    Guard(
+        "service/inference/results.py",
+        "    is_kept[: rules.first] = False\n",
+        "",
+        f"{_T}test_hybrid.py::test_one_request_gives_all_outputs",
+    ),
+    Guard(
+        "service/inference/results.py",
+        " & ~np.isin(ids, rules.unweighted)",
+        "",
+        f"{_T}test_hybrid.py::test_one_request_gives_all_outputs",
+    ),
     # Scores and sparse vectors.
     Guard(
         "service/inference/pairs.py",

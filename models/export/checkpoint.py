@@ -121,8 +121,8 @@ def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
         return
     if actual.shape != expected.shape or not torch.allclose(actual.float(), expected, atol=1e-3):
         raise CheckpointError(
-            f"the checkpoint: {name} differs from the values of shape {tuple(expected.shape)} that "
-            "the network computes itself; other values are not supported"
+            f"the checkpoint: {name} must equal the tensor of shape {tuple(expected.shape)} that "
+            "the network computes instead of loading it; other values are not supported"
         )
 
 

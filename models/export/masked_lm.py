@@ -1,4 +1,4 @@
-"""Masked language models: their heads, for sparse vectors, as in transformers."""
+"""Heads of masked language models, which compute sparse vectors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

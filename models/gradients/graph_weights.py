@@ -144,9 +144,10 @@ def norm_nodes(graph: onnx.ModelProto, model: ReferenceModel) -> dict[str, onnx.
 
 
 def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and parameters; parameters of one kind are in the order of the forward pass.
+    """Yield names and parameters, those of the same role in the order of the forward pass.
 
-    Parameters of a layer that runs several times are repeated for each run. Distance embeddings and
+    Parameters have the same role if they differ in the layer alone, such as all query weights.
+    Those of a layer that runs several times are repeated for each run. Distance embeddings and
     their projections are replaced by the tables that the exporter computes from them. Adapters are
     stacked.
     """

@@ -167,8 +167,8 @@ def _verdict(
 def _undecided(standard: _Standard, returned: Mapping[str, Array]) -> str | None:
     """Return the reason why some results have no verdict; None if all have a verdict.
 
-    A result allows no verdict if the result for an xhat of zeros, such as beta for "out", would
-    pass too.
+    There is no verdict on a result if a trivial one would pass as well: the result for xhat = 0,
+    which for "out" is beta.
     """
     names = [
         name

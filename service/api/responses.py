@@ -52,7 +52,7 @@ class Result(Protocol):
 
 @dataclass(frozen=True)
 class SeveralResults:
-    """Results of one forward pass."""
+    """Results of several outputs of one forward pass."""
 
     results: Sequence[Result]
 

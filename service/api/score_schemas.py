@@ -87,7 +87,9 @@ class TermInfo(BaseModel):
 class ExplanationInfo(BaseModel):
     """The largest terms of a score, whose sum with `other` is the score."""
 
-    terms: list[TermInfo] = Field(description="Terms with the largest absolute values, in order")
+    terms: list[TermInfo] = Field(
+        description="Terms with the largest absolute values, the largest first"
+    )
     other: float = Field(description="Sum of all other terms")
 
 

@@ -16,11 +16,11 @@ EncodeOutput = Literal["pooled", "tokens", "sparse", "multi"]
 
 
 class SparseVector(NamedTuple):
-    """The weights of a vector that are not zero.
+    """Nonzero weights of a vector.
 
     Attributes:
-        ids: Token ids with such a weight, in ascending order.
-        weights: Their weights.
+        ids: Token ids of the nonzero weights, in ascending order.
+        weights: Weight of each of these token ids.
     """
 
     ids: NDArray[np.intp]
@@ -131,7 +131,7 @@ def multi_embeddings(
     *,
     normalize: bool,
 ) -> MultiEmbeddings:
-    """Return multi-vectors, given the vectors `(L, W)` of all tokens of each row."""
+    """Return the multi-vectors of rows, selected from the vectors `(L, W)` of all their tokens."""
     selected = (
         select_tokens(row, vectors, rules, normalize=normalize)
         for row, vectors in zip(rows, results, strict=True)

@@ -359,7 +359,7 @@ def test_roformer_with_other_positions_is_refused(tmp_path: Path) -> None:
         save_file({**tensors, name: change(tensors[name])}, path, metadata={"format": "pt"})
         if change is torch.Tensor.half:
             load(tmp_path)
-    with pytest.raises(CheckpointError, match=f"{name} differs from the values of shape"):
+    with pytest.raises(CheckpointError, match=f"{name} must equal the tensor of shape"):
         load(tmp_path)
 
 
