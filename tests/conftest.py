@@ -110,6 +110,22 @@ def _no_settings_of_the_developer() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    """Run torch on one thread, here and in subprocesses; further threads do not busy-wait.
+
+    The test models are too small for more: beside one busy core, the barriers between two threads
+    made an export 2 to 5 times slower.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_frozen_tests() -> Iterator[None]:
     # An application collects garbage and freezes all objects when it starts. Here they include
     # pytest's, which takes half a second, and garbage of earlier tests, which would be kept.

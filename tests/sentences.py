@@ -1,4 +1,4 @@
-"""Two hundred realistic texts: languages, emoji, code, 1 to 600 words."""
+"""A hundred realistic texts: languages, emoji, code, 1 to 600 words."""
 
 import random
 
@@ -76,7 +76,7 @@ SENTENCES = (
 )
 
 
-def mixed_texts(count: int = 200) -> list[str]:
+def mixed_texts(count: int = 100) -> list[str]:
     """Return distinct texts: the sentences, and seeded concatenations of up to 600 words."""
     rng = random.Random(7)  # noqa: S311 - not for secrets
     texts = list(SENTENCES)

@@ -72,10 +72,16 @@ def serve_run(model: Path, folder: Path, **arguments: float) -> Iterator[Cluster
         "applications": [
             {
                 "name": "vitrine",
-                "import_path": "deploy.ray_serve:vitrine",
+                "import_path": "tests.deploy.quick_ray:vitrine",
                 "args": arguments,
-                # Ray replaces a replica whose health check takes over 30 s.
-                "deployments": [{"name": "vitrine", "health_check_timeout_s": _PATIENCE_S}],
+                "deployments": [
+                    {
+                        "name": "vitrine",
+                        # Ray replaces a replica whose health check takes over 30 s.
+                        "health_check_timeout_s": _PATIENCE_S,
+                        "health_check_period_s": 2,  # a dead replica is found by its health check
+                    }
+                ],
             }
         ],
     }

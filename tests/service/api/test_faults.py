@@ -118,11 +118,11 @@ def hold(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def service(artifact: Artifact, hold: Path) -> Iterator[tuple[str, int]]:
+def service(small_artifact: Artifact, hold: Path) -> Iterator[tuple[str, int]]:
     with process(
         *("-m", "tests.held_service"),
         ENGINE_HOLD=str(hold),
-        VITRINE_MODEL__PATH=str(artifact.path),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_BATCH__MAX_QUEUE_TOKENS=str(QUEUE_TOKENS),
         VITRINE_LIMITS__REQUEST_S="3600",
     ) as started:
@@ -142,7 +142,7 @@ def is_settled(values: dict[str, float]) -> bool:
 
 
 async def test_under_faults_every_input_has_one_outcome_and_its_own_vector(
-    service: tuple[str, int], hold: Path, artifact: Artifact
+    service: tuple[str, int], hold: Path, small_artifact: Artifact
 ) -> None:
     url, pid = service
     storm = Storm(url)
@@ -161,7 +161,7 @@ async def test_under_faults_every_input_has_one_outcome_and_its_own_vector(
     for kind in ("done", "refused"):
         assert clients[kind] <= server[kind] <= clients[kind] + clients["left"]
     assert sum(server.values()) <= sum(clients.values())
-    engine = open_engine(artifact)
+    engine = open_engine(small_artifact)
     for start in range(0, len(storm.vectors), 50):
         rows, vectors = zip(*storm.vectors[start : start + 50], strict=True)
         expected = engine.run(pack(rows, [0] * len(rows)))

@@ -1,4 +1,4 @@
-"""A gradient process for tests: at normal priority, and held while a file exists.
+"""A gradient process for tests: at normal priority, on one thread, and held while a file exists.
 
 At its own priority, the process gets 1 % of a CPU while other processes are busy on all of them.
 `GRADIENT_HOLD=file python -m tests.service.debug.held_worker` is the service with such a process;
@@ -23,6 +23,7 @@ _SCRIPT = """
 import time
 from pathlib import Path
 from unittest.mock import patch
+import models.engines
 from service.debug import worker
 
 run = worker._run
@@ -32,6 +33,7 @@ def hold(jobs, body):
         time.sleep(0.005)
     return run(jobs, body)
 
+models.engines.available_cpus = lambda: 1
 with patch.object(worker, "_lower_priority"), patch.object(worker, "_run", hold):
     worker.main()
 """

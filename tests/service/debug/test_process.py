@@ -299,8 +299,10 @@ def test_priority_is_lowered_with_nice_where_idle_scheduling_is_missing(
     assert increments == [19]
 
 
-def test_worker_ends_with_its_input_even_within_a_job(artifact: Artifact, tmp_path: Path) -> None:
-    command = held_worker_command(tmp_path / "hold", artifact.path.absolute(), "cpu", "text")
+def test_worker_ends_with_its_input_even_within_a_job(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    command = held_worker_command(tmp_path / "hold", small_artifact.path.absolute(), "cpu", "text")
     with worker_of(command, tmp_path) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -315,12 +317,12 @@ def test_worker_ends_with_its_input_even_within_a_job(artifact: Artifact, tmp_pa
 
 @pytest.mark.parametrize("rest", [b"", b"\x00\x00\x03\xe8{half"], ids=["nothing", "half a frame"])
 def test_worker_ends_with_its_input_but_not_at_an_interrupt(
-    artifact: Artifact, rest: bytes, tmp_path: Path
+    small_artifact: Artifact, rest: bytes, tmp_path: Path
 ) -> None:
     # A package of the same name in the current directory is not imported.
     (tmp_path / "models").mkdir()
     (tmp_path / "models/__init__.py").write_text("raise SystemExit(9)")
-    command = held_worker_command(tmp_path / "hold", artifact.path.absolute(), "cpu", "text")
+    command = held_worker_command(tmp_path / "hold", small_artifact.path.absolute(), "cpu", "text")
     with worker_of(command, tmp_path) as worker:
         assert worker.stdin is not None
         assert isinstance(reply_of(worker), Opened)
