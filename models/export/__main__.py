@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sparse",
         action="store_true",
-        help="export the head of a masked language model, for sparse vectors as in SPLADE",
+        help="export the head for sparse vectors: of a masked language model, as in SPLADE, or for "
+        "the weights of tokens, as in gte-multilingual-base",
     )
     parser.add_argument(
         "--tokens",

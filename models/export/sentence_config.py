@@ -27,6 +27,7 @@ from models.export.tasks import (
     CLASSIFICATION,
     EMBEDDING,
     MULTI_VECTOR,
+    SPARSE,
     TOKEN_CLASSIFICATION,
     Task,
     read_task,
@@ -218,7 +219,12 @@ def read_sentence_config(
 
 
 def _check_overrides(task: Task, overrides: Overrides) -> None:
-    """Raise CheckpointError if an override is only for models that compute embeddings."""
+    """Raise CheckpointError if an override is not for models of this task."""
+    if overrides.sparse and task not in (EMBEDDING, SPARSE):
+        raise CheckpointError(
+            "sparse vectors cannot be exported, because the model computes neither embeddings nor "
+            "the logits of masked tokens"
+        )
     changes = overrides.pooling, overrides.normalize, overrides.include_prompt, overrides.tokens
     if not task.embeds and any(change is not None for change in changes):
         raise CheckpointError(

@@ -35,8 +35,8 @@ _KINDS = {
     r"token_type": "row",
     r"norm\d?\.weight": "scale",
     r"norm\d?\.bias": "shift",
-    r"weight": "matrix",
-    r"bias": "bias",
+    r"weight$": "matrix",
+    r"bias$": "bias",
     r"": "unknown",
 }
 # Node type of each norm in `models.network.norms.KINDS`.
@@ -129,7 +129,7 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
             own = zip(("query", "key", "value"), np.split(value, ends), strict=True)
             parts = {f"{name}[{part}]": array for part, array in own}
         weights[kind] |= parts
-    biases = (name.replace("weight", "bias") for name in weights["matrix"])
+    biases = (re.sub(r"weight\b(?=[^.]*$)", "bias", name) for name in weights["matrix"])
     weights["bias"] = {name: weights["bias"].get(name) for name in biases}
     return weights
 
@@ -161,7 +161,7 @@ def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
         named[name], named[f"{module}.up"] = adapters.stacked()
     inner = {name: p for name, p in named.items() if name.startswith(layers)}
     order = _PRE_NORM if network.encoder.config.norm_first else _POST_NORM
-    after = [name for name in named if re.match(r"heads|encoder\.final_norm", name)]
+    after = [name for name in named if re.match(r"(token_)?heads|encoder\.final_norm", name)]
     yield from ((name, p) for name, p in named.items() if name not in {*inner, *after})
     for run, index in enumerate(network.encoder.layer_order):
         own = f"{layers}{index}."

@@ -180,7 +180,7 @@ async def info(state: State) -> ServiceInfo:
         threads=engine.threads,
         self_check={
             output: AgreementInfo(cosine=agreement.cosine, norm=agreement.norm)
-            for output, agreement in model.self_check.items()
+            for output, agreement in zip(model.outputs, model.self_check.values(), strict=True)
         },
         limits=Limits(**state.settings.limits.model_dump(), max_tokens=manifest.max_tokens),
         version=VERSION,

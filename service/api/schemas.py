@@ -46,7 +46,7 @@ VERSION = version("vitrine")
 OutputName = Literal["pooled", "tokens", "sparse", "multi"]
 Outputs = Annotated[
     Annotated[OutputName, Tag("output")]
-    | Annotated[list[OutputName], Field(min_length=1), Tag("outputs")],
+    | Annotated[list[OutputName], Field(min_length=1, max_length=4), Tag("outputs")],
     Discriminator(lambda output: "outputs" if isinstance(output, list) else "output"),
 ]
 EXAMPLE_INPUTS = ("The cat sat on the mat.", "A feline rested on the rug.")
@@ -264,8 +264,9 @@ class ServiceInfo(BaseModel):
     family: str
     outputs: list[str] = Field(
         description="Outputs of the model: `pooled` and `tokens` for an embedding model, `sparse` "
-        "for a model of sparse vectors, `multi` for a multi-vector model, `logits` for a sequence "
-        "classification model, `tags` for a token classification model"
+        "for a model of sparse vectors, `multi` for a multi-vector model, several of these for a "
+        "model like BGE-M3, `logits` for a sequence classification model, "
+        "`tags` for a token classification model"
     )
     labels: list[str] = Field(
         description="Labels of a sequence or token classification model, in the order of its logits"

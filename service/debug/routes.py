@@ -110,7 +110,9 @@ async def attribute(request: Request, state: State) -> Response:
     check_target(kind, body.target.type)
     texts = await model_inputs_of(state, kind, body)
     rows = [text.row for text in texts]
-    target = await target_of(state, body.target, rows[0])
+    # The label that the served model predicts waits in its queue.
+    finding = cancel_on_disconnect(request, target_of(state, body.target, rows[0]))
+    target = await within(_timeout_s(request, state), finding)
     options = MethodOptions(
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )

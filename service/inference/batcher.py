@@ -95,7 +95,8 @@ class Outcome(Generic[Result]):
         results: One result per item, in the order of the items.
         queue_s: Seconds from submission to completion during which no item was running.
         run_s: Seconds during which at least one item was running.
-        cache_s: Seconds of waiting for results that other requests computed; None: no cache.
+        cache_s: Seconds of lookups in the cache, and of waits for items of other requests; None: no
+            cache.
     """
 
     results: list[Result]

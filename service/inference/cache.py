@@ -7,12 +7,15 @@ methods run in the event loop.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from service.inference.batcher import Batcher, ItemFailed, Outcome
 from service.inference.metrics import CacheMetrics
+
+# Maximum number of tokens of a request whose keys are computed in the event loop, in about 1 ms.
+_INLINE_TOKENS = 10_000
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,26 +28,26 @@ class _Running(Generic[Result]):
     Attributes:
         result: Future of the result. It is cancelled if the request of the item fails or is
             cancelled, and has the exception `ItemFailed` if the item itself fails.
-        items: Number of items that the request of this item computes.
+        length: Number of tokens that the request of this item computes.
     """
 
     result: asyncio.Future[Result]
-    items: int
+    length: int
 
 
 class ResultCache(Generic[Item, Result]):
     """A bounded cache in front of a batcher; the least recently used results are evicted.
 
     A request waits for an equal item of another request, in place of computing it, if that request
-    computes no more items than its own. Requests take turns, so the wait is no longer than that for
-    its own items.
+    computes no more tokens than it lacks itself. Requests take turns, so it waits about as long as
+    for its own items.
 
     Args:
         batcher: Runs items that are not in the cache.
         key: Returns the key of an item. Items with equal keys have equal results.
         length: Returns the number of tokens of an item.
         sealed: Returns a copy of a result that nobody can change, and its size in bytes.
-        max_bytes: Maximum total size of the cached results.
+        max_bytes: Maximum total size of the cached results and their keys.
         metrics: Metrics of the cache.
     """
 
@@ -52,7 +55,7 @@ class ResultCache(Generic[Item, Result]):
         self,
         batcher: Batcher[Item, Result],
         *,
-        key: Callable[[Item], Hashable],
+        key: Callable[[Item], bytes],
         length: Callable[[Item], int],
         sealed: Callable[[Result], tuple[Result, int]],
         max_bytes: int,
@@ -64,13 +67,13 @@ class ResultCache(Generic[Item, Result]):
         self._sealed = sealed
         self._max_bytes = max_bytes
         self._metrics = metrics
-        self._results: OrderedDict[Hashable, tuple[Result, int]] = OrderedDict()
+        self._results: OrderedDict[bytes, tuple[Result, int]] = OrderedDict()
         self._bytes = 0
-        self._running: dict[Hashable, _Running[Result]] = {}
+        self._running: dict[bytes, _Running[Result]] = {}
 
     @property
-    def bytes(self) -> int:
-        """Total size of the cached results."""
+    def size(self) -> int:
+        """Total size of the cached results and their keys, in bytes."""
         return self._bytes
 
     async def submit(
@@ -83,15 +86,18 @@ class ResultCache(Generic[Item, Result]):
             Exception: Any other error of `Batcher.submit`, under the same conditions.
         """
         started = time.perf_counter()
-        keys = [self._key(item) for item in items]
-        # Index of the first item of each key: equal items of a request run once.
-        missing = {key: index for index, key in reversed([*enumerate(keys)])}
+        is_long = sum(map(self._length, items)) > _INLINE_TOKENS
+        keys = await asyncio.to_thread(self._keys, items) if is_long else self._keys(items)
+        missing: dict[bytes, int] = {}
+        for index, key in enumerate(keys):
+            missing.setdefault(key, index)  # equal items of a request run once
         results = self._cached(missing)
         hits = sum(key in results for key in keys)
         runs: list[Outcome[Result]] = []
         computed: set[int] = set()
         while missing := {key: index for key, index in missing.items() if key not in results}:
-            shared = {key: self._running[key] for key in missing if self._can_wait(key, missing)}
+            length = sum(self._length(items[index]) for index in missing.values())
+            shared = {key: self._running[key] for key in missing if self._can_wait(key, length)}
             own = {key: index for key, index in missing.items() if key not in shared}
             if own:
                 runs.append(await self._run(items, own, timeout_s))
@@ -114,21 +120,24 @@ class ResultCache(Generic[Item, Result]):
         saved = (self._length(item) for index, item in enumerate(items) if index not in computed)
         self._metrics.saved_tokens.inc(sum(saved))
 
-    def _cached(self, keys: Iterable[Hashable]) -> dict[Hashable, Result]:
+    def _cached(self, keys: Iterable[bytes]) -> dict[bytes, Result]:
         """Return the cached results of keys, which are then the most recently used."""
-        found: dict[Hashable, Result] = {}
+        found: dict[bytes, Result] = {}
         for key in keys:
             if (entry := self._results.get(key)) is not None:
                 self._results.move_to_end(key)
                 found[key] = entry[0]
         return found
 
-    def _can_wait(self, key: Hashable, missing: Mapping[Hashable, int]) -> bool:
+    def _keys(self, items: Sequence[Item]) -> list[bytes]:
+        return [self._key(item) for item in items]
+
+    def _can_wait(self, key: bytes, length: int) -> bool:
         running = self._running.get(key)
-        return running is not None and running.items <= len(missing)
+        return running is not None and running.length <= length
 
     async def _run(
-        self, items: Sequence[Item], own: Mapping[Hashable, int], timeout_s: float | None
+        self, items: Sequence[Item], own: Mapping[bytes, int], timeout_s: float | None
     ) -> Outcome[Result]:
         """Run items and cache each result as soon as it is there.
 
@@ -138,7 +147,8 @@ class ResultCache(Generic[Item, Result]):
             timeout_s: See `submit`.
         """
         keys, loop = list(own), asyncio.get_running_loop()
-        running = {key: _Running[Result](loop.create_future(), len(keys)) for key in keys}
+        length = sum(self._length(items[index]) for index in own.values())
+        running = {key: _Running[Result](loop.create_future(), length) for key in keys}
         self._running |= running
 
         def keep(index: int, result: Result) -> None:
@@ -148,7 +158,8 @@ class ResultCache(Generic[Item, Result]):
                 running[keys[index]].result.set_result(kept)
 
         try:
-            return await self._batcher.submit([items[i] for i in own.values()], timeout_s, keep)
+            outcome = await self._batcher.submit([items[i] for i in own.values()], timeout_s, keep)
+            return replace(outcome, results=[running[key].result.result() for key in keys])
         except ItemFailed as error:
             future = running[keys[error.index]].result
             future.set_exception(error)
@@ -161,7 +172,8 @@ class ResultCache(Generic[Item, Result]):
                 if self._running.get(key) is entry:
                     del self._running[key]
 
-    def _keep(self, key: Hashable, result: Result, size: int) -> None:
+    def _keep(self, key: bytes, result: Result, size: int) -> None:
+        size += len(key)
         _, previous = self._results.pop(key, (None, 0))
         self._bytes -= previous
         if size > self._max_bytes:
@@ -174,8 +186,8 @@ class ResultCache(Generic[Item, Result]):
 
 
 async def _results_of(
-    running: Mapping[Hashable, _Running[Result]], indices: Mapping[Hashable, int]
-) -> dict[Hashable, Result]:
+    running: Mapping[bytes, _Running[Result]], indices: Mapping[bytes, int]
+) -> dict[bytes, Result]:
     """Wait for items of other requests, and return the results of those that completed.
 
     Raises:
@@ -183,7 +195,7 @@ async def _results_of(
     """
     futures = {key: entry.result for key, entry in running.items()}
     await asyncio.wait(futures.values())
-    results: dict[Hashable, Result] = {}
+    results: dict[bytes, Result] = {}
     for key, future in futures.items():
         if future.cancelled():
             continue

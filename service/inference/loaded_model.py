@@ -3,7 +3,7 @@
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -49,7 +49,7 @@ _USES: Mapping[Output, str] = {
 
 # Outputs that are cached: one small result per row.
 _CACHED: frozenset[Output] = frozenset({"pooled", "sparse", "weights", "logits"})
-# Size of a cached result besides its arrays, in bytes: its key and Python's objects.
+# Size of a cached result besides its key and its arrays, in bytes: Python's objects.
 _ENTRY_BYTES = 800
 
 # Maximum number of inputs, and of characters in total, that are tokenised in the event loop, which
@@ -71,11 +71,12 @@ class BatchItem:
         return len(self.row.ids)
 
     @property
-    def key(self) -> Hashable:
+    def key(self) -> bytes:
         """Everything that the item's results depend on."""
         row = self.row
-        numbers = array("q", [*row.ids, *row.token_types])
-        return numbers.tobytes(), row.prompt_tokens, row.adapter, row.unattended, self.outputs
+        numbers = (len(row.ids), row.prompt_tokens, row.adapter, row.unattended)
+        ids = array("i", [*numbers, *row.ids, *row.token_types])
+        return ids.tobytes() + ",".join(self.outputs).encode()
 
 
 class NotFinite(Exception):
@@ -210,6 +211,8 @@ class LoadedModel:
         uses_cache: bool,
     ) -> Outcome[RowResults]:
         """Return the engine's results for the rows at the indices; see `encode_rows`."""
+        if not self.batcher.is_alive:
+            raise _stopped()
         items = [BatchItem(rows[index], outputs) for index in indices]
         try:
             if self.cache is not None and uses_cache and _CACHED.issuperset(outputs):
@@ -268,7 +271,7 @@ class LoadedModel:
             try:
                 async with asyncio.timeout(timeout_s):
                     # Before tokenising inputs that will be refused.
-                    if needs_engine and self.batcher.is_full:
+                    if needs_engine and self.cache is None and self.batcher.is_full:
                         raise self._queue_full_error()
                     started = time.perf_counter()
                     rows = await self.run_tokenizer(tokenize, parts, count)

@@ -234,6 +234,7 @@ class Model(LoadedModel):
             VitrineError: Any error of `encode` and `encode_tokens`, under the same conditions.
         """
         self._check_dimensions(dimensions, truncate_dim)
+        outputs = tuple(dict.fromkeys(outputs))
         items = [inputs] if isinstance(inputs, str) else inputs
         tokenize = partial(
             self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
@@ -271,7 +272,7 @@ class Model(LoadedModel):
             pairs = zip(outputs, results, strict=True)
             return cast(Encoded, {output: convert(output, result) for output, result in pairs})
 
-        is_short = tuple(outputs) == ("pooled",) or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
+        is_short = outputs == ("pooled",) or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
         return convert_all() if is_short else await asyncio.to_thread(convert_all)
 
     def _check_dimensions(self, dimensions: int | None, truncate_dim: int | None) -> None:

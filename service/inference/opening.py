@@ -135,7 +135,7 @@ async def open_model(
             max_bytes=options.cache_bytes,
             metrics=metrics.cache,
         )
-        metrics.cache.bytes.set_function(lambda: cache.bytes)
+        metrics.cache.bytes.set_function(lambda: cache.size)
     model = Model(
         name=options.name or artifact.manifest.name,
         created=int(artifact.path.stat().st_mtime),

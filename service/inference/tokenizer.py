@@ -273,17 +273,19 @@ class TextTokenizer:
             for text in pair:
                 self.check_text(text, index)
         if prompt:
-            pairs = [(prompt + first, second) for first, second in pairs]
+            # One copy of a query that many documents share.
+            prompted = {first: prompt + first for first in {first for first, _ in pairs}}
+            empty = {first for first in prompted if not self.has_tokens(first)}
+            for index, (first, _) in enumerate(pairs):
+                if first in empty:
+                    raise _without_tokens(index)
+            pairs = [(prompted[first], second) for first, second in pairs]
             if limits[0] is not None:
                 limits = limits[0] + len(self._encode_plain([prompt])[0].ids), limits[1]
         encoded = self._pairs.encode(pairs, limits, drops_left=self._drops_left(on_overflow))
         for index, tokens in enumerate(encoded):
             if not tokens.has_tokens:
-                raise InvalidInput(
-                    "a text has no tokens: the tokenizer drops all of its characters",
-                    code="no_tokens",
-                    index=index,
-                )
+                raise _without_tokens(index)
         limit = self._manifest.max_tokens
         self._check_overflow([tokens.is_too_long for tokens in encoded], on_overflow, limit)
         return [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
@@ -672,6 +674,14 @@ class TextTokenizer:
     def _first_id(self, spellings: Sequence[str]) -> int | None:
         ids = map(self._tokenizer.token_to_id, spellings)
         return next((token for token in ids if token is not None), None)
+
+
+def _without_tokens(index: int) -> InvalidInput:
+    return InvalidInput(
+        "a text has no tokens: the tokenizer drops all of its characters",
+        code="no_tokens",
+        index=index,
+    )
 
 
 def _filled(row: Row, rules: TokenRules) -> Row:

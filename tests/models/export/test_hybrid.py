@@ -204,6 +204,13 @@ def test_weights_of_gte_are_left_out_unless_asked_for(tmp_path: Path) -> None:
     assert any("--sparse exports sparse vectors" in report for report in reports)
 
 
+def test_sparse_vectors_of_a_token_classifier_are_refused(tmp_path: Path) -> None:
+    save_token_classifier(tmp_path, "gte", 3)
+    save_tokenizer(tmp_path)
+    with pytest.raises(CheckpointError, match="sparse vectors cannot be exported"):
+        load(tmp_path, Overrides(sparse=True))
+
+
 def test_sparse_vectors_of_another_model_are_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "gte")
     save_tokenizer(tmp_path)

@@ -37,7 +37,7 @@ from models.network.heads import DenseHead
 from models.network.norms import KINDS
 from models.packing import pack
 from tests.conftest import FamilyArtifact
-from tests.models.checkpoints import save_checkpoint, save_tokenizer
+from tests.models.checkpoints import save_bge_m3, save_checkpoint, save_tokenizer
 from tests.models.gradients.toys import ADAPTED, toy_model
 
 LAYER = "encoder.layers.3"
@@ -152,6 +152,16 @@ def token_type(graph: bytes) -> str:
 
 def differences(graph: bytes, model: ReferenceModel) -> dict[str, float | None]:
     return {w.name: w.max_abs for w in compare_weights(loaded(graph), model) if w.status != "equal"}
+
+
+@pytest.mark.slow
+def test_weights_of_several_outputs_are_compared(tmp_path: Path) -> None:
+    save_bge_m3(tmp_path / "model")
+    artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
+    graph = LoadedGraph.load(artifact.path / "model.onnx")
+    compared = compare_weights(graph, ReferenceModel.open(artifact))
+    assert {weight.status for weight in compared} == {"equal"}
+    assert any(weight.name.startswith("token_heads") for weight in compared)
 
 
 def test_exported_artifact_passes_with_all_weights_equal(artifact: Artifact) -> None:

@@ -1,5 +1,6 @@
 """The cache of results, over HTTP and from Python."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -19,6 +20,7 @@ from tests.serving import ready_model, serving
 
 pytestmark = pytest.mark.slow
 
+ROW = Row([1, 2, 3], False, 0)
 TEXTS = ["The cat sat.", "rain", "The cat sat.", "a cat on a mat " * 6]
 
 
@@ -77,6 +79,21 @@ def test_token_vectors_are_not_cached(client: TestClient) -> None:
     assert metric(client, "vitrine_cache_bytes") == size
 
 
+def test_results_cannot_be_changed_before_and_after_they_are_cached(
+    small_artifact: Artifact,
+) -> None:
+    async def arrays() -> list[bool]:
+        options = vitrine.ModelOptions(threads=1, cache_bytes=2**20)
+        async with await vitrine.open_model(small_artifact.path, options) as model:
+            outcomes = [await model.encode_rows([ROW], ("pooled",)) for _ in range(2)]
+        with pytest.raises(vitrine.NotReady):  # the cache has the row, but the model is closed
+            await model.encode_rows([ROW], ("pooled",))
+        results = [outcome.results[0][0] for outcome in outcomes]
+        return [isinstance(result, np.ndarray) and result.flags.writeable for result in results]
+
+    assert asyncio.run(arrays()) == [False, False]
+
+
 def test_rows_can_be_computed_again(client: TestClient) -> None:
     async def encode_twice() -> None:
         model = ready_model(client)
@@ -102,7 +119,8 @@ def test_python_results_survive_eviction(small_artifact: Artifact) -> None:
             np.testing.assert_array_equal(cached.encode(text).vectors, plain.encode(text).vectors)
 
 
-ROW = Row([1, 2, 3], False, 0)
+# Equal numbers in another order of the parts.
+SPLIT = [Row([1, 2, 0, 0], False, 0), Row([1, 2], False, 0, token_types=[0, 0])]
 OTHERS: dict[str, Any] = {
     "ids": [1, 2, 4],
     "prompt_tokens": 1,
@@ -118,6 +136,7 @@ def test_keys_cover_everything_that_results_depend_on() -> None:
     assert key != BatchItem(ROW, ("sparse",)).key
     for name, value in OTHERS.items():
         assert key != BatchItem(replace(ROW, **{name: value}), ("pooled",)).key, name
+    assert len({BatchItem(row, ("pooled",)).key for row in SPLIT}) == 2
     # Fields that the engine never sees; rows that are looked up do not reach the cache.
     unseen = {"truncated", "offsets", "continues", "is_looked_up"}
     assert {field.name for field in fields(Row)} == OTHERS.keys() | unseen

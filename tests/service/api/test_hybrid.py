@@ -126,7 +126,10 @@ def test_each_output_alone_has_the_same_vectors(client: TestClient, output: str)
 
 def test_default_is_the_embedding(client: TestClient) -> None:
     assert ask(client, inputs=TEXTS) == ask(client, inputs=TEXTS, output="pooled")
-    assert client.get("/info").json()["outputs"] == ALL
+    info = client.get("/info").json()
+    assert info["outputs"] == ALL == list(info["self_check"])
+    repeated = ask(client, inputs=TEXTS, output=["sparse", "sparse", "pooled"])["outputs"]
+    assert list(repeated) == ["sparse", "pooled"]
 
 
 def test_fields_apply_to_the_outputs_that_have_them(client: TestClient) -> None:
@@ -146,6 +149,7 @@ def test_fields_apply_to_the_outputs_that_have_them(client: TestClient) -> None:
     ("body", "pointer", "detail"),
     [
         ({"output": []}, "/output", "at least 1"),
+        ({"output": ["pooled"] * 5}, "/output", "at most 4"),
         ({"output": ["pooled", "dense"]}, "/output/1", "should be 'pooled', "),
         ({"output": "dense"}, "/output", "should be 'pooled', "),
         ({"output": ["pooled", "tokens"]}, None, "--tokens exports"),

@@ -28,7 +28,7 @@ def cached(
     run: Recorder,
     scenario: Callable[[Cache], Awaitable[None]],
     max_bytes: int = 1000,
-    size: Callable[[int], int] = lambda _: 10,
+    size: Callable[[int], int] = lambda _: 6,
 ) -> dict[str, float]:
     """Run a scenario with a cache; return its counters."""
     registry = CollectorRegistry()
@@ -37,7 +37,7 @@ def cached(
         batcher = batcher_of(run, max_cost=30)
         cache = ResultCache(
             batcher,
-            key=lambda item: item,
+            key=lambda item: item.to_bytes(4, "big", signed=True),
             length=abs,
             sealed=lambda result: (result, size(result)),
             max_bytes=max_bytes,
@@ -87,7 +87,7 @@ def test_every_request_gets_the_results_of_its_own_items(
             else:
                 assert isinstance(outcome, asyncio.CancelledError)
                 assert fate == "cancel"
-        assert cache.bytes <= max_bytes
+        assert cache.size <= max_bytes
 
     cached(run, scenario, max_bytes)
 
@@ -128,20 +128,20 @@ def test_equal_items_in_flight_are_computed_once() -> None:
     assert counts == {"hit": 0, "shared": 3, "miss": 2, "saved": 9}
 
 
-def test_request_does_not_wait_for_one_with_more_items() -> None:
+def test_request_does_not_wait_for_one_with_more_tokens() -> None:
     run = Recorder()
 
     async def scenario(cache: Cache) -> None:
-        large = await in_flight(run, cache, [20, 3])
+        large = await in_flight(run, cache, [3, 20])
         small = asyncio.create_task(cache.submit([3]))
         await settled()
-        # The next request of one item shares the small request's.
+        # The next small request shares the small request's.
         last = asyncio.create_task(cache.submit([3]))
         await settled()
         run.gate.set()
         assert (await small).results == (await last).results == [9]
         await large
-        assert cache.bytes == 2 * 10  # the second result replaces the first
+        assert cache.size == 2 * 10  # the second result replaces the first
 
     cached(run, scenario)
     assert computed(run) == [3, 3, 20]
@@ -169,15 +169,15 @@ def test_failure_of_an_item_concerns_those_who_wait_for_it_alone() -> None:
 
     async def scenario(cache: Cache) -> None:
         first = await in_flight(run, cache, [5, POISON])
-        same = asyncio.create_task(cache.submit([2, POISON]))
-        other = asyncio.create_task(cache.submit([2, 5]))
+        same = asyncio.create_task(cache.submit([6, POISON]))
+        other = asyncio.create_task(cache.submit([6, 5]))
         await settled()
         run.gate.set()
         for task in (first, same):
             with pytest.raises(ItemFailed) as failure:
                 await task
             assert failure.value.index == 1
-        assert (await other).results == [4, 25]
+        assert (await other).results == [36, 25]
         with pytest.raises(ItemFailed):
             await cache.submit([POISON])  # failures are not cached
 
@@ -190,7 +190,7 @@ def test_least_recently_used_results_are_evicted() -> None:
     async def scenario(cache: Cache) -> None:
         for item in (1, 2, 3, 1, 4, 1, 2):
             await cache.submit([item])
-            assert cache.bytes <= 30
+            assert cache.size <= 30
 
     cached(run, scenario, max_bytes=35)
     assert [item for batch in run.batches for item in batch] == [1, 2, 3, 4, 2]
@@ -202,7 +202,7 @@ def test_result_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
     async def scenario(cache: Cache) -> None:
         for item in (2, 7, 2, 7):
             assert (await cache.submit([item])).results == [item * item]
-        assert cache.bytes == 4
+        assert cache.size == 4 + 4
 
     cached(run, scenario, max_bytes=40, size=lambda result: result)
     assert [item for batch in run.batches for item in batch] == [2, 7, 7]

@@ -232,3 +232,13 @@ def test_pair_with_a_text_without_tokens_is_refused(small_artifact: Artifact) ->
     with pytest.raises(InvalidInput, match="a text has no token") as raised:
         tokenizer.rows_of_pairs([("cat", "dog"), ("cat", "\u200b")], None, "truncate")
     assert raised.value.index == 1
+
+
+def test_query_without_tokens_is_refused_with_a_prompt_too(small_artifact: Artifact) -> None:
+    manifest = replace(small_artifact.manifest, prompts={"ask": "question: "})
+    tokenizer = TextTokenizer(Artifact(small_artifact.path, manifest), max_chars=1000)
+    (row,) = tokenizer.rows_of_pairs([("cat", "dog")], "ask", "truncate")
+    assert len(row.ids) == 3 + 2 + 2  # question, :
+    with pytest.raises(InvalidInput, match="a text has no token") as raised:
+        tokenizer.rows_of_pairs([("cat", "dog"), ("\u200b", "dog")], "ask", "truncate")
+    assert raised.value.index == 1
