@@ -1,10 +1,11 @@
 # make serve   install, export the default model if it is missing, serve it on 127.0.0.1:8000 with gradients
-# make check   lint, types, import contracts and the fast tests, in about 2.5 minutes
-# make test    the whole test suite, in about 11 minutes
+# make check   lint, types, import contracts and the fast tests, in about 1.5 minutes
+# make test    the whole test suite, in about 15 minutes
 # make lint    ruff, mypy and the import contracts
 # make coverage   the whole test suite, with a coverage report
 # make bench      benchmark: this service and infinity, over HTTP (15 minutes; needs wrk)
 # make bench-rerank  benchmark: reranking, with infinity and sentence-transformers (10 minutes; needs wrk)
+# make bench-cache  benchmark: repeated and new texts, with a cache and without (3 minutes; needs wrk)
 # make bench-engines   benchmark: the engines and sentence-transformers, without HTTP
 # make soak       resident memory over half an hour of mixed load
 # make profile    time per operator in an engine
@@ -39,7 +40,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -77,6 +78,9 @@ bench: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)
 bench-rerank: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done \
   $(PEERS)/sentence-transformers.done
 	$(BIN)/python -m tests.benchmarks.bench_rerank --environments $(PEERS)
+
+bench-cache: $(VENV)/dev.done $(ARTIFACT)/manifest.json
+	$(BIN)/python -m tests.benchmarks.bench_cache
 
 bench-engines: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/sentence-transformers.done
 	$(BIN)/python -m tests.benchmarks.bench_engines --environments $(PEERS)

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from service.inference.batcher import Batcher, ItemFailed, Outcome
@@ -100,8 +100,9 @@ class ResultCache(Generic[Item, Result]):
             shared = {key: self._running[key] for key in missing if self._can_wait(key, length)}
             own = {key: index for key, index in missing.items() if key not in shared}
             if own:
-                runs.append(await self._run(items, own, timeout_s))
-                results |= zip(own, runs[-1].results, strict=True)
+                run, kept = await self._run(items, own, timeout_s)
+                runs.append(run)
+                results |= kept
                 computed |= {*own.values()}
             if shared:
                 results |= await _results_of(shared, missing)
@@ -116,9 +117,11 @@ class ResultCache(Generic[Item, Result]):
         misses = len(computed)
         counts = {"hit": hits, "miss": misses, "shared": len(items) - hits - misses}
         for result, count in counts.items():
-            self._metrics.items[result].inc(count)
-        saved = (self._length(item) for index, item in enumerate(items) if index not in computed)
-        self._metrics.saved_tokens.inc(sum(saved))
+            if count:  # each increment takes a lock
+                self._metrics.items[result].inc(count)
+        if misses < len(items):
+            others = (item for index, item in enumerate(items) if index not in computed)
+            self._metrics.saved_tokens.inc(sum(map(self._length, others)))
 
     def _cached(self, keys: Iterable[bytes]) -> dict[bytes, Result]:
         """Return the cached results of keys, which are then the most recently used."""
@@ -138,8 +141,8 @@ class ResultCache(Generic[Item, Result]):
 
     async def _run(
         self, items: Sequence[Item], own: Mapping[bytes, int], timeout_s: float | None
-    ) -> Outcome[Result]:
-        """Run items and cache each result as soon as it is there.
+    ) -> tuple[Outcome[Result], dict[bytes, Result]]:
+        """Run items, and cache each result as soon as it is there; return the results by key too.
 
         Args:
             items: All items of a request.
@@ -159,7 +162,7 @@ class ResultCache(Generic[Item, Result]):
 
         try:
             outcome = await self._batcher.submit([items[i] for i in own.values()], timeout_s, keep)
-            return replace(outcome, results=[running[key].result.result() for key in keys])
+            return outcome, {key: entry.result.result() for key, entry in running.items()}
         except ItemFailed as error:
             future = running[keys[error.index]].result
             future.set_exception(error)
