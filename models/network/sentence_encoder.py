@@ -92,7 +92,7 @@ class SentenceEncoder(nn.Module):
             token_types: Type of each token, `(B, L)`; None: type 0.
         """
         tokens = self.encoder(input_ids, attention_mask, token_types, tap=tap, adapters=adapters)
-        return self._output(self.outputs[0], tokens, input_ids, pooling_mask, tap)
+        return self.row_vectors(tokens, self.unskipped(pooling_mask, input_ids), tap)
 
     def forward_all(
         self,
@@ -104,9 +104,8 @@ class SentenceEncoder(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Return each of `outputs` for a dense batch, `(B, W)` or `(B, L, W)`; see `forward`."""
         tokens = self.encoder(input_ids, attention_mask, token_types, adapters=adapters)
-        return tuple(
-            self._output(output, tokens, input_ids, pooling_mask) for output in self.outputs
-        )
+        mask = self.unskipped(pooling_mask, input_ids)
+        return tuple(self._output(output, tokens, mask) for output in self.outputs)
 
     def forward_packed(
         self,
@@ -128,29 +127,27 @@ class SentenceEncoder(nn.Module):
             return (self.head(first[:, None], pooling_mask[:, :1]),)
         tokens = self.encoder.forward_packed(*inputs, adapters, token_types)  # (T, D)
         pad = Rows(padded_index, packed_index).pad
-        return tuple(
-            self._output(output, tokens, input_ids, pooling_mask, pad=pad)
-            for output in self.outputs
-        )
+        mask = self.unskipped(pooling_mask, pad(input_ids))
+        return tuple(self._output(output, tokens, mask, pad=pad) for output in self.outputs)
 
     def _output(
         self,
         output: Output,
         tokens: Tensor,
-        input_ids: Tensor,
         pooling_mask: Tensor,
         tap: Tap = NO_TAP,
         pad: Callable[[Tensor], Tensor] = lambda x: x,
+        entries: Sequence[int] | None = None,
     ) -> Tensor:
-        """Return an output, given token vectors and token ids; see `head`."""
+        """Return an output of token vectors; see `head` and `row_vectors`."""
         if output == "tokens":
             return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
         if output in self.token_heads:
             return _apply(cast(nn.ModuleList, self.token_heads[output]), tokens, tap)
-        if output == "sparse" and self.sparse is not None:
-            weights: Tensor = self.sparse(tokens, pooling_mask, pad)
+        if self.sparse is not None and output == "sparse":
+            weights: Tensor = self.sparse(tokens, pooling_mask, pad, entries)
             return weights
-        return self.head(tokens, self.unskipped(pooling_mask, pad(input_ids)), tap, pad)
+        return self.head(tokens, pooling_mask, tap, pad)
 
     def row_vectors(
         self,
@@ -167,12 +164,7 @@ class SentenceEncoder(nn.Module):
             tap: Tap that each step of pooling and heads passes through.
             entries: Elements of sparse vectors to compute, in place of all W; None: all.
         """
-        if (first := self.outputs[0]) in self.token_heads:
-            return _apply(cast(nn.ModuleList, self.token_heads[first]), tokens, tap)
-        if self.sparse is None:
-            return self.head(tokens, pooling_mask, tap)
-        weights: Tensor = self.sparse(tokens, pooling_mask, entries=entries)
-        return weights
+        return self._output(self.outputs[0], tokens, pooling_mask, tap, entries=entries)
 
     @property
     def reads_first_tokens(self) -> bool:
