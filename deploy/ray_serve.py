@@ -74,7 +74,7 @@ class Replica:
         if self._reason:
             raise RuntimeError(self._reason)
         state: AppState = self._service.state.vitrine
-        model = state.ready_model()
+        model = state.registry.current()
         await asyncio.to_thread(self_check, model.engine, model.artifact)
 
 

@@ -63,16 +63,23 @@ def _greet(server: Server, settings: Settings, state: AppState) -> None:
     """
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    body = json.dumps({"inputs": EXAMPLE_INPUTS})
-    outputs = state.ready_model().artifact.manifest.outputs
+    body: dict[str, object] = {"inputs": EXAMPLE_INPUTS}
+    statuses = state.registry.statuses()
+    example = next(status for status in statuses if status.model is not None)
+    assert example.model is not None  # noqa: S101 - chosen so
+    if not any(status.is_default for status in statuses):
+        body["model"] = example.name
+    outputs = example.model.artifact.manifest.outputs
     route = {"logits": "classify", "tags": "tag"}.get(outputs[0], "encode")
     key = "" if state.keys.is_open else " -H 'Authorization: Bearer KEY'"
-    log.info("Serving %s on %s", settings.model.path, url)
+    log.info("Serving %s on %s", ", ".join(status.name for status in statuses), url)
     log.info("Docs on %s/docs", url)
     if settings.debug.enabled and "pooled" in outputs:
         log.info("Gradient debugging page on %s/debug", url)
-    example = f"{url}/{route}{key} -H 'Content-Type: application/json' -d '{body}'"
-    log.info("Try: curl %s", example)
+    log.info(
+        "Try: curl %s/%s%s -H 'Content-Type: application/json' -d '%s'",
+        *(url, route, key, json.dumps(body)),
+    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -19,7 +19,16 @@ from starlette.routing import Match
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
-from service.api import classify, classify_schemas, score, score_schemas, tag, tag_schemas
+from service.api import (
+    classify,
+    classify_schemas,
+    model_schemas,
+    models,
+    score,
+    score_schemas,
+    tag,
+    tag_schemas,
+)
 from service.api.auth import KeyRing
 from service.api.body import BodyBudget
 from service.api.compat import openai, rerank, tei, tei_schemas, vllm
@@ -37,7 +46,8 @@ from service.debug.request_models import BODIES
 from service.debug.state import DebugState
 from service.inference.batcher import RunBroken
 from service.inference.errors import VitrineError
-from service.inference.opening import open_model
+from service.inference.model_watch import ModelWatch
+from service.inference.registry import ModelRegistry
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")
@@ -47,7 +57,7 @@ _RENDERERS = {
     **{f"{path}/": rerank.render_error for path in rerank.PATHS},
     **{f"{server.PREFIX}/": server.render_error for server in (openai, tei, vllm)},
 }
-_METHODS = ("GET", "POST")
+_METHODS = ("GET", "POST", "DELETE")
 
 
 def end_process(reason: str) -> None:
@@ -76,13 +86,22 @@ def create_app(
         ValueError: `auth.keys_file` is invalid or writable by everybody, or two API keys are equal.
     """
     metrics = Metrics(settings.limits.request_s)
+    registry = ModelRegistry(
+        default=settings.models.default,
+        max_bytes=settings.models.max_bytes,
+        load_s=settings.models.load_s,
+        metrics=metrics.inference,
+        on_stop=partial(_report_stop, on_fatal),
+    )
     state = DebugState(
         settings=settings,
         metrics=metrics,
         keys=KeyRing(settings.auth.all_keys()),
         body_budget=BodyBudget(settings.limits.max_bodies_bytes),
+        registry=registry,
+        watch=ModelWatch(registry, settings.model_specs),
         gradients=GradientProcess(
-            worker_command(settings.model.path, settings.debug.device, settings.server.log),
+            partial(worker_command, device=settings.debug.device, log=settings.server.log),
             settings.debug,
         ),
     )
@@ -95,11 +114,7 @@ def create_app(
         loading.cancel()
         await asyncio.wait([loading])
         await state.gradients.close()
-        if state.model is not None:
-            await state.model.close()
-        # FastAPI's caches keep the application and its state. A process with several applications
-        # would otherwise never free the models of stopped applications.
-        state.model = None
+        await state.registry.close()
         gc.unfreeze()
 
     # FastAPI's documentation pages load scripts from a CDN. FastAPIOffline serves them itself.
@@ -123,6 +138,7 @@ def create_app(
         *rerank.BODIES,
         *vllm.BODIES,
         *tei_schemas.BODIES,
+        *model_schemas.BODIES,
         *BODIES,
     )
     app.openapi = lambda: openapi(  # type: ignore[method-assign]
@@ -131,6 +147,7 @@ def create_app(
     routers = [
         raw_router,
         router,
+        models.router,
         classify.router,
         score.router,
         tag.router,
@@ -171,17 +188,14 @@ async def _load(
     state: DebugState, on_ready: Callable[[], None], on_fatal: Callable[[str], None]
 ) -> None:
     try:
-        state.model = await open_model(
-            state.settings.model.path,
-            state.settings.model_options(),
-            metrics=state.metrics.inference,
-            on_stop=partial(_report_stop, on_fatal),
-        )
+        await state.watch.open()
         # Objects loaded so far are permanent. Freezing them avoids 50 ms garbage-collection pauses.
         gc.collect()
         gc.freeze()
         on_ready()
-    except (ArtifactError, EngineError) as error:
+        if state.settings.models.watch_s:
+            await state.watch.run(state.settings.models.watch_s)
+    except (ArtifactError, EngineError, ValueError) as error:
         on_fatal(f"cannot start: {error}")
     except Exception:
         log.exception("cannot start")

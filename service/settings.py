@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,10 +28,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.engines import Precision
 from service.inference.opening import ModelOptions
+from service.inference.registry import ModelSpec, specs_in
 from service.logs import LogFormat
 
-Scope = Literal["encode", "debug", "metrics"]
-SCOPES: tuple[Scope, ...] = ("encode", "debug", "metrics")
+Scope = Literal["encode", "debug", "metrics", "admin"]
+SCOPES: tuple[Scope, ...] = ("encode", "debug", "metrics", "admin")
 # Variables that Kubernetes sets for a service named vitrine, such as VITRINE_SERVICE_HOST and
 # VITRINE_PORT_8000_TCP_ADDR.
 _SERVICE_LINK = re.compile(r"VITRINE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)")
@@ -94,6 +96,52 @@ class ModelSettings(_Group):
         min_length=1,
         max_length=256,
         description="Name of the served model; none: the artifact's name",
+    )
+
+
+class ServedModel(_Group):
+    """One of several served models."""
+
+    path: Path
+    name: str | None = Field(None, min_length=1, max_length=256)
+    aliases: tuple[str, ...] = ()
+    precision: Precision | None = None
+    share: float = Field(1.0, gt=0)
+
+
+class ModelsSettings(_Group):
+    """Several served models, in place of one."""
+
+    folder: Path | None = Field(
+        None,
+        description="Folder of artifacts, each of which is served under the name of its own "
+        "folder; replaces `model.path`",
+    )
+    served: tuple[ServedModel, ...] = Field(
+        (),
+        description='Served models as JSON: `[{"path": "...", "name": "...", "aliases": '
+        '["..."], "precision": "float32", "share": 1.0}]`, where only `path` is required; '
+        "replaces `model.path`",
+    )
+    default: str | None = Field(
+        None,
+        description="Name of the model for requests that name none; none: the only model, or no "
+        "model",
+    )
+    max_bytes: int = Field(
+        0,
+        ge=0,
+        description="Memory budget for the weights of all models, in bytes; models beyond it are "
+        "loaded on demand, in place of the least recently used; 0: no limit",
+    )
+    load_s: float = Field(
+        30.0, gt=0, description="Maximum time in seconds that a request waits for its model to load"
+    )
+    watch_s: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds between checks for new, changed and deleted artifacts in "
+        "`models.folder`; 0: only after SIGHUP",
     )
 
 
@@ -272,6 +320,7 @@ class Settings(BaseSettings):
 
     server: ServerSettings = ServerSettings()
     model: ModelSettings = ModelSettings()
+    models: ModelsSettings = ModelsSettings()
     engine: EngineSettings = EngineSettings()
     batch: BatchSettings = BatchSettings()
     cache: CacheSettings = CacheSettings()
@@ -279,10 +328,38 @@ class Settings(BaseSettings):
     auth: AuthSettings = AuthSettings()
     debug: DebugSettings = DebugSettings()
 
+    def model_specs(self) -> list[ModelSpec]:
+        """Return the models to serve.
+
+        Raises:
+            ValueError: Both `models.folder` and `models.served` are set.
+            ArtifactError: `models.folder` has no artifact, or an invalid one.
+        """
+        options = self.model_options()
+        if self.models.folder is not None and self.models.served:
+            raise ValueError("models.folder and models.served are mutually exclusive")
+        if self.models.folder is not None:
+            return specs_in(self.models.folder, options)
+        if not self.models.served:
+            named = replace(options, name=self.model.name)
+            return [ModelSpec(path=self.model.path, options=named)]
+        return [
+            ModelSpec(
+                path=model.path,
+                aliases=model.aliases,
+                options=replace(
+                    options,
+                    name=model.name,
+                    precision=model.precision or options.precision,
+                    share=model.share,
+                ),
+            )
+            for model in self.models.served
+        ]
+
     def model_options(self) -> ModelOptions:
-        """Return the runtime options of the served model."""
+        """Return the runtime options of a model."""
         return ModelOptions(
-            name=self.model.name,
             engine=self.engine.name,
             precision=self.engine.precision,
             threads=self.engine.threads,

@@ -39,7 +39,7 @@ def state_of(client: TestClient) -> DebugState:
 
 def ready_model(client: TestClient) -> Model:
     """Return the model of the client's application."""
-    return state_of(client).ready_model()
+    return state_of(client).registry.current()
 
 
 def flat_routes(routes: list[BaseRoute]) -> list[Route]:
@@ -115,9 +115,16 @@ def outcome(started: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """Return the values of /metrics by name and labels."""
-    lines = httpx2.get(f"{url}/metrics", timeout=PATIENCE_S).text.splitlines()
-    return {
-        name: float(value)
-        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    }
+    """Return the values of /metrics by name and labels, summed over all models."""
+    return values_of(httpx2.get(f"{url}/metrics", timeout=PATIENCE_S).text)
+
+
+def values_of(exposition: str) -> dict[str, float]:
+    """Return the values in Prometheus' text format by name and labels, summed over all models."""
+    values: dict[str, float] = {}
+    for line in exposition.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            name = re.sub(r'model="[^"]*",?', "", name).replace("{}", "")
+            values[name] = values.get(name, 0.0) + float(value)
+    return values

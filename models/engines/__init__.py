@@ -22,6 +22,7 @@ from models.engines.engine import (
     GraphFile,
     Hardware,
     Run,
+    compilations,
 )
 from models.engines.outputs import OUTPUTS, Agreement, Precision, compare, cosines
 from models.packing import pack
@@ -43,6 +44,7 @@ __all__ = [
     "Run",
     "available_cpus",
     "cosines",
+    "loaded_bytes",
     "open_engine",
     "self_check",
 ]
@@ -113,18 +115,40 @@ def open_engine(
         ArtifactError: A file of the graph cannot be read, or its SHA-256 differs from the
             manifest's.
     """
+    name = _select(artifact, name, precision)
+    graph = artifact.graph(name)
+    weights = artifact.verify(graph.weights)
+    file = GraphFile(artifact.verify(graph.file), weights.stat().st_size)
+    return ENGINES[name].open(file, precision, Hardware(threads or available_cpus(), gpu))
+
+
+def loaded_bytes(
+    artifact: Artifact, name: str = "auto", precision: Precision = "float32", threads: int = 0
+) -> int:
+    """Return the size of the weights in memory that an engine of the artifact has, in bytes.
+
+    Arguments are those of `open_engine`.
+
+    Raises:
+        EngineError: The engine is unknown or unusable; the message gives the reason.
+    """
+    name = _select(artifact, name, precision)
+    size = (artifact.path / artifact.graph(name).weights).stat().st_size
+    if ENGINES[name].target == "cuda":
+        return size
+    return size * len(compilations(size, threads or available_cpus()))
+
+
+def _select(artifact: Artifact, name: str, precision: Precision) -> str:
+    """Return the name of the engine that is usable here, see `open_engine`."""
     if name != "auto" and name not in ENGINES:
         raise EngineError(f"unknown engine {name!r}; engines: auto, {', '.join(ENGINES)}")
     reasons: list[str] = []
     for candidate in ENGINES if name == "auto" else (name,):
-        spec = ENGINES[candidate]
-        if reason := _unusable(candidate, precision, artifact):
-            reasons.append(f"{candidate} in {precision} is not usable: {reason}")
-            continue
-        graph = artifact.graph(candidate)
-        weights = artifact.verify(graph.weights)
-        file = GraphFile(artifact.verify(graph.file), weights.stat().st_size)
-        return spec.open(file, precision, Hardware(threads or available_cpus(), gpu))
+        reason = _unusable(candidate, precision, artifact)
+        if reason is None:
+            return candidate
+        reasons.append(f"{candidate} in {precision} is not usable: {reason}")
     raise EngineError("; ".join(reasons))
 
 

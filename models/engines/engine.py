@@ -128,6 +128,16 @@ _ON_CPU: dict[Precision, BatchSizes] = {
 _MAX_BYTES_COMPILED_TWICE = 256 * 2**20
 
 
+def compilations(weight_bytes: int, threads: int) -> Sequence[int]:
+    """Return the numbers of concurrent runs for which a graph on CPU is compiled, ascending.
+
+    Args:
+        weight_bytes: Size of the graph's weights, in bytes.
+        threads: Number of threads to compute with.
+    """
+    return sorted({1, threads if weight_bytes <= _MAX_BYTES_COMPILED_TWICE else 1})
+
+
 class CpuEngine:
     """A graph compiled for a single batch and, unless it is large, also for concurrent batches.
 
@@ -157,9 +167,10 @@ class CpuEngine:
         self.name = name
         self.precision = precision
         self.threads = threads
-        self.streams = threads if weight_bytes <= _MAX_BYTES_COMPILED_TWICE else 1
+        runs = compilations(weight_bytes, threads)
+        self.streams = runs[-1]
         self.batches = _ON_CPU[precision]
-        self._graphs = tuple(map(compile_graph, sorted({1, self.streams})))
+        self._graphs = tuple(map(compile_graph, runs))
         self.runs = tuple(graph.run for graph in self._graphs)
         self._running = 0
         self._overlapping = False

@@ -24,6 +24,12 @@ def require_scope(scope: Scope) -> Any:  # noqa: ANN401 - Depends() returns Any
 
     async def require(request: Request, _documented: Any = Security(_BEARER)) -> None:  # noqa: ANN401, B008
         keys = state_of(request).keys
+        if keys.is_open and scope == "admin":
+            raise Forbidden(
+                "this route needs an API key with the scope admin, and no API keys are configured; "
+                "set VITRINE_AUTH__KEYS",
+                code="keys_required",
+            )
         if not keys.is_open:
             request.scope["state"]["api_key"] = keys.require(_api_key(request), scope)
 

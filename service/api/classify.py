@@ -29,7 +29,7 @@ router = APIRouter(route_class=RawRoute)
 async def classify(request: Request, state: State) -> Response:
     """Return the labels of each text or pair of texts with their scores, best first."""
     body = await read_inputs(request, state, ClassifyRequest)
-    model = state.ready_model()
+    model = await state.lease(request, body.model)
     with pointing_at(body.inputs):
         work = model.classify(
             body.input_list(),

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
+from service.api.schemas import ModelName
+
 
 def _input_tag(value: object) -> str | None:
     return "text" if isinstance(value, str) else "pair" if isinstance(value, list) else None
@@ -66,6 +68,7 @@ class ClassifyRequest(BaseModel):
     )
     raw_scores: RawScores = False
     on_overflow: OnOverflow = "truncate"
+    model: ModelName = None
 
     def input_list(self) -> list[str | tuple[str, str]]:
         """Return the inputs as a list of texts and pairs."""

@@ -4,6 +4,7 @@
     ├── InvalidInput       422   an argument or an input is invalid
     ├── TooLarge           413   the body, or one text in it, is too large
     ├── Overloaded         429   the queue is full, or the request would miss its deadline
+    ├── UnknownModel       404   no served model has this name
     ├── InferenceFailed    500   the engine failed on one input
     ├── NotReady           503   the service is starting or stopping, or the engine has stopped
     ├── DeadlineExceeded   504   the request's deadline has passed
@@ -36,6 +37,7 @@ from service.inference.errors import (
     NotReady,
     Overloaded,
     TooLarge,
+    UnknownModel,
     VitrineError,
 )
 
@@ -45,6 +47,7 @@ _STATUSES: Mapping[type[VitrineError], int] = {
     InvalidInput: 422,
     TooLarge: 413,
     Overloaded: 429,
+    UnknownModel: 404,
     InferenceFailed: 500,
     NotReady: 503,
     DeadlineExceeded: 504,

@@ -19,6 +19,7 @@ from service.api.deadline import CLIENT_DEADLINE
 from service.api.errors import Forbidden, status_of
 from service.api.http_protocol import PROTOCOL_ERROR
 from service.api.metrics import Metrics
+from service.api.state import LEASES
 from service.inference.errors import DeadlineExceeded, NotReady, VitrineError
 
 REQUEST_ID = "X-Request-Id"
@@ -137,6 +138,8 @@ class RequestMiddleware:
                     scope, receive, send_with_id
                 )
         finally:
+            for lease in scope["state"].get(LEASES, ()):
+                lease.release()
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "none")
             is_client_deadline = isinstance(error, DeadlineExceeded) and scope["state"].get(

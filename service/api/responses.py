@@ -92,6 +92,7 @@ async def respond(
         body,
         headers={
             "Server-Timing": ", ".join(f"{name};dur={s * 1e3:.3f}" for name, s in stages.items()),
+            "X-Model-Version": model.version,
             "X-Engine": f"{model.engine.name}; precision={model.engine.precision}",
             **headers,
         },

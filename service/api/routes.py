@@ -24,15 +24,11 @@ from service.api.responses import (
 from service.api.schemas import (
     ENCODE_BODY,
     ENCODE_HEADERS,
-    VERSION,
-    AgreementInfo,
     EncodeRequest,
     EncodeResponse,
     Health,
-    Limits,
     OutputName,
     OutputsResponse,
-    ServiceInfo,
     SparseResponse,
     TokensResponse,
 )
@@ -74,7 +70,7 @@ async def encode(request: Request, state: State) -> Response:
     """
     body = await read_inputs(request, state, EncodeRequest)
     timeout_s = deadline_s(request, state.settings.limits.request_s)
-    model = state.ready_model()
+    model = await state.lease(request, body.model)
     outputs = body.outputs(default=_default_output(model))
     _check_fields(body, outputs)
     with pointing_at(body.inputs):
@@ -143,48 +139,6 @@ async def readyz(state: State) -> Health:
     """Return 200 while the model is ready; 503 during startup, shutdown and after a failure."""
     state.check_ready()
     return Health()
-
-
-@router.get(
-    "/info",
-    summary="Served model",
-    dependencies=[require_scope("encode")],
-    responses=error_responses(401, 403, 503),
-)
-async def info(state: State) -> ServiceInfo:
-    """Return the name, hashes, engine, precision, threads and limits of the served model."""
-    model = state.ready_model()
-    manifest, engine = model.artifact.manifest, model.engine
-    return ServiceInfo(
-        model=model.name,
-        source=manifest.source,
-        revision=manifest.revision,
-        family=manifest.family,
-        outputs=list(model.outputs),
-        labels=list(manifest.labels),
-        dimensions=manifest.width if {"pooled", "multi"} & {*manifest.outputs} else None,
-        pooling=list(manifest.pooling),
-        normalize=manifest.normalize,
-        matryoshka_dimensions=list(manifest.matryoshka_dimensions),
-        truncation_side=manifest.truncation_side,
-        prompts=sorted(manifest.prompts),
-        default_prompt=manifest.default_prompt,
-        max_tokens_by_prompt={n: r.max_tokens for n, r in manifest.token_rules.items() if n},
-        looked_up_prompts=[n for n, rules in manifest.token_rules.items() if rules.looks_up],
-        adapters=list(manifest.adapters),
-        weights_sha256=dict(manifest.weights_sha256),
-        graph_sha256=model.graph_sha256,
-        tokenizer_sha256=manifest.files["tokenizer.json"],
-        engine=engine.name,
-        precision=engine.precision,
-        threads=engine.threads,
-        self_check={
-            output: AgreementInfo(cosine=agreement.cosine, norm=agreement.norm)
-            for output, agreement in zip(model.outputs, model.self_check.values(), strict=True)
-        },
-        limits=Limits(**state.settings.limits.model_dump(), max_tokens=manifest.max_tokens),
-        version=VERSION,
-    )
 
 
 @router.get(

@@ -49,6 +49,10 @@ Outputs = Annotated[
     | Annotated[list[OutputName], Field(min_length=1, max_length=4), Tag("outputs")],
     Discriminator(lambda output: "outputs" if isinstance(output, list) else "output"),
 ]
+ModelName = Annotated[
+    Annotated[str, StringConstraints(max_length=256)] | None,
+    Field(description="Name or alias of a served model; null: the default model"),
+]
 EXAMPLE_INPUTS = ("The cat sat on the mat.", "A feline rested on the rug.")
 
 
@@ -100,6 +104,7 @@ class EncodeRequest(BaseModel):
         description="`float`: vectors as JSON numbers; `base64`: vectors as base64 of "
         "little-endian float32",
     )
+    model: ModelName = None
 
     def input_list(self) -> Sequence[str | list[int]]:
         """Return the inputs as a list."""
@@ -235,82 +240,6 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
-class Limits(BaseModel):
-    """Limits of a request and its inputs."""
-
-    max_inputs: int
-    max_chars: int
-    max_token_vectors: int
-    max_body_bytes: int
-    max_tokens: int
-
-
-class AgreementInfo(BaseModel):
-    """Worst differences between the engine's vectors and the artifact's reference vectors."""
-
-    cosine: float = Field(description="Lowest cosine similarity between a vector and its reference")
-    norm: float = Field(
-        description="Largest difference between the L2 norms of a vector and its reference, "
-        "relative to the norm of the reference"
-    )
-
-
-class ServiceInfo(BaseModel):
-    """The served model and its engine."""
-
-    model: str
-    source: str
-    revision: str | None
-    family: str
-    outputs: list[str] = Field(
-        description="Outputs of the model: `pooled` and `tokens` for an embedding model, `sparse` "
-        "for a model of sparse vectors, `multi` for a multi-vector model, several of these for a "
-        "model like BGE-M3, `logits` for a sequence classification model, "
-        "`tags` for a token classification model"
-    )
-    labels: list[str] = Field(
-        description="Labels of a sequence or token classification model, in the order of its logits"
-    )
-    dimensions: int | None = Field(
-        description="Width of a pooled vector or multi-vector; null: the model has neither"
-    )
-    pooling: list[str]
-    normalize: bool
-    matryoshka_dimensions: list[int] = Field(
-        description="Values of `dimensions` that the model was trained for"
-    )
-    truncation_side: Literal["left", "right"] = Field(
-        description="Side from which tokens are dropped if an input exceeds the model's maximum "
-        "length"
-    )
-    prompts: list[str]
-    default_prompt: str | None
-    max_tokens_by_prompt: dict[str, int] = Field(
-        description="Maximum length in tokens, by prompt name, where a model has one for queries "
-        "or documents"
-    )
-    looked_up_prompts: list[str] = Field(
-        description="Prompts of an inference-free sparse model whose texts have the weights of "
-        'their tokens in a table, without the engine; "" stands for texts that are neither queries '
-        "nor documents"
-    )
-    adapters: list[str] = Field(
-        description="Names of the model's adapters; each is selected by the prompt of the same name"
-    )
-    weights_sha256: dict[str, str]
-    graph_sha256: str
-    tokenizer_sha256: str
-    engine: str
-    precision: str
-    threads: int
-    self_check: dict[str, AgreementInfo] = Field(
-        description="Agreement of the engine's vectors with the artifact's reference vectors, by "
-        "output"
-    )
-    limits: Limits
-    version: str
-
-
 def reference(model: type[BaseModel]) -> dict[str, str]:
     """Return a JSON reference to a pydantic model's schema in the OpenAPI document."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}
@@ -341,6 +270,9 @@ ENCODE_HEADERS = {
     "Server-Timing": _header(
         "Duration of each stage in milliseconds",
         "tokenize;dur=0.661, queue;dur=0.052, infer;dur=8.916, serialize;dur=0.104",
+    ),
+    "X-Model-Version": _header(
+        "Start of the SHA-256 of the graph that computed the vectors", "a3f09c1d2e4b"
     ),
     "X-Engine": _header("Engine that computed the vectors", "onnxruntime; precision=float32"),
     "X-Shape": _header("Number and width of the vectors in an octet-stream response", "2,384"),

@@ -39,7 +39,7 @@ async def score(request: Request, state: State) -> Response:
     body = await read_inputs(
         request, state, ScoreRequest, "documents", "{} documents; the limit is {}"
     )
-    model = state.ready_model()
+    model = await state.lease(request, body.model)
     work = model.score(
         body.queries,
         body.documents,
@@ -68,7 +68,7 @@ async def rerank(request: Request, state: State) -> Response:
     body = await read_inputs(
         request, state, RerankRequest, "documents", "{} documents; the limit is {}"
     )
-    model = state.ready_model()
+    model = await state.lease(request, body.model)
     work = model.rerank(
         body.query,
         body.texts(),

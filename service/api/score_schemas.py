@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from service.api.classify_schemas import OnOverflow, PromptName, RawScores
+from service.api.schemas import ModelName
 
 
 def _tag(value: object) -> str | None:
@@ -114,6 +115,7 @@ class ScoreRequest(BaseModel):
     raw_scores: RawScores = False
     explain: Explain = False
     on_overflow: OnOverflow = "truncate"
+    model: ModelName = None
 
 
 class ScoreResponse(BaseModel):
@@ -151,6 +153,7 @@ class RerankRequest(BaseModel):
     raw_scores: RawScores = False
     explain: Explain = False
     on_overflow: OnOverflow = "truncate"
+    model: ModelName = None
 
     def texts(self) -> list[str]:
         """Return the text of each document."""

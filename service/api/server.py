@@ -28,7 +28,7 @@ class Server(uvicorn.Server):
     After SIGTERM, /readyz returns 503 and requests are still served for `drain_s` seconds, in which
     load balancers remove the replica. Then the port closes, and requests in flight have `grace_s`
     seconds to finish. After SIGINT, the port closes immediately. A second signal terminates the
-    process immediately, with status 1.
+    process immediately, with status 1. After SIGHUP, changed artifacts are loaded.
 
     Args:
         app: The application.
@@ -57,6 +57,7 @@ class Server(uvicorn.Server):
         )
         self._state = state
         self._drain_s = settings.drain_s
+        self._scanning: asyncio.Future[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,7 +65,12 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._scan)
         yield
+
+    def _scan(self) -> None:
+        log.info("SIGHUP: looking for changed artifacts")
+        self._scanning = asyncio.ensure_future(self._state.watch.scan())
 
     def _stop(self, number: signal.Signals) -> None:
         if self._state.stopping:

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
+from service.api.deadline import deadline_s
 from service.api.metrics import Metrics
 from service.inference.errors import NotReady
 from service.inference.model import Model
+from service.inference.model_watch import ModelWatch
+from service.inference.registry import ModelRegistry
 from service.settings import Settings
 
 if TYPE_CHECKING:  # these modules import this one
     from service.api.auth import KeyRing
     from service.api.body import BodyBudget
+
+# Key of the leases of a request in its ASGI scope's state; the middleware releases them.
+LEASES = "leases"
 
 
 @dataclass
@@ -26,7 +32,8 @@ class AppState:
         metrics: All metrics.
         keys: API keys.
         body_budget: Memory budget of request bodies in flight.
-        model: The served model; None while the model is loading, and after shutdown.
+        registry: The served models.
+        watch: Detection of changed artifacts.
         stopping: Whether the service is shutting down.
     """
 
@@ -34,28 +41,31 @@ class AppState:
     metrics: Metrics
     keys: KeyRing
     body_budget: BodyBudget
-    model: Model | None = None
+    registry: ModelRegistry
+    watch: ModelWatch
     stopping: bool = False
 
-    def ready_model(self) -> Model:
-        """Return the served model.
+    async def lease(self, request: Request, name: str | None = None) -> Model:
+        """Return a served model, which stays loaded until the response has been sent.
+
+        Args:
+            request: The request.
+            name: Name or alias of the model; None: the default model.
 
         Raises:
-            NotReady: The model is loading, or its engine has stopped.
+            VitrineError: Any error of `ModelRegistry.lease`, under the same conditions.
         """
-        if self.model is None:
-            raise NotReady("the model is loading")
-        if not self.model.batcher.is_alive:
-            raise NotReady("the engine has stopped; this process will exit")
-        return self.model
+        lease = await self.registry.lease(name, deadline_s(request, self.settings.limits.request_s))
+        request.scope["state"].setdefault(LEASES, []).append(lease)
+        return lease.model
 
     def check_ready(self) -> None:
         """Raise an error if the service is not ready for new requests.
 
         Raises:
-            NotReady: The model is loading, its engine has stopped, or the service is stopping.
+            NotReady: The models are loading, an engine has stopped, or the service is stopping.
         """
-        self.ready_model()
+        self.registry.check_alive()
         if self.stopping:
             raise NotReady("the service is stopping")
 

@@ -29,7 +29,7 @@ router = APIRouter(route_class=RawRoute)
 async def tag(request: Request, state: State) -> Response:
     """Return the labelled spans of each text; start and end count Unicode code points."""
     body = await read_inputs(request, state, TagRequest)
-    model = state.ready_model()
+    model = await state.lease(request, body.model)
     with pointing_at(body.inputs):
         work = model.tag(
             body.texts(),

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from service.api.schemas import ModelName
 from service.inference.tags import Aggregation
 
 
@@ -40,6 +41,7 @@ class TagRequest(BaseModel):
         description="Whether to truncate texts that exceed the model's maximum length, or to "
         "respond with an error",
     )
+    model: ModelName = None
 
     def texts(self) -> list[str]:
         """Return the texts as a list."""

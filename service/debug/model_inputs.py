@@ -12,6 +12,7 @@ from service.debug.state import DebugState
 from service.debug.texts import row_of, tokenize, tokenize_pair, tokens_of
 from service.debug.words import words_of
 from service.inference.errors import InvalidInput
+from service.inference.model import Model
 from service.inference.results import vector_positions
 from service.inference.tokenizer import TokenizedText
 
@@ -37,7 +38,7 @@ class ModelInput:
 
 
 async def model_inputs_of(
-    state: DebugState, kind: Kind, body: AttributeRequest
+    state: DebugState, model: Model, kind: Kind, body: AttributeRequest
 ) -> list[ModelInput]:
     """Return the model inputs of a request.
 
@@ -56,12 +57,12 @@ async def model_inputs_of(
         )
     match body.target:
         case MaxSim(versus=versus):
-            return await _multi_vectors(state, body.text, _documents(body.text_pair, versus))
+            return await _multi_vectors(state, model, body.text, _documents(body.text_pair, versus))
         case Score(versus=str(versus)):
-            return await _pairs(state, body.text, _documents(body.text_pair, versus))
+            return await _pairs(state, model, body.text, _documents(body.text_pair, versus))
     if body.text_pair is not None:
-        return await _pairs(state, body.text, [body.text_pair])
-    text = await tokenize(state, body.text, _FIELDS[0])
+        return await _pairs(state, model, body.text, [body.text_pair])
+    text = await tokenize(state, model, body.text, _FIELDS[0])
     return [ModelInput(text, row_of(text), (0,), _FIELDS[0])]
 
 
@@ -81,19 +82,21 @@ def _documents(text_pair: str | None, versus: str | None) -> list[str]:
     return [text_pair] if versus is None else [text_pair, versus]
 
 
-async def _pairs(state: DebugState, text: Text, others: Sequence[str]) -> list[ModelInput]:
+async def _pairs(
+    state: DebugState, model: Model, text: Text, others: Sequence[str]
+) -> list[ModelInput]:
     """Return the pairs of a text with each of the other texts."""
     inputs = []
     for field, other in enumerate(others, start=1):
         # A text that is valid in its first pair is valid in the second, unless it is too long.
         pointers = (_FIELDS[0], _FIELDS[1]) if field == 1 else (_FIELDS[field], _FIELDS[field])
-        pair = await tokenize_pair(state, text, other, pointers)
+        pair = await tokenize_pair(state, model, text, other, pointers)
         inputs.append(ModelInput(pair, row_of(pair), (0, field), pointers[0]))
     return inputs
 
 
 async def _multi_vectors(
-    state: DebugState, query: Text, documents: Sequence[str]
+    state: DebugState, model: Model, query: Text, documents: Sequence[str]
 ) -> list[ModelInput]:
     """Return a query and its documents, with the prompts and token rules of /score."""
     if isinstance(query, PromptedText):
@@ -103,13 +106,12 @@ async def _multi_vectors(
                 pointer="/text/prompt_name",
             )
         query = query.text
-    tokenizer = state.ready_model().tokenizer
     texts = [(query, "query"), *((document, "document") for document in documents)]
     inputs = []
     for field, (text, prompt_name) in enumerate(texts):
         prompted = PromptedText(text=text, prompt_name=prompt_name)
-        tokenized = await tokenize(state, prompted, _FIELDS[field])
-        positions = vector_positions(tokenized.row, tokenizer.rules(prompt_name)).tolist()
+        tokenized = await tokenize(state, model, prompted, _FIELDS[field])
+        positions = vector_positions(tokenized.row, model.tokenizer.rules(prompt_name)).tolist()
         if not positions:
             raise InvalidInput(
                 f"the {prompt_name} has no vectors: the model skips all of its tokens",

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service.debug import frames
@@ -33,20 +33,23 @@ def worker_command(artifact: Path, device: str, log: LogFormat) -> list[str]:
 class GradientProcess:
     """A child process that starts on first use and runs one job at a time.
 
+    The process has the reference model of one artifact. A job for another artifact restarts it.
+
     A job in torch cannot be cancelled. So the process is killed if a job exceeds its deadline or
     the client of the job disconnects. The next job starts a new process.
 
     Args:
-        command: Command that starts the process; see `worker_command`.
+        command: Returns the command that starts the process for an artifact; see `worker_command`.
         settings: Settings of the gradient routes.
     """
 
-    def __init__(self, command: Sequence[str], settings: DebugSettings) -> None:
+    def __init__(self, command: Callable[[Path], Sequence[str]], settings: DebugSettings) -> None:
         self._command = command
         self._settings = settings
         self._turn = asyncio.Lock()
         self._callers = 0
         self._process: asyncio.subprocess.Process | None = None
+        self._artifact: Path | None = None
         self._jobs = 0
         self._opened: Opened | None = None
         self._closed = False
@@ -58,8 +61,8 @@ class GradientProcess:
             return None
         return self._process.pid
 
-    async def run(self, job: Job) -> Done:
-        """Run a job and return its result.
+    async def run(self, artifact: Path, job: Job) -> Done:
+        """Run a job on the reference model of an artifact, and return its result.
 
         Raises:
             Overloaded: `settings.max_waiting` jobs are already queued.
@@ -74,7 +77,7 @@ class GradientProcess:
         self._callers += 1
         try:
             async with self._turn:
-                reply = await self._exchange(job)
+                reply = await self._exchange(artifact, job)
         finally:
             self._callers -= 1
         match reply:
@@ -84,17 +87,17 @@ class GradientProcess:
                 raise InvalidInput(reply.detail, code=reply.code, pointer=reply.pointer)
         raise VitrineError("the gradient job failed; see the log", code="gradients_failed")
 
-    async def start(self) -> Opened:
-        """Start the process if it is not running, and return a description of its reference model.
+    async def start(self, artifact: Path) -> Opened:
+        """Start the process for an artifact, and return a description of its reference model.
 
         Raises:
             NotReady: The process could not be started or could not load the reference model, or the
                 service is stopping.
         """
         # Does not wait for the current job: a process that runs jobs has sent its description.
-        if self.pid is None or self._opened is None:
+        if self.pid is None or self._opened is None or self._artifact != artifact:
             async with self._turn:
-                await self._running()
+                await self._running(artifact)
         assert self._opened is not None  # noqa: S101 - `_running` waits for it
         return self._opened
 
@@ -109,8 +112,8 @@ class GradientProcess:
             process.kill()
             await process.wait()
 
-    async def _exchange(self, job: Job) -> Reply:
-        process = await self._running()
+    async def _exchange(self, artifact: Path, job: Job) -> Reply:
+        process = await self._running(artifact)
         assert process.stdin is not None  # noqa: S101 - it was started with pipes
         assert process.stdout is not None  # noqa: S101
         try:
@@ -140,21 +143,25 @@ class GradientProcess:
             await self._kill()
         return reply
 
-    async def _running(self) -> asyncio.subprocess.Process:
+    async def _running(self, artifact: Path) -> asyncio.subprocess.Process:
         if self._process is not None and self.pid is not None:
-            return self._process
+            if self._artifact == artifact:
+                return self._process
+            await self._kill()
         if self._closed:
             raise NotReady("the service is stopping", code="gradients_unavailable")
         pipe = asyncio.subprocess.PIPE
         try:
-            process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe)
+            process = await asyncio.create_subprocess_exec(
+                *self._command(artifact), stdin=pipe, stdout=pipe
+            )
         except OSError as error:  # for example, no free file descriptor or memory
             log.error("the gradient process could not be started: %s", error)
             raise NotReady(
                 "the gradient process could not be started; see the log",
                 code="gradients_unavailable",
             ) from None
-        self._process, self._jobs = process, 0
+        self._process, self._artifact, self._jobs = process, artifact, 0
         assert process.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
             async with asyncio.timeout(_START_S):

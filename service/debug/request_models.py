@@ -11,12 +11,19 @@ from models.gradients.inputs import (
     Method,
     Reduction,
 )
+from service.api.schemas import ModelName
 
 
 class StrictModel(BaseModel):
     """Base model that rejects unknown fields and does not convert types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class ModelRequest(StrictModel):
+    """Base model of request bodies, which name a model."""
+
+    model: ModelName = None
 
 
 class PromptedText(StrictModel):
@@ -116,7 +123,7 @@ Target = Annotated[
 ]
 
 
-class AttributeRequest(StrictModel):
+class AttributeRequest(ModelRequest):
     """Attribution of a scalar to the tokens and words of a text, or of a pair of texts."""
 
     text: Text
@@ -165,7 +172,7 @@ class AttributeRequest(StrictModel):
     dry_run: bool = Field(False, description="Return only the cost, without running the method")
 
 
-class PairRequest(StrictModel):
+class PairRequest(ModelRequest):
     """Attribution of the cosine similarity of texts `a` and `b` to pairs of their tokens."""
 
     a: Text
@@ -226,7 +233,7 @@ class Cotangent(StrictModel):
     vectors: Annotated[list[Vector], Field(min_length=1, max_length=16)]
 
 
-class FlowRequest(StrictModel):
+class FlowRequest(ModelRequest):
     """Gradient flow of a training objective, measured at every step of the model."""
 
     texts: Annotated[list[Text], Field(min_length=1, max_length=16)]
@@ -247,7 +254,7 @@ class FlowRequest(StrictModel):
     )
 
 
-class ParityRequest(StrictModel):
+class ParityRequest(ModelRequest):
     """Comparison of the served graph with the reference model."""
 
     texts: Annotated[list[Text], Field(max_length=16)] = Field(
@@ -329,7 +336,7 @@ class RandomRows(StrictModel):
     ]
 
 
-class LayerNormRequest(StrictModel):
+class LayerNormRequest(ModelRequest):
     """Step-by-step check of add + norm: a residual sum, then layer norm or RMS norm."""
 
     source: Annotated[NormOfText | GivenRows | RandomRows, Field(discriminator="type")]
@@ -350,7 +357,7 @@ class LayerNormRequest(StrictModel):
     )
 
 
-class VjpRequest(StrictModel):
+class VjpRequest(ModelRequest):
     """Backpropagation of a gradient from the served vector to the token vectors at a layer."""
 
     text: Text

@@ -105,13 +105,13 @@ def _route(body: type[BaseModel], response: Any, summary: str) -> dict[str, Any]
 )
 async def attribute(request: Request, state: State) -> Response:
     """Attribute a scalar, such as a similarity or a logit, to the tokens and words of a text."""
-    model, kind = state.model_for("attribute")
     body = await read_body(request, state, AttributeRequest, _MAX_BODY_BYTES)
+    model, kind = await state.lease_for("attribute", request, body.model)
     check_target(kind, body.target.type)
-    texts = await model_inputs_of(state, kind, body)
+    texts = await model_inputs_of(state, model, kind, body)
     rows = [text.row for text in texts]
     # The label that the served model predicts waits in its queue.
-    finding = cancel_on_disconnect(request, target_of(state, body.target, rows[0]))
+    finding = cancel_on_disconnect(request, target_of(state, model, body.target, rows[0]))
     target = await within(_timeout_s(request, state), finding)
     options = MethodOptions(
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
@@ -125,7 +125,9 @@ async def attribute(request: Request, state: State) -> Response:
     job = AttributeJob(sides, words, target, body.method, body.layer, options, compare=rows)
     label = model.artifact.manifest.labels[target.index] if target.type == "label" else None
     tokens = tokens_of_inputs(texts)
-    return await _run(request, state, job, cost, AttributeResponse, tokens=tokens, label=label)
+    return await _run(
+        request, state, model, job, cost, AttributeResponse, tokens=tokens, label=label
+    )
 
 
 @router.post(
@@ -134,9 +136,9 @@ async def attribute(request: Request, state: State) -> Response:
 )
 async def pair(request: Request, state: State) -> Response:
     """Attribute the cosine similarity of two texts to pairs of their tokens, as a matrix."""
-    model, _ = state.model_for("attribute/pair")
     body = await read_body(request, state, PairRequest, _MAX_BODY_BYTES)
-    a, b = await tokenize(state, body.a, "/a"), await tokenize(state, body.b, "/b")
+    model, _ = await state.lease_for("attribute/pair", request, body.model)
+    a, b = await tokenize(state, model, body.a, "/a"), await tokenize(state, model, body.b, "/b")
     steps = pair_token_steps(body.layer, len(a.row.ids), len(b.row.ids), body.max_evaluations)
     cost = _cost(state, steps)
     if body.dry_run:
@@ -151,16 +153,16 @@ async def pair(request: Request, state: State) -> Response:
         compare=[row_of(a), row_of(b)],
     )
     return await _run(
-        request, state, job, cost, PairResponse, tokens_a=tokens_of(a), tokens_b=tokens_of(b)
+        request, state, model, job, cost, PairResponse, tokens_a=tokens_of(a), tokens_b=tokens_of(b)
     )
 
 
 @router.post("/flow", **_route(FlowRequest, FlowResponse, "Gradient flow"))
 async def flow(request: Request, state: State) -> Response:
     """Find where the gradient of a training objective vanishes, explodes or is not finite."""
-    state.model_for("flow")
     body = await read_body(request, state, FlowRequest, _MAX_BODY_BYTES)
-    texts = await tokenize_all(state, body.texts)
+    model, _ = await state.lease_for("flow", request, body.model)
+    texts = await tokenize_all(state, model, body.texts)
     cost = _cost(state, flow_token_steps(len(text.row.ids) for text in texts))
     vectors: Sequence[Sequence[float]] = []
     match body.objective:
@@ -170,32 +172,32 @@ async def flow(request: Request, state: State) -> Response:
             vectors = body.objective.vectors
     rows = list(map(row_of, texts))
     job = FlowJob(rows, body.objective.type, vectors, body.emulate, body.loss_scale, compare=rows)
-    return await _run(request, state, job, cost, FlowResponse)
+    return await _run(request, state, model, job, cost, FlowResponse)
 
 
 @router.post("/layernorm", **_route(LayerNormRequest, LayerNormResponse, "Check of add + norm"))
 async def layer_norm(request: Request, state: State) -> Response:
     """Check add + norm step by step, on rows from a text, random rows or given rows."""
-    state.model_for("layernorm")
     body = await read_body(request, state, LayerNormRequest, _MAX_BODY_BYTES)
+    model, _ = await state.lease_for("layernorm", request, body.model)
     source: NormOfRow | request_models.GivenRows | request_models.RandomRows
     rows: list[Row] = []
     if isinstance(body.source, request_models.NormOfText):
-        rows = [row_of(await tokenize(state, body.source.text, "/source/text"))]
+        rows = [row_of(await tokenize(state, model, body.source.text, "/source/text"))]
         source = NormOfRow(rows[0], body.source.norm)
     else:
         source = body.source
     cost = _cost(state, sum(len(row.ids) for row in rows))
     job = LayerNormJob(source, body.dtype, body.dout, body.seed, body.row, compare=rows)
-    return await _run(request, state, job, cost, LayerNormResponse)
+    return await _run(request, state, model, job, cost, LayerNormResponse)
 
 
 @router.post("/parity", **_route(ParityRequest, ParityResponse, "Parity with the reference model"))
 async def parity(request: Request, state: State) -> Response:
     """Compare the served model with the reference model, and list the differences."""
-    model, _ = state.model_for("parity")
     body = await read_body(request, state, ParityRequest, _MAX_BODY_BYTES)
-    tokenized = await tokenize_all(state, body.texts)
+    model, _ = await state.lease_for("parity", request, body.model)
+    tokenized = await tokenize_all(state, model, body.texts)
     rows = [row_of(text) for text in tokenized] or [
         Row(ids, adapter=adapter)
         for ids, adapter in zip(model.check.rows, model.check.adapters, strict=True)
@@ -218,21 +220,21 @@ async def parity(request: Request, state: State) -> Response:
         check_rows=model.check.rows[: len(check_ids)],
         compare=rows,
     )
-    return await _run(request, state, job, cost, ParityResponse, served)
+    return await _run(request, state, model, job, cost, ParityResponse, served)
 
 
 @router.post("/vjp", **_route(VjpRequest, VjpResponse, "Vector-Jacobian product"))
 async def vjp(request: Request, state: State) -> Response:
     """Backpropagate a gradient from the served vector to the token vectors at a layer."""
-    model, _ = state.model_for("vjp")
     body = await read_body(request, state, VjpRequest, _MAX_BODY_BYTES)
+    model, _ = await state.lease_for("vjp", request, body.model)
     if body.reduce == "full" and not state.settings.debug.full_gradients:
         raise Forbidden(
             "full gradients are disabled; set VITRINE_DEBUG__FULL_GRADIENTS=true",
             code="full_gradients",
             pointer="/reduce",
         )
-    text = await tokenize(state, body.text, "/text")
+    text = await tokenize(state, model, body.text, "/text")
     check_width(model, body.cotangent, "/cotangent")
     if not any(body.cotangent):
         raise InvalidInput(
@@ -243,7 +245,7 @@ async def vjp(request: Request, state: State) -> Response:
     cost = _cost(state, len(text.row.ids))
     row = row_of(text)
     job = VjpJob(row, body.cotangent, body.layer, body.reduce, compare=[row])
-    return await _run(request, state, job, cost, VjpResponse, tokens=tokens_of(text))
+    return await _run(request, state, model, job, cost, VjpResponse, tokens=tokens_of(text))
 
 
 @router.get(
@@ -254,8 +256,10 @@ async def vjp(request: Request, state: State) -> Response:
 )
 async def capabilities(request: Request, state: State) -> Response:
     """Return the allowed field values, limits and device of the gradient routes."""
-    (model, kind), settings = state.model_for("capabilities"), state.settings.debug
-    work = cancel_on_disconnect(request, state.gradients.start())
+    settings = state.settings.debug
+    name = request.query_params.get("model")
+    model, kind = await state.lease_for("capabilities", request, name)
+    work = cancel_on_disconnect(request, state.gradients.start(model.artifact.path))
     opened = await within(_timeout_s(request, state), work)
     return _json(
         Capabilities(
@@ -286,6 +290,7 @@ def _timeout_s(request: Request, state: DebugState) -> float:
 async def _run(
     request: Request,
     state: DebugState,
+    model: Model,
     job: Job,
     cost: Cost,
     response: type[GradientResponse],
@@ -297,6 +302,7 @@ async def _run(
     Args:
         request: HTTP request, watched for disconnection of the client.
         state: State of the application.
+        model: The served model.
         job: Job to run.
         cost: Cost of the request, for the response.
         response: Response model.
@@ -304,9 +310,8 @@ async def _run(
         fields: Further fields of the response, such as the tokens of the texts.
     """
     with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
-        work = cancel_on_disconnect(request, state.gradients.run(job))
+        work = cancel_on_disconnect(request, state.gradients.run(model.artifact.path, job))
         done = await within(_timeout_s(request, state), work)
-    model = state.ready_model()
     parity = None
     if job.compare:
         served = await encode(model, job.compare) if served is None else served

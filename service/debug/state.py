@@ -39,17 +39,19 @@ class DebugState(AppState):
         for kind, outcome in product(KINDS, OUTCOMES):
             self.jobs.labels(kind, outcome)
 
-    def model_for(self, route: str) -> tuple[Model, Kind]:
-        """Return the served model and its kind, which must be one that the route is for.
+    async def lease_for(self, route: str, request: Request, name: str | None) -> tuple[Model, Kind]:
+        """Return a served model and its kind, which must be one that the route is for.
 
         Args:
             route: Key of `service.debug.kinds.ROUTES`.
+            request: See `lease`.
+            name: See `lease`.
 
         Raises:
             InvalidInput: The route is for other kinds of models.
-            NotReady: The model is loading, or its engine has stopped.
+            VitrineError: Any error of `lease`, under the same conditions.
         """
-        model = self.ready_model()
+        model = await self.lease(request, name)
         return model, kind_for(route, model.artifact.manifest)
 
 

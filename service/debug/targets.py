@@ -12,11 +12,14 @@ from service.inference.errors import InvalidInput
 from service.inference.model import Model
 
 
-async def target_of(state: DebugState, target: request_models.Target, row: Row) -> Target:
+async def target_of(
+    state: DebugState, model: Model, target: request_models.Target, row: Row
+) -> Target:
     """Return the target of a job.
 
     Args:
         state: State of the application.
+        model: The served model.
         target: Target of the request, one that the model has.
         row: Text, or first pair of texts, of the request.
 
@@ -26,14 +29,13 @@ async def target_of(state: DebugState, target: request_models.Target, row: Row) 
         TooLarge: A text of the target has too many characters.
         VitrineError: The served model fails to predict the label; see `Model.encode_rows`.
     """
-    model = state.ready_model()
     match target:
         case request_models.Cosine():
-            other = await tokenize(state, target.text, "/target/text")
+            other = await tokenize(state, model, target.text, "/target/text")
             return Target("cosine", rows=[row_of(other)])
         case request_models.Margin():
-            positive = await tokenize(state, target.positive, "/target/positive")
-            negative = await tokenize(state, target.negative, "/target/negative")
+            positive = await tokenize(state, model, target.positive, "/target/positive")
+            negative = await tokenize(state, model, target.negative, "/target/negative")
             return Target("margin", rows=[row_of(positive), row_of(negative)])
         case request_models.Dot():
             check_width(model, target.vector, "/target/vector")

@@ -12,7 +12,7 @@ from service.inference.model import Model
 from service.inference.tokenizer import TokenizedText
 
 
-async def tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText:
+async def tokenize(state: DebugState, model: Model, text: Text, pointer: str) -> TokenizedText:
     """Tokenise a text, with its prompt.
 
     Raises:
@@ -20,9 +20,8 @@ async def tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText
             has more tokens than `debug.max_tokens` or the model allows.
         TooLarge: The text has too many characters.
     """
-    tokenizer = state.ready_model().tokenizer
     try:
-        tokenized = await asyncio.to_thread(tokenizer.tokenized_text, *_parts(text))
+        tokenized = await asyncio.to_thread(model.tokenizer.tokenized_text, *_parts(text))
     except (InvalidInput, TooLarge) as error:
         # The tokenizer sets index and pointer for the field `inputs` of /encode.
         error.index, error.pointer = None, pointer
@@ -39,12 +38,13 @@ async def tokenize(state: DebugState, text: Text, pointer: str) -> TokenizedText
 
 
 async def tokenize_pair(
-    state: DebugState, text: Text, other: str, pointers: tuple[str, str]
+    state: DebugState, model: Model, text: Text, other: str, pointers: tuple[str, str]
 ) -> TokenizedText:
     """Tokenise two texts that the model reads at once, the first with its prompt.
 
     Args:
         state: State of the application.
+        model: The model that reads them.
         text: First text.
         other: Second text.
         pointers: JSON pointers to the fields of both texts, for errors. Errors of the whole pair
@@ -54,10 +54,11 @@ async def tokenize_pair(
         InvalidInput: See `tokenize`.
         TooLarge: A text has too many characters.
     """
-    tokenizer = state.ready_model().tokenizer
     first, prompt_name = _parts(text)
     try:
-        tokenized = await asyncio.to_thread(tokenizer.tokenized_pair, first, other, prompt_name)
+        tokenized = await asyncio.to_thread(
+            model.tokenizer.tokenized_pair, first, other, prompt_name
+        )
     except (InvalidInput, TooLarge) as error:
         error.index, error.pointer = None, pointers[error.index or 0]
         raise
@@ -65,9 +66,13 @@ async def tokenize_pair(
     return tokenized
 
 
-async def tokenize_all(state: DebugState, texts: Sequence[Text]) -> list[TokenizedText]:
+async def tokenize_all(
+    state: DebugState, model: Model, texts: Sequence[Text]
+) -> list[TokenizedText]:
     """Tokenise the texts of the field `texts`, see `tokenize`."""
-    return [await tokenize(state, text, f"/texts/{index}") for index, text in enumerate(texts)]
+    return [
+        await tokenize(state, model, text, f"/texts/{index}") for index, text in enumerate(texts)
+    ]
 
 
 def _check_length(state: DebugState, tokenized: TokenizedText, pointer: str) -> None:

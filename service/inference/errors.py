@@ -4,6 +4,7 @@ VitrineError
 ├── InvalidInput       an argument or an input is invalid
 ├── TooLarge           a text or a request body is too large
 ├── Overloaded         the queue is full, or the call would miss its deadline
+├── UnknownModel       no served model has this name
 ├── InferenceFailed    the engine failed on one input
 ├── NotReady           the model is loading or closed, or its engine has stopped
 └── DeadlineExceeded   the deadline of the call has passed
@@ -72,6 +73,12 @@ class Overloaded(VitrineError):
     def __init__(self, detail: str, retry_after_s: float = 0.0, *, code: str | None = None) -> None:
         super().__init__(detail, code=code)
         self.retry_after_s = retry_after_s
+
+
+class UnknownModel(VitrineError):
+    """No served model has this name."""
+
+    code = "model_not_found"
 
 
 class InferenceFailed(VitrineError):

@@ -30,7 +30,7 @@ from service.inference.errors import (
     Overloaded,
 )
 from service.inference.executor import BoundedExecutor, ExecutorFull
-from service.inference.metrics import InferenceMetrics, record_outcome
+from service.inference.metrics import ModelMetrics, record_outcome
 from service.inference.query_table import look_up
 from service.inference.results import RowResult, RowResults, SparseVector, Vectors
 from service.inference.tokenizer import Row, TextTokenizer
@@ -122,13 +122,18 @@ class LoadedModel:
     self_check: Mapping[Output, Agreement]
     check: Check
     files: Mapping[str, str]
-    metrics: InferenceMetrics
+    metrics: ModelMetrics
     _executor: BoundedExecutor
 
     @property
     def width(self) -> int:
         """Number of dimensions of a pooled vector, W."""
         return self.artifact.manifest.width
+
+    @property
+    def version(self) -> str:
+        """Version of the model: the start of the SHA-256 of its graph and weights."""
+        return self.graph_sha256[:12]
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -147,8 +152,7 @@ class LoadedModel:
         """Fail pending calls with `NotReady`, cancel running batches, and stop the batcher."""
         await self.batcher.close()
         # The metrics may outlive the model and must not keep its engine in memory.
-        self.metrics.queue_tokens.set_function(float)
-        self.metrics.oldest_age.set_function(float)
+        self.metrics.remove_queue(self.batcher)
         self.metrics.cache.bytes.set_function(float)
 
     async def encode_rows(
@@ -365,7 +369,7 @@ def _stopped() -> NotReady:
 
 
 def run_batch(
-    engine: Engine, metrics: InferenceMetrics, batch: Sequence[BatchItem]
+    engine: Engine, metrics: ModelMetrics, batch: Sequence[BatchItem]
 ) -> list[RowResults]:
     """Return the results of each item, from one forward pass of the engine."""
     rows = [item.row for item in batch]
@@ -378,7 +382,7 @@ def run_batch(
 
 
 def _run_rows(
-    engine: Engine, metrics: InferenceMetrics, rows: Sequence[Row], outputs: Sequence[Output]
+    engine: Engine, metrics: ModelMetrics, rows: Sequence[Row], outputs: Sequence[Output]
 ) -> list[Sequence[RowResult]]:
     """Return the result of each row, for each of the outputs."""
     has_types = any(row.token_types for row in rows)

@@ -1,8 +1,9 @@
-"""Prometheus metrics of inference. Label values come from the code, never from a request."""
+"""Prometheus metrics of inference. Label values come from code and settings, never a request."""
 
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
@@ -16,6 +17,7 @@ from service.inference.errors import (
 
 STAGES = ("tokenize", "cache", "queue", "infer", "serialize")
 OUTCOMES = ("done", "refused", "failed", "late", "cancelled")
+RESULTS = ("loaded", "failed")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _POWERS = tuple(2**i for i in range(15))
 
@@ -51,8 +53,20 @@ class CacheMetrics:
         )
 
 
+class Queue(Protocol):
+    """The queue of one version of a model."""
+
+    @property
+    def queued_tokens(self) -> int:
+        """Number of queued tokens."""
+
+    @property
+    def oldest_s(self) -> float:
+        """Longest wait of a queued request for its next batch, in seconds."""
+
+
 class InferenceMetrics:
-    """The Prometheus metrics of one model.
+    """The Prometheus metrics of all models of a process.
 
     Args:
         registry: Prometheus registry in which the metrics are registered.
@@ -62,50 +76,106 @@ class InferenceMetrics:
 
     def __init__(self, registry: CollectorRegistry, longest_s: float) -> None:
         buckets = seconds_buckets(longest_s)
-        stage_seconds = Histogram(
+        options: dict[str, Any] = {"labelnames": ["model"], "registry": registry}
+        self.stage_seconds = Histogram(
             "vitrine_stage_seconds",
             "Duration of each stage of an inference request, in seconds",
-            ["stage"],
+            ["model", "stage"],
             buckets=buckets,
             registry=registry,
         )
-        # Looked up once, because every lookup by label takes a lock.
-        self.stage_seconds = {stage: stage_seconds.labels(stage) for stage in STAGES}
-        self.inputs_received = Counter(
-            "vitrine_inputs_received", "Inputs received", registry=registry
-        )
-        inputs = Counter(
+        self.inputs_received = Counter("vitrine_inputs_received", "Inputs received", **options)
+        self.inputs = Counter(
             "vitrine_inputs",
             "Finished inputs, by outcome; inputs received minus finished inputs are in flight",
-            ["outcome"],
+            ["model", "outcome"],
             registry=registry,
         )
-        self.inputs = {outcome: inputs.labels(outcome) for outcome in OUTCOMES}
         self.batch_rows = Histogram(
-            "vitrine_batch_rows", "Rows per batch", buckets=_POWERS, registry=registry
+            "vitrine_batch_rows", "Rows per batch", buckets=_POWERS, **options
         )
         self.batch_tokens = Histogram(
-            "vitrine_batch_tokens", "Tokens per batch", buckets=_POWERS, registry=registry
+            "vitrine_batch_tokens", "Tokens per batch", buckets=_POWERS, **options
         )
         self.batch_seconds = Histogram(
             "vitrine_batch_seconds",
             "Duration of a batch in the engine, in seconds",
             buckets=buckets,
-            registry=registry,
+            **options,
         )
         self.padded_tokens = Counter(
             "vitrine_padded_tokens",
             "Tokens of all batches, padding included; vitrine_batch_tokens_sum excludes it",
-            registry=registry,
+            **options,
         )
         self.cache = CacheMetrics(registry)
-        self.queue_tokens = Gauge("vitrine_queue_tokens", "Queued tokens", registry=registry)
+        self.queue_tokens = Gauge("vitrine_queue_tokens", "Queued tokens", **options)
         self.oldest_age = Gauge(
             "vitrine_oldest_queued_request_age_seconds",
             "Longest time that a queued request has waited for its next batch, in seconds",
+            **options,
+        )
+        self.loaded_bytes = Gauge(
+            "vitrine_model_loaded_bytes",
+            "Size of the loaded weights, in bytes; 0: the model is not loaded",
+            **options,
+        )
+        self.loads = Counter(
+            "vitrine_model_loads",
+            "Loads of the model, by result",
+            ["model", "result"],
             registry=registry,
         )
-        self.model = Info("vitrine_model", "Served model", registry=registry)
+        self.unloads = Counter("vitrine_model_unloads", "Unloads of the model", **options)
+        self.info = Info("vitrine_model", "Served model", **options)
+
+
+class ModelMetrics:
+    """The metrics of one model. Its versions, loaded one after the other, share them.
+
+    Args:
+        metrics: Metrics of all models.
+        model: Name of the model.
+    """
+
+    def __init__(self, metrics: InferenceMetrics, model: str) -> None:
+        # Looked up once, because every lookup by label takes a lock.
+        self.stage_seconds = {stage: metrics.stage_seconds.labels(model, stage) for stage in STAGES}
+        self.inputs_received = metrics.inputs_received.labels(model)
+        self.inputs = {outcome: metrics.inputs.labels(model, outcome) for outcome in OUTCOMES}
+        self.batch_rows = metrics.batch_rows.labels(model)
+        self.batch_tokens = metrics.batch_tokens.labels(model)
+        self.batch_seconds = metrics.batch_seconds.labels(model)
+        self.padded_tokens = metrics.padded_tokens.labels(model)
+        self.cache = metrics.cache
+        self.loaded_bytes = metrics.loaded_bytes.labels(model)
+        self.loads = {result: metrics.loads.labels(model, result) for result in RESULTS}
+        self.unloads = metrics.unloads.labels(model)
+        self._queues: list[Queue] = []
+        metrics.queue_tokens.labels(model).set_function(
+            lambda: sum(queue.queued_tokens for queue in self._queues)
+        )
+        metrics.oldest_age.labels(model).set_function(
+            lambda: max((queue.oldest_s for queue in self._queues), default=0.0)
+        )
+        self._model, self._info = model, metrics.info
+
+    def add_queue(self, queue: Queue) -> None:
+        """Include the queue of a version of the model."""
+        self._queues.append(queue)
+
+    def remove_queue(self, queue: Queue) -> None:
+        """Remove the queue of a version that is closed; the metrics must not keep its engine."""
+        if queue in self._queues:  # a version may be closed twice
+            self._queues.remove(queue)
+
+    def set_info(self, **labels: str) -> None:
+        """Set the labels of `vitrine_model_info`, which describe the version that is served."""
+        self._info.labels(self._model).info(labels)
+
+    def clear_info(self) -> None:
+        """Remove `vitrine_model_info` of a model that is no longer served."""
+        self._info.remove(self._model)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from service.inference.batcher import Batcher
 from service.inference.cache import ResultCache
 from service.inference.executor import BoundedExecutor
 from service.inference.loaded_model import BatchItem, run_batch, sealed
-from service.inference.metrics import InferenceMetrics
+from service.inference.metrics import InferenceMetrics, ModelMetrics
 from service.inference.model import Model
 from service.inference.query_table import read_query_weights
 from service.inference.results import RowResults, Vectors
@@ -50,6 +50,7 @@ class ModelOptions:
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag` or `tokenize`.
         cache_bytes: Maximum size of the cache of results, in bytes; 0: no cache.
+        share: Share of the streams while other models have queued work too, relative to theirs.
     """
 
     name: str | None = None
@@ -63,6 +64,7 @@ class ModelOptions:
     max_chars: int = 100_000
     max_token_vectors: int = 16_384
     cache_bytes: int = 0
+    share: float = 1.0
 
 
 DEFAULT_OPTIONS = ModelOptions()
@@ -72,7 +74,7 @@ async def open_model(
     path: Path | str,
     options: ModelOptions = DEFAULT_OPTIONS,
     *,
-    metrics: InferenceMetrics | None = None,
+    metrics: ModelMetrics | None = None,
     on_stop: Callable[[BaseException], None] | None = None,
 ) -> Model:
     """Open the model of an artifact, run the self-check, and start the model's batcher.
@@ -82,7 +84,7 @@ async def open_model(
     Args:
         path: Folder of an artifact written by `vitrine-export`.
         options: Runtime options.
-        metrics: Metrics of the model; None: new metrics in a separate registry.
+        metrics: Metrics of all versions of the model; None: new metrics in a separate registry.
         on_stop: Called with the error if the batcher stops because of a failure, such as a broken
             engine; None: the error is logged.
 
@@ -90,9 +92,11 @@ async def open_model(
         ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
         EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
     """
-    metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
     opened = await asyncio.to_thread(_open, Path(path), options)
     artifact, tokenizer, query_weights, engine, agreement, self_check_s = opened
+    name = options.name or artifact.manifest.name
+    if metrics is None:
+        metrics = ModelMetrics(InferenceMetrics(CollectorRegistry(), longest_s=120.0), name)
     max_cost = options.max_cost or engine.batches.max_tokens
     # On GPUs, attention windows are masks: all pairs of tokens are computed.
     windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
@@ -123,7 +127,7 @@ async def open_model(
         max_queue_tokens=options.max_queue_tokens,
         timeout_s=options.run_timeout_s,
         cost_s=cost_s,
-        on_stop=on_stop or _log_stop,
+        on_stop=on_stop or log_stop,
     )
     cache: ResultCache[BatchItem, RowResults] | None = None
     if options.cache_bytes:
@@ -137,7 +141,7 @@ async def open_model(
         )
         metrics.cache.bytes.set_function(lambda: cache.size)
     model = Model(
-        name=options.name or artifact.manifest.name,
+        name=name,
         created=int(artifact.path.stat().st_mtime),
         artifact=artifact,
         tokenizer=tokenizer,
@@ -154,16 +158,7 @@ async def open_model(
         metrics=metrics,
         _executor=BoundedExecutor(_MAX_CHARS_IN_THREADS),
     )
-    metrics.queue_tokens.set_function(lambda: batcher.queued_tokens)
-    metrics.oldest_age.set_function(lambda: batcher.oldest_s)
-    metrics.model.info(
-        {
-            "model": model.name,
-            "graph": model.graph_sha256[:12],
-            "engine": engine.name,
-            "precision": engine.precision,
-        }
-    )
+    metrics.add_queue(batcher)
     batcher.start()
     return model
 
@@ -181,7 +176,8 @@ def _open(
     return artifact, tokenizer, query_weights, engine, agreement, time.monotonic() - started
 
 
-def _log_stop(error: BaseException) -> None:
+def log_stop(error: BaseException) -> None:
+    """Log that the batcher of a model has stopped because of a failure."""
     log.critical("the engine has stopped: %s", error)
 
 

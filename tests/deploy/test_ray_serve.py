@@ -210,7 +210,7 @@ async def test_replica_is_unhealthy_once_its_engine_returns_other_vectors(
     app = replica.__serve_build_asgi_app__()
     async with app.router.lifespan_context(app):
         await replica.check_health()
-        engine = app.state.vitrine.ready_model().engine
+        engine = app.state.vitrine.registry.current().engine
         [run, *_] = engine.runs
         engine.runs = [lambda batch, outputs: [1 - y for y in run(batch, outputs)]]
         with pytest.raises(EngineError, match="self-check failed"):

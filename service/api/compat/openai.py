@@ -14,14 +14,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 from service.api.auth import require_scope
 from service.api.body import read_inputs
 from service.api.deadline import cancel_on_disconnect, deadline_s
-from service.api.errors import NotFound, headers_of, status_of
+from service.api.errors import headers_of, status_of
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond, serialize_rows
 from service.api.schemas import Ids, as_list
 from service.api.state import State
 from service.inference.errors import VitrineError
-from service.inference.model import Model as ServedModel
+from service.inference.registry import ModelStatus
 from service.inference.results import Embeddings
 
 PREFIX = "/v1"
@@ -165,8 +165,7 @@ async def embeddings(request: Request, state: State) -> Response:
     """
     body = await read_inputs(request, state, EmbeddingsRequest, "input")
     timeout_s = deadline_s(request, state.settings.limits.request_s)
-    model = state.ready_model()
-    check_model(model, body.model)
+    model = await state.lease(request, body.model)
 
     work = model.encode(
         body.input_list(),
@@ -192,7 +191,8 @@ async def embeddings(request: Request, state: State) -> Response:
 )
 async def models(_request: Request, state: State) -> Response:
     """List the served models."""
-    return _json(Models(data=[_model_info(state.ready_model())]))
+    state.check_ready()
+    return _json(Models(data=list(map(_model_info, state.registry.statuses()))))
 
 
 @router.get(
@@ -204,9 +204,9 @@ async def models(_request: Request, state: State) -> Response:
 )
 async def model(request: Request, state: State) -> Response:
     """Return the served model, or 404 if the path names another model."""
-    served = state.ready_model()
-    check_model(served, request.path_params["model"])
-    return _json(_model_info(served))
+    name = state.registry.resolve(request.path_params["model"])
+    statuses = {status.name: status for status in state.registry.statuses()}
+    return _json(_model_info(statuses[name]))
 
 
 def render_error(error: VitrineError, _request_id: str) -> Response:
@@ -227,16 +227,8 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
     return Response(orjson.dumps({"error": body}), status, headers_of(error), JSON)
 
 
-def check_model(model: ServedModel, name: str | None) -> None:
-    """Raise `NotFound` if the request names another model than the served one."""
-    if name not in (None, model.name):
-        raise NotFound(
-            f"unknown model; served model: {model.name}", code="model_not_found", pointer="/model"
-        )
-
-
-def _model_info(model: ServedModel) -> Model:
-    return Model(id=model.name, created=model.created)
+def _model_info(status: ModelStatus) -> Model:
+    return Model(id=status.name, created=status.created)
 
 
 def _embeddings_json(model: str, result: Embeddings, in_base64: bool) -> bytes:

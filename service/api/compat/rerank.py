@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.compat.openai import Usage, check_model
+from service.api.compat.openai import Usage
 from service.api.deadline import cancel_on_disconnect, deadline_s
 from service.api.errors import headers_of, status_of
 from service.api.openapi import error_responses, request_body
@@ -154,8 +154,7 @@ async def rerank(request: Request, state: State) -> Response:
     body = await read_inputs(
         request, state, CompatRerankRequest, "documents", "{} documents; the limit is {}"
     )
-    model = state.ready_model()
-    check_model(model, body.model)
+    model = await state.lease(request, body.model)
     work = model.rerank(
         body.query,
         body.texts(),

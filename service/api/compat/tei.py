@@ -15,6 +15,7 @@ from service.api.compat.tei_routes import (
     KEY,
     PREFIX,
     json_response,
+    named_model,
     openapi_errors,
     route_options,
 )
@@ -61,7 +62,7 @@ _HEALTH: dict[str, Any] = {
 )
 async def tei_root(request: Request, state: State) -> Response:
     """Encode inputs, rerank texts or classify inputs, whichever the model does."""
-    kind = _kind(state.ready_model().artifact.manifest)
+    kind = _kind((await named_model(request, state)).artifact.manifest)
     return await _HANDLERS[kind](request, state)
 
 
@@ -97,9 +98,9 @@ def _model_type(manifest: Manifest) -> dict[str, dict[str, Any]]:
     response_model=TEIInfo,
     responses=openapi_errors(401, 403, 503),
 )
-async def tei_info(_request: Request, state: State) -> Response:
+async def tei_info(request: Request, state: State) -> Response:
     """Return the served model in the format of text-embeddings-inference."""
-    model, settings = state.ready_model(), state.settings
+    model, settings = await named_model(request, state), state.settings
     manifest = model.artifact.manifest
     return json_response(
         TEIInfo(

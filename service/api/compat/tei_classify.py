@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.api.compat.tei_routes import (
     PREFIX,
+    named_model,
     non_empty,
     read_request,
     respond_with_durations,
@@ -36,7 +37,7 @@ async def rerank(request: Request, state: State) -> Response:
     """Score each text with the query, and return all, best first."""
     body = await read_request(request, state, TEIRerankRequest, "texts")
     texts = non_empty(body.texts, "texts")
-    model = state.ready_model()
+    model = await named_model(request, state)
     model.check_outputs(("logits",))  # TEI reranks with rerankers alone
     work = model.rerank(
         body.query, texts, on_overflow=body.on_overflow(), timeout_s=timeout_s(request, state)
@@ -54,7 +55,7 @@ async def predict(request: Request, state: State) -> Response:
     """Return the score of each label for each text or pair of texts, best first."""
     body = await read_request(request, state, PredictRequest)
     inputs = non_empty(body.input_list())
-    model = state.ready_model()
+    model = await named_model(request, state)
     work = model.classify(
         inputs, on_overflow=body.on_overflow(), timeout_s=timeout_s(request, state)
     )

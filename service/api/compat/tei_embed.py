@@ -11,6 +11,7 @@ from service.api.compat.tei_routes import (
     PREFIX,
     TOO_MANY,
     json_response,
+    named_model,
     non_empty,
     read_request,
     respond_with_durations,
@@ -44,7 +45,7 @@ async def embed(request: Request, state: State) -> Response:
     """Encode inputs into one vector each; token ids get no prompt and no special tokens."""
     body = await read_request(request, state, EmbedRequest)
     inputs = non_empty(body.input_list())
-    model = state.ready_model()
+    model = await named_model(request, state)
     work = model.encode(
         inputs,
         prompt_name=body.prompt_name,
@@ -66,7 +67,7 @@ async def embed_all(request: Request, state: State) -> Response:
     """Return the token vectors of each input, special tokens included, not normalised."""
     body = await read_request(request, state, EmbedAllRequest)
     inputs = non_empty(body.input_list())
-    model = state.ready_model()
+    model = await named_model(request, state)
     work = model.encode_tokens(
         inputs,
         prompt_name=body.prompt_name,
@@ -87,7 +88,7 @@ async def embed_sparse(request: Request, state: State) -> Response:
     """Encode inputs into the nonzero weights of one sparse vector each."""
     body = await read_request(request, state, EmbedAllRequest)
     inputs = non_empty(body.input_list())
-    model = state.ready_model()
+    model = await named_model(request, state)
     work = model.encode_sparse(
         inputs,
         prompt_name=body.prompt_name,
@@ -106,7 +107,7 @@ async def similarity(request: Request, state: State) -> Response:
     options = body.parameters or TruncationOptions()
     inputs = [body.inputs.source_sentence, *non_empty(body.inputs.sentences)]
     check_count(inputs, state.settings.limits.max_inputs, "inputs", TOO_MANY)
-    model = state.ready_model()
+    model = await named_model(request, state)
     work = model.encode(
         inputs,
         prompt_name=options.prompt_name,
@@ -130,7 +131,8 @@ async def tokenize(request: Request, state: State) -> Response:
     """Return the tokens of each text and their byte spans; texts are not truncated."""
     body = await read_request(request, state, TokenizeRequest)
     texts = non_empty([body.inputs] if isinstance(body.inputs, str) else body.inputs)
-    work = state.ready_model().tokenize(
+    model = await named_model(request, state)
+    work = model.tokenize(
         texts, prompt_name=body.prompt_name, add_special_tokens=body.add_special_tokens
     )
     tokens = await within(timeout_s(request, state), work)
@@ -151,7 +153,8 @@ async def decode(request: Request, state: State) -> Response:
     """Return the text of each list of token ids."""
     body = await read_request(request, state, DecodeRequest, "ids")
     rows = non_empty(body.id_lists(), "ids")
-    work = state.ready_model().decode(rows, skip_special_tokens=body.skip_special_tokens)
+    model = await named_model(request, state)
+    work = model.decode(rows, skip_special_tokens=body.skip_special_tokens)
     return json_response(await within(timeout_s(request, state), work))
 
 

@@ -60,6 +60,11 @@ async def read_request(
     return await read_inputs(request, state, model, field, TOO_MANY)
 
 
+async def named_model(request: Request, state: AppState) -> ServedModel:
+    """Return the model in the path, or else the default model; see `AppState.lease`."""
+    return await state.lease(request, request.path_params.get("model"))
+
+
 def timeout_s(request: Request, state: AppState) -> float:
     """Return the request's deadline in seconds."""
     return deadline_s(request, state.settings.limits.request_s)

@@ -16,7 +16,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from service.api.auth import require_scope
 from service.api.body import check_count, read_body, read_inputs
-from service.api.compat.openai import OpenAIErrorResponse, Usage, check_model, render_error
+from service.api.compat.openai import OpenAIErrorResponse, Usage, render_error
 from service.api.compat.rerank import CompatRerankRequest, CompatRerankResponse, Name, rerank
 from service.api.deadline import cancel_on_disconnect, deadline_s
 from service.api.openapi import error_responses, request_body
@@ -143,8 +143,7 @@ async def score(request: Request, state: State) -> Response:
     if isinstance(body.documents, list):
         message = "{} documents; the limit is {}"
         check_count(body.documents, limits.max_inputs, "documents", message)
-    model = state.ready_model()
-    check_model(model, body.model)
+    model = await state.lease(request, body.model)
     work = model.score(
         body.queries,
         body.documents,
@@ -160,8 +159,7 @@ async def score(request: Request, state: State) -> Response:
 async def classify(request: Request, state: State) -> Response:
     """Return the probability of each label of the model for each text."""
     body = await read_inputs(request, state, VLLMClassifyRequest, "input")
-    model = state.ready_model()
-    check_model(model, body.model)
+    model = await state.lease(request, body.model)
     work = model.classify(
         body.input, timeout_s=deadline_s(request, state.settings.limits.request_s)
     )

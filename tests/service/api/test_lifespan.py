@@ -15,7 +15,7 @@ from service.api.middleware import RequestMiddleware
 from service.app import create_app
 from service.settings import Settings
 from tests.eventually import eventually
-from tests.serving import serving, state_of
+from tests.serving import ready_model, serving, state_of
 
 
 def test_loaded_objects_are_frozen_before_the_application_becomes_ready(
@@ -26,7 +26,7 @@ def test_loaded_objects_are_frozen_before_the_application_becomes_ready(
     monkeypatch.setattr("service.app.gc.freeze", lambda: calls.append("freeze"))
     app = create_app(settings, on_ready=lambda: calls.append("ready"), on_fatal=pytest.fail)
     with serving(app) as client:
-        assert state_of(client).model is not None
+        assert state_of(client).registry.is_open
         eventually(lambda: "ready" in calls)
     assert calls == ["collect", "freeze", "ready"]
 
@@ -37,7 +37,7 @@ def test_stopped_application_frees_its_model_and_engine(
     monkeypatch.setattr("service.app.gc", gc)  # in place of the test suite's
     app = create_app(settings, on_fatal=pytest.fail)
     with serving(app) as client:
-        model = state_of(client).ready_model()
+        model = ready_model(client)
         parts: tuple[object, ...] = (model, model.batcher, model.engine)
         references = [weakref.ref(part) for part in parts]
         del model, parts

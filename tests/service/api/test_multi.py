@@ -88,7 +88,7 @@ def test_scores_equal_those_of_sentence_transformers(
 def test_scores_have_no_limit_of_token_vectors(
     multi_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = multi_client.app.state.vitrine.ready_model()  # type: ignore[attr-defined]
+    model = multi_client.app.state.vitrine.registry.current()  # type: ignore[attr-defined]
     monkeypatch.setitem(model.__dict__, "max_token_vectors", 20)
     response = multi_client.post("/encode", json={"inputs": TEXTS})
     problem = response.json()

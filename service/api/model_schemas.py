@@ -1,0 +1,163 @@
+"""Pydantic models of the routes about the served models."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from models.engines import Precision
+
+
+class Limits(BaseModel):
+    """Limits of a request and its inputs."""
+
+    max_inputs: int
+    max_chars: int
+    max_token_vectors: int
+    max_body_bytes: int
+    max_tokens: int
+
+
+class AgreementInfo(BaseModel):
+    """Worst differences between the engine's vectors and the artifact's reference vectors."""
+
+    cosine: float = Field(description="Lowest cosine similarity between a vector and its reference")
+    norm: float = Field(
+        description="Largest difference between the L2 norms of a vector and its reference, "
+        "relative to the norm of the reference"
+    )
+
+
+class ServiceInfo(BaseModel):
+    """The served model and its engine."""
+
+    model: str
+    source: str
+    revision: str | None
+    family: str
+    outputs: list[str] = Field(
+        description="Outputs of the model: `pooled` and `tokens` for an embedding model, `sparse` "
+        "for a model of sparse vectors, `multi` for a multi-vector model, several of these for a "
+        "model like BGE-M3, `logits` for a sequence classification model, "
+        "`tags` for a token classification model"
+    )
+    labels: list[str] = Field(
+        description="Labels of a sequence or token classification model, in the order of its logits"
+    )
+    dimensions: int | None = Field(
+        description="Width of a pooled vector or multi-vector; null: the model has neither"
+    )
+    pooling: list[str]
+    normalize: bool
+    matryoshka_dimensions: list[int] = Field(
+        description="Values of `dimensions` that the model was trained for"
+    )
+    truncation_side: Literal["left", "right"] = Field(
+        description="Side from which tokens are dropped if an input exceeds the model's maximum "
+        "length"
+    )
+    prompts: list[str]
+    default_prompt: str | None
+    max_tokens_by_prompt: dict[str, int] = Field(
+        description="Maximum length in tokens, by prompt name, where a model has one for queries "
+        "or documents"
+    )
+    looked_up_prompts: list[str] = Field(
+        description="Prompts of an inference-free sparse model whose texts have the weights of "
+        'their tokens in a table, without the engine; "" stands for texts that are neither queries '
+        "nor documents"
+    )
+    adapters: list[str] = Field(
+        description="Names of the model's adapters; each is selected by the prompt of the same name"
+    )
+    weights_sha256: dict[str, str]
+    graph_sha256: str
+    tokenizer_sha256: str
+    engine: str
+    precision: str
+    threads: int
+    self_check: dict[str, AgreementInfo] = Field(
+        description="Agreement of the engine's vectors with the artifact's reference vectors, by "
+        "output"
+    )
+    limits: Limits
+    version: str
+
+
+class ModelSummary(BaseModel):
+    """A served model."""
+
+    name: str
+    aliases: list[str]
+    default: bool = Field(description="Whether requests that name no model are for this model")
+    loaded: bool = Field(
+        description="Whether the model is in memory; otherwise the next request for it loads it"
+    )
+    version: str | None = Field(
+        description="Start of the SHA-256 of the graph and its weights; null: not loaded"
+    )
+    weight_bytes: int = Field(description="Size of the weights in memory while they are loaded")
+
+
+class ModelList(BaseModel):
+    """The served models, ordered by name."""
+
+    models: list[ModelSummary]
+
+
+class LoadRequest(BaseModel):
+    """An artifact to serve."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Path = Field(
+        description="Folder of an artifact written by vitrine-export, on the machine of the service"
+    )
+    aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        [], description="Other names of the model in requests"
+    )
+    precision: Precision | None = Field(
+        None, description="Precision of the engine; null: the setting `engine.precision`"
+    )
+    share: float = Field(
+        1.0,
+        gt=0,
+        description="Share of the streams while other models have queued work too, relative to "
+        "theirs",
+    )
+    texts: list[str] = Field(
+        [],
+        max_length=256,
+        description="Texts for which the results of the old and the new version are compared",
+    )
+    min_cosine: float = Field(
+        -1.0,
+        ge=-1,
+        le=1,
+        description="Lowest cosine similarity between the results of both versions with which the "
+        "new version is served",
+    )
+
+
+class LoadedVersion(BaseModel):
+    """A version of a model."""
+
+    version: str
+    path: Path
+
+
+class LoadResponse(BaseModel):
+    """The version that is served now."""
+
+    model: str
+    version: str
+    previous: LoadedVersion | None = Field(
+        description="Version that was served before; its path in another request brings it back; "
+        "null: the model was not loaded"
+    )
+    shadow: AgreementInfo | None = Field(
+        description="Worst agreement of the results of both versions; null: without `texts`"
+    )
+
+
+BODIES = (LoadRequest,)

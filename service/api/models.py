@@ -1,0 +1,186 @@
+"""Routes about the served models: list, description, load, replacement and deletion."""
+
+from dataclasses import replace
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from models.artifact import ArtifactError
+from models.engines import Agreement, EngineError
+from service.api.auth import require_scope
+from service.api.body import read_body
+from service.api.model_schemas import (
+    AgreementInfo,
+    Limits,
+    LoadedVersion,
+    LoadRequest,
+    LoadResponse,
+    ModelList,
+    ModelSummary,
+    ServiceInfo,
+)
+from service.api.openapi import error_responses, request_body
+from service.api.schemas import VERSION
+from service.api.state import AppState, State
+from service.inference.errors import InvalidInput
+from service.inference.model import Model
+from service.inference.registry import ModelSpec
+from service.inference.shadow import compare_versions
+
+router = APIRouter()
+
+_MAX_BODY_BYTES = 2**20
+
+
+@router.get(
+    "/info",
+    summary="Default model",
+    dependencies=[require_scope("encode")],
+    responses=error_responses(401, 403, 422, 503),
+)
+async def info(request: Request, state: State) -> ServiceInfo:
+    """Return the name, hashes, engine, precision, threads and limits of the default model."""
+    return _info(await state.lease(request), state)
+
+
+@router.get(
+    "/models",
+    summary="Served models",
+    dependencies=[require_scope("encode")],
+    responses=error_responses(401, 403, 503),
+)
+async def models(state: State) -> ModelList:
+    """Return the names and the state of all served models."""
+    state.check_ready()
+    return ModelList(
+        models=[
+            ModelSummary(
+                name=status.name,
+                aliases=list(status.aliases),
+                default=status.is_default,
+                loaded=status.model is not None,
+                version=None if status.model is None else status.model.version,
+                weight_bytes=status.weight_bytes,
+            )
+            for status in state.registry.statuses()
+        ]
+    )
+
+
+@router.get(
+    "/models/{name:path}/info",
+    name="model_info",
+    summary="A served model",
+    dependencies=[require_scope("encode")],
+    responses=error_responses(401, 403, 404, 503),
+)
+async def model_info(name: str, request: Request, state: State) -> ServiceInfo:
+    """Return what `/info` does, of any served model; a model that is not loaded is loaded."""
+    return _info(await state.lease(request, name), state)
+
+
+@router.post(
+    "/models/{name:path}",
+    name="load_model",
+    summary="Load a model, or replace it by another version",
+    dependencies=[require_scope("admin")],
+    response_model=LoadResponse,
+    openapi_extra=request_body(LoadRequest),
+    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 503),
+)
+async def load(name: str, request: Request, state: State) -> LoadResponse:
+    """Load an artifact and serve it under the name, in place of the version that is served.
+
+    The new version is loaded beside the old one and must pass the self-check. Then all later
+    requests see the new version, and requests in flight finish on the old one. If anything fails,
+    the old version is served further. With `texts`, the results of both versions are compared
+    first. Settings do not change: a restart serves the configured artifacts.
+    """
+    body = await read_body(request, state, LoadRequest, _MAX_BODY_BYTES)
+    options = state.settings.model_options()
+    spec = ModelSpec(
+        path=body.path,
+        aliases=tuple(body.aliases),
+        options=replace(
+            options,
+            name=name,
+            precision=body.precision or options.precision,
+            share=body.share,
+        ),
+    )
+    shadow: list[Agreement] = []
+    before = {status.name: status.path for status in state.registry.statuses()}
+    check = partial(_compare, body, shadow) if body.texts else None
+    try:
+        model, previous = await state.registry.load(spec, check)
+    except (ArtifactError, EngineError, ValueError, OSError) as error:
+        # Error responses never repeat text of the request.
+        detail = str(error).replace(str(body.path), "the artifact").replace(name, "the name")
+        raise InvalidInput(detail, code="load_failed", pointer="/path") from None
+    return LoadResponse(
+        model=model.name,
+        version=model.version,
+        previous=previous and LoadedVersion(version=previous.version, path=before[model.name]),
+        shadow=AgreementInfo.model_validate(shadow[0], from_attributes=True) if shadow else None,
+    )
+
+
+async def _compare(body: LoadRequest, shadow: list[Agreement], served: Model, new: Model) -> None:
+    """Compare the results of two versions for the texts of the request; see `load`."""
+    agreement = await compare_versions(served, new, body.texts)
+    if agreement.cosine < body.min_cosine:
+        raise InvalidInput(
+            f"the results of the new version differ: the worst cosine is {agreement.cosine:.6f}; "
+            f"min_cosine is {body.min_cosine:g}",
+            code="shadow",
+            pointer="/min_cosine",
+        )
+    shadow.append(agreement)
+
+
+@router.delete(
+    "/models/{name:path}",
+    name="delete_model",
+    status_code=204,
+    summary="Stop serving a model",
+    dependencies=[require_scope("admin")],
+    responses=error_responses(401, 403, 404, 422, 503),
+)
+async def delete(name: str, state: State) -> Response:
+    """Stop serving a model and free its memory; requests in flight finish."""
+    await state.registry.unload(name)
+    return Response(status_code=204)
+
+
+def _info(model: Model, state: AppState) -> ServiceInfo:
+    manifest, engine = model.artifact.manifest, model.engine
+    return ServiceInfo(
+        model=model.name,
+        source=manifest.source,
+        revision=manifest.revision,
+        family=manifest.family,
+        outputs=list(model.outputs),
+        labels=list(manifest.labels),
+        dimensions=manifest.width if {"pooled", "multi"} & {*manifest.outputs} else None,
+        pooling=list(manifest.pooling),
+        normalize=manifest.normalize,
+        matryoshka_dimensions=list(manifest.matryoshka_dimensions),
+        truncation_side=manifest.truncation_side,
+        prompts=sorted(manifest.prompts),
+        default_prompt=manifest.default_prompt,
+        max_tokens_by_prompt={n: r.max_tokens for n, r in manifest.token_rules.items() if n},
+        looked_up_prompts=[n for n, rules in manifest.token_rules.items() if rules.looks_up],
+        adapters=list(manifest.adapters),
+        weights_sha256=dict(manifest.weights_sha256),
+        graph_sha256=model.graph_sha256,
+        tokenizer_sha256=manifest.files["tokenizer.json"],
+        engine=engine.name,
+        precision=engine.precision,
+        threads=engine.threads,
+        self_check={
+            output: AgreementInfo(cosine=agreement.cosine, norm=agreement.norm)
+            for output, agreement in zip(model.outputs, model.self_check.values(), strict=True)
+        },
+        limits=Limits(**state.settings.limits.model_dump(), max_tokens=manifest.max_tokens),
+        version=VERSION,
+    )

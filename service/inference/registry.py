@@ -1,0 +1,544 @@
+"""The served models by name: loaded at startup or on demand, replaced and unloaded at run time.
+
+A request leases a version of a model, and a version closes when its last lease is released. A new
+version is loaded beside the old one and then takes its place at once, so each request sees one
+version. All methods run in the event loop.
+
+With a memory budget, a model that does not fit is loaded by the first request for it, in place of
+the least recently used models. Only one model loads at a time.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from prometheus_client import CollectorRegistry
+
+from models.artifact import MANIFEST, Artifact, ArtifactError
+from models.engines import loaded_bytes
+from service.inference.errors import InvalidInput, NotReady, UnknownModel
+from service.inference.metrics import InferenceMetrics, ModelMetrics
+from service.inference.model import Model
+from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, log_stop, open_model
+
+log = logging.getLogger("vitrine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A model to serve.
+
+    Attributes:
+        path: Folder of its artifact.
+        aliases: Other names of the model in requests.
+        options: Runtime options; `options.name` is the model's name.
+    """
+
+    path: Path
+    aliases: tuple[str, ...] = ()
+    options: ModelOptions = DEFAULT_OPTIONS
+
+
+def specs_in(folder: Path, options: ModelOptions) -> list[ModelSpec]:
+    """Return the models of the artifacts in a folder, each with the name of its own folder.
+
+    The artifact's name is an alias, unless it is ambiguous. Folders without a manifest are ignored,
+    such as the temporary folders of an export.
+
+    Raises:
+        ArtifactError: The folder has no artifact, or an invalid one.
+    """
+    paths = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
+    if not paths:
+        raise ArtifactError(f"{folder} has no folder with an artifact of vitrine-export")
+    names = {path.name: Artifact.load(path).manifest.name for path in paths}
+    taken = Counter([*names, *names.values()])
+    return [
+        ModelSpec(
+            path=path,
+            aliases=(names[path.name],) if taken[names[path.name]] == 1 else (),
+            options=replace(options, name=path.name),
+        )
+        for path in paths
+    ]
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """State of a served model.
+
+    Attributes:
+        name: Name of the model.
+        aliases: Other names of the model.
+        path: Folder of its artifact.
+        created: Modification time of the artifact, as a Unix timestamp in seconds.
+        is_default: Whether it serves requests that name no model.
+        weight_bytes: Size of its weights in memory while it is loaded, in bytes.
+        model: The version that is served; None: the model is not loaded.
+        leases: Number of requests in flight.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    path: Path
+    created: int
+    is_default: bool
+    weight_bytes: int
+    model: Model | None
+    leases: int
+
+
+@dataclass(eq=False)
+class _Version:
+    """A loaded version of a model.
+
+    Attributes:
+        model: The model.
+        size: Size of its weights in memory, in bytes.
+        leases: Number of leases.
+        is_retired: Whether it gets no more leases, and closes when the last one is released.
+        closed: Set once it is closed.
+    """
+
+    model: Model
+    size: int
+    leases: int = 0
+    is_retired: bool = False
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(eq=False, kw_only=True)
+class _Entry:
+    """A served model.
+
+    Attributes:
+        name: Name of the model.
+        spec: Specification of the version that is served, or is loaded next.
+        created: Modification time of its artifact, as a Unix timestamp in seconds.
+        size: Size of its weights in memory, in bytes.
+        metrics: Metrics of all versions.
+        version: The loaded version; None: the model is not loaded.
+        loading: Task that loads the model for requests; None: the model is not being loaded.
+    """
+
+    name: str
+    spec: ModelSpec
+    created: int
+    size: int
+    metrics: ModelMetrics
+    version: _Version | None = None
+    loading: asyncio.Task[None] | None = None
+
+
+class Lease:
+    """A version of a model that stays loaded until the lease is released."""
+
+    def __init__(self, model: Model, release: Callable[[], None]) -> None:
+        self.model = model
+        self._release: Callable[[], None] | None = release
+
+    def release(self) -> None:
+        """Release the lease; later calls have no effect."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def __enter__(self) -> Model:
+        """Return the model."""
+        return self.model
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release the lease."""
+        self.release()
+
+
+class ModelRegistry:
+    """The served models by name; see the module docstring.
+
+    Args:
+        default: Name of the model for requests that name none; None: the model with which the
+            registry is opened, or no model if there are several.
+        max_bytes: Memory budget for weights, in bytes; 0: no limit. While a new version of a model
+            loads, the weights of both versions are in memory.
+        load_s: Maximum time in seconds that a request waits for its model to load.
+        metrics: Metrics of all models; None: new metrics in a separate registry.
+        on_stop: Called with the error if the batcher of a model stops because of a failure, such as
+            a broken engine; None: the error is logged.
+    """
+
+    def __init__(
+        self,
+        *,
+        default: str | None = None,
+        max_bytes: int = 0,
+        load_s: float = 30.0,
+        metrics: InferenceMetrics | None = None,
+        on_stop: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._default = default
+        self._max_bytes = max_bytes
+        self._load_s = load_s
+        self._metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
+        self._on_stop = on_stop or log_stop
+        # The most recently used models are last.
+        self._entries: dict[str, _Entry] = {}
+        self._model_metrics: dict[str, ModelMetrics] = {}
+        self._names: dict[str, str] = {}
+        self._retired: set[_Version] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()
+        self._is_open = False
+
+    async def open(self, specs: Sequence[ModelSpec]) -> None:
+        """Load the models, in their order; with a memory budget, as many as fit.
+
+        Args:
+            specs: Models to serve. Without `options.name`, the name is the artifact's.
+
+        Raises:
+            ArtifactError: An artifact is incomplete or invalid, or was modified after its export.
+            EngineError: An engine is unknown or unavailable on this machine, or fails the
+                self-check of a model.
+            ValueError: Two models have the same name or alias, the default model is unknown, or a
+                model exceeds the memory budget.
+        """
+        async with self._changing:
+            for spec in specs:
+                entry = await self._read(spec)
+                if entry.name in self._entries:
+                    raise ValueError(
+                        f"two models have the name {entry.name!r}; every name must be unique"
+                    )
+                self._replace(entry)
+            if self._default is not None:
+                if self._default not in self._names:
+                    raise ValueError(f"the default model {self._default!r} is not a served model")
+                self._default = self._names[self._default]
+            elif len(self._entries) == 1:
+                (self._default,) = self._entries
+            loaded = 0
+            for entry in tuple(self._entries.values()):
+                if self._max_bytes and loaded + entry.size > self._max_bytes:
+                    continue
+                loaded += entry.size
+                self._serve(entry, await self._open(entry))
+        self._is_open = True
+
+    async def close(self) -> None:
+        """Close all models, and fail pending calls with `NotReady`."""
+        self._is_open = False
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        versions = [entry.version for entry in self._entries.values() if entry.version is not None]
+        for version in (*versions, *self._retired):
+            await version.model.close()
+        self._entries.clear()
+        self._names.clear()
+        self._retired.clear()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the models have been loaded, and the registry is not closed."""
+        return self._is_open
+
+    def resolve(self, name: str | None) -> str:
+        """Return the name of a model for its name or alias, or for None the default model's.
+
+        Raises:
+            InvalidInput: `name` is None and there is no default model.
+            UnknownModel: No model has this name.
+            NotReady: The models are loading, or the registry is closed.
+        """
+        if not self._is_open:
+            raise NotReady("the model is loading")
+        known = name or self._default
+        served = ", ".join(sorted(self._entries)) or "none"
+        if known is None:
+            raise InvalidInput(
+                f"model is required; served models: {served}",
+                code="model_required",
+                pointer="/model",
+            )
+        if known not in self._names:
+            raise UnknownModel(f"unknown model; served models: {served}", pointer="/model")
+        return self._names[known]
+
+    def current(self, name: str | None = None) -> Model:
+        """Return the served version of a model, without a lease.
+
+        Raises:
+            NotReady: The model is not loaded.
+            VitrineError: Any error of `resolve`, under the same conditions.
+        """
+        version = self._entries[self.resolve(name)].version
+        if version is None:
+            raise NotReady("the model is not loaded", code="model_loading")
+        return version.model
+
+    def check_alive(self) -> None:
+        """Raise `NotReady` if the models are loading, or the engine of one of them has stopped."""
+        if not self._is_open:
+            raise NotReady("the model is loading")
+        versions = (entry.version for entry in self._entries.values())
+        if not all(version.model.batcher.is_alive for version in versions if version is not None):
+            raise NotReady("the engine has stopped; this process will exit")
+
+    def statuses(self) -> list[ModelStatus]:
+        """Return the state of each served model, ordered by name."""
+        statuses = []
+        for name, entry in sorted(self._entries.items()):
+            spec, version = entry.spec, entry.version
+            model, leases = (version.model, version.leases) if version else (None, 0)
+            statuses.append(
+                ModelStatus(
+                    name,
+                    spec.aliases,
+                    spec.path,
+                    entry.created,
+                    name == self._default,
+                    entry.size,
+                    model,
+                    leases,
+                )
+            )
+        return statuses
+
+    async def lease(self, name: str | None = None, timeout_s: float | None = None) -> Lease:
+        """Return a lease of a model, which is loaded first if necessary.
+
+        Args:
+            name: Name or alias of the model; None: the default model.
+            timeout_s: Deadline in seconds for the load; None: only the registry's own limit.
+
+        Raises:
+            NotReady: The model did not load in time, or cannot be loaded; or the engine of a loaded
+                model has stopped.
+            VitrineError: Any error of `resolve`, under the same conditions.
+        """
+        version = self._entries[self.resolve(name)].version
+        if version is None:
+            version = await self._loaded_version(name, timeout_s)
+        if not version.model.batcher.is_alive:
+            raise NotReady("the engine has stopped; this process will exit")
+        if self._max_bytes:  # now the most recently used
+            self._entries[version.model.name] = self._entries.pop(version.model.name)
+        version.leases += 1
+        return Lease(version.model, partial(self._release, version))
+
+    async def load(
+        self,
+        spec: ModelSpec,
+        check: Callable[[Model, Model], object] | None = None,
+    ) -> tuple[Model, Model | None]:
+        """Load a model, or a new version beside the version that is served, and serve it.
+
+        Args:
+            spec: The model; `options.name` is its name, or that of the served model to replace.
+            check: Called with the served version and the new version, which is not served if this
+                raises. It may be a coroutine function. Not called for a new model.
+
+        Returns:
+            The new version, and the previous one, or None if it was not loaded.
+
+        Raises:
+            ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
+            EngineError: The engine is unavailable, or fails the self-check.
+            ValueError: An alias is the name or alias of another model, or the model exceeds the
+                memory budget.
+            Exception: Any error of `check`.
+        """
+        async with self._changing:
+            entry = await self._read(spec)
+            old = self._entries.get(entry.name)
+            await self._make_room(entry.size, keep=old)
+            version = await self._open(entry)
+            previous = old.version if old is not None else None
+            try:
+                if check is not None and previous is not None:
+                    result = check(previous.model, version.model)
+                    if asyncio.iscoroutine(result):
+                        await result
+            except BaseException:
+                await self._close(version)
+                raise
+            self._replace(entry)
+            self._serve(entry, version)
+            if previous is not None:
+                self._retire(previous)
+            return version.model, None if previous is None else previous.model
+
+    async def unload(self, name: str) -> None:
+        """Stop serving a model. Requests in flight finish.
+
+        Raises:
+            InvalidInput: The model is the default model, or the only one.
+            VitrineError: Any error of `resolve`, under the same conditions.
+        """
+        async with self._changing:
+            name = self.resolve(name)
+            if name == self._default:
+                raise InvalidInput(
+                    "the default model cannot be deleted", code="default_model", pointer="/model"
+                )
+            entry = self._entries.pop(name)
+            self._names = {key: value for key, value in self._names.items() if value != name}
+            if entry.version is not None:
+                self._unload(entry)
+
+    async def _loaded_version(self, name: str | None, timeout_s: float | None) -> _Version:
+        """Wait until the model has a version, see `lease`."""
+        limit_s = self._load_s if timeout_s is None else min(timeout_s, self._load_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                # Again if the model was replaced or unloaded meanwhile.
+                while (entry := self._entries[self.resolve(name)]).version is None:
+                    await self._load_on_demand(entry)
+        except TimeoutError:
+            raise NotReady(
+                f"the model is loading; it was not ready within {limit_s:g} s",
+                code="model_loading",
+            ) from None
+        return entry.version
+
+    async def _load_on_demand(self, entry: _Entry) -> None:
+        """Wait until a model is loaded, replaced or deleted; all callers wait for the same load.
+
+        Raises:
+            NotReady: The model cannot be loaded.
+        """
+        if entry.loading is None:
+            entry.loading = self._start(self._load(entry))
+        task = entry.loading
+        # Unlike `await task`, this does not cancel the task if the caller is cancelled.
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is not None:
+            raise NotReady("the model cannot be loaded; see the log", code="load_failed")
+
+    async def _load(self, entry: _Entry) -> None:
+        try:
+            async with self._changing:
+                if entry.version is None and self._entries.get(entry.name) is entry:
+                    await self._make_room(entry.size, keep=entry)
+                    self._serve(entry, await self._open(entry))
+        except Exception as error:
+            log.error("cannot load the model %s: %s", entry.name, error)
+            raise
+        finally:
+            entry.loading = None
+
+    async def _read(self, spec: ModelSpec) -> _Entry:
+        """Read the manifest of a model, and return the entry of the model, not loaded."""
+        artifact = await asyncio.to_thread(Artifact.load, spec.path)
+        name = spec.options.name or artifact.manifest.name
+        options = replace(spec.options, name=name)
+        for alias in (name, *spec.aliases):
+            if self._names.get(alias, name) != name:
+                raise ValueError(f"two models have the name {alias!r}; every name must be unique")
+        size = loaded_bytes(artifact, options.engine, options.precision, options.threads)
+        if self._max_bytes and size > self._max_bytes:
+            raise ValueError(
+                f"the model {name} has {size} bytes of weights in memory; the budget is "
+                f"{self._max_bytes} bytes"
+            )
+        if name not in self._model_metrics:
+            self._model_metrics[name] = ModelMetrics(self._metrics, name)
+        return _Entry(
+            name=name,
+            spec=replace(spec, options=options),
+            created=int(artifact.path.stat().st_mtime),
+            size=size,
+            metrics=self._model_metrics[name],
+        )
+
+    def _replace(self, entry: _Entry) -> None:
+        self._entries.pop(entry.name, None)
+        self._entries[entry.name] = entry
+        others = {key: value for key, value in self._names.items() if value != entry.name}
+        self._names = others | dict.fromkeys((entry.name, *entry.spec.aliases), entry.name)
+
+    async def _open(self, entry: _Entry) -> _Version:
+        """Load a version of a model, which is not served yet."""
+        try:
+            model = await open_model(
+                entry.spec.path,
+                entry.spec.options,
+                metrics=entry.metrics,
+                on_stop=self._on_stop,
+            )
+        except BaseException:
+            entry.metrics.loads["failed"].inc()
+            raise
+        entry.metrics.loads["loaded"].inc()
+        return _Version(model, entry.size)
+
+    def _serve(self, entry: _Entry, version: _Version) -> None:
+        entry.version = version
+        model = version.model
+        entry.metrics.loaded_bytes.set(version.size)
+        entry.metrics.set_info(
+            graph=model.version,
+            engine=model.engine.name,
+            precision=model.engine.precision,
+        )
+
+    async def _make_room(self, size: int, keep: _Entry | None) -> None:
+        """Unload the least recently used models until `size` bytes fit into the memory budget."""
+        while self._max_bytes:
+            others = [
+                entry
+                for entry in self._entries.values()
+                if entry.version is not None and entry is not keep
+            ]
+            closing = tuple(self._retired)
+            used = sum(entry.size for entry in others) + sum(version.size for version in closing)
+            if used + size <= self._max_bytes or not used:
+                return
+            if others:
+                log.info("unloading the model %s to make room", others[0].name)
+                self._unload(others[0])
+            for version in tuple(self._retired):
+                await version.closed.wait()
+
+    def _unload(self, entry: _Entry) -> None:
+        version, entry.version = entry.version, None
+        assert version is not None  # noqa: S101 - checked by the callers
+        entry.metrics.unloads.inc()
+        entry.metrics.loaded_bytes.set(0)
+        entry.metrics.clear_info()
+        self._retire(version)
+
+    def _retire(self, version: _Version) -> None:
+        version.is_retired = True
+        self._retired.add(version)
+        if not version.leases:
+            self._close_soon(version)
+
+    def _release(self, version: _Version) -> None:
+        version.leases -= 1
+        if version.is_retired and not version.leases:
+            self._close_soon(version)
+
+    def _close_soon(self, version: _Version) -> None:
+        self._start(self._close(version))
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the event loop keeps only weak references to tasks
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _close(self, version: _Version) -> None:
+        await version.model.close()
+        self._retired.discard(version)
+        version.closed.set()
