@@ -155,6 +155,7 @@ def create_app(
         rerank.router,
         vllm.router,
         tei.router,
+        tei.model_router(),
         page.router,
     ]
     if settings.server.tei_at_root:  # first, so that POST /rerank is TEI's

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import hypothesis
 import pytest
 import torch
 from filelock import FileLock
+from safetensors.torch import load_file
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
@@ -198,6 +200,22 @@ def small_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: Path)
     """The small model, exported for CPU. An application loads it in a quarter of the time."""
     shared = _shared(tmp_path_factory)
     return shared("small-artifact", lambda out: _export(str(small_folder), out))
+
+
+@pytest.fixture(scope="session")
+def other_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: Path) -> Artifact:
+    """The small model with its word embeddings in another order, exported for CPU."""
+    from tests.models.checkpoints import edit_tensors
+
+    def write(out: Path) -> None:
+        folder = out.with_name("model")
+        shutil.copytree(small_folder, folder)
+        name = "embeddings.word_embeddings.weight"
+        embeddings = load_file(folder / "model.safetensors")[name]
+        edit_tensors(folder, **{name: embeddings.flip(0).contiguous()})
+        _export(str(folder), out)
+
+    return _shared(tmp_path_factory)("other-artifact", write)
 
 
 def _export(source: str, out: Path, **options: Any) -> None:  # noqa: ANN401 - export's

@@ -115,6 +115,9 @@ class Engine(Protocol):
     def cancel(self) -> None:
         """Abort the runs in flight; each aborted run raises an error in its caller."""
 
+    def close(self) -> None:
+        """Free the graph and its weights; runs in flight keep them until they end."""
+
 
 # Larger batches overflow the CPU caches. In bfloat16, a token takes a quarter of its float32 time,
 # but a batch has the same fixed cost, which therefore equals four times as many tokens.
@@ -170,8 +173,8 @@ class CpuEngine:
         runs = compilations(weight_bytes, threads)
         self.streams = runs[-1]
         self.batches = _ON_CPU[precision]
-        self._graphs = tuple(map(compile_graph, runs))
-        self.runs = tuple(graph.run for graph in self._graphs)
+        self._graphs: Sequence[CompiledGraph] = tuple(map(compile_graph, runs))
+        self.runs: Sequence[Run] = tuple(graph.run for graph in self._graphs)
         self._running = 0
         self._overlapping = False
         self._lock = threading.Lock()
@@ -203,6 +206,10 @@ class CpuEngine:
         """Abort the runs in flight; each aborted run raises an error in its caller."""
         for graph in self._graphs:
             graph.cancel()
+
+    def close(self) -> None:
+        """Free the graph and its weights; runs in flight keep them until they end."""
+        self._graphs, self.runs = (), ()
 
 
 def missing(package: str, extra: str) -> str | None:

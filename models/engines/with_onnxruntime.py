@@ -18,6 +18,7 @@ from models.engines.engine import (
     EngineError,
     GraphFile,
     Hardware,
+    Run,
     missing,
 )
 from models.engines.outputs import Precision
@@ -96,7 +97,7 @@ class CudaEngine:
 
     def __init__(self, precision: Precision, graph: CompiledGraph) -> None:
         self.precision = precision
-        self.runs = (graph.run,)
+        self.runs: Sequence[Run] = (graph.run,)
         self.cancel = graph.cancel
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
@@ -108,6 +109,10 @@ class CudaEngine:
     ) -> list[NDArray[np.float32]]:
         """Return several outputs of one forward pass, in the order of their names."""
         return self.runs[0](batch, outputs)
+
+    def close(self) -> None:
+        """Free the graph and its weights; runs in flight keep them until they end."""
+        self.runs, self.cancel = (), lambda: None
 
 
 def open_on_gpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> Engine:

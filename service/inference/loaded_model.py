@@ -149,8 +149,9 @@ class LoadedModel:
         )
 
     async def close(self) -> None:
-        """Fail pending calls with `NotReady`, cancel running batches, and stop the batcher."""
+        """Fail pending calls with `NotReady`, cancel running batches, and free the weights."""
         await self.batcher.close()
+        self.engine.close()
         # The metrics may outlive the model and must not keep its engine in memory.
         self.metrics.remove_queue(self.batcher)
         self.metrics.cache.bytes.set_function(float)

@@ -222,7 +222,9 @@ def tokens_run(server: Server) -> float:
     Includes requests that wrk abandoned: their CPU time counts too.
     """
     server.resume()
-    match = re.search(r"^vitrine_batch_tokens_sum (\S+)$", server.get("/metrics"), re.MULTILINE)
+    match = re.search(
+        r"^vitrine_batch_tokens_sum\{.*\} (\S+)$", server.get("/metrics"), re.MULTILINE
+    )
     server.pause()
     assert match
     return float(match[1])

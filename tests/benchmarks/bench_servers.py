@@ -191,7 +191,9 @@ def fairness(server: Server, seconds: int) -> str:
 
 def _batches(server: Server) -> tuple[float, float]:
     """Return the number of batches that the engine has run, and their total duration in seconds."""
-    sums = re.findall(r"^vitrine_batch_seconds_(?:count|sum) (\S+)$", server.get("/metrics"), re.M)
+    sums = re.findall(
+        r"^vitrine_batch_seconds_(?:count|sum)\{.*\} (\S+)$", server.get("/metrics"), re.M
+    )
     count, seconds = map(float, sums)
     return count, seconds
 

@@ -126,9 +126,11 @@ async def tei_info(request: Request, state: State) -> Response:
 @router.get("", name="tei_root", **_HEALTH)
 @router.get("/ping", name="tei_ping", **_HEALTH)
 @router.get("/health", **_HEALTH)
-async def tei_health(_request: Request, state: State) -> Response:
+async def tei_health(request: Request, state: State) -> Response:
     """Return 200 with an empty body while the model is ready, otherwise 503."""
     state.check_ready()
+    if "model" in request.path_params:
+        state.registry.resolve(request.path_params["model"])
     return Response()
 
 
@@ -146,19 +148,36 @@ ROOT_PATHS = frozenset(
 def root_router() -> APIRouter:
     """Return the routes without the prefix /tei, for clients that drop the path of a base URL."""
     root = APIRouter(route_class=RawRoute)
-    for route in router.routes:
-        assert isinstance(route, APIRoute)  # noqa: S101 - all are declared above
-        path, methods = route.path.removeprefix(PREFIX) or "/", list(route.methods or ())
-        if path in ROOT_PATHS and (path != "/" or "POST" in methods):
-            root.add_api_route(
-                path,
-                route.endpoint,
-                methods=methods,
-                dependencies=route.dependencies,
-                name=f"root_{route.name}",
-                include_in_schema=False,
-            )
+    for route in _routes():
+        path = route.path.removeprefix(PREFIX) or "/"
+        if path in ROOT_PATHS and (path != "/" or "POST" in (route.methods or ())):
+            _add(root, path, route, "root")
     return root
+
+
+def model_router() -> APIRouter:
+    """Return the routes under /tei/{model}, where {model} is the name of a served model."""
+    named = APIRouter(route_class=RawRoute)
+    # A name may have slashes, so /tei/{model} matches all other paths and comes last.
+    for route in sorted(_routes(), key=lambda route: len(route.path), reverse=True):
+        _add(named, f"{PREFIX}/{{model:path}}{route.path.removeprefix(PREFIX)}", route, "model")
+    return named
+
+
+def _routes() -> list[APIRoute]:
+    return [route for route in router.routes if isinstance(route, APIRoute)]
+
+
+def _add(target: APIRouter, path: str, route: APIRoute, name: str) -> None:
+    """Add a copy of a route with another path, and with a prefix to its name."""
+    target.add_api_route(
+        path,
+        route.endpoint,
+        methods=list(route.methods or ()),
+        dependencies=route.dependencies,
+        name=f"{name}_{route.name}",
+        include_in_schema=False,
+    )
 
 
 def render_error(error: VitrineError, _request_id: str) -> Response:

@@ -24,7 +24,7 @@ from service.inference.opening import open_model
 from service.inference.tokenizer import TextTokenizer
 from service.settings import BatchSettings, EngineSettings, ModelSettings, Settings
 from tests.eventually import eventually
-from tests.serving import ready_model, serving
+from tests.serving import ready_model, serving, values_of
 
 POISON = 2000  # the token id on which the stub engine fails
 
@@ -146,6 +146,10 @@ def test_broken_engine_fails_the_readiness_probe_and_reports_the_reason(
         assert reasons == ["the engine has stopped: the engine fails on an input of the self-check"]
 
 
+def queued_tokens(client: TestClient) -> float:
+    return values_of(client.get("/metrics").text)["vitrine_queue_tokens"]
+
+
 def test_full_queue_returns_429_with_retry_after(stub: Stub, settings: Settings) -> None:
     with stubbed(settings, batch=BatchSettings(max_cost=1, max_queue_tokens=4)) as (client, _):
         stub.fault = "hang"
@@ -154,7 +158,7 @@ def test_full_queue_returns_429_with_retry_after(stub: Stub, settings: Settings)
         eventually(lambda: stub.ran)
         waiting = threading.Thread(target=encode, args=(client, 1, 2, 3))
         waiting.start()
-        eventually(lambda: "vitrine_queue_tokens 3.0" in client.get("/metrics").text)
+        eventually(lambda: queued_tokens(client) == 3)
         response = client.post("/encode", json={"inputs": [[4], [5]]})
         assert (response.status_code, response.json()["code"]) == (429, "overloaded")
         assert response.headers["Retry-After"] == "1"
@@ -196,7 +200,7 @@ def test_full_queue_is_reported_before_tokenization(
             running = clients.submit(encode, client, POISON)
             eventually(lambda: stub.ran)
             waiting = clients.submit(encode, client, 1, 2, 3)
-            eventually(lambda: "vitrine_queue_tokens 3.0" in client.get("/metrics").text)
+            eventually(lambda: queued_tokens(client) == 3)
             with monkeypatch.context() as patch:
                 patch.setattr("service.inference.tokenizer.TextTokenizer.rows", pytest.fail)
                 assert encode(client, 4)[0] == 429
@@ -274,7 +278,7 @@ def test_exceeded_deadline_returns_504_and_removes_the_request_from_the_queue(
         )
         assert (late.status_code, late.json()["code"]) == (504, "deadline")
         assert "deadline of 0.0" in late.json()["detail"]
-        assert "vitrine_queue_tokens 0.0" in client.get("/metrics").text
+        assert queued_tokens(client) == 0
         stub.gate.set()
         assert running.result()[0] == 200
         assert encode(client, 6)[0] == 200
@@ -295,7 +299,7 @@ def test_request_that_would_miss_its_deadline_returns_429_and_is_not_run(
         running = clients.submit(encode, client, POISON)
         eventually(lambda: stub.ran[-1:] == [1] and len(stub.ran) == 2)
         waiting = clients.submit(encode, client, 2, 3)
-        eventually(lambda: "vitrine_queue_tokens 2.0" in client.get("/metrics").text)
+        eventually(lambda: queued_tokens(client) == 2)
         late = client.post(
             "/encode", json={"inputs": [[4], [5]]}, headers={"X-Request-Timeout-Ms": "2000"}
         )

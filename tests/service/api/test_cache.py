@@ -16,7 +16,7 @@ from service.inference.loaded_model import BatchItem, sealed
 from service.inference.results import SparseVector
 from service.inference.tokenizer import Row
 from service.settings import CacheSettings, EngineSettings, ModelSettings, Settings
-from tests.serving import ready_model, serving
+from tests.serving import ready_model, serving, values_of
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +42,7 @@ def ask(client: TestClient, path: str = "/encode", /, **body: object) -> Any:  #
 
 
 def metric(client: TestClient, name: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[-1])
+    return values_of(client.get("/metrics").text)[name]
 
 
 def test_cached_vectors_are_those_of_the_engine(client: TestClient) -> None:

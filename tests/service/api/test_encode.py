@@ -27,7 +27,7 @@ from service.settings import (
 )
 from tests.models.checkpoints import save_checkpoint, save_tokenizer, write_json, write_modules
 from tests.sentences import mixed_texts
-from tests.serving import serving
+from tests.serving import serving, values_of
 
 Vectors = NDArray[np.float32]
 TEXTS = mixed_texts()
@@ -250,9 +250,7 @@ def test_info_describes_the_served_model(minilm_client: TestClient) -> None:
 
 def test_metrics_count_requests_by_route_and_status(client: TestClient) -> None:
     def counted(line: str) -> float:
-        text = client.get("/metrics").text
-        match = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
-        return float(match[1]) if match else 0.0
+        return values_of(client.get("/metrics").text).get(line, 0.0)
 
     succeeded = 'vitrine_requests_total{route="/encode",status="200"}'
     before, tokens = counted(succeeded), counted("vitrine_batch_tokens_sum")

@@ -22,7 +22,7 @@ from service.inference.query_table import read_query_weights
 from service.inference.results import SparseVector
 from service.inference.tokenizer import TextTokenizer
 from tests.models.checkpoints import write_json
-from tests.serving import ready_model
+from tests.serving import ready_model, values_of
 
 pytestmark = pytest.mark.slow
 
@@ -193,8 +193,7 @@ def test_tei_looks_up_queries(inference_free: Oracle, inference_free_client: Tes
 
 def test_durations_metrics_and_info(inference_free_client: TestClient) -> None:
     def count(name: str) -> float:
-        lines = inference_free_client.get("/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+        return values_of(inference_free_client.get("/metrics").text)[name]
 
     names = 'vitrine_inputs_total{outcome="done"}', "vitrine_batch_rows_sum"
     before = [count(name) for name in names]

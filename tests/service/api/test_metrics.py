@@ -12,6 +12,7 @@ import pytest
 from models.artifact import Artifact
 from service.api.metrics import Metrics
 from service.debug.messages import KINDS
+from service.inference.metrics import ModelMetrics
 from tests.eventually import eventually
 from tests.held_service import held
 from tests.serving import PATIENCE_S, lines_until, metrics, process
@@ -94,8 +95,10 @@ def test_every_received_input_has_one_outcome(url: str, hold: Path) -> None:
 def test_last_bucket_of_duration_histograms_is_the_longest_deadline(
     longest_s: float, last: str
 ) -> None:
-    exposed = Metrics(longest_s).exposition().decode()
-    bounds = re.findall(r'vitrine_batch_seconds_bucket\{le="([^"]+)"\}', exposed)
+    metrics = Metrics(longest_s)
+    ModelMetrics(metrics.inference, "a model")
+    exposed = metrics.exposition().decode()
+    bounds = re.findall(r'vitrine_batch_seconds_bucket\{le="([^"]+)",', exposed)
     assert bounds[-2:] == [last, "+Inf"]
 
 

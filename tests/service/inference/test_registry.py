@@ -1,0 +1,396 @@
+"""The registry of models: names, leases, swaps, loads on demand and the memory budget."""
+
+import asyncio
+import gc
+import shutil
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from models.artifact import Artifact, ArtifactError
+from models.engines import loaded_bytes
+from service.inference import registry as registry_module
+from service.inference.errors import InvalidInput, NotReady, UnknownModel
+from service.inference.metrics import InferenceMetrics
+from service.inference.model import Model
+from service.inference.opening import ModelOptions, open_model
+from service.inference.registry import Lease, ModelRegistry, ModelSpec, specs_in
+from tests.eventually import eventually_async
+
+ONE_THREAD = ModelOptions(threads=1)
+
+
+def spec(artifact: Artifact, name: str, *aliases: str) -> ModelSpec:
+    return ModelSpec(path=artifact.path, aliases=aliases, options=replace(ONE_THREAD, name=name))
+
+
+@asynccontextmanager
+async def opened(*specs: ModelSpec, **options: Any) -> AsyncIterator[ModelRegistry]:  # noqa: ANN401
+    registry = ModelRegistry(**options)
+    await registry.open(specs)
+    try:
+        yield registry
+    finally:
+        await registry.close()
+
+
+class HeldLoads:
+    """Counts the loads of models, and holds them until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[str | None] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        monkeypatch.setattr(registry_module, "open_model", self._open)
+
+    async def _open(self, path: Path, options: ModelOptions, **arguments: Any) -> Model:  # noqa: ANN401 - those of `open_model`
+        self.started.append(options.name)
+        await self.may_end.wait()
+        return await open_model(path, options, **arguments)
+
+
+@pytest.fixture
+def size(small_artifact: Artifact) -> int:
+    """Size of the loaded weights of the small model, in bytes."""
+    return loaded_bytes(small_artifact, threads=1)
+
+
+async def test_model_is_found_by_name_and_alias(
+    small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    async with opened(spec(small_artifact, "a", "first"), spec(other_artifact, "b")) as registry:
+        for name, expected in (("a", "a"), ("first", "a"), ("b", "b")):
+            with await registry.lease(name) as model:
+                assert model.name == expected
+        assert [status.name for status in registry.statuses()] == ["a", "b"]
+
+
+async def test_unknown_name_lists_the_served_models(small_artifact: Artifact) -> None:
+    async with opened(spec(small_artifact, "b"), spec(small_artifact, "a")) as registry:
+        with pytest.raises(UnknownModel, match=r"^unknown model; served models: a, b$"):
+            await registry.lease("c")
+
+
+async def test_only_model_is_the_default(small_artifact: Artifact) -> None:
+    async with opened(spec(small_artifact, "a")) as registry:
+        with await registry.lease() as model:
+            assert model.name == "a"
+        await registry.load(spec(small_artifact, "b"))
+        with await registry.lease() as model:
+            assert model.name == "a"
+
+
+async def test_several_models_without_a_default_require_a_name(small_artifact: Artifact) -> None:
+    async with opened(spec(small_artifact, "a"), spec(small_artifact, "b")) as registry:
+        with pytest.raises(InvalidInput, match="model is required; served models: a, b") as caught:
+            await registry.lease()
+    assert (caught.value.code, caught.value.pointer) == ("model_required", "/model")
+
+
+async def test_default_may_be_an_alias(small_artifact: Artifact) -> None:
+    specs = spec(small_artifact, "a"), spec(small_artifact, "b", "second")
+    async with opened(*specs, default="second") as registry:
+        with await registry.lease() as model:
+            assert model.name == "b"
+
+
+@pytest.mark.parametrize(
+    ("names", "default", "message"),
+    [
+        ((("a",), ("a",)), None, "two models have the name 'a'"),
+        ((("a",), ("b", "a")), None, "two models have the name 'a'"),
+        ((("a", "x"), ("b", "x")), None, "two models have the name 'x'"),
+        ((("a",), ("b",)), "c", "the default model 'c' is not a served model"),
+    ],
+)
+async def test_ambiguous_names_are_refused(
+    names: tuple[tuple[str, ...], ...], default: str | None, message: str, small_artifact: Artifact
+) -> None:
+    registry = ModelRegistry(default=default)
+    with pytest.raises(ValueError, match=message):
+        await registry.open([spec(small_artifact, *each) for each in names])
+    await registry.close()
+
+
+async def test_registry_that_is_not_open_is_not_ready(small_artifact: Artifact) -> None:
+    registry = ModelRegistry()
+    with pytest.raises(NotReady, match="loading"):
+        await registry.lease()
+    await registry.open([spec(small_artifact, "a")])
+    await registry.close()
+    with pytest.raises(NotReady):
+        await registry.lease()
+
+
+async def test_swap_serves_the_new_version_and_closes_the_old_after_its_last_lease(
+    small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    async with opened(spec(small_artifact, "a")) as registry:
+        first, second = await registry.lease("a"), await registry.lease("a")
+        old = first.model
+        expected = (await old.encode("a text")).vectors
+        new, previous = await registry.load(spec(other_artifact, "a"))
+        assert previous is old
+        with await registry.lease("a") as model:
+            assert model is new
+        assert not np.array_equal((await new.encode("a text")).vectors, expected)
+        first.release()
+        first.release()  # no effect
+        np.testing.assert_array_equal((await old.encode("a text")).vectors, expected)
+        second.release()
+        await eventually_async(lambda: not old.batcher.is_alive)
+        assert new.batcher.is_alive
+
+
+async def test_weights_of_a_replaced_version_are_freed_without_the_garbage_collector(
+    small_artifact: Artifact,
+) -> None:
+    # The service freezes loaded objects, so the garbage collector never frees them.
+    async with opened(spec(small_artifact, "a")) as registry:
+        old = registry.current()
+        references = [weakref.ref(run) for run in old.engine.runs]
+        del old
+        gc.collect()
+        gc.disable()
+        try:
+            await registry.load(spec(small_artifact, "a"))
+            await eventually_async(lambda: [r() for r in references] == [None] * len(references))
+        finally:
+            gc.enable()
+
+
+async def test_broken_artifact_leaves_the_old_version_serving(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(small_artifact.path, broken)
+    (broken / "model.onnx").write_bytes(b"not a graph")
+    async with opened(spec(small_artifact, "a")) as registry:
+        old = registry.current()
+        with pytest.raises(ArtifactError):
+            await registry.load(ModelSpec(path=broken, options=replace(ONE_THREAD, name="a")))
+        assert registry.current() is old
+        await old.encode("a text")
+
+
+async def test_failed_check_closes_the_new_version_and_leaves_the_old_one_serving(
+    small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    tested: list[Model] = []
+
+    async def check(served: Model, new: Model) -> None:
+        assert served.batcher.is_alive
+        await new.encode("a text")
+        tested.append(new)
+        raise InvalidInput("they differ")
+
+    async with opened(spec(small_artifact, "a")) as registry:
+        old = registry.current()
+        with pytest.raises(InvalidInput, match="they differ"):
+            await registry.load(spec(other_artifact, "a"), check)
+        assert registry.current() is old
+        assert not tested[0].batcher.is_alive
+
+
+async def test_deleted_model_is_unknown_and_its_requests_finish(small_artifact: Artifact) -> None:
+    specs = spec(small_artifact, "a"), spec(small_artifact, "b", "alias")
+    async with opened(*specs, default="a") as registry:
+        lease = await registry.lease("b")
+        await registry.unload("alias")
+        for name in ("b", "alias"):
+            with pytest.raises(UnknownModel):
+                await registry.lease(name)
+        await lease.model.encode("a text")
+        lease.release()
+        await eventually_async(lambda: not lease.model.batcher.is_alive)
+
+
+async def test_default_model_cannot_be_deleted(small_artifact: Artifact) -> None:
+    async with opened(spec(small_artifact, "a")) as registry:
+        with pytest.raises(InvalidInput, match="the default model cannot be deleted"):
+            await registry.unload("a")
+        with await registry.lease() as model:
+            await model.encode("a text")
+
+
+async def test_budget_loads_only_the_models_that_fit(small_artifact: Artifact, size: int) -> None:
+    specs = [spec(small_artifact, name) for name in "abc"]
+    async with opened(*specs, max_bytes=2 * size) as registry:
+        loaded = {status.name: status.model is not None for status in registry.statuses()}
+        assert loaded == {"a": True, "b": True, "c": False}
+
+
+async def test_budget_below_one_model_is_refused(small_artifact: Artifact, size: int) -> None:
+    registry = ModelRegistry(max_bytes=size - 1)
+    with pytest.raises(ValueError, match=f"{size} bytes of weights in memory; the budget is"):
+        await registry.open([spec(small_artifact, "a")])
+    await registry.close()
+
+
+async def test_load_on_demand_unloads_the_least_recently_used_model(
+    small_artifact: Artifact, size: int
+) -> None:
+    specs = [spec(small_artifact, name) for name in "abc"]
+    async with opened(*specs, max_bytes=2 * size) as registry:
+        for name, expected in (("a", "ab"), ("c", "ac"), ("b", "bc"), ("a", "ab")):
+            with await registry.lease(name) as model:
+                await model.encode("a text")
+            loaded = [s.name for s in registry.statuses() if s.model is not None]
+            assert loaded == list(expected)
+
+
+async def test_requests_for_an_unloaded_model_share_one_load(
+    small_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = HeldLoads(monkeypatch)
+    specs = [spec(small_artifact, name) for name in "ab"]
+    async with opened(*specs, max_bytes=size) as registry:
+
+        async def encode() -> int:
+            with await registry.lease("b") as model:
+                return len((await model.encode("a text")).vectors)
+
+        assert await asyncio.gather(*(encode() for _ in range(100))) == [1] * 100
+        assert loads.started == ["a", "b"]
+
+
+async def test_busy_model_is_unloaded_only_after_its_requests(
+    small_artifact: Artifact, size: int
+) -> None:
+    specs = [spec(small_artifact, name) for name in "ab"]
+    async with opened(*specs, max_bytes=size) as registry:
+        busy = await registry.lease("a")
+        waiting = asyncio.create_task(registry.lease("b"))
+        await eventually_async(lambda: registry.statuses()[0].model is None)
+        await busy.model.encode("a text")
+        assert not waiting.done()
+        busy.release()
+        with await waiting as model:
+            assert model.name == "b"
+            assert not busy.model.batcher.is_alive
+
+
+async def test_wait_for_a_load_is_bounded_and_does_not_cancel_the_load(
+    small_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = HeldLoads(monkeypatch)
+    specs = [spec(small_artifact, name) for name in "ab"]
+    async with opened(*specs, max_bytes=size, load_s=0.01) as registry:
+        loads.may_end.clear()
+        with pytest.raises(NotReady, match=r"not ready within 0\.01 s") as caught:
+            await registry.lease("b")
+        assert caught.value.code == "model_loading"
+        loads.may_end.set()
+        await eventually_async(lambda: registry.statuses()[1].model is not None)
+        with await registry.lease("b", timeout_s=10) as model:
+            assert model.name == "b"
+        assert loads.started == ["a", "b"]
+
+
+async def test_cancelled_request_does_not_cancel_the_load_of_others(
+    small_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = HeldLoads(monkeypatch)
+    specs = [spec(small_artifact, name) for name in "ab"]
+    async with opened(*specs, max_bytes=size) as registry:
+        loads.may_end.clear()
+        first, second = (asyncio.create_task(registry.lease("b")) for _ in range(2))
+        await eventually_async(lambda: loads.started == ["a", "b"])
+        first.cancel()
+        await asyncio.wait([first])
+        loads.may_end.set()
+        (await second).release()
+    assert first.cancelled()
+
+
+async def test_failed_load_on_demand_is_reported_and_tried_again(
+    small_artifact: Artifact, size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "b"
+    shutil.copytree(small_artifact.path, folder)
+    specs = spec(small_artifact, "a"), ModelSpec(path=folder, options=replace(ONE_THREAD, name="b"))
+    async with opened(*specs, max_bytes=size) as registry:
+        graph = (folder / "model.onnx").read_bytes()
+        (folder / "model.onnx").write_bytes(b"not a graph")
+        with pytest.raises(NotReady, match="cannot be loaded; see the log") as caught:
+            await registry.lease("b")
+        assert caught.value.code == "load_failed"
+        assert "cannot load the model b" in caplog.text
+        (folder / "model.onnx").write_bytes(graph)
+        (await registry.lease("b")).release()
+
+
+async def test_model_deleted_during_its_load_is_unknown(
+    small_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = HeldLoads(monkeypatch)
+    specs = [spec(small_artifact, name) for name in "ab"]
+    async with opened(*specs, default="a", max_bytes=size) as registry:
+        loads.may_end.clear()
+        waiting = asyncio.create_task(registry.lease("b"))
+        await eventually_async(lambda: loads.started == ["a", "b"])
+        deleting = asyncio.create_task(registry.unload("b"))
+        loads.may_end.set()
+        await deleting
+        lease = (await asyncio.gather(waiting, return_exceptions=True))[0]
+        if isinstance(lease, Lease):  # the request was served before the model was deleted
+            lease.release()
+        else:
+            assert isinstance(lease, UnknownModel)
+        with pytest.raises(UnknownModel):
+            await registry.lease("b")
+
+
+async def test_metrics_show_loads_unloads_and_loaded_bytes(
+    small_artifact: Artifact, size: int
+) -> None:
+    prometheus = CollectorRegistry()
+    metrics = InferenceMetrics(prometheus, longest_s=120.0)
+
+    def value(name: str, **labels: str) -> float | None:
+        return prometheus.get_sample_value(name, labels)
+
+    specs = [spec(small_artifact, name) for name in "ab"]
+    async with opened(*specs, max_bytes=size, metrics=metrics) as registry:
+        (await registry.lease("b")).release()
+        assert value("vitrine_model_loads_total", model="a", result="loaded") == 1
+        assert value("vitrine_model_unloads_total", model="a") == 1
+        assert value("vitrine_model_loaded_bytes", model="a") == 0
+        assert value("vitrine_model_loaded_bytes", model="b") == size
+
+
+async def test_queue_metrics_of_a_new_version_survive_the_close_of_the_old_one(
+    small_artifact: Artifact,
+) -> None:
+    prometheus = CollectorRegistry()
+    async with opened(
+        spec(small_artifact, "a"), metrics=InferenceMetrics(prometheus, longest_s=120.0)
+    ) as registry:
+        old = registry.current()
+        new, _ = await registry.load(spec(small_artifact, "a"))
+        await eventually_async(lambda: not old.batcher.is_alive)
+        assert new.metrics._queues == [new.batcher]
+
+
+def test_folder_of_artifacts_names_models_by_their_folders(
+    small_artifact: Artifact, other_artifact: Artifact, tmp_path: Path
+) -> None:
+    for name, artifact in (("x", small_artifact), ("y", small_artifact), ("z", other_artifact)):
+        shutil.copytree(artifact.path, tmp_path / name)
+    (tmp_path / "not an artifact").mkdir()
+    specs = {spec.path.name: spec for spec in specs_in(tmp_path, ONE_THREAD)}
+    assert {name: spec.options.name for name, spec in specs.items()} == {n: n for n in "xyz"}
+    assert specs["x"].aliases == specs["y"].aliases == ()
+    assert specs["z"].aliases == (other_artifact.manifest.name,)
+
+
+def test_folder_without_artifacts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="has no folder with an artifact"):
+        specs_in(tmp_path, ONE_THREAD)
