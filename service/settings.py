@@ -131,8 +131,8 @@ class ModelsSettings(_Group):
     max_bytes: int = Field(
         0,
         ge=0,
-        description="Memory budget for the weights of all models, in bytes; models beyond it are "
-        "loaded on demand, in place of the least recently used; 0: no limit",
+        description="Maximum total size of the weights of loaded models, in bytes; models beyond "
+        "it are loaded on demand, in place of the least recently used; 0: no limit",
     )
     load_s: float = Field(
         30.0, gt=0, description="Maximum time in seconds that a request waits for its model to load"
@@ -140,8 +140,8 @@ class ModelsSettings(_Group):
     watch_s: float = Field(
         0.0,
         ge=0,
-        description="Seconds between checks for new, changed and deleted artifacts in "
-        "`models.folder`; 0: only after SIGHUP",
+        description="Seconds between checks for new, changed and deleted artifacts; 0: only after "
+        "SIGHUP",
     )
 
 

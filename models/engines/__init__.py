@@ -22,7 +22,6 @@ from models.engines.engine import (
     GraphFile,
     Hardware,
     Run,
-    compilations,
 )
 from models.engines.outputs import OUTPUTS, Agreement, Precision, compare, cosines
 from models.packing import pack
@@ -44,9 +43,9 @@ __all__ = [
     "Run",
     "available_cpus",
     "cosines",
-    "loaded_bytes",
     "open_engine",
     "self_check",
+    "weight_bytes",
 ]
 
 
@@ -122,21 +121,16 @@ def open_engine(
     return ENGINES[name].open(file, precision, Hardware(threads or available_cpus(), gpu))
 
 
-def loaded_bytes(
-    artifact: Artifact, name: str = "auto", precision: Precision = "float32", threads: int = 0
-) -> int:
-    """Return the size of the weights in memory that an engine of the artifact has, in bytes.
+def weight_bytes(artifact: Artifact, name: str = "auto", precision: Precision = "float32") -> int:
+    """Return the size of the file of weights that an engine of the artifact maps, in bytes.
 
     Arguments are those of `open_engine`.
 
     Raises:
         EngineError: The engine is unknown or unusable; the message gives the reason.
     """
-    name = _select(artifact, name, precision)
-    size = (artifact.path / artifact.graph(name).weights).stat().st_size
-    if ENGINES[name].target == "cuda":
-        return size
-    return size * len(compilations(size, threads or available_cpus()))
+    graph = artifact.graph(_select(artifact, name, precision))
+    return (artifact.path / graph.weights).stat().st_size
 
 
 def _select(artifact: Artifact, name: str, precision: Precision) -> str:

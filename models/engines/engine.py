@@ -131,16 +131,6 @@ _ON_CPU: dict[Precision, BatchSizes] = {
 _MAX_BYTES_COMPILED_TWICE = 256 * 2**20
 
 
-def compilations(weight_bytes: int, threads: int) -> Sequence[int]:
-    """Return the numbers of concurrent runs for which a graph on CPU is compiled, ascending.
-
-    Args:
-        weight_bytes: Size of the graph's weights, in bytes.
-        threads: Number of threads to compute with.
-    """
-    return sorted({1, threads if weight_bytes <= _MAX_BYTES_COMPILED_TWICE else 1})
-
-
 class CpuEngine:
     """A graph compiled for a single batch and, unless it is large, also for concurrent batches.
 
@@ -170,10 +160,9 @@ class CpuEngine:
         self.name = name
         self.precision = precision
         self.threads = threads
-        runs = compilations(weight_bytes, threads)
-        self.streams = runs[-1]
+        self.streams = threads if weight_bytes <= _MAX_BYTES_COMPILED_TWICE else 1
         self.batches = _ON_CPU[precision]
-        self._graphs: Sequence[CompiledGraph] = tuple(map(compile_graph, runs))
+        self._graphs: Sequence[CompiledGraph] = tuple(map(compile_graph, sorted({1, self.streams})))
         self.runs: Sequence[Run] = tuple(graph.run for graph in self._graphs)
         self._running = 0
         self._overlapping = False

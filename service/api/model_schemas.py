@@ -96,7 +96,7 @@ class ModelSummary(BaseModel):
     version: str | None = Field(
         description="Start of the SHA-256 of the graph and its weights; null: not loaded"
     )
-    weight_bytes: int = Field(description="Size of the weights in memory while they are loaded")
+    weight_bytes: int = Field(description="Size of the file of weights")
 
 
 class ModelList(BaseModel):

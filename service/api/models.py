@@ -45,6 +45,7 @@ async def info(request: Request, state: State) -> ServiceInfo:
 
 @router.get(
     "/models",
+    name="list_models",
     summary="Served models",
     dependencies=[require_scope("encode")],
     responses=error_responses(401, 403, 503),
@@ -116,7 +117,7 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     except (ArtifactError, EngineError, ValueError, OSError) as error:
         # Error responses never repeat text of the request.
         detail = str(error).replace(str(body.path), "the artifact").replace(name, "the name")
-        raise InvalidInput(detail, code="load_failed", pointer="/path") from None
+        raise InvalidInput(detail, code="invalid_artifact", pointer="/path") from None
     return LoadResponse(
         model=model.name,
         version=model.version,

@@ -117,7 +117,7 @@ class InferenceMetrics:
         )
         self.loaded_bytes = Gauge(
             "vitrine_model_loaded_bytes",
-            "Size of the loaded weights, in bytes; 0: the model is not loaded",
+            "Size of the file of weights, in bytes; 0: the model is not loaded",
             **options,
         )
         self.loads = Counter(

@@ -10,7 +10,6 @@ the least recently used models. Only one model loads at a time.
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +19,7 @@ from types import TracebackType
 from prometheus_client import CollectorRegistry
 
 from models.artifact import MANIFEST, Artifact, ArtifactError
-from models.engines import loaded_bytes
+from models.engines import weight_bytes
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.metrics import InferenceMetrics, ModelMetrics
 from service.inference.model import Model
@@ -47,25 +46,15 @@ class ModelSpec:
 def specs_in(folder: Path, options: ModelOptions) -> list[ModelSpec]:
     """Return the models of the artifacts in a folder, each with the name of its own folder.
 
-    The artifact's name is an alias, unless it is ambiguous. Folders without a manifest are ignored,
-    such as the temporary folders of an export.
+    Hidden folders, and folders without a manifest, are ignored.
 
     Raises:
-        ArtifactError: The folder has no artifact, or an invalid one.
+        ArtifactError: The folder has no artifact.
     """
-    paths = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
+    paths = sorted(path.parent for path in folder.glob(f"[!.]*/{MANIFEST}"))
     if not paths:
         raise ArtifactError(f"{folder} has no folder with an artifact of vitrine-export")
-    names = {path.name: Artifact.load(path).manifest.name for path in paths}
-    taken = Counter([*names, *names.values()])
-    return [
-        ModelSpec(
-            path=path,
-            aliases=(names[path.name],) if taken[names[path.name]] == 1 else (),
-            options=replace(options, name=path.name),
-        )
-        for path in paths
-    ]
+    return [ModelSpec(path=path, options=replace(options, name=path.name)) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -78,7 +67,7 @@ class ModelStatus:
         path: Folder of its artifact.
         created: Modification time of the artifact, as a Unix timestamp in seconds.
         is_default: Whether it serves requests that name no model.
-        weight_bytes: Size of its weights in memory while it is loaded, in bytes.
+        weight_bytes: Size of its file of weights, in bytes.
         model: The version that is served; None: the model is not loaded.
         leases: Number of requests in flight.
     """
@@ -99,7 +88,7 @@ class _Version:
 
     Attributes:
         model: The model.
-        size: Size of its weights in memory, in bytes.
+        size: Size of its file of weights, in bytes.
         leases: Number of leases.
         is_retired: Whether it gets no more leases, and closes when the last one is released.
         closed: Set once it is closed.
@@ -120,7 +109,7 @@ class _Entry:
         name: Name of the model.
         spec: Specification of the version that is served, or is loaded next.
         created: Modification time of its artifact, as a Unix timestamp in seconds.
-        size: Size of its weights in memory, in bytes.
+        size: Size of its file of weights, in bytes.
         metrics: Metrics of all versions.
         version: The loaded version; None: the model is not loaded.
         loading: Task that loads the model for requests; None: the model is not being loaded.
@@ -445,10 +434,10 @@ class ModelRegistry:
         for alias in (name, *spec.aliases):
             if self._names.get(alias, name) != name:
                 raise ValueError(f"two models have the name {alias!r}; every name must be unique")
-        size = loaded_bytes(artifact, options.engine, options.precision, options.threads)
+        size = weight_bytes(artifact, options.engine, options.precision)
         if self._max_bytes and size > self._max_bytes:
             raise ValueError(
-                f"the model {name} has {size} bytes of weights in memory; the budget is "
+                f"the model {name} has {size} bytes of weights; the budget is "
                 f"{self._max_bytes} bytes"
             )
         if name not in self._model_metrics:

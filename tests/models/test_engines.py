@@ -154,6 +154,9 @@ class AlteredEngine:
     def cancel(self) -> None:
         self.engine.cancel()
 
+    def close(self) -> None:
+        self.engine.close()
+
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         return self.run_outputs(batch, (output,))[0]
 

@@ -160,7 +160,8 @@ def model_router() -> APIRouter:
     named = APIRouter(route_class=RawRoute)
     # A name may have slashes, so /tei/{model} matches all other paths and comes last.
     for route in sorted(_routes(), key=lambda route: len(route.path), reverse=True):
-        _add(named, f"{PREFIX}/{{model:path}}{route.path.removeprefix(PREFIX)}", route, "model")
+        if (route.path, route.methods) != (PREFIX, {"GET"}):
+            _add(named, f"{PREFIX}/{{model:path}}{route.path.removeprefix(PREFIX)}", route, "model")
     return named
 
 

@@ -48,6 +48,9 @@ class Stub:
     def cancel(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         return self.run_outputs(batch, (output,))[0]
 

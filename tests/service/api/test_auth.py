@@ -19,7 +19,10 @@ KEYS: dict[Scope, str] = {
 }
 DOCS = {"/docs", "/docs/oauth2-redirect", "/static-offline-docs", "/openapi.json"}
 PAGES = {"/debug", "/debug/assets/{name}"}
-PROBES = {"/healthz", "/readyz", "/tei", "/tei/health", "/tei/ping"}
+TEI_PROBES = {
+    f"/tei{model}/{name}" for model in ("", "/{model:path}") for name in ("health", "ping")
+}
+PROBES = {"/healthz", "/readyz", "/tei", *TEI_PROBES}
 PUBLIC = {f"GET {path}" for path in {"/", *DOCS, *PAGES, *PROBES}}
 
 

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
-from tests.serving import lines_until, process, state_of
+from tests.serving import lines_until, process
 
 pytestmark = pytest.mark.slow
 
@@ -108,8 +108,7 @@ def test_invalid_requests_name_the_item(
 def test_number_of_tokens_is_limited(
     tag_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = state_of(tag_client).model
-    assert model is not None
+    model = ready_model(tag_client)
     monkeypatch.setitem(model.__dict__, "max_token_vectors", 10)
     response = tag_client.post("/tag", json={"inputs": TEXTS[:2]})
     assert (response.status_code, response.json()["code"]) == (422, "too_many_tokens")

@@ -1,0 +1,480 @@
+"""Several models in one process: names, routes, swaps and artifacts that change on disk."""
+
+import base64
+import logging
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from models.artifact import Artifact
+from models.engines import weight_bytes
+from service.app import create_app
+from service.settings import (
+    ApiKey,
+    AuthSettings,
+    DebugSettings,
+    EngineSettings,
+    ModelSettings,
+    ModelsSettings,
+    ServedModel,
+    Settings,
+)
+from tests.eventually import eventually
+from tests.serving import PATIENCE_S, lines_until, process, serving, state_of
+
+KEY = "admin-key-0123456789"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+AUTH = AuthSettings(
+    keys=(
+        ApiKey(name="admin", key=SecretStr(KEY), scopes=("encode", "debug", "metrics", "admin")),
+        ApiKey(name="user", key=SecretStr("user-key-0123456789"), scopes=("encode",)),
+    )
+)
+TEXT = "The cat sat on the mat."
+ENGINE = EngineSettings(threads=2)
+
+
+@pytest.fixture(scope="module")
+def several(small_artifact: Artifact, other_artifact: Artifact) -> Iterator[TestClient]:
+    """A client of a service with two models and no default."""
+    served = (
+        ServedModel(name="cats", path=small_artifact.path, aliases=("felines",)),
+        ServedModel(name="org/dogs", path=other_artifact.path),
+    )
+    settings = Settings(
+        models=ModelsSettings(served=served),
+        engine=ENGINE,
+        debug=DebugSettings(enabled=True, hosts=("testserver",)),
+    )
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def vectors(
+    small_artifact: Artifact, other_artifact: Artifact
+) -> dict[str, np.typing.NDArray[np.float64]]:
+    """The vector of the text by each model, as served alone."""
+    found = {}
+    for name, artifact in (("cats", small_artifact), ("org/dogs", other_artifact)):
+        settings = Settings(model=ModelSettings(path=artifact.path), engine=ENGINE)
+        with serving(create_app(settings)) as client:
+            body = client.post("/encode", json={"inputs": TEXT}).json()
+            found[name] = np.array(body["embeddings"])
+    assert np.abs(found["cats"] - found["org/dogs"]).max() > 0.01
+    return found
+
+
+@pytest.fixture
+def one(small_artifact: Artifact) -> Iterator[TestClient]:
+    """A client, with the admin's key, of a service with one model."""
+    settings = Settings(model=ModelSettings(path=small_artifact.path), engine=ENGINE, auth=AUTH)
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        client.headers.update(HEADERS)
+        yield client
+
+
+def same(actual: object, expected: np.typing.NDArray[np.float64]) -> bool:
+    return bool(np.abs(np.array(actual) - expected).max() < 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"), [("cats", "cats"), ("felines", "cats"), ("org/dogs", "org/dogs")]
+)
+def test_field_model_selects_the_model(
+    several: TestClient,
+    vectors: dict[str, np.typing.NDArray[np.float64]],
+    name: str,
+    canonical: str,
+) -> None:
+    response = several.post("/encode", json={"inputs": TEXT, "model": name})
+    assert response.json()["model"] == canonical
+    assert same(response.json()["embeddings"], vectors[canonical])
+    info = several.get(f"/models/{name}/info").json()
+    assert (info["model"], info["graph_sha256"][:12]) == (
+        canonical,
+        response.headers["X-Model-Version"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/embeddings", {"input": TEXT, "model": "org/dogs"}, "embedding"),
+        ("/tei/org/dogs/embed", {"inputs": TEXT}, None),
+        ("/tei/org/dogs", {"inputs": TEXT}, None),
+    ],
+)
+def test_compatible_routes_select_the_model(
+    several: TestClient,
+    vectors: dict[str, np.typing.NDArray[np.float64]],
+    path: str,
+    body: dict[str, str],
+    field: str | None,
+) -> None:
+    response = several.post(path, json=body)
+    assert response.status_code == 200, response.text
+    vector = response.json() if field is None else response.json()["data"][0][field]
+    assert same(vector, vectors["org/dogs"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/score", {"queries": TEXT, "documents": TEXT}),
+        ("/rerank", {"query": TEXT, "documents": [TEXT]}),
+        ("/vllm/score", {"queries": TEXT, "documents": TEXT}),
+        ("/v1/rerank", {"query": TEXT, "documents": [TEXT]}),
+    ],
+)
+def test_routes_of_scores_select_the_model(
+    several: TestClient, path: str, body: dict[str, Any]
+) -> None:
+    response = several.post(path, json=body | {"model": "felines"})
+    assert (response.status_code, response.json()["model"]) == (200, "cats")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/encode", {"inputs": TEXT}),
+        ("/score", {"queries": TEXT, "documents": TEXT}),
+        ("/rerank", {"query": TEXT, "documents": [TEXT]}),
+        ("/classify", {"inputs": TEXT}),
+        ("/tag", {"inputs": TEXT}),
+        ("/debug/attribute", {"text": TEXT, "target": {"type": "norm"}}),
+    ],
+)
+def test_native_routes_list_the_models_if_the_name_is_unknown_or_missing(
+    several: TestClient, path: str, body: dict[str, Any]
+) -> None:
+    host = {"Host": "testserver"}
+    unknown = several.post(path, json=body | {"model": "birds"}, headers=host)
+    assert unknown.status_code == 404
+    problem = unknown.json()
+    assert (problem["code"], problem["pointer"]) == ("model_not_found", "/model")
+    assert problem["detail"] == "unknown model; served models: cats, org/dogs"
+    missing = several.post(path, json=body, headers=host)
+    assert missing.status_code == 422
+    assert missing.json()["code"] == "model_required"
+    assert missing.json()["detail"] == "model is required; served models: cats, org/dogs"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/embeddings", {"input": TEXT, "model": "birds"}, 404),
+        ("/v1/rerank", {"query": TEXT, "documents": [TEXT], "model": "birds"}, 404),
+        ("/vllm/classify", {"input": [TEXT], "model": "birds"}, 404),
+        ("/tei/birds/embed", {"inputs": TEXT}, 404),
+        ("/tei/embed", {"inputs": TEXT}, 422),
+    ],
+)
+def test_compatible_routes_list_the_models_if_the_name_is_unknown_or_missing(
+    several: TestClient, path: str, body: dict[str, Any], status: int
+) -> None:
+    response = several.post(path, json=body)
+    assert response.status_code == status, response.text
+    assert "served models: cats, org/dogs" in response.text
+
+
+def test_lists_of_models_have_all_names(several: TestClient) -> None:
+    summaries = several.get("/models").json()["models"]
+    assert [(each["name"], each["aliases"], each["loaded"]) for each in summaries] == [
+        ("cats", ["felines"], True),
+        ("org/dogs", [], True),
+    ]
+    listed = several.get("/v1/models").json()["data"]
+    assert [each["id"] for each in listed] == ["cats", "org/dogs"]
+    assert several.get("/v1/models/felines").json()["id"] == "cats"
+    assert several.get("/v1/models/birds").status_code == 404
+
+
+def test_tei_has_health_and_info_of_each_model(several: TestClient) -> None:
+    assert several.get("/tei/cats/health").status_code == 200
+    assert several.get("/tei/birds/health").status_code == 404
+    assert several.get("/tei/org/dogs/info").json()["served_model_name"] == "org/dogs"
+
+
+def test_metrics_are_labelled_by_model(several: TestClient) -> None:
+    several.post("/encode", json={"inputs": TEXT, "model": "cats"})
+    text = several.get("/metrics").text
+    for model in ("cats", "org/dogs"):
+        assert f'vitrine_queue_tokens{{model="{model}"}} 0.0' in text
+        assert f'model="{model}",precision="float32"}} 1.0' in text
+
+
+@pytest.mark.slow
+def test_debug_routes_select_the_model(several: TestClient) -> None:
+    graphs = {}
+    for name in ("cats", "org/dogs", "cats"):
+        body = {"text": "cat", "target": {"type": "norm"}, "method": "saliency", "model": name}
+        response = several.post("/debug/attribute", json=body)
+        assert response.status_code == 200, response.text
+        assert response.json()["parity"]["agrees"]
+        graphs[name] = response.json()["model"]["graph_sha256"]
+    assert len(set(graphs.values())) == 2
+
+
+def test_swap_serves_the_new_version_and_its_path_brings_the_old_one_back(
+    one: TestClient,
+    small_artifact: Artifact,
+    other_artifact: Artifact,
+    vectors: dict[str, np.typing.NDArray[np.float64]],
+) -> None:
+    before = one.post("/encode", json={"inputs": TEXT})
+    name = before.json()["model"]
+    swapped = one.post(f"/models/{name}", json={"path": str(other_artifact.path)}).json()
+    after = one.post("/encode", json={"inputs": TEXT})
+    assert same(after.json()["embeddings"], vectors["org/dogs"])
+    assert swapped["version"] == after.headers["X-Model-Version"]
+    assert swapped["previous"] == {
+        "version": before.headers["X-Model-Version"],
+        "path": str(small_artifact.path),
+    }
+    again = one.post(f"/models/{name}", json={"path": swapped["previous"]["path"]}).json()
+    assert again["version"] == before.headers["X-Model-Version"]
+    last = one.post("/encode", json={"inputs": TEXT})
+    assert last.json() == before.json()
+
+
+def test_new_model_is_served_until_it_is_deleted(one: TestClient, other_artifact: Artifact) -> None:
+    body = {"path": str(other_artifact.path), "aliases": ["second"]}
+    assert one.post("/models/dogs", json=body).json()["previous"] is None
+    assert one.post("/encode", json={"inputs": TEXT, "model": "second"}).json()["model"] == "dogs"
+    assert one.delete("/models/dogs").status_code == 204
+    assert one.post("/encode", json={"inputs": TEXT, "model": "second"}).status_code == 404
+    assert one.post("/encode", json={"inputs": TEXT}).status_code == 200
+
+
+def test_default_model_cannot_be_deleted(one: TestClient) -> None:
+    name = one.get("/info").json()["model"]
+    assert one.delete(f"/models/{name}").json()["code"] == "default_model"
+
+
+def test_shadow_comparison_decides_about_the_swap(
+    one: TestClient, small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    name = one.get("/info").json()["model"]
+    version = one.get("/info").json()["graph_sha256"]
+    texts = [TEXT, "A feline rested on the rug."]
+    body = {"path": str(small_artifact.path), "texts": texts, "min_cosine": 0.999999}
+    equal = one.post(f"/models/{name}", json=body).json()
+    assert equal["shadow"]["cosine"] == pytest.approx(1.0, abs=1e-6)
+    assert equal["shadow"]["norm"] < 1e-5
+    refused = one.post(f"/models/{name}", json=body | {"path": str(other_artifact.path)})
+    assert (refused.status_code, refused.json()["code"]) == (422, "shadow")
+    assert "min_cosine is 0.999999" in refused.json()["detail"]
+    assert one.get("/info").json()["graph_sha256"] == version
+
+
+@pytest.mark.parametrize("damage", ["missing", "graph", "weights"])
+def test_broken_artifact_leaves_the_old_version_serving(
+    one: TestClient, other_artifact: Artifact, tmp_path: Path, damage: str
+) -> None:
+    broken = tmp_path / "broken"
+    if damage != "missing":
+        shutil.copytree(other_artifact.path, broken)
+        file = broken / ("model.onnx" if damage == "graph" else "model.weights")
+        file.write_bytes(file.read_bytes()[:-1])
+    before = one.post("/encode", json={"inputs": TEXT})
+    response = one.post(f"/models/{before.json()['model']}", json={"path": str(broken)})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
+    assert str(broken) not in response.text
+    assert one.post("/encode", json={"inputs": TEXT}).json() == before.json()
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_changes_require_the_scope_admin(one: TestClient, method: str) -> None:
+    headers = {"Authorization": "Bearer user-key-0123456789"}
+    response = one.request(method, "/models/a", json={"path": "/"}, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_changes_are_refused_if_there_are_no_keys(client: TestClient, method: str) -> None:
+    response = client.request(method, "/models/a", json={"path": "/"})
+    assert (response.status_code, response.json()["code"]) == (403, "keys_required")
+
+
+def test_models_beyond_the_memory_budget_are_loaded_on_demand(
+    small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    size = weight_bytes(small_artifact)
+    served = tuple(
+        ServedModel(name=name, path=artifact.path)
+        for name, artifact in (("cats", small_artifact), ("dogs", other_artifact))
+    )
+    models = ModelsSettings(served=served, max_bytes=size, default="cats")
+    with serving(create_app(Settings(models=models, engine=ENGINE))) as client:
+        for name in ("dogs", "cats", "dogs"):
+            assert client.post("/encode", json={"inputs": TEXT, "model": name}).is_success
+            loaded = [m["name"] for m in client.get("/models").json()["models"] if m["loaded"]]
+            assert loaded == [name]
+        assert client.get("/readyz").status_code == 200
+
+
+def test_folder_and_list_of_models_are_mutually_exclusive(small_artifact: Artifact) -> None:
+    served = (ServedModel(path=small_artifact.path),)
+    models = ModelsSettings(folder=small_artifact.path.parent, served=served)
+    reasons: list[str] = []
+    with TestClient(create_app(Settings(models=models), on_fatal=reasons.append)):
+        eventually(lambda: reasons)
+    assert reasons == ["cannot start: models.folder and models.served are mutually exclusive"]
+
+
+def test_swaps_under_load_fail_no_request_and_mix_no_versions(
+    one: TestClient, small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    name = one.get("/info").json()["model"]
+    inputs = [TEXT, "A feline rested on the rug.", "dog", "Nothing at all happened today."]
+    body = {"inputs": inputs, "encoding": "base64"}
+    expected: dict[str, list[str]] = {}
+    paths = [str(other_artifact.path), str(small_artifact.path)]
+    for path in paths:
+        one.post(f"/models/{name}", json={"path": path})
+        response = one.post("/encode", json=body)
+        expected[response.headers["X-Model-Version"]] = response.json()["embeddings"]
+    assert len(expected) == 2
+    served: set[str] = set()
+    counts = {"requests": 0}
+    is_done = threading.Event()
+
+    def send() -> None:
+        while not is_done.is_set():
+            response = one.post("/encode", json=body)
+            assert response.status_code == 200, response.text
+            version = response.headers["X-Model-Version"]
+            # Batches differ in shape, which changes the last bits.
+            for actual, vector in zip(
+                decoded(response.json()["embeddings"]), decoded(expected[version]), strict=True
+            ):
+                np.testing.assert_allclose(actual, vector, rtol=0, atol=1e-5)
+            served.add(version)
+            counts["requests"] += 1
+
+    def is_served_on(requests: int) -> bool:
+        return counts["requests"] >= requests or any(thread.error for thread in threads)
+
+    threads = [Checked(send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for swap in range(10):
+        response = one.post(f"/models/{name}", json={"path": paths[swap % 2]})
+        assert response.status_code == 200, response.text
+        enough = counts["requests"] + 5
+        eventually(partial(is_served_on, enough))
+    is_done.set()
+    for thread in threads:
+        thread.join()
+        assert thread.error is None
+    assert served == expected.keys()
+
+
+class Checked(threading.Thread):
+    """A thread that keeps the exception that ended it."""
+
+    def __init__(self, work: Any) -> None:  # noqa: ANN401
+        super().__init__(daemon=True)
+        self._work = work
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - the test reports it
+            self.error = error
+
+
+def decoded(embeddings: Sequence[str]) -> list[np.typing.NDArray[np.float32]]:
+    return [np.frombuffer(base64.b64decode(vector), "<f4") for vector in embeddings]
+
+
+@pytest.fixture
+def folder(small_artifact: Artifact, tmp_path: Path) -> Path:
+    """A folder of artifacts, with the model `cats`."""
+    models = tmp_path / "models"
+    shutil.copytree(small_artifact.path, models / "cats")
+    return models
+
+
+def replace(folder: Path, artifact: Artifact) -> None:
+    """Replace an artifact by another one, as the README tells."""
+    temporary = folder.with_name(f".{folder.name}")
+    shutil.copytree(artifact.path, temporary)
+    if folder.exists():
+        folder.rename(folder.with_name(".old"))
+    temporary.rename(folder)
+
+
+def test_scan_loads_new_and_changed_artifacts_and_unloads_deleted_ones(
+    folder: Path,
+    other_artifact: Artifact,
+    vectors: dict[str, np.typing.NDArray[np.float64]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "vitrine")
+    settings = Settings(models=ModelsSettings(folder=folder, watch_s=0.01), engine=ENGINE)
+
+    def vector(model: str) -> object:
+        return client.post("/encode", json={"inputs": TEXT, "model": model}).json()["embeddings"]
+
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        assert same(vector("cats"), vectors["cats"])
+        replace(folder / "dogs", other_artifact)
+        eventually(lambda: len(client.get("/models").json()["models"]) == 2)
+        assert same(vector("dogs"), vectors["org/dogs"])
+        replace(folder / "cats", other_artifact)
+        eventually(lambda: same(vector("cats"), vectors["org/dogs"]))
+        (folder / "dogs").rename(folder / ".gone")
+        eventually(lambda: len(client.get("/models").json()["models"]) == 1)
+        # The artifact of the default model cannot be missed.
+        (folder / "cats").rename(folder / ".gone too")
+        shutil.copytree(other_artifact.path, folder / "birds")
+        eventually(lambda: "the default model cannot be deleted" in caplog.text)
+        assert same(vector("cats"), vectors["org/dogs"])
+
+
+def test_artifact_that_is_copied_slowly_is_loaded_when_it_is_complete(
+    folder: Path, other_artifact: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(models=ModelsSettings(folder=folder), engine=ENGINE)
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        assert client.portal is not None
+        shutil.copytree(
+            other_artifact.path, folder / "dogs", ignore=shutil.ignore_patterns("*.weights")
+        )
+        client.portal.call(state_of(client).watch.scan)
+        assert "cannot load" in caplog.text
+        shutil.copy(other_artifact.path / "model.weights", folder / "dogs")
+        client.portal.call(state_of(client).watch.scan)
+        assert client.post("/encode", json={"inputs": TEXT, "model": "dogs"}).is_success
+
+
+@pytest.mark.slow
+def test_sighup_loads_a_changed_artifact(folder: Path, other_artifact: Artifact) -> None:
+    settings = {"VITRINE_MODEL__PATH": str(folder / "cats")}
+    with process(**settings) as started:
+        url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+
+        def version() -> str:
+            body = {"inputs": TEXT}
+            return httpx2.post(f"{url}/encode", json=body, timeout=PATIENCE_S).headers[
+                "X-Model-Version"
+            ]
+
+        before = version()
+        replace(folder / "cats", other_artifact)
+        os.kill(started.pid, signal.SIGHUP)
+        eventually(lambda: version() != before)
