@@ -44,10 +44,10 @@ from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
 from service.debug.request_models import BODIES
 from service.debug.state import DebugState
-from service.inference.batcher import RunBroken
 from service.inference.errors import VitrineError
 from service.inference.model_watch import ModelWatch
 from service.inference.registry import ModelRegistry
+from service.inference.runs import RunBroken
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")

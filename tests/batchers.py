@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from service.inference.batch_former import BatchFormer
-from service.inference.batcher import Batcher, Clock, Outcome
+from service.inference.batcher import Batcher, Outcome
+from service.inference.streams import Clock, StreamPool
 from tests.eventually import HANG_S, eventually_async
 
 POISON = -1
@@ -84,6 +85,8 @@ def batcher_of(
     probe: Callable[[], object] = lambda: None,
     cancel: Callable[[], None] = lambda: None,
     clock: Clock | None = None,
+    pool: StreamPool | None = None,
+    share: float = 1.0,
 ) -> Batcher[int, int]:
     return Batcher(
         run,
@@ -96,13 +99,14 @@ def batcher_of(
             long_row=400,
             attention_cost=lambda length: pair_cost * length**2,
         ),
+        pool or StreamPool(streams, clock),
+        share=share,
         probe=probe,
         cancel=cancel,
         max_queue_tokens=max_queue_tokens,
         timeout_s=timeout_s,
         cost_s=cost_s,
         on_stop=on_stop,
-        clock=clock,
     )
 
 

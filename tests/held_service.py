@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from models.engines import Output, with_onnxruntime
 from models.packing import PackedBatch
 from service.__main__ import main
-from service.inference import batcher
+from service.inference import streams
 from tests.faulty_service import HANGS, IS_STUCK, FaultyEngine
 from tests.service.debug.held_worker import NO_FILE, held_workers
 
@@ -79,7 +79,7 @@ class HeldEngine(FaultyEngine):
             super().cancel()
 
 
-class HangClock(batcher.Clock):
+class HangClock(streams.Clock):
     """A clock that lets only hanging runs time out, on one or two streams."""
 
     def __init__(self) -> None:
@@ -97,19 +97,19 @@ class HangClock(batcher.Clock):
 
     def _is_over(self, timeout_s: float, begun: int) -> bool:
         engine = HeldEngine
-        if engine.is_stuck or timeout_s == batcher._CANCEL_S:
+        if engine.is_stuck or timeout_s == streams._CANCEL_S:
             return engine.is_stuck
         hanging = list(engine.hanging.values())
         if not hanging or self._waits == len(hanging):
             return bool(hanging)
         # One stream hangs, and the other has begun two runs since. If this is the other, the
-        # batcher sees that it has made progress, and waits again.
+        # service sees that it has made progress, and waits again.
         return engine.begun - max(begun, *hanging) >= 2
 
 
 if __name__ == "__main__":
     HeldEngine.file = Path(os.environ["ENGINE_HOLD"])
     with_onnxruntime.CpuEngine = HeldEngine  # type: ignore[attr-defined]
-    batcher.Clock = HangClock  # type: ignore[misc]
+    streams.Clock = HangClock  # type: ignore[misc]
     with held_workers(Path(NO_FILE)):
         sys.exit(main())

@@ -17,6 +17,7 @@ from models.engines.engine import (
     BatchSizes,
     CompiledGraph,
     CpuEngine,
+    CpuRuns,
     Engine,
     EngineError,
     GraphFile,
@@ -33,6 +34,7 @@ __all__ = [
     "BatchSizes",
     "CompiledGraph",
     "CpuEngine",
+    "CpuRuns",
     "Engine",
     "EngineError",
     "EngineSpec",
@@ -97,6 +99,7 @@ def open_engine(
     precision: Precision = "float32",
     threads: int = 0,
     gpu: int = 0,
+    cpu_runs: CpuRuns | None = None,
 ) -> Engine:
     """Return an engine that runs a graph of the artifact.
 
@@ -108,6 +111,7 @@ def open_engine(
         threads: Number of CPU threads to compute with; 0: one per CPU that the process may use.
             Ignored for "cuda".
         gpu: CUDA device index for "cuda".
+        cpu_runs: Runs in flight of all engines on CPU that the process uses; None: of this one.
 
     Raises:
         EngineError: The engine is unknown or unusable; the message gives the reason.
@@ -118,7 +122,8 @@ def open_engine(
     graph = artifact.graph(name)
     weights = artifact.verify(graph.weights)
     file = GraphFile(artifact.verify(graph.file), weights.stat().st_size)
-    return ENGINES[name].open(file, precision, Hardware(threads or available_cpus(), gpu))
+    hardware = Hardware(threads or available_cpus(), gpu, cpu_runs or CpuRuns())
+    return ENGINES[name].open(file, precision, hardware)
 
 
 def weight_bytes(artifact: Artifact, name: str = "auto", precision: Precision = "float32") -> int:

@@ -35,6 +35,40 @@ class GraphFile:
     weight_bytes: int
 
 
+class CpuRuns:
+    """Runs in flight on the CPU, of all engines that share it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._running_long = 0
+        self._overlapping = False
+        self._lock = threading.Lock()
+
+    def begin(self, *, is_long: bool) -> bool:
+        """Count a run, and return whether it should use all threads.
+
+        Under load, a run may start in the short gap between two other runs. A run therefore has the
+        CPU for itself only if no run is in flight now, and none was when the previous run started.
+        A long run uses all threads beside short runs too, because it may outlast all of them.
+
+        Args:
+            is_long: Whether the batch contains a long row; see `BatchSizes.long_row`.
+        """
+        with self._lock:
+            is_alone = not (self._running or self._overlapping)
+            uses_all = is_alone or (is_long and not self._running_long)
+            self._overlapping = self._running > 0
+            self._running += 1
+            self._running_long += is_long
+        return uses_all
+
+    def end(self, *, is_long: bool) -> None:
+        """Count a run no longer."""
+        with self._lock:
+            self._running -= 1
+            self._running_long -= is_long
+
+
 @dataclass(frozen=True)
 class Hardware:
     """CPU and GPU resources for an engine.
@@ -42,10 +76,12 @@ class Hardware:
     Attributes:
         threads: Number of threads to compute with, for an engine on CPU.
         gpu: CUDA device index, for an engine on GPU.
+        cpu_runs: Runs in flight on the CPU.
     """
 
     threads: int
     gpu: int
+    cpu_runs: CpuRuns
 
 
 @dataclass(frozen=True)
@@ -134,15 +170,16 @@ _MAX_BYTES_COMPILED_TWICE = 256 * 2**20
 class CpuEngine:
     """A graph compiled for a single batch and, unless it is large, also for concurrent batches.
 
-    A single batch uses all threads, for the lowest latency. Concurrent batches have one thread each
-    and give more throughput, because threads that share a batch synchronise at every node. Measured
-    gains are 3% for all-MiniLM-L6-v2 and 2% for BERT-base (full batches in onnxruntime, two cores
-    of an AMD EPYC with AVX2).
+    A single batch uses all threads, for the lowest latency. Concurrent batches, of this engine or
+    of others, have one thread each and give more throughput, because threads that share a batch
+    synchronise at every node. Measured gains are 3% for all-MiniLM-L6-v2 and 2% for BERT-base (full
+    batches in onnxruntime, two cores of an AMD EPYC with AVX2). A large graph always uses all
+    threads.
 
     Args:
         name: Name in `models.engines.ENGINES`.
         precision: Precision of the computation.
-        threads: Number of threads to compute with.
+        hardware: Threads to compute with, and runs in flight.
         weight_bytes: Size of the graph's weights, in bytes.
         compile_graph: Compiles the graph for a number of concurrent runs.
     """
@@ -153,20 +190,18 @@ class CpuEngine:
         self,
         name: str,
         precision: Precision,
-        threads: int,
+        hardware: Hardware,
         weight_bytes: int,
         compile_graph: Callable[[int], CompiledGraph],
     ) -> None:
         self.name = name
         self.precision = precision
-        self.threads = threads
+        self.threads = threads = hardware.threads
         self.streams = threads if weight_bytes <= _MAX_BYTES_COMPILED_TWICE else 1
         self.batches = _ON_CPU[precision]
         self._graphs: Sequence[CompiledGraph] = tuple(map(compile_graph, sorted({1, self.streams})))
         self.runs: Sequence[Run] = tuple(graph.run for graph in self._graphs)
-        self._running = 0
-        self._overlapping = False
-        self._lock = threading.Lock()
+        self._cpu_runs = hardware.cpu_runs
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
         """Return one vector per row, `(B, W)`, or per token, `(T, W)`; see `engines.OUTPUTS`."""
@@ -177,19 +212,12 @@ class CpuEngine:
     ) -> list[NDArray[np.float32]]:
         """Return several outputs of one forward pass, in the order of their names."""
         single, concurrent = self.runs[0], self.runs[-1]
-        with self._lock:
-            # Under load, a run may start in the short gap between two other runs. A run therefore
-            # counts as single only if no run is in flight now, and none was when the previous run
-            # started. A long row always uses all threads, because it may outlast all other runs.
-            is_long = batch.padded_index.shape[1] > self.batches.long_row
-            is_single = is_long or not (self._running or self._overlapping)
-            self._overlapping = self._running > 0
-            self._running += 1
+        is_long = batch.padded_index.shape[1] > self.batches.long_row
+        uses_all = self._cpu_runs.begin(is_long=is_long)
         try:
-            return (single if is_single else concurrent)(batch, outputs)
+            return (single if uses_all else concurrent)(batch, outputs)
         finally:
-            with self._lock:
-                self._running -= 1
+            self._cpu_runs.end(is_long=is_long)
 
     def cancel(self) -> None:
         """Abort the runs in flight; each aborted run raises an error in its caller."""

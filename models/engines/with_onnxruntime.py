@@ -41,7 +41,7 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
     def compile_graph(concurrent_runs: int) -> CompiledGraph:
         return _compiled(onnxruntime_session(graph.path, hardware.threads // concurrent_runs))
 
-    return CpuEngine("onnxruntime", precision, hardware.threads, graph.weight_bytes, compile_graph)
+    return CpuEngine("onnxruntime", precision, hardware, graph.weight_bytes, compile_graph)
 
 
 def cpu_unusable(_precision: Precision) -> str | None:

@@ -72,7 +72,7 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
 
         return CompiledGraph(run, cancel)
 
-    return CpuEngine("openvino", precision, hardware.threads, graph.weight_bytes, compile_graph)
+    return CpuEngine("openvino", precision, hardware, graph.weight_bytes, compile_graph)
 
 
 def cpu_unusable(precision: Precision) -> str | None:

@@ -155,21 +155,18 @@ class BatchFormer(Generic[Item]):
         with self._lock:
             self._remove(request.entries)
 
-    def form(self, ended: Batch[Item]) -> Batch[Item]:
-        """Remove the next batch from the queue, and return it.
+    def form(self) -> Batch[Item]:
+        """Remove the next batch from the queue, and return it. It counts as running from then on.
 
         The batch is empty if the queue is empty, or has only long items while another stream runs a
         long item.
-
-        Args:
-            ended: Previous batch of the calling stream, which no longer counts as running.
         """
         with self._lock:
-            self._running_tokens -= ended.tokens
-            self._running_long -= ended.is_long
             entries = self._next_batch()
+            if not entries:
+                return Batch()
             tokens = sum(entry.length for entry in entries)
-            longest = max((entry.length for entry in entries), default=0)
+            longest = max(entry.length for entry in entries)
             cost = self._fixed_cost + self._cost(tokens, len(entries), longest)
             is_long = longest > self._long_row
             self._running_tokens += tokens
@@ -177,6 +174,12 @@ class BatchFormer(Generic[Item]):
             self._last_was_long = is_long
             self._remove(entries)
         return Batch([entry.item for entry in entries], tokens, cost, is_long)
+
+    def release(self, batch: Batch[Item]) -> None:
+        """Count a batch as running no longer."""
+        with self._lock:
+            self._running_tokens -= batch.tokens
+            self._running_long -= batch.is_long
 
     def _next_batch(self) -> list[_QueueEntry[Item]]:
         self._drop_removed()

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from service.inference.batcher import Batcher, ItemFailed, Outcome
+from service.inference.batcher import Batcher, Outcome
 from service.inference.metrics import CacheMetrics
+from service.inference.runs import ItemFailed
 
 # Maximum number of tokens of a request whose keys are computed in the event loop, in about 1 ms.
 _INLINE_TOKENS = 10_000

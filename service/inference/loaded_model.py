@@ -13,14 +13,7 @@ from numpy.typing import NDArray
 from models.artifact import Artifact, Check
 from models.engines import OUTPUTS, Agreement, Engine, Output
 from models.packing import pack
-from service.inference.batcher import (
-    Batcher,
-    ItemFailed,
-    Outcome,
-    QueueFull,
-    Stopped,
-    TooLate,
-)
+from service.inference.batcher import Batcher, Outcome, QueueFull, Stopped, TooLate
 from service.inference.cache import ResultCache
 from service.inference.errors import (
     DeadlineExceeded,
@@ -33,6 +26,7 @@ from service.inference.executor import BoundedExecutor, ExecutorFull
 from service.inference.metrics import ModelMetrics, record_outcome
 from service.inference.query_table import look_up
 from service.inference.results import RowResult, RowResults, SparseVector, Vectors
+from service.inference.runs import ItemFailed
 from service.inference.tokenizer import Row, TextTokenizer
 
 Result = TypeVar("Result")

@@ -18,6 +18,7 @@ from models.packing import pack
 from service.inference.batch_former import AttentionCost, BatchFormer
 from service.inference.batcher import Batcher
 from service.inference.cache import ResultCache
+from service.inference.devices import Devices
 from service.inference.executor import BoundedExecutor
 from service.inference.loaded_model import BatchItem, run_batch, sealed
 from service.inference.metrics import InferenceMetrics, ModelMetrics
@@ -50,7 +51,7 @@ class ModelOptions:
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag` or `tokenize`.
         cache_bytes: Maximum size of the cache of results, in bytes; 0: no cache.
-        share: Share of the streams while other models have queued work too, relative to theirs.
+        share: Weight in the division of the device's time among models with queued work.
     """
 
     name: str | None = None
@@ -76,6 +77,7 @@ async def open_model(
     *,
     metrics: ModelMetrics | None = None,
     on_stop: Callable[[BaseException], None] | None = None,
+    devices: Devices | None = None,
 ) -> Model:
     """Open the model of an artifact, run the self-check, and start the model's batcher.
 
@@ -87,12 +89,14 @@ async def open_model(
         metrics: Metrics of all versions of the model; None: new metrics in a separate registry.
         on_stop: Called with the error if the batcher stops because of a failure, such as a broken
             engine; None: the error is logged.
+        devices: Devices that the model shares with other models; None: shared with no other model.
 
     Raises:
         ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
         EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
     """
-    opened = await asyncio.to_thread(_open, Path(path), options)
+    devices = devices or Devices()
+    opened = await asyncio.to_thread(_open, Path(path), options, devices)
     artifact, tokenizer, query_weights, engine, agreement, self_check_s = opened
     name = options.name or artifact.manifest.name
     if metrics is None:
@@ -122,6 +126,8 @@ async def open_model(
             long_row=engine.batches.long_row,
             attention_cost=attention_cost,
         ),
+        devices.pool(engine, options.gpu),
+        share=options.share,
         probe=partial(run, probe),
         cancel=engine.cancel,
         max_queue_tokens=options.max_queue_tokens,
@@ -164,13 +170,16 @@ async def open_model(
 
 
 def _open(
-    path: Path, options: ModelOptions
+    path: Path, options: ModelOptions, devices: Devices
 ) -> tuple[Artifact, TextTokenizer, Vectors, Engine, Mapping[Output, Agreement], float]:
     """Return the parts of a model, the self-check's agreement, and its duration in seconds."""
     artifact = Artifact.load(path)
     tokenizer = TextTokenizer(artifact, options.max_chars)
     query_weights = read_query_weights(artifact)
-    engine = open_engine(artifact, options.engine, options.precision, options.threads, options.gpu)
+    engine = open_engine(
+        *(artifact, options.engine, options.precision, options.threads, options.gpu),
+        devices.cpu_runs,
+    )
     started = time.monotonic()
     agreement = self_check(engine, artifact)
     return artifact, tokenizer, query_weights, engine, agreement, time.monotonic() - started

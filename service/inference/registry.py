@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from models.artifact import MANIFEST, Artifact, ArtifactError
 from models.engines import weight_bytes
+from service.inference.devices import Devices
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.metrics import InferenceMetrics, ModelMetrics
 from service.inference.model import Model
@@ -181,6 +182,7 @@ class ModelRegistry:
         self._on_stop = on_stop or log_stop
         # The most recently used models are last.
         self._entries: dict[str, _Entry] = {}
+        self._devices = Devices()
         self._model_metrics: dict[str, ModelMetrics] = {}
         self._names: dict[str, str] = {}
         self._retired: set[_Version] = set()
@@ -464,6 +466,7 @@ class ModelRegistry:
                 entry.spec.options,
                 metrics=entry.metrics,
                 on_stop=self._on_stop,
+                devices=self._devices,
             )
         except BaseException:
             entry.metrics.loads["failed"].inc()

@@ -21,8 +21,10 @@ from models.engines import (
     BatchSizes,
     CompiledGraph,
     CpuEngine,
+    CpuRuns,
     Engine,
     EngineError,
+    Hardware,
     Output,
     Precision,
     Run,
@@ -206,7 +208,7 @@ def test_run_uses_all_threads_only_when_no_run_overlaps() -> None:
         return CompiledGraph(run, cancel=lambda: None)
 
     graphs = {2: compiled("one"), 1: compiled("all")}
-    engine = CpuEngine("fake", "float32", 2, 0, graphs.__getitem__)
+    engine = CpuEngine("fake", "float32", Hardware(2, 0, CpuRuns()), 0, graphs.__getitem__)
     short, held = pack([[1]]), pack([[1], [2]])
     engine.run(short)
     engine.run(short)
@@ -491,11 +493,12 @@ def test_large_graph_is_compiled_once_and_runs_one_batch_at_a_time() -> None:
         compiled.append(concurrent_runs)
         return CompiledGraph(lambda *_: [np.zeros((1, 1), np.float32)], lambda: None)
 
-    engine = CpuEngine("fake", "float32", 4, 10**9, compile_graph)
+    four, one = (Hardware(threads, 0, CpuRuns()) for threads in (4, 1))
+    engine = CpuEngine("fake", "float32", four, 10**9, compile_graph)
     assert (compiled, engine.streams, engine.threads, len(engine.runs)) == ([1], 1, 4, 1)
     compiled.clear()
-    engine = CpuEngine("fake", "float32", 4, 10**8, compile_graph)
+    engine = CpuEngine("fake", "float32", four, 10**8, compile_graph)
     assert (compiled, engine.streams, engine.threads, len(engine.runs)) == ([1, 4], 4, 4, 2)
     compiled.clear()
-    CpuEngine("fake", "float32", 1, 10**8, compile_graph)
+    CpuEngine("fake", "float32", one, 10**8, compile_graph)
     assert compiled == [1]

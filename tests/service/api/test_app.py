@@ -296,8 +296,8 @@ def test_request_that_would_miss_its_deadline_returns_429_and_is_not_run(
         ThreadPoolExecutor(2) as clients,
     ):
         assert encode(client, 1)[0] == 200  # measures the throughput
-        for stream in ready_model(client).batcher._streams:
-            stream.recent_s, stream.recent_tokens = 3.0, 1.0
+        runner = ready_model(client).batcher._runner
+        runner._recent_s, runner._recent_tokens = 3.0, 1.0
         stub.fault = "hang"
         running = clients.submit(encode, client, POISON)
         eventually(lambda: stub.ran[-1:] == [1] and len(stub.ran) == 2)

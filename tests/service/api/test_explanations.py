@@ -245,14 +245,14 @@ def test_error_in_the_second_pass_names_the_document_of_the_request(
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
         first, second = model.rerank("a cat", texts).ranking()[:2]
         (failing,) = model.model.tokenizer.rows_of_texts([texts[second]], None, "truncate")
-        run = model.model.batcher._run
+        run = model.model.batcher._runner._run
 
         def faulty(items: Sequence[BatchItem]) -> Sequence[RowResults]:
             if any(i.row.ids == failing.ids and "tokens" in i.outputs for i in items):
                 raise RuntimeError("engine fault")
             return run(items)
 
-        monkeypatch.setattr(model.model.batcher, "_run", faulty)
+        monkeypatch.setattr(model.model.batcher._runner, "_run", faulty)
         with pytest.raises(vitrine.InferenceFailed) as raised:
             model.rerank("a cat", texts, top_n=2, explain=True)
         assert (raised.value.index, raised.value.pointer) == (second, f"/documents/{second}")

@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact, ArtifactError, sha256
-from service.inference.batcher import ItemFailed
 from service.inference.errors import InferenceFailed, InvalidInput, NotReady, Overloaded
 from service.inference.query_table import read_query_weights
 from service.inference.results import SparseVector
+from service.inference.runs import ItemFailed
 from service.inference.tokenizer import TextTokenizer
 from tests.models.checkpoints import write_json
 from tests.serving import ready_model, values_of

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
-from tests.serving import lines_until, process
+from tests.serving import lines_until, process, ready_model
 
 pytestmark = pytest.mark.slow
 

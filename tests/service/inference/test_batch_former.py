@@ -3,6 +3,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from service.inference.batch_former import Batch, BatchFormer, QueuedRequest
 from tests.eventually import HANG_S
 
+Item = TypeVar("Item")
 NONE: Batch[int] = Batch()
 
 
@@ -41,6 +43,12 @@ def add(former: BatchFormer[int], *lengths: int) -> QueuedRequest[int]:
     return former.add(lengths, lengths)
 
 
+def next_batch(former: BatchFormer[Item], ended: Batch[Item]) -> Batch[Item]:
+    """Return the next batch of the stream that has run the ended batch."""
+    former.release(ended)
+    return former.form()
+
+
 def batches_of(former: BatchFormer[int]) -> list[list[int]]:
     """Return all batches, the items of each sorted."""
     return [sorted(batch.items) for batch in formed(former)]
@@ -48,16 +56,16 @@ def batches_of(former: BatchFormer[int]) -> list[list[int]]:
 
 def formed(former: BatchFormer[int]) -> Iterator[Batch[int]]:
     batch = NONE
-    while (batch := former.form(batch)).items:
+    while (batch := next_batch(former, batch)).items:
         yield batch
 
 
 def test_empty_queue_forms_an_empty_batch() -> None:
     former = former_of()
-    assert not former.form(NONE).items
+    assert not former.form().items
     add(former, 5)
-    assert former.form(NONE) == Batch([5], 5, 15.0)
-    assert not former.form(NONE).items
+    assert former.form() == Batch([5], 5, 15.0)
+    assert not former.form().items
 
 
 def test_queued_requests_form_one_batch() -> None:
@@ -124,7 +132,7 @@ def test_items_of_equal_length_run_in_order_of_arrival() -> None:
     batch: Batch[str] = Batch()
     # Three fit. The second batch is b's turn: its oldest, then whatever has waited longest.
     for expected in (["a0", "a1", "a2"], ["b0", "a3", "b1"], ["b2", "b3"]):
-        batch = former.form(batch)
+        batch = next_batch(former, batch)
         assert batch.items == expected
 
 
@@ -138,7 +146,7 @@ def test_small_request_waits_for_one_batch_of_a_huge_one_at_most() -> None:
 def test_item_of_unusual_length_does_not_starve() -> None:
     former = former_of(*[5] * 20, 95)
     batch, before = NONE, 0
-    while 95 not in (batch := former.form(batch)).items:
+    while 95 not in (batch := next_batch(former, batch)).items:
         before += 1
         for _ in range(40):
             add(former, 5)
@@ -148,11 +156,11 @@ def test_item_of_unusual_length_does_not_starve() -> None:
 
 def test_batch_leaves_other_streams_their_share_of_the_tokens() -> None:
     former = former_of(*[6] * 8, streams=2, min_split_tokens=1)
-    first, second = former.form(NONE), former.form(NONE)
+    first, second = former.form(), former.form()
     assert [len(first.items), len(second.items)] == [4, 4]
     add(former, *[6] * 8)
     # 48 queued and 24 running tokens: a share of 36.
-    assert len(former.form(first).items) == 6
+    assert len(next_batch(former, first).items) == 6
 
 
 def test_queue_below_min_split_tokens_forms_one_batch() -> None:
@@ -185,7 +193,7 @@ def test_removed_items_are_released_while_others_wait() -> None:
     del leaving
     for _ in range(20):
         former.add([{2}], [90])
-    former.form(Batch())
+    former.form()
     assert former.tokens == 19 * 90
     assert gone() is None
 
@@ -208,7 +216,7 @@ def test_every_item_is_in_exactly_one_batch(
         if lengths is not None:
             add(former, *lengths)
         else:
-            batch = former.form(batch)
+            batch = next_batch(former, batch)
             out += batch.items
     out += [item for rest in batches_of(former) for item in rest]
     assert Counter(out) == Counter(item for lengths in requests for item in lengths or ())
@@ -231,7 +239,7 @@ def test_concurrent_add_and_form_neither_lose_nor_repeat_items() -> None:
         batch, was_last = NONE, False
         while batch.items or not was_last:
             was_last = all_added.is_set()
-            batch = former.form(batch)
+            batch = next_batch(former, batch)
             out.extend(batch.items)
 
     takers = [threading.Thread(target=take) for _ in range(4)]
@@ -270,7 +278,7 @@ def test_tokens_ahead_ignores_finished_and_removed_items() -> None:
     former = former_of()
     leaving, staying = add(former, 30, 30), add(former, 40, 60)
     former.remove(leaving)
-    assert former.form(NONE).tokens == 100
+    assert former.form().tokens == 100
     assert former.tokens_ahead(1000) == 0
     assert staying.tokens == leaving.tokens == 0
 
@@ -282,7 +290,7 @@ def test_oldest_items_has_one_item_of_each_queued_request() -> None:
     left = add(former, 80)
     former.remove(left)
     assert former.oldest_items() == [60, 70]
-    assert former.form(NONE).items == [60]
+    assert former.form().items == [60]
     assert sorted(former.oldest_items()) == [61, 70]
 
 
@@ -298,18 +306,18 @@ def test_long_items_take_every_second_turn_while_shorter_ones_wait() -> None:
 
 def test_long_items_run_one_at_a_time_and_leave_other_streams_to_shorter_ones() -> None:
     former = former_of(900, 901, 902, 5, streams=2)
-    first = former.form(NONE)
+    first = former.form()
     assert first.items == [900]
-    second = former.form(NONE)
+    second = former.form()
     assert second.items == [5]
-    assert not former.form(second).items
+    assert not next_batch(former, second).items
     add(former, 7)
-    second = former.form(NONE)
+    second = former.form()
     assert second.items == [7]
-    first = former.form(first)
+    first = next_batch(former, first)
     assert first.items == [901]
-    assert not former.form(second).items
-    assert former.form(first).items == [902]
+    assert not next_batch(former, second).items
+    assert next_batch(former, first).items == [902]
 
 
 def test_long_items_run_however_many_shorter_ones_arrive() -> None:
@@ -317,13 +325,13 @@ def test_long_items_run_however_many_shorter_ones_arrive() -> None:
     batch, long_items = NONE, []
     for _ in range(4):
         add(former, 60)
-        batch = former.form(batch)
+        batch = next_batch(former, batch)
         long_items += [item for item in batch.items if item >= 900]
     assert long_items == [900, 901]
 
 
 def test_short_items_behind_a_long_one_of_their_request_do_not_wait_for_it() -> None:
     former = former_of(900, streams=2)
-    assert former.form(NONE).is_long
+    assert former.form().is_long
     add(former, 901, 5, 902, 6)
-    assert sorted(former.form(NONE).items) == [5, 6]
+    assert sorted(former.form().items) == [5, 6]

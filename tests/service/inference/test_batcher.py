@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from service.inference.batcher import (
     Batcher,
-    ItemFailed,
     Outcome,
     QueueFull,
     Stopped,
     TooLate,
     _union_s,
 )
+from service.inference.runs import ItemFailed
 from tests.batchers import (
     POISON,
     ManualClock,
@@ -362,8 +362,7 @@ async def test_drain_time_follows_from_the_measured_throughput() -> None:
 
 def set_throughput_to_one_token_per_second(batcher: Batcher[int, int]) -> Batcher[int, int]:
     """Set the throughput that the batcher has measured."""
-    for stream in batcher._streams:
-        stream.recent_s, stream.recent_tokens = 5.0, 5.0
+    batcher._runner._recent_s = batcher._runner._recent_tokens = 5.0
     return batcher
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from service.inference.batch_former import Batch, BatchFormer
-from service.inference.batcher import Batcher, ItemFailed, Outcome, RunBroken, Stopped
+from service.inference.batcher import Batcher, Outcome, Stopped
+from service.inference.runs import ItemFailed, RunBroken
 from tests.batchers import (
     POISON,
     ManualClock,
@@ -113,10 +114,10 @@ async def test_defect_of_the_batcher_fails_all_requests_and_calls_on_stop(
     form = BatchFormer.form
     formed: list[object] = []
 
-    def break_down(former: BatchFormer[object], ended: Batch[object]) -> Batch[object]:
+    def break_down(former: BatchFormer[object]) -> Batch[object]:
         if len(formed) == good_batches:
             raise ZeroDivisionError
-        formed.append(batch := form(former, ended))
+        formed.append(batch := form(former))
         return batch
 
     monkeypatch.setattr(BatchFormer, "form", break_down)

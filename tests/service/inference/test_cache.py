@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from service.inference.batcher import ItemFailed, Outcome
+from service.inference.batcher import Outcome
 from service.inference.cache import ResultCache
 from service.inference.metrics import CacheMetrics
+from service.inference.runs import ItemFailed
 from tests.batchers import POISON, Recorder, batcher_of, settled, with_batcher
 from tests.eventually import HANG_S
 

@@ -83,14 +83,14 @@ async def test_cancelled_call_leaves_the_queue(
     model: vitrine.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, began = threading.Event(), threading.Event()
-    run = model.batcher._run
+    run = model.batcher._runner._run
 
     def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
         began.set()
         assert gate.wait(HANG_S)
         return run(items)
 
-    monkeypatch.setattr(model.batcher, "_run", held)
+    monkeypatch.setattr(model.batcher._runner, "_run", held)
     running = [asyncio.create_task(model.encode(["held"])) for _ in range(2)]
     await eventually_async(began.is_set)
     queued = asyncio.create_task(model.encode(["queued " * 50] * 20))
@@ -107,13 +107,13 @@ async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
     model: vitrine.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
-    run = model.batcher._run
+    run = model.batcher._runner._run
 
     def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
         assert gate.wait(HANG_S)
         return run(items)
 
-    monkeypatch.setattr(model.batcher, "_run", held)
+    monkeypatch.setattr(model.batcher._runner, "_run", held)
     with pytest.raises(vitrine.DeadlineExceeded, match=r"deadline of 0\.1 s exceeded"):
         await model.encode(["late"], timeout_s=0.1)
     gate.set()
