@@ -54,10 +54,9 @@ def test_routes_table_agrees_with_the_code(settings: Settings) -> None:
     app = create_app(settings)
     documented: dict[str, str] = {}
     for cells in rows("| route | scope of its key | |"):
-        method = cells[0].strip("`").split()[0]
-        documented |= {
-            f"{method} {path}": cells[1] for path in re.findall(r"/[a-z0-9_./{}]+", cells[0])
-        }
+        methods = re.findall(r"`([A-Z]+)\b", cells[0])
+        paths = re.findall(r"/[a-z0-9_./{}]+", cells[0])
+        documented |= {f"{method} {path}": cells[1] for method in methods for path in paths}
     actual: dict[str, str] = {}
     for route in flat_routes(app.routes):
         dependencies = route.dependencies if isinstance(route, APIRoute) else []

@@ -283,6 +283,7 @@ def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 NATIVE = {"encode", "classify", "rerank", "score", "tag", "healthz", "readyz", "info", "metrics"}
+NATIVE |= {"list_models", "model_info", "load_model", "delete_model"}
 OPENAI = {"embeddings", "models", "model"}
 TEI_PROBES = {"tei_health", "tei_root", "tei_ping"}  # one probe under three paths
 TEI = {"tei", "tei_embed", "embed_all", "embed_sparse", "similarity", "tokenize", "decode"}
@@ -311,7 +312,9 @@ def test_openapi_document_lists_headers_and_limits(client: TestClient) -> None:
     parameters = {parameter["name"]: parameter["in"] for parameter in encode["parameters"]}
     assert parameters == {"X-Request-Id": "header", "X-Request-Timeout-Ms": "header"}
     headers = encode["responses"]["200"]["headers"]
-    assert headers.keys() == {"Server-Timing", "X-Engine", "X-Shape", "X-Request-Id"}
+    assert headers.keys() == {
+        *("Server-Timing", "X-Model-Version", "X-Engine", "X-Shape", "X-Request-Id")
+    }
     assert "Retry-After" in encode["responses"]["429"]["headers"]
     limits = client.get("/info").json()["limits"]
     for schema, field in (("EncodeRequest", "inputs"), ("EmbeddingsRequest", "input")):
