@@ -36,8 +36,10 @@ from service.debug.process import GradientProcess, worker_command
 from service.debug.request_models import BODIES
 from service.debug.state import DebugState
 from service.inference.batcher import RunBroken
+from service.inference.cache import ResultCache
 from service.inference.errors import VitrineError
 from service.inference.opening import open_model
+from service.inference.results import RowResults
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")
@@ -75,10 +77,12 @@ def create_app(
         OSError: The file `auth.keys_file` cannot be read.
         ValueError: `auth.keys_file` is invalid or writable by everybody, or two API keys are equal.
     """
-    metrics = Metrics(settings.limits.request_s)
+    cache: ResultCache[RowResults] = ResultCache(settings.cache.max_bytes)
+    metrics = Metrics(settings.limits.request_s, cache)
     state = DebugState(
         settings=settings,
         metrics=metrics,
+        cache=cache,
         keys=KeyRing(settings.auth.all_keys()),
         body_budget=BodyBudget(settings.limits.max_bodies_bytes),
         gradients=GradientProcess(
@@ -175,6 +179,7 @@ async def _load(
             state.settings.model.path,
             state.settings.model_options(),
             metrics=state.metrics.inference,
+            cache=state.cache,
             on_stop=partial(_report_stop, on_fatal),
         )
         # Objects loaded so far are permanent. Freezing them avoids 50 ms garbage-collection pauses.

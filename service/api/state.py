@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from service.api.metrics import Metrics
+from service.inference.cache import ResultCache
 from service.inference.errors import NotReady
 from service.inference.model import Model
+from service.inference.results import RowResults
 from service.settings import Settings
 
 if TYPE_CHECKING:  # these modules import this one
@@ -24,6 +26,7 @@ class AppState:
     Attributes:
         settings: All settings.
         metrics: All metrics.
+        cache: Cache of results.
         keys: API keys.
         body_budget: Memory budget of request bodies in flight.
         model: The served model; None while the model is loading, and after shutdown.
@@ -32,6 +35,7 @@ class AppState:
 
     settings: Settings
     metrics: Metrics
+    cache: ResultCache[RowResults]
     keys: KeyRing
     body_budget: BodyBudget
     model: Model | None = None

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from service.inference.batch_former import Batch, BatchFormer
+from service.inference.cache import CacheCounts
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -97,12 +98,14 @@ class Outcome(Generic[Result]):
         run_s: Seconds during which at least one item was running.
         cache_s: Seconds of lookups in the cache, and of waits for items of other requests; None: no
             cache.
+        cache_counts: Counts of the items in the cache; None: no cache.
     """
 
     results: list[Result]
     queue_s: float
     run_s: float
     cache_s: float | None = None
+    cache_counts: CacheCounts | None = None
 
 
 @dataclass(eq=False)
