@@ -38,6 +38,7 @@ from service.debug.state import DebugState
 from service.inference.batcher import RunBroken
 from service.inference.cache import ResultCache
 from service.inference.errors import VitrineError
+from service.inference.metrics import CacheMetrics
 from service.inference.opening import open_model
 from service.inference.results import RowResults
 from service.settings import Settings
@@ -77,8 +78,9 @@ def create_app(
         OSError: The file `auth.keys_file` cannot be read.
         ValueError: `auth.keys_file` is invalid or writable by everybody, or two API keys are equal.
     """
+    metrics = Metrics(settings.limits.request_s)
     cache: ResultCache[RowResults] = ResultCache(settings.cache.max_bytes)
-    metrics = Metrics(settings.limits.request_s, cache)
+    metrics.registry.register(CacheMetrics(cache))
     state = DebugState(
         settings=settings,
         metrics=metrics,

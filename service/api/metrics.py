@@ -8,9 +8,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from service.inference.cache import ResultCache
-from service.inference.metrics import CacheMetrics, InferenceMetrics, seconds_buckets
-from service.inference.results import RowResults
+from service.inference.metrics import InferenceMetrics, seconds_buckets
 
 
 class Metrics:
@@ -19,18 +17,16 @@ class Metrics:
     Args:
         longest_s: Maximum deadline of a request, in seconds; the last finite bucket bound of the
             duration histograms.
-        cache: Cache of results.
 
     Attributes:
         registry: Registry of all metrics.
         inference: Metrics of the model.
     """
 
-    def __init__(self, longest_s: float, cache: ResultCache[RowResults]) -> None:
+    def __init__(self, longest_s: float) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.inference = InferenceMetrics(self.registry, longest_s)
-        self.registry.register(CacheMetrics(cache))
         self.requests = Counter(
             "vitrine_requests",
             "Requests by status; 'disconnected': the client disconnected before the response; "
