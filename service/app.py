@@ -44,9 +44,12 @@ from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
 from service.debug.request_models import BODIES
 from service.debug.state import DebugState
+from service.inference.cache import ResultCache
 from service.inference.errors import VitrineError
+from service.inference.metrics import CacheMetrics
 from service.inference.model_watch import ModelWatch
 from service.inference.registry import ModelRegistry
+from service.inference.results import RowResults
 from service.inference.runs import RunBroken
 from service.settings import Settings
 
@@ -86,16 +89,20 @@ def create_app(
         ValueError: `auth.keys_file` is invalid or writable by everybody, or two API keys are equal.
     """
     metrics = Metrics(settings.limits.request_s)
+    cache: ResultCache[RowResults] = ResultCache(settings.cache.max_bytes)
+    metrics.registry.register(CacheMetrics(cache))
     registry = ModelRegistry(
         default=settings.models.default,
         max_bytes=settings.models.max_bytes,
         load_s=settings.models.load_s,
         metrics=metrics.inference,
+        cache=cache,
         on_stop=partial(_report_stop, on_fatal),
     )
     state = DebugState(
         settings=settings,
         metrics=metrics,
+        cache=cache,
         keys=KeyRing(settings.auth.all_keys()),
         body_budget=BodyBudget(settings.limits.max_bodies_bytes),
         registry=registry,

@@ -369,7 +369,6 @@ class Settings(BaseSettings):
             max_queue_tokens=self.batch.max_queue_tokens,
             max_chars=self.limits.max_chars,
             max_token_vectors=self.limits.max_token_vectors,
-            cache_bytes=self.cache.max_bytes,
         )
 
 

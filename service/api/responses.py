@@ -22,6 +22,7 @@ from service.inference.results import (
     TokenEmbeddings,
     Vectors,
 )
+from service.inference.stages import Stages
 from service.inference.tokenizer import Row
 
 OutputResult = Embeddings | TokenEmbeddings | SparseEmbeddings | MultiEmbeddings
@@ -46,7 +47,7 @@ class Result(Protocol):
         """Size in JSON, in numbers."""
 
     @property
-    def seconds(self) -> Mapping[str, float]:
+    def seconds(self) -> Stages:
         """Duration in seconds of each stage."""
 
 
@@ -62,7 +63,7 @@ class SeveralResults:
         return sum(result.size for result in self.results)
 
     @property
-    def seconds(self) -> Mapping[str, float]:
+    def seconds(self) -> Stages:
         """Duration in seconds of each stage."""
         return self.results[0].seconds
 
@@ -87,16 +88,28 @@ async def respond(
             headers["Content-Encoding"] = "gzip"
     serialize_s = time.perf_counter() - started
     model.metrics.stage_seconds["serialize"].observe(serialize_s)
-    stages = {**result.seconds, "serialize": serialize_s}
     return Response(
         body,
         headers={
-            "Server-Timing": ", ".join(f"{name};dur={s * 1e3:.3f}" for name, s in stages.items()),
+            "Server-Timing": _server_timing(result.seconds, serialize_s),
             "X-Model-Version": model.version,
             "X-Engine": f"{model.engine.name}; precision={model.engine.precision}",
             **headers,
         },
         media_type=media_type,
+    )
+
+
+def _server_timing(stages: Stages, serialize_s: float) -> str:
+    """Return a Server-Timing header, in which the counts describe the stage "cache"."""
+    descriptions: dict[str, str] = {}
+    if (counts := stages.cache_counts) is not None:
+        described = f"hits={counts.hits} shared={counts.shared} misses={counts.misses}"
+        descriptions["cache"] = f';desc="{described}"'
+    durations = {**stages, "serialize": serialize_s}
+    return ", ".join(
+        f"{name}{descriptions.get(name, '')};dur={duration * 1e3:.3f}"
+        for name, duration in durations.items()
     )
 
 

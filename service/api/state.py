@@ -9,10 +9,12 @@ from fastapi import Depends, Request
 
 from service.api.deadline import deadline_s
 from service.api.metrics import Metrics
+from service.inference.cache import ResultCache
 from service.inference.errors import NotReady
 from service.inference.model import Model
 from service.inference.model_watch import ModelWatch
 from service.inference.registry import ModelRegistry
+from service.inference.results import RowResults
 from service.settings import Settings
 
 if TYPE_CHECKING:  # these modules import this one
@@ -30,6 +32,7 @@ class AppState:
     Attributes:
         settings: All settings.
         metrics: All metrics.
+        cache: Cache of results.
         keys: API keys.
         body_budget: Memory budget of request bodies in flight.
         registry: The served models.
@@ -39,6 +42,7 @@ class AppState:
 
     settings: Settings
     metrics: Metrics
+    cache: ResultCache[RowResults]
     keys: KeyRing
     body_budget: BodyBudget
     registry: ModelRegistry

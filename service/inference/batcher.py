@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from service.inference.batch_former import BatchFormer
+from service.inference.cache import CacheCounts
 from service.inference.runs import BatchRunner, Request, RequestItem
 from service.inference.streams import StreamPool
 
@@ -48,12 +49,14 @@ class Outcome(Generic[Result]):
         run_s: Seconds during which at least one item was running.
         cache_s: Seconds of lookups in the cache, and of waits for items of other requests; None: no
             cache.
+        cache_counts: Counts of the items in the cache; None: no cache.
     """
 
     results: list[Result]
     queue_s: float
     run_s: float
     cache_s: float | None = None
+    cache_counts: CacheCounts | None = None
 
 
 class Batcher(Generic[Item, Result]):

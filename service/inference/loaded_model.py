@@ -14,7 +14,7 @@ from models.artifact import Artifact, Check
 from models.engines import OUTPUTS, Agreement, Engine, Output
 from models.packing import pack
 from service.inference.batcher import Batcher, Outcome, QueueFull, Stopped, TooLate
-from service.inference.cache import ResultCache
+from service.inference.cached_batcher import CachedBatcher
 from service.inference.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -27,6 +27,7 @@ from service.inference.metrics import ModelMetrics, record_outcome
 from service.inference.query_table import look_up
 from service.inference.results import RowResult, RowResults, SparseVector, Vectors
 from service.inference.runs import ItemFailed
+from service.inference.stages import Stages
 from service.inference.tokenizer import Row, TextTokenizer
 
 Result = TypeVar("Result")
@@ -89,7 +90,7 @@ class LoadedModel:
         query_weights: Weights of queries that are looked up, `(V,)`; empty for other models.
         engine: The engine that runs the artifact's graph.
         batcher: Batcher that runs rows on the engine.
-        cache: Cache of the results of rows; None: no cache.
+        cache: The batcher behind a cache of the results of rows; None: no cache.
         max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag` or `tokenize`.
@@ -109,7 +110,7 @@ class LoadedModel:
     query_weights: Vectors
     engine: Engine
     batcher: Batcher[BatchItem, RowResults]
-    cache: ResultCache[BatchItem, RowResults] | None
+    cache: CachedBatcher[BatchItem, RowResults] | None
     max_cost: int
     max_token_vectors: int
     graph_sha256: str
@@ -148,7 +149,6 @@ class LoadedModel:
         self.engine.close()
         # The metrics may outlive the model and must not keep its engine in memory.
         self.metrics.remove_queue(self.batcher)
-        self.metrics.cache.bytes.set_function(float)
 
     async def encode_rows(
         self,
@@ -241,7 +241,7 @@ class LoadedModel:
         *,
         max_tokens: int | None = None,
         needs_engine: bool = True,
-    ) -> tuple[Sequence[Row], list[Any], Mapping[str, float]]:
+    ) -> tuple[Sequence[Row], list[Any], Stages]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
 
         The results are a sequence per output, with the result of each input.
@@ -281,7 +281,10 @@ class LoadedModel:
                     outcome = await self.encode_rows(rows, outputs, remaining_s)
             except TimeoutError:
                 raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded") from None
-        seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
+        seconds = Stages(
+            {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s},
+            outcome.cache_counts,
+        )
         if outcome.cache_s is not None:
             seconds["cache"] = outcome.cache_s
         for stage, duration in seconds.items():

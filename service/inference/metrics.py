@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from service.inference.cache import ResultCache
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -27,29 +30,38 @@ def seconds_buckets(longest_s: float) -> tuple[float, ...]:
     return (*(bound for bound in _SECONDS if bound < longest_s), longest_s)
 
 
-class CacheMetrics:
-    """The Prometheus metrics of a cache of results.
+class CacheMetrics(Collector):
+    """The Prometheus metrics of a cache of results, which are read when they are scraped.
 
     Args:
-        registry: Prometheus registry in which the metrics are registered.
+        cache: The cache.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        items = Counter(
+    def __init__(self, cache: ResultCache[Any]) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        counts = self._cache.counts
+        items = CounterMetricFamily(
             "vitrine_cache_items",
             "Items looked up in the cache: found there (hit), computed by another request at the "
             "same time or for an equal item of the same request (shared), or computed (miss)",
-            ["result"],
-            registry=registry,
+            labels=["result"],
         )
-        self.items = {result: items.labels(result) for result in ("hit", "shared", "miss")}
-        self.saved_tokens = Counter(
+        items.add_metric(["hit"], counts.hits)
+        items.add_metric(["shared"], counts.shared)
+        items.add_metric(["miss"], counts.misses)
+        yield items
+        yield CounterMetricFamily(
             "vitrine_cache_saved_tokens",
             "Tokens of items that were found in the cache or shared",
-            registry=registry,
+            value=counts.saved_tokens,
         )
-        self.bytes = Gauge(
-            "vitrine_cache_bytes", "Size of the results in the cache, in bytes", registry=registry
+        yield GaugeMetricFamily(
+            "vitrine_cache_bytes",
+            "Size of the results in the cache, in bytes",
+            value=self._cache.size,
         )
 
 
@@ -108,7 +120,6 @@ class InferenceMetrics:
             "Tokens of all batches, padding included; vitrine_batch_tokens_sum excludes it",
             **options,
         )
-        self.cache = CacheMetrics(registry)
         self.queue_tokens = Gauge("vitrine_queue_tokens", "Queued tokens", **options)
         self.oldest_age = Gauge(
             "vitrine_oldest_queued_request_age_seconds",
@@ -147,7 +158,6 @@ class ModelMetrics:
         self.batch_tokens = metrics.batch_tokens.labels(model)
         self.batch_seconds = metrics.batch_seconds.labels(model)
         self.padded_tokens = metrics.padded_tokens.labels(model)
-        self.cache = metrics.cache
         self.loaded_bytes = metrics.loaded_bytes.labels(model)
         self.loads = {result: metrics.loads.labels(model, result) for result in RESULTS}
         self.unloads = metrics.unloads.labels(model)

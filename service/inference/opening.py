@@ -1,6 +1,7 @@
 """`open_model`: opens an artifact, verifies its engine, and starts the batcher of its model."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from models.packing import pack
 from service.inference.batch_former import AttentionCost, BatchFormer
 from service.inference.batcher import Batcher
 from service.inference.cache import ResultCache
+from service.inference.cached_batcher import CachedBatcher
 from service.inference.devices import Devices
 from service.inference.executor import BoundedExecutor
 from service.inference.loaded_model import BatchItem, run_batch, sealed
@@ -50,7 +52,7 @@ class ModelOptions:
         max_chars: Maximum number of characters per text.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag` or `tokenize`.
-        cache_bytes: Maximum size of the cache of results, in bytes; 0: no cache.
+        cache_bytes: Maximum size of the model's own cache of results, in bytes; 0: no cache.
         share: Weight in the division of the device's time among models with queued work.
     """
 
@@ -76,6 +78,7 @@ async def open_model(
     options: ModelOptions = DEFAULT_OPTIONS,
     *,
     metrics: ModelMetrics | None = None,
+    cache: ResultCache[RowResults] | None = None,
     on_stop: Callable[[BaseException], None] | None = None,
     devices: Devices | None = None,
 ) -> Model:
@@ -87,6 +90,8 @@ async def open_model(
         path: Folder of an artifact written by `vitrine-export`.
         options: Runtime options.
         metrics: Metrics of all versions of the model; None: new metrics in a separate registry.
+        cache: Cache of results that several models share; None: the model's own, of
+            `options.cache_bytes`.
         on_stop: Called with the error if the batcher stops because of a failure, such as a broken
             engine; None: the error is logged.
         devices: Devices that the model shares with other models; None: shared with no other model.
@@ -95,6 +100,7 @@ async def open_model(
         ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
         EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
     """
+    cache = cache or ResultCache(options.cache_bytes)
     devices = devices or Devices()
     opened = await asyncio.to_thread(_open, Path(path), options, devices)
     artifact, tokenizer, query_weights, engine, agreement, self_check_s = opened
@@ -135,17 +141,6 @@ async def open_model(
         cost_s=cost_s,
         on_stop=on_stop or log_stop,
     )
-    cache: ResultCache[BatchItem, RowResults] | None = None
-    if options.cache_bytes:
-        cache = ResultCache(
-            batcher,
-            key=attrgetter("key"),
-            length=attrgetter("tokens"),
-            sealed=sealed,
-            max_bytes=options.cache_bytes,
-            metrics=metrics.cache,
-        )
-        metrics.cache.bytes.set_function(lambda: cache.size)
     model = Model(
         name=name,
         created=int(artifact.path.stat().st_mtime),
@@ -154,7 +149,7 @@ async def open_model(
         query_weights=query_weights,
         engine=engine,
         batcher=batcher,
-        cache=cache,
+        cache=_behind_cache(batcher, cache, artifact, engine) if cache.max_bytes else None,
         max_cost=max_cost,
         max_token_vectors=options.max_token_vectors,
         graph_sha256=artifact.graph_sha256(engine.name),
@@ -183,6 +178,24 @@ def _open(
     started = time.monotonic()
     agreement = self_check(engine, artifact)
     return artifact, tokenizer, query_weights, engine, agreement, time.monotonic() - started
+
+
+def _behind_cache(
+    batcher: Batcher[BatchItem, RowResults],
+    cache: ResultCache[RowResults],
+    artifact: Artifact,
+    engine: Engine,
+) -> CachedBatcher[BatchItem, RowResults]:
+    """Return a batcher whose results are those of the artifact's graph on this engine alone."""
+    computed_by = f"{artifact.graph_sha256(engine.name)} {engine.name} {engine.precision}"
+    prefix = hashlib.sha256(computed_by.encode()).digest()
+    return CachedBatcher(
+        batcher,
+        cache,
+        key=lambda item: prefix + item.key,
+        length=attrgetter("tokens"),
+        sealed=sealed,
+    )
 
 
 def log_stop(error: BaseException) -> None:

@@ -20,11 +20,13 @@ from prometheus_client import CollectorRegistry
 
 from models.artifact import MANIFEST, Artifact, ArtifactError
 from models.engines import weight_bytes
+from service.inference.cache import ResultCache
 from service.inference.devices import Devices
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.metrics import InferenceMetrics, ModelMetrics
 from service.inference.model import Model
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, log_stop, open_model
+from service.inference.results import RowResults
 
 log = logging.getLogger("vitrine")
 
@@ -162,6 +164,7 @@ class ModelRegistry:
             loads, the weights of both versions are in memory.
         load_s: Maximum time in seconds that a request waits for its model to load.
         metrics: Metrics of all models; None: new metrics in a separate registry.
+        cache: Cache of results that the models share; None: no cache.
         on_stop: Called with the error if the batcher of a model stops because of a failure, such as
             a broken engine; None: the error is logged.
     """
@@ -173,6 +176,7 @@ class ModelRegistry:
         max_bytes: int = 0,
         load_s: float = 30.0,
         metrics: InferenceMetrics | None = None,
+        cache: ResultCache[RowResults] | None = None,
         on_stop: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._default = default
@@ -182,6 +186,7 @@ class ModelRegistry:
         self._on_stop = on_stop or log_stop
         # The most recently used models are last.
         self._entries: dict[str, _Entry] = {}
+        self._cache: ResultCache[RowResults] = cache or ResultCache(0)
         self._devices = Devices()
         self._model_metrics: dict[str, ModelMetrics] = {}
         self._names: dict[str, str] = {}
@@ -465,6 +470,7 @@ class ModelRegistry:
                 entry.spec.path,
                 entry.spec.options,
                 metrics=entry.metrics,
+                cache=self._cache,
                 on_stop=self._on_stop,
                 devices=self._devices,
             )

@@ -1,6 +1,6 @@
 """Results of encoding, and the truncation and normalisation of vectors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.artifact import TokenRules
+from service.inference.stages import Stages
 from service.inference.tokenizer import Row, Span
 
 Vectors = NDArray[np.float32]
@@ -47,7 +48,7 @@ class Embeddings:
 
     vectors: Vectors
     rows: Sequence[Row]
-    seconds: Mapping[str, float]
+    seconds: Stages
 
     @property
     def size(self) -> int:
@@ -67,7 +68,7 @@ class TokenEmbeddings:
 
     vectors: Sequence[Vectors]
     rows: Sequence[Row]
-    seconds: Mapping[str, float]
+    seconds: Stages
 
     @property
     def size(self) -> int:
@@ -100,7 +101,7 @@ class MultiEmbeddings:
     vectors: Sequence[Vectors]
     positions: Sequence[NDArray[np.intp]]
     rows: Sequence[Row]
-    seconds: Mapping[str, float]
+    seconds: Stages
 
     @property
     def size(self) -> int:
@@ -127,7 +128,7 @@ def multi_embeddings(
     rows: Sequence[Row],
     results: Sequence[Vectors],
     rules: TokenRules,
-    seconds: Mapping[str, float],
+    seconds: Stages,
     *,
     normalize: bool,
 ) -> MultiEmbeddings:
@@ -178,7 +179,7 @@ class SparseEmbeddings:
     vectors: Sequence[SparseVector]
     width: int
     rows: Sequence[Row]
-    seconds: Mapping[str, float]
+    seconds: Stages
 
     @property
     def size(self) -> int:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from service.inference.explanations import Explanation
 from service.inference.results import SparseVector, Vectors, truncate_and_normalize
+from service.inference.stages import Stages
 from service.inference.tokenizer import Row
 
 Scores = NDArray[np.float64]
@@ -33,7 +34,7 @@ class Classification:
     scores: Scores
     labels: Sequence[str]
     rows: Sequence[Row]
-    seconds: Mapping[str, float]
+    seconds: Stages
 
     @property
     def size(self) -> int:
@@ -72,7 +73,7 @@ class PairScores:
     kind: Literal["cross_encoder", "cosine", "dot", "maxsim"]
     tokens: Sequence[int]
     truncated: Sequence[bool]
-    seconds: Mapping[str, float]
+    seconds: Stages
     explanations: Mapping[int, Explanation] = field(default_factory=dict)
 
     @property

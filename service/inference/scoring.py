@@ -140,8 +140,8 @@ async def rerank(
                 raise
     except TimeoutError:
         raise _deadline_exceeded(timeout_s) from None
-    seconds = {stage: s + result.seconds.get(stage, 0) for stage, s in second.seconds.items()}
     explanations = {best[i]: explanation for i, explanation in second.explanations.items()}
+    seconds = result.seconds + second.seconds
     return replace(result, seconds=seconds, explanations=explanations)
 
 
@@ -216,7 +216,7 @@ async def _score_vectors(
     except TimeoutError:
         raise _deadline_exceeded(timeout_s) from None
     if explained:
-        seconds = {**seconds, "explain": time.perf_counter() - compared}
+        seconds["explain"] = time.perf_counter() - compared
     sides = [(rows[query], rows[document]) for query, document in pairs]
     return PairScores(
         scores,

@@ -19,6 +19,7 @@ from service.inference.errors import InvalidInput
 from service.inference.loaded_model import LoadedModel
 from service.inference.results import Vectors
 from service.inference.scores import ACTIVATIONS, Scores
+from service.inference.stages import Stages
 from service.inference.tokenizer import OnOverflow, Row
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -62,7 +63,7 @@ class Tags:
 
     entities: Sequence[Sequence[Entity]]
     rows: Sequence[Row]
-    seconds: Mapping[str, float]
+    seconds: Stages
 
     @property
     def size(self) -> int:

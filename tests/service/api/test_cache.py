@@ -1,8 +1,11 @@
 """The cache of results, over HTTP and from Python."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,13 @@ from starlette.testclient import TestClient
 import vitrine
 from models.artifact import Artifact
 from service.app import create_app
+from service.inference.cache import CacheCounts, ResultCache
 from service.inference.loaded_model import BatchItem, sealed
-from service.inference.results import SparseVector
+from service.inference.results import RowResults, SparseVector
 from service.inference.tokenizer import Row
 from service.settings import CacheSettings, EngineSettings, ModelSettings, Settings
+from tests.conftest import FamilyArtifact
+from tests.eventually import eventually
 from tests.serving import ready_model, serving, values_of
 
 pytestmark = pytest.mark.slow
@@ -57,7 +63,9 @@ def test_cached_vectors_are_those_of_the_engine(client: TestClient) -> None:
     for response in (first, again):
         stages = [part.split(";")[0] for part in response.headers["Server-Timing"].split(", ")]
         assert stages == ["tokenize", "queue", "infer", "cache", "serialize"]
+    assert 'cache;desc="hits=0 shared=1 misses=3";dur=' in first.headers["Server-Timing"]
     assert "infer;dur=0.000" in again.headers["Server-Timing"]
+    assert 'cache;desc="hits=4 shared=0 misses=0";dur=' in again.headers["Server-Timing"]
 
 
 def test_routes_share_results_and_post_processing_does_not_change_them(client: TestClient) -> None:
@@ -116,6 +124,60 @@ def test_python_results_survive_eviction(small_artifact: Artifact) -> None:
     ):
         for text in texts:
             np.testing.assert_array_equal(cached.encode(text).vectors, plain.encode(text).vectors)
+
+
+async def counts_of(
+    path: Path, cache: ResultCache[RowResults], options: vitrine.ModelOptions
+) -> CacheCounts | None:
+    async with await vitrine.open_model(path, options, cache=cache) as model:
+        return (await model.encode_rows([ROW], ("pooled",))).cache_counts
+
+
+def test_model_finds_results_of_the_same_graph_in_a_shared_cache(small_artifact: Artifact) -> None:
+    async def counts() -> list[CacheCounts | None]:
+        cache: ResultCache[RowResults] = ResultCache(2**20)
+        options = vitrine.ModelOptions(threads=1)
+        renamed = replace(options, name="other")
+        return [await counts_of(small_artifact.path, cache, own) for own in (options, renamed)]
+
+    first, again = asyncio.run(counts())
+    assert first == CacheCounts(misses=1)
+    assert again == CacheCounts(hits=1, saved_tokens=3)
+
+
+def test_model_does_not_get_results_of_another_graph_or_engine(
+    small_artifact: Artifact, family_artifact: FamilyArtifact
+) -> None:
+    async def counts() -> list[CacheCounts | None]:
+        cache: ResultCache[RowResults] = ResultCache(2**20)
+        default = vitrine.ModelOptions(threads=1)
+        openvino = vitrine.ModelOptions(threads=1, engine="openvino")
+        other = family_artifact("bert")
+        return [
+            await counts_of(small_artifact.path, cache, default),
+            await counts_of(small_artifact.path, cache, openvino),
+            await counts_of(other.path, cache, default),
+        ]
+
+    assert asyncio.run(counts()) == [CacheCounts(misses=1)] * 3
+
+
+def test_shared_cache_has_no_reference_to_a_closed_model(small_artifact: Artifact) -> None:
+    async def closed(cache: ResultCache[RowResults]) -> "list[weakref.ref[object]]":
+        options = vitrine.ModelOptions(threads=1)
+        async with await vitrine.open_model(small_artifact.path, options, cache=cache) as model:
+            await model.encode_rows([ROW], ("pooled",))
+            return [weakref.ref(model.engine), weakref.ref(model.batcher)]
+
+    cache: ResultCache[RowResults] = ResultCache(2**20)
+    references = asyncio.run(closed(cache))
+
+    def is_free() -> bool:  # the engine's threads may still be ending
+        gc.collect()
+        return all(reference() is None for reference in references)
+
+    eventually(is_free)
+    assert cache.size > 0
 
 
 # Equal numbers in another order of the parts.

@@ -1,114 +1,150 @@
-"""The cache of results in front of a batcher."""
+"""The cache of results, and batchers behind it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from service.inference.batcher import Outcome
+from service.inference.batcher import Batcher, Outcome
 from service.inference.cache import ResultCache
+from service.inference.cached_batcher import CachedBatcher
 from service.inference.metrics import CacheMetrics
 from service.inference.runs import ItemFailed
 from tests.batchers import POISON, Recorder, batcher_of, settled, with_batcher
 from tests.eventually import HANG_S
 
+MODELS = 2
+# Model, items and fate of each request.
 REQUESTS = st.lists(
     st.tuples(
+        st.integers(0, MODELS - 1),
         st.lists(st.integers(1, 8) | st.just(POISON), min_size=1, max_size=6),
         st.sampled_from(["wait", "wait", "wait", "cancel", "later"]),
     ),
     max_size=12,
 )
-Cache = ResultCache[int, int]
+Cached = CachedBatcher[int, int]
 
 
-def cached(
+def behind(cache: ResultCache[int], batcher: Batcher[int, int], prefix: bytes = b"") -> Cached:
+    """Return the batcher behind a cache in which an item and its result have ten bytes."""
+    return CachedBatcher(
+        batcher,
+        cache,
+        key=lambda item: prefix + item.to_bytes(4, "big", signed=True),
+        length=abs,
+        sealed=lambda result: (result, 6),
+    )
+
+
+def run_cached(
     run: Recorder,
-    scenario: Callable[[Cache], Awaitable[None]],
+    scenario: Callable[[Cached, ResultCache[int]], Awaitable[None]],
     max_bytes: int = 1000,
-    size: Callable[[int], int] = lambda _: 6,
 ) -> dict[str, float]:
-    """Run a scenario with a cache; return its counters."""
-    registry = CollectorRegistry()
+    """Run a scenario with a batcher behind a cache; return the metrics of the cache."""
+    cache: ResultCache[int] = ResultCache(max_bytes)
 
     async def with_cache() -> None:
         batcher = batcher_of(run, max_cost=30)
-        cache = ResultCache(
-            batcher,
-            key=lambda item: item.to_bytes(4, "big", signed=True),
-            length=abs,
-            sealed=lambda result: (result, size(result)),
-            max_bytes=max_bytes,
-            metrics=CacheMetrics(registry),
-        )
         async with asyncio.timeout(HANG_S):
-            await with_batcher(batcher, lambda _: scenario(cache))
+            await with_batcher(batcher, lambda _: scenario(behind(cache, batcher), cache))
 
     asyncio.run(with_cache())
+    registry = CollectorRegistry()
+    registry.register(CacheMetrics(cache))
     counts = {
         result: registry.get_sample_value("vitrine_cache_items_total", {"result": result})
         for result in ("hit", "shared", "miss")
     }
     counts["saved"] = registry.get_sample_value("vitrine_cache_saved_tokens_total")
-    return {name: value or 0.0 for name, value in counts.items()}
+    assert registry.get_sample_value("vitrine_cache_bytes") == cache.size
+    return {name: -1.0 if value is None else value for name, value in counts.items()}
 
 
 def computed(run: Recorder) -> list[int]:
     return sorted(item for batch in run.batches for item in batch)
 
 
-@given(REQUESTS, st.sampled_from([5, 20, 1000]))
-def test_every_request_gets_the_results_of_its_own_items(
-    requests: list[tuple[list[int], str]], max_bytes: int
+def results_of(model: int, items: Sequence[int]) -> list[int]:
+    """Return the result of each item, which is another one for each model."""
+    if POISON in items:
+        raise ValueError("poison")
+    return [item * item + 100 * model for item in items]
+
+
+async def outcome_of(model: Cached, items: list[int], fate: str) -> Outcome[int] | BaseException:
+    if fate == "later":
+        await settled()
+    task = asyncio.create_task(model.submit(items))
+    if fate == "cancel":
+        await asyncio.sleep(0)
+        task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    return outcome
+
+
+def check(
+    outcome: Outcome[int] | BaseException, model: int, items: Sequence[int], fate: str
 ) -> None:
-    run = Recorder()
+    if isinstance(outcome, ItemFailed):
+        assert items[outcome.index] == POISON
+    elif isinstance(outcome, BaseException):
+        assert isinstance(outcome, asyncio.CancelledError)
+        assert fate == "cancel"
+    else:
+        assert outcome.results == results_of(model, items)
+        counts = outcome.cache_counts
+        assert counts is not None
+        assert counts.hits + counts.shared + counts.misses == len(items)
+        assert outcome.cache_s is not None
+        assert min(outcome.cache_s, outcome.queue_s, outcome.run_s) >= 0
 
-    async def one(cache: Cache, items: list[int], fate: str) -> Outcome[int] | BaseException:
-        if fate == "later":
-            await settled()
-        task = asyncio.create_task(cache.submit(items))
-        if fate == "cancel":
-            await asyncio.sleep(0)
-            task.cancel()
-        (outcome,) = await asyncio.gather(task, return_exceptions=True)
-        return outcome
 
-    async def scenario(cache: Cache) -> None:
-        outcomes = await asyncio.gather(*(one(cache, *request) for request in requests))
-        for (items, fate), outcome in zip(requests, outcomes, strict=True):
-            if isinstance(outcome, Outcome):
-                assert outcome.results == [item * item for item in items]
-                assert outcome.cache_s is not None
-                assert min(outcome.cache_s, outcome.queue_s, outcome.run_s) >= 0
-            elif isinstance(outcome, ItemFailed):
-                assert items[outcome.index] == POISON
-            else:
-                assert isinstance(outcome, asyncio.CancelledError)
-                assert fate == "cancel"
+@given(REQUESTS, st.sampled_from([5, 25, 1000]))
+def test_every_request_gets_the_results_of_its_own_items_and_model(
+    requests: list[tuple[int, list[int], str]], max_bytes: int
+) -> None:
+    cache: ResultCache[int] = ResultCache(max_bytes)
+
+    async def scenario() -> None:
+        batchers = [batcher_of(partial(results_of, i), max_cost=30) for i in range(MODELS)]
+        models = [behind(cache, batcher, bytes([i])) for i, batcher in enumerate(batchers)]
+        for batcher in batchers:
+            batcher.start()
+        async with asyncio.timeout(HANG_S):
+            outcomes = await asyncio.gather(
+                *(outcome_of(models[i], items, fate) for i, items, fate in requests)
+            )
+        for batcher in batchers:
+            await batcher.close()
+        for outcome, request in zip(outcomes, requests, strict=True):
+            check(outcome, *request)
         assert cache.size <= max_bytes
 
-    cached(run, scenario, max_bytes)
+    asyncio.run(scenario())
 
 
 def test_repeated_items_run_once() -> None:
     run = Recorder()
 
-    async def scenario(cache: Cache) -> None:
-        assert (await cache.submit([3, 4, 3])).results == [9, 16, 9]
-        assert (await cache.submit([4, 5, 3])).results == [16, 25, 9]
+    async def scenario(model: Cached, _: ResultCache[int]) -> None:
+        assert (await model.submit([3, 4, 3])).results == [9, 16, 9]
+        assert (await model.submit([4, 5, 3])).results == [16, 25, 9]
 
-    counts = cached(run, scenario)
+    counts = run_cached(run, scenario)
     assert computed(run) == [3, 4, 5]
     assert counts == {"hit": 2, "shared": 1, "miss": 3, "saved": 3 + 4 + 3}
 
 
-async def in_flight(run: Recorder, cache: Cache, items: list[int]) -> "asyncio.Task[Outcome[int]]":
+async def in_flight(run: Recorder, model: Cached, items: list[int]) -> "asyncio.Task[Outcome[int]]":
     """Submit items, and return while the engine computes them, before it ends."""
     run.gate.clear()
-    task = asyncio.create_task(cache.submit(items))
+    task = asyncio.create_task(model.submit(items))
     await settled()
     return task
 
@@ -116,15 +152,15 @@ async def in_flight(run: Recorder, cache: Cache, items: list[int]) -> "asyncio.T
 def test_equal_items_in_flight_are_computed_once() -> None:
     run = Recorder()
 
-    async def scenario(cache: Cache) -> None:
-        first = await in_flight(run, cache, [3])
-        others = [asyncio.create_task(cache.submit(items)) for items in ([3], [3, 4], [3])]
+    async def scenario(model: Cached, _: ResultCache[int]) -> None:
+        first = await in_flight(run, model, [3])
+        others = [asyncio.create_task(model.submit(items)) for items in ([3], [3, 4], [3])]
         await settled()
         run.gate.set()
         outcomes = await asyncio.gather(first, *others)
         assert [outcome.results for outcome in outcomes] == [[9], [9], [9, 16], [9]]
 
-    counts = cached(run, scenario)
+    counts = run_cached(run, scenario)
     assert computed(run) == [3, 4]
     assert counts == {"hit": 0, "shared": 3, "miss": 2, "saved": 9}
 
@@ -132,28 +168,28 @@ def test_equal_items_in_flight_are_computed_once() -> None:
 def test_request_does_not_wait_for_one_with_more_tokens() -> None:
     run = Recorder()
 
-    async def scenario(cache: Cache) -> None:
-        large = await in_flight(run, cache, [3, 20])
-        small = asyncio.create_task(cache.submit([3]))
+    async def scenario(model: Cached, cache: ResultCache[int]) -> None:
+        large = await in_flight(run, model, [3, 20])
+        small = asyncio.create_task(model.submit([3]))
         await settled()
         # The next small request shares the small request's.
-        last = asyncio.create_task(cache.submit([3]))
+        last = asyncio.create_task(model.submit([3]))
         await settled()
         run.gate.set()
         assert (await small).results == (await last).results == [9]
         await large
-        assert cache.size == 2 * 10  # the second result replaces the first
+        assert cache.size == 2 * 10
 
-    cached(run, scenario)
+    run_cached(run, scenario)
     assert computed(run) == [3, 3, 20]
 
 
 def test_item_of_a_cancelled_request_is_computed_for_those_who_wait() -> None:
     run = Recorder()
 
-    async def scenario(cache: Cache) -> None:
-        first = await in_flight(run, cache, [3])
-        others = [asyncio.create_task(cache.submit([3])) for _ in range(3)]
+    async def scenario(model: Cached, _: ResultCache[int]) -> None:
+        first = await in_flight(run, model, [3])
+        others = [asyncio.create_task(model.submit([3])) for _ in range(3)]
         await settled()
         first.cancel()
         await settled()
@@ -161,17 +197,17 @@ def test_item_of_a_cancelled_request_is_computed_for_those_who_wait() -> None:
         outcomes = await asyncio.gather(*others)
         assert [outcome.results for outcome in outcomes] == [[9]] * 3
 
-    cached(run, scenario)
+    run_cached(run, scenario)
     assert computed(run) in ([3], [3, 3])
 
 
 def test_failure_of_an_item_concerns_those_who_wait_for_it_alone() -> None:
     run = Recorder()
 
-    async def scenario(cache: Cache) -> None:
-        first = await in_flight(run, cache, [5, POISON])
-        same = asyncio.create_task(cache.submit([6, POISON]))
-        other = asyncio.create_task(cache.submit([6, 5]))
+    async def scenario(model: Cached, _: ResultCache[int]) -> None:
+        first = await in_flight(run, model, [5, POISON])
+        same = asyncio.create_task(model.submit([6, POISON]))
+        other = asyncio.create_task(model.submit([6, 5]))
         await settled()
         run.gate.set()
         for task in (first, same):
@@ -180,30 +216,58 @@ def test_failure_of_an_item_concerns_those_who_wait_for_it_alone() -> None:
             assert failure.value.index == 1
         assert (await other).results == [36, 25]
         with pytest.raises(ItemFailed):
-            await cache.submit([POISON])  # failures are not cached
+            await model.submit([POISON])  # failures are not cached
 
-    cached(run, scenario)
+    run_cached(run, scenario)
+
+
+def test_item_computed_twice_keeps_its_first_result() -> None:
+    run = Recorder()
+    # Each run gives another result, as engines may for a row in another batch.
+    results = iter(range(100))
+
+    def other_results(items: Sequence[int]) -> list[int]:
+        run(items)
+        return [next(results) for _ in items]
+
+    async def with_cache() -> None:
+        cache: ResultCache[int] = ResultCache(1000)
+        batcher = batcher_of(other_results, max_cost=20)
+        batcher.start()
+        model = behind(cache, batcher)
+        large = await in_flight(run, model, [20, 3])
+        small = asyncio.create_task(model.submit([3]))
+        await settled()
+        run.gate.set()
+        (own,) = (await small).results
+        assert [own, (await large).results[1]] == [(await model.submit([3])).results[0]] * 2
+        await batcher.close()
+
+    asyncio.run(with_cache())
+    assert computed(run) == [3, 3, 20]
 
 
 def test_least_recently_used_results_are_evicted() -> None:
     run = Recorder()
 
-    async def scenario(cache: Cache) -> None:
+    async def scenario(model: Cached, cache: ResultCache[int]) -> None:
         for item in (1, 2, 3, 1, 4, 1, 2):
-            await cache.submit([item])
+            await model.submit([item])
             assert cache.size <= 30
 
-    cached(run, scenario, max_bytes=35)
+    run_cached(run, scenario, max_bytes=35)
     assert [item for batch in run.batches for item in batch] == [1, 2, 3, 4, 2]
 
 
 def test_result_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
-    run = Recorder()
+    cache: ResultCache[int] = ResultCache(40)
+    cache.put(b"a", 1, 20)
+    cache.put(b"b", 2, 40)
+    assert (cache.get(b"a"), cache.get(b"b"), cache.size) == (1, None, 21)
 
-    async def scenario(cache: Cache) -> None:
-        for item in (2, 7, 2, 7):
-            assert (await cache.submit([item])).results == [item * item]
-        assert cache.size == 4 + 4
 
-    cached(run, scenario, max_bytes=40, size=lambda result: result)
-    assert [item for batch in run.batches for item in batch] == [2, 7, 7]
+def test_metrics_are_zero_at_first() -> None:
+    async def scenario(_: Cached, cache: ResultCache[int]) -> None:
+        assert cache.size == 0
+
+    assert run_cached(Recorder(), scenario) == {"hit": 0, "shared": 0, "miss": 0, "saved": 0}
