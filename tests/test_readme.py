@@ -138,6 +138,7 @@ def test_request_path_lists_the_files_of_a_real_request_in_order(
             is_tracing.clear()
     finally:
         threading.setprofile(None)
-    path = README.split("A `POST /encode` passes these files", 1)[1].split("```")[1]
+    page = (ROOT / "service/README.md").read_text()
+    path = page.split("A `POST /encode` passes these files", 1)[1].split("```")[1]
     listed = re.findall(r"^(\S+\.py) ", path, re.MULTILINE)
     assert crossed == listed
