@@ -10,8 +10,9 @@ from pydantic_settings import SettingsError
 
 from service.api.schemas import EXAMPLE_INPUTS
 from service.api.server import Server
-from service.api.state import AppState
 from service.app import create_app
+from service.debug.operations import report
+from service.debug.state import DebugState
 from service.logs import configure
 from service.settings import Settings, from_command_line
 
@@ -36,7 +37,7 @@ def main() -> int:
     except (ValueError, OSError, SettingsError) as error:
         print(f"vitrine-serve: {error}", file=sys.stderr)
         return 2
-    state: AppState = app.state.vitrine
+    state: DebugState = app.state.vitrine
     is_exposed = not _is_loopback(settings.server.host) and state.keys.is_open
     if is_exposed and settings.debug.enabled:
         print(
@@ -51,12 +52,12 @@ def main() -> int:
             "access; set API keys",
             settings.server.host,
         )
-    server = Server(app, state, settings.server)
+    server = Server(app, state, settings.server, lambda: _log_state(state))
     server.run()
     return 0
 
 
-def _greet(server: Server, settings: Settings, state: AppState) -> None:
+def _greet(server: Server, settings: Settings, state: DebugState) -> None:
     """Log the URLs of the service and an example request.
 
     The port is read from the socket, because the system chooses it if `server.port` is 0.
@@ -80,6 +81,10 @@ def _greet(server: Server, settings: Settings, state: AppState) -> None:
         "Try: curl %s/%s%s -H 'Content-Type: application/json' -d '%s'",
         *(url, route, key, json.dumps(body)),
     )
+
+
+def _log_state(state: DebugState) -> None:
+    log.info("state: %s", report(state).model_dump_json())
 
 
 def _is_loopback(host: str) -> bool:

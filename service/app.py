@@ -39,7 +39,7 @@ from service.api.openapi import openapi
 from service.api.raw_route import dispatch_table
 from service.api.routes import raw_router, router
 from service.api.schemas import ENCODE_HEADERS, VERSION, EncodeRequest
-from service.debug import page
+from service.debug import operations, page
 from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
 from service.debug.request_models import BODIES
@@ -169,6 +169,7 @@ def create_app(
         routers.insert(0, tei.root_router())
     for included in routers:
         app.include_router(included)
+    app.include_router(operations.router)
     app.include_router(debug.router, include_in_schema=settings.debug.enabled)
     tei_paths = tei.ROOT_PATHS if settings.server.tei_at_root else frozenset()
     app.add_middleware(

@@ -44,6 +44,71 @@ _D = "tests/service/debug/"
 _E = "tests/models/export/test_families.py::"
 
 GUARDS = (
+    # Several models.
+    Guard(
+        "service/inference/registry.py",
+        "        if version.is_retired and not version.leases:\n",
+        "        if version.is_retired:\n",
+        f"{_I}test_registry.py::test_swap_serves_the_new_version_and_closes_the_old_after_its_last"
+        "_lease",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "            if previous is not None:\n                self._retire(previous)\n",
+        "",
+        f"{_I}test_registry.py::test_swap_serves_the_new_version_and_closes_the_old_after_its_last"
+        "_lease",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "        if entry.loading is None:\n",
+        "        if True:\n",
+        f"{_I}test_registry.py::test_requests_for_an_unloaded_model_share_one_load",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "        await asyncio.wait([task])\n",
+        "        await task\n",
+        f"{_I}test_registry.py::test_cancelled_request_does_not_cancel_the_load_of_others",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "                await version.closed.wait()\n",
+        "                pass\n",
+        f"{_I}test_registry.py::test_busy_model_is_unloaded_only_after_its_requests",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "            except BaseException:\n                await self._close(version)\n",
+        "            except BaseException:\n",
+        f"{_I}test_registry.py::test_failed_check_closes_the_new_version_and_leaves_the_old_one"
+        "_serving",
+    ),
+    Guard(
+        "service/inference/loaded_model.py",
+        "        self.engine.close()\n",
+        "",
+        f"{_I}test_registry.py::test_weights_of_a_replaced_version_are_freed_without_the_garbage"
+        "_collector",
+    ),
+    Guard(
+        "service/api/middleware.py",
+        "                lease.release()\n",
+        "                pass\n",
+        f"{_T}test_models.py::test_models_beyond_the_memory_budget_are_loaded_on_demand",
+    ),
+    Guard(
+        "service/api/auth.py",
+        'if keys.is_open and scope == "admin":',
+        "if False:",
+        f"{_T}test_models.py::test_changes_are_refused_if_there_are_no_keys",
+    ),
+    Guard(
+        "service/api/models.py",
+        "    if agreement.cosine < body.min_cosine:\n",
+        "    if False:\n",
+        f"{_T}test_models.py::test_shadow_comparison_decides_about_the_swap",
+    ),
     # Cache, and several outputs of a pass.
     Guard(
         "service/inference/cache.py",

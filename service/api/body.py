@@ -251,6 +251,11 @@ class BodyBudget:
         self._limit = limit
         self._used = 0
 
+    @property
+    def used(self) -> int:
+        """Total size of the reservations, in bytes."""
+        return self._used
+
     @contextmanager
     def reservation(self) -> Iterator[Callable[[int], None]]:
         """Yield a function that raises the reservation of one body to a number of bytes.

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
@@ -28,15 +28,23 @@ class Server(uvicorn.Server):
     After SIGTERM, /readyz returns 503 and requests are still served for `drain_s` seconds, in which
     load balancers remove the replica. Then the port closes, and requests in flight have `grace_s`
     seconds to finish. After SIGINT, the port closes immediately. A second signal terminates the
-    process immediately, with status 1. After SIGHUP, changed artifacts are loaded.
+    process immediately, with status 1. After SIGHUP, changed artifacts are loaded. After SIGUSR1,
+    the state of the process is logged.
 
     Args:
         app: The application.
         state: State of the application.
         settings: Address, drain period and grace period.
+        log_state: Logs the state of the process.
     """
 
-    def __init__(self, app: FastAPI, state: AppState, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        state: AppState,
+        settings: ServerSettings,
+        log_state: Callable[[], None],
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -56,6 +64,7 @@ class Server(uvicorn.Server):
             )
         )
         self._state = state
+        self._log_state = log_state
         self._drain_s = settings.drain_s
         self._scanning: asyncio.Future[None] | None = None
 
@@ -66,6 +75,7 @@ class Server(uvicorn.Server):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._scan)
+        loop.add_signal_handler(signal.SIGUSR1, self._log_state)
         yield
 
     def _scan(self) -> None:

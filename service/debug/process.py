@@ -41,6 +41,9 @@ class GradientProcess:
     Args:
         command: Returns the command that starts the process for an artifact; see `worker_command`.
         settings: Settings of the gradient routes.
+
+    Attributes:
+        artifact: Artifact of the latest process; None before the first one.
     """
 
     def __init__(self, command: Callable[[Path], Sequence[str]], settings: DebugSettings) -> None:
@@ -49,7 +52,7 @@ class GradientProcess:
         self._turn = asyncio.Lock()
         self._callers = 0
         self._process: asyncio.subprocess.Process | None = None
-        self._artifact: Path | None = None
+        self.artifact: Path | None = None
         self._jobs = 0
         self._opened: Opened | None = None
         self._closed = False
@@ -95,7 +98,7 @@ class GradientProcess:
                 service is stopping.
         """
         # Does not wait for the current job: a process that runs jobs has sent its description.
-        if self.pid is None or self._opened is None or self._artifact != artifact:
+        if self.pid is None or self._opened is None or self.artifact != artifact:
             async with self._turn:
                 await self._running(artifact)
         assert self._opened is not None  # noqa: S101 - `_running` waits for it
@@ -145,7 +148,7 @@ class GradientProcess:
 
     async def _running(self, artifact: Path) -> asyncio.subprocess.Process:
         if self._process is not None and self.pid is not None:
-            if self._artifact == artifact:
+            if self.artifact == artifact:
                 return self._process
             await self._kill()
         if self._closed:
@@ -161,7 +164,7 @@ class GradientProcess:
                 "the gradient process could not be started; see the log",
                 code="gradients_unavailable",
             ) from None
-        self._process, self._artifact, self._jobs = process, artifact, 0
+        self._process, self.artifact, self._jobs = process, artifact, 0
         assert process.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
             async with asyncio.timeout(_START_S):

@@ -134,6 +134,12 @@ class Batcher(Generic[Item, Result]):
         return max(0.0, self._clock.now() - min(waiting)) if waiting else 0.0
 
     @property
+    def running(self) -> list[tuple[int, int, float]]:
+        """Rows, tokens and age in seconds of each batch that runs now."""
+        batches = self._pool.running(self._runner)
+        return [(len(batch.items), batch.tokens, age_s) for batch, age_s in batches]
+
+    @property
     def drain_s(self) -> float:
         """Estimated seconds until the queue is empty; 0 before the first batch has ended."""
         return self._finish_s(self.queued_tokens)

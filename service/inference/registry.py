@@ -310,6 +310,11 @@ class ModelRegistry:
             )
         return statuses
 
+    @property
+    def closing(self) -> int:
+        """Number of replaced or unloaded versions that finish their requests."""
+        return len(self._retired)
+
     async def lease(self, name: str | None = None, timeout_s: float | None = None) -> Lease:
         """Return a lease of a model, which is loaded first if necessary.
 

@@ -219,6 +219,13 @@ class StreamPool:
         if supervisors:
             await asyncio.wait(supervisors)
 
+    def running(self, runner: Runner) -> list[tuple[Batch[Any], float]]:
+        """Return the batches of a runner that streams run now, and their ages in seconds."""
+        with self._lock:
+            runs = [stream.run for stream in self._streams if stream.run is not None]
+        now = self.clock.now()
+        return [(run.batch, now - run.started) for run in runs if run.member.runner is runner]
+
     def wake(self) -> None:
         """Let an idle stream look for a batch. Called in the event loop after items were queued."""
         if self._idle and not (idle := self._idle.pop()).done():

@@ -283,7 +283,7 @@ def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 NATIVE = {"encode", "classify", "rerank", "score", "tag", "healthz", "readyz", "info", "metrics"}
-NATIVE |= {"list_models", "model_info", "load_model", "delete_model"}
+NATIVE |= {"list_models", "model_info", "load_model", "delete_model", "process_state"}
 OPENAI = {"embeddings", "models", "model"}
 TEI_PROBES = {"tei_health", "tei_root", "tei_ping"}  # one probe under three paths
 TEI = {"tei", "tei_embed", "embed_all", "embed_sparse", "similarity", "tokenize", "decode"}
