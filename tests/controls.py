@@ -800,9 +800,9 @@ GUARDS = (
         f"{_T}test_auth.py::test_route_accepts_only_keys_with_its_scope",
     ),
     Guard(
-        "service/api/routes.py",
-        '    summary="Served model",\n    dependencies=[require_scope("encode")],\n',
-        '    summary="Served model",\n',
+        "service/api/models.py",
+        '    summary="Default model",\n    dependencies=[require_scope("encode")],\n',
+        '    summary="Default model",\n',
         f"{_T}test_auth.py::test_every_route_requires_one_scope_unless_it_is_listed_as_public",
     ),
     # The artifact and its reference model.
