@@ -30,7 +30,7 @@ from service.inference.errors import (
     Overloaded,
 )
 from service.inference.executor import BoundedExecutor, ExecutorFull
-from service.inference.metrics import InferenceMetrics, record_outcome
+from service.inference.metrics import InferenceMetrics, observe_stages, record_outcome
 from service.inference.query_table import look_up
 from service.inference.results import RowResult, RowResults, SparseVector, Vectors
 from service.inference.tokenizer import Row, TextTokenizer
@@ -285,8 +285,7 @@ class LoadedModel:
         seconds = {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s}
         if outcome.cache_s is not None:
             seconds["cache"] = outcome.cache_s
-        for stage, duration in seconds.items():
-            self.metrics.stage_seconds[stage].observe(duration)
+        observe_stages(self.metrics.stage_seconds, started, seconds)
         return rows, list(zip(*outcome.results, strict=True)), seconds
 
     async def run_tokenizer(

@@ -1,7 +1,7 @@
 """Prometheus metrics of inference. Label values come from the code, never from a request."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -13,6 +13,7 @@ from service.inference.errors import (
     Overloaded,
     TooLarge,
 )
+from service.request_trace import TRACE
 
 STAGES = ("tokenize", "cache", "queue", "infer", "serialize")
 OUTCOMES = ("done", "refused", "failed", "late", "cancelled")
@@ -106,6 +107,28 @@ class InferenceMetrics:
             registry=registry,
         )
         self.model = Info("vitrine_model", "Served model", registry=registry)
+
+
+def observe_stages(
+    histograms: Mapping[str, Histogram], began: float, seconds: Mapping[str, float]
+) -> None:
+    """Record the duration of consecutive stages, also in the trace of the current request.
+
+    Args:
+        histograms: Histogram of each stage.
+        began: Time at which the first stage began, by `time.perf_counter`.
+        seconds: Duration of each stage, in seconds.
+    """
+    trace = TRACE.get()
+    if trace is None:
+        for stage, duration in seconds.items():
+            histograms[stage].observe(duration)
+        return
+    ended = began
+    for stage in (stage for stage in STAGES if stage in seconds):
+        histograms[stage].observe(seconds[stage], trace.ids)
+        ended += seconds[stage]
+        trace.stages.append((stage, ended))
 
 
 @contextmanager

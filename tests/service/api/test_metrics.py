@@ -94,7 +94,7 @@ def test_every_received_input_has_one_outcome(url: str, hold: Path) -> None:
 def test_last_bucket_of_duration_histograms_is_the_longest_deadline(
     longest_s: float, last: str
 ) -> None:
-    exposed = Metrics(longest_s).exposition().decode()
+    exposed = Metrics(longest_s).exposition()[0].decode()
     bounds = re.findall(r'vitrine_batch_seconds_bucket\{le="([^"]+)"\}', exposed)
     assert bounds[-2:] == [last, "+Inf"]
 
