@@ -16,9 +16,12 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import (
+    Link,
     Span,
+    SpanContext,
     SpanKind,
     StatusCode,
+    TraceFlags,
     Tracer,
     format_span_id,
     format_trace_id,
@@ -132,7 +135,8 @@ class TracingMiddleware:
         for stage, ended in trace.stages:
             end_ns = began_ns + int(1e9 * (ended - began))
             name = _SPAN_NAMES.get(stage, stage)
-            self._tracer.start_span(name, context, start_time=start_ns).end(end_ns)
+            links = _links(trace) if stage == "infer" else []
+            self._tracer.start_span(name, context, links=links, start_time=start_ns).end(end_ns)
             start_ns = end_ns
 
 
@@ -146,6 +150,16 @@ def _ids(span: Span) -> dict[str, str]:
         "trace_id": format_trace_id(context.trace_id),
         "span_id": format_span_id(context.span_id),
     }
+
+
+def _links(trace: RequestTrace) -> list[Link]:
+    """Return links to the server spans of the other requests in the batches of a request."""
+    sampled = TraceFlags(TraceFlags.SAMPLED)
+    return [
+        Link(SpanContext(int(ids["trace_id"], 16), int(span_id, 16), False, sampled))
+        for span_id, ids in trace.batched.items()
+        if span_id != trace.ids["span_id"]
+    ]
 
 
 def _describe(span: Span, scope: Scope, status: int | None) -> None:

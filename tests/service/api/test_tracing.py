@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx2
 import pytest
@@ -16,6 +17,10 @@ from models.artifact import Artifact
 from service.api import tracing
 from service.api.schemas import VERSION
 from service.app import create_app
+from service.inference.loaded_model import BatchItem, run_batch
+from service.inference.opening import ModelOptions, open_model
+from service.inference.tokenizer import Row
+from service.request_trace import RequestTrace
 from service.settings import CacheSettings, Settings, traces_endpoint
 from tests.receiver import Receiver, attributes, receiving
 from tests.serving import PATIENCE_S, lines_until, outcome, process, rest, serving
@@ -116,6 +121,39 @@ def test_explanation_is_a_stage(client: TestClient, receiver: Receiver) -> None:
     assert response.status_code == 200, response.text
     [server] = receiver.wait()
     assert names(receiver.children(server)) == [*STAGES[:4], "explain", *STAGES[4:]]
+
+
+async def test_requests_of_a_batch_are_linked(small_artifact: Artifact) -> None:
+    options = ModelOptions(threads=1)
+    async with await open_model(small_artifact.path, options) as model:
+        alone, *both = (RequestTrace({"trace_id": "a", "span_id": span}) for span in "abc")
+        items = [BatchItem(Row([1, 2], False, 0), ("pooled",), trace) for trace in (*both, None)]
+        run_batch(model.engine, model.metrics, [replace(items[0], trace=alone)])
+        run_batch(model.engine, model.metrics, items)
+    assert alone.batched.keys() == {"a"}
+    assert all(trace.batched.keys() == {"b", "c"} for trace in both)
+
+
+def test_batch_span_has_links_to_the_other_requests(
+    client: TestClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"trace_id": TRACE_ID, "span_id": PARENT_ID}
+
+    def link(batch: list[BatchItem]) -> None:
+        for item in batch:
+            assert item.trace is not None
+            item.trace.batched[item.trace.ids["span_id"]] = item.trace.ids
+            item.trace.batched[PARENT_ID] = other
+
+    monkeypatch.setattr("service.inference.loaded_model._link_traces", link)
+    client.post("/encode", json={"inputs": ["a", "b"]})
+    [server] = receiver.wait()
+    links = {
+        span.name: [(link.trace_id.hex(), link.span_id.hex()) for link in span.links]
+        for span in receiver.children(server)
+        if span.links
+    }
+    assert links == {"batch": [(TRACE_ID, PARENT_ID)]}
 
 
 def test_traceparent_is_continued(client: TestClient, receiver: Receiver) -> None:
