@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from service.inference.opening import ModelOptions, open_model
 from service.inference.tokenizer import Row
 from service.request_trace import RequestTrace
 from service.settings import CacheSettings, Settings, traces_endpoint
+from tests.eventually import HANG_S
 from tests.receiver import Receiver, attributes, receiving
 from tests.serving import PATIENCE_S, lines_until, outcome, process, rest, serving
 
@@ -190,10 +192,10 @@ def test_malformed_traceparent_is_ignored(
 def test_unsampled_requests_are_not_exported(client: TestClient, receiver: Receiver) -> None:
     unsampled = f"{TRACEPARENT[:-2]}00"
     client.post("/encode", json={"inputs": "a"}, headers={"traceparent": unsampled})
+    assert "trace_id" not in client.get("/metrics", headers={"Accept": OPENMETRICS}).text
     client.post("/encode", json={"inputs": "a"})
     [server] = receiver.wait()
     assert server.trace_id.hex() != TRACE_ID
-    assert "trace_id" not in client.get("/metrics").text
 
 
 def test_sampler_is_that_of_the_variable(
@@ -290,7 +292,7 @@ def test_shutdown_does_not_wait_for_an_unreachable_receiver(
     is_reachable, has_ended = threading.Event(), threading.Event()
 
     def shutdown() -> None:
-        is_reachable.wait()
+        is_reachable.wait(HANG_S)
         has_ended.set()
 
     own = exporter._provider.shutdown
@@ -301,6 +303,20 @@ def test_shutdown_does_not_wait_for_an_unreachable_receiver(
     is_reachable.set()
     own()
 
+
+# A traced request, and one that is not traced and starts in the context of the former.
+PIPELINED = f"""\
+POST /encode HTTP/1.1\r
+Host: x\r
+Content-Type: application/json\r
+Content-Length: 15\r
+traceparent: {TRACEPARENT}\r
+\r
+{{"inputs": "a"}}GET /healthz HTTP/1.1\r
+Host: x\r
+Connection: close\r
+\r
+""".encode()
 
 # Starts the service where a package of the extra is missing.
 WITHOUT_EXPORTER = """
@@ -352,10 +368,11 @@ def test_log_lines_of_a_traced_request_have_its_ids(
         lines, match = lines_until(started, r"Serving .* on (http://[^\s\"]+)")
         assert any(f"Exporting traces to {receiver.url}/v1/traces" in line for line in lines)
         assert "password" not in str(lines)
-        with httpx2.Client(base_url=match[1], timeout=PATIENCE_S) as client:
-            headers = {"traceparent": TRACEPARENT}
-            client.post("/encode", json={"inputs": "a"}, headers=headers)
-            client.get("/healthz")
+        url = httpx2.URL(match[1])
+        with socket.create_connection((url.host, url.port or 80), timeout=PATIENCE_S) as connection:
+            connection.sendall(PIPELINED)
+            responses = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert responses.count(b"HTTP/1.1 200 ") == 2
         started.send_signal(signal.SIGINT)  # the last spans are exported at the end
         status, errors = rest(started)
         assert status == 0
