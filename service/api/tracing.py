@@ -47,9 +47,9 @@ _CLOSE_S = 3.0
 
 
 class Exporter:
-    """Exports spans in the background, in batches.
+    """Exports spans in a thread, in batches.
 
-    Spans are dropped while the receiver is unreachable and 2,048 of them wait.
+    While the receiver is unreachable, the last 2,048 spans are kept.
 
     Args:
         endpoint: URL to which spans are sent.
@@ -119,6 +119,10 @@ class TracingMiddleware:
 
         try:
             await self._app(scope, receive, send_with_status)
+        except Exception as error:  # after the start of a response
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(StatusCode.ERROR)
+            raise
         finally:
             ended = time.perf_counter()
             if trace is not None:
@@ -155,9 +159,10 @@ def _ids(span: Span) -> dict[str, str]:
 def _links(trace: RequestTrace) -> list[Link]:
     """Return links to the server spans of the other requests in the batches of a request."""
     sampled = TraceFlags(TraceFlags.SAMPLED)
+    batched = trace.batched.copy()  # threads of the engine can add to the original
     return [
         Link(SpanContext(int(ids["trace_id"], 16), int(span_id, 16), False, sampled))
-        for span_id, ids in trace.batched.items()
+        for span_id, ids in batched.items()
         if span_id != trace.ids["span_id"]
     ]
 
@@ -185,7 +190,7 @@ def _describe(span: Span, scope: Scope, status: int | None) -> None:
     if route is not None:
         span.update_name(f"{method} {route}")
         span.set_attributes({"http.route": route, "url.path": scope["path"]})
-    if status is None:
+    if status is None:  # the client has disconnected
         span.set_attribute("error.type", "disconnected")
         return
     span.set_attribute("http.response.status_code", status)

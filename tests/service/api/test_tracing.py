@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import httpx2
@@ -13,6 +14,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
+from starlette.types import Message, Receive, Scope, Send
 
 from models.artifact import Artifact
 from service.api import tracing
@@ -238,6 +240,32 @@ def test_errors_of_the_service_have_error_status_and_those_of_clients_do_not(
     assert names(receiver.children(failed)) == ["read"]
     assert refused.status.code == Status.STATUS_CODE_UNSET
     assert attributes(refused)["http.response.status_code"] == 415
+
+
+@pytest.mark.parametrize(("status", "error_type"), [(200, "OSError"), (None, "disconnected")])
+async def test_incomplete_response_has_an_error_type(
+    receiver: Receiver, status: int | None, error_type: str
+) -> None:
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        scope["state"]["request_id"] = "an-id"
+        if status is not None:
+            await send({"type": "http.response.start", "status": status})
+            raise OSError
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(_: Message) -> None:
+        pass
+
+    scope = {"type": "http", "method": "GET", "path": "/", "scheme": "http", "http_version": "1.1"}
+    exporter = tracing.Exporter(f"{receiver.url}/v1/traces")
+    with suppress(OSError):
+        await exporter.trace(app)({**scope, "headers": []}, receive, send)
+    exporter.close()
+    [span] = receiver.servers()
+    assert attributes(span)["error.type"] == error_type
+    assert (span.status.code == Status.STATUS_CODE_ERROR) == (status is not None)
 
 
 def test_unknown_paths_and_methods_are_not_exported(client: TestClient, receiver: Receiver) -> None:
