@@ -34,7 +34,7 @@ RUN python -m venv --without-pip /opt/vitrine \
        libopenvino_tensorflow_*
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, onnxruntime, openvino"
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, onnxruntime, openvino"
 
 # torch has no hash: its file depends on the index. CPU build by default; empty: pip's own index.
 FROM base AS packages-debug
@@ -48,7 +48,7 @@ RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes -
     --requirement debug.txt
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.debug.jobs, models.export.exporter"
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, service.debug.jobs, models.export.exporter"
 
 FROM packages-debug AS artifact
 COPY deploy/requirements/model.txt ./
@@ -99,7 +99,7 @@ RUN python -m venv --without-pip /opt/vitrine \
     --requirement gpu.txt
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, onnxruntime"
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, onnxruntime"
 
 FROM artifact AS artifact-gpu
 RUN for source in --source --no-source; do \
@@ -131,7 +131,7 @@ RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes -
     --requirement gpu-debug.txt
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.debug.jobs, onnxruntime"
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, service.debug.jobs, onnxruntime"
 
 FROM server-gpu AS gpu-debug
 COPY --from=packages-gpu-debug /opt/vitrine /opt/vitrine

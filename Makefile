@@ -177,10 +177,10 @@ LOCK := $(PEERS)/supply-chain/bin/pip-compile --quiet --generate-hashes --strip-
 TORCH_CUDA := $(foreach name,cublas cuda-nvrtc cuda-runtime cudnn-cu13 cufft curand nvjitlink,\
   --unsafe-package nvidia-$(name))
 lock: $(PEERS)/supply-chain.done
-	$(LOCK) --extra cpu --output-file $(LOCKS)/serve.txt pyproject.toml
-	$(LOCK) --extra cpu --extra torch --output-file $(LOCKS)/debug.txt pyproject.toml
-	$(LOCK) --extra gpu --output-file $(LOCKS)/gpu.txt pyproject.toml
-	$(LOCK) --extra gpu --extra torch $(TORCH_CUDA) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
+	$(LOCK) --extra cpu --extra otel --output-file $(LOCKS)/serve.txt pyproject.toml
+	$(LOCK) --extra cpu --extra otel --extra torch --output-file $(LOCKS)/debug.txt pyproject.toml
+	$(LOCK) --extra gpu --extra otel --output-file $(LOCKS)/gpu.txt pyproject.toml
+	$(LOCK) --extra gpu --extra otel --extra torch $(TORCH_CUDA) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
 
 audit: $(PEERS)/supply-chain.done
 	mkdir -p build

@@ -1,6 +1,6 @@
 """`vitrine-serve`: the command line of the service."""
 
-import ipaddress
+import argparse
 import json
 import logging
 import sys
@@ -11,6 +11,7 @@ from pydantic_settings import SettingsError
 from service.api.schemas import EXAMPLE_INPUTS
 from service.api.server import Server
 from service.app import create_app
+from service.check import access_warning, check
 from service.debug.operations import report
 from service.debug.state import DebugState
 from service.logs import configure
@@ -25,10 +26,20 @@ def main() -> int:
     def greet() -> None:
         _greet(server, settings, state)
 
+    parser = argparse.ArgumentParser("vitrine-serve", description="Serve models over HTTP.")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="check settings, API keys and artifacts without serving; exit with status 0 or 2",
+    )
     try:
-        settings = from_command_line(sys.argv[1:])
+        settings = from_command_line(sys.argv[1:], parser)
         configure(settings.server.log)
+        if parser.parse_args().check:
+            return 0 if check(settings) else 2
         app = create_app(settings, on_ready=greet)
+        state: DebugState = app.state.vitrine
+        warning = access_warning(settings) if state.keys.is_open else ""
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             where = ".".join(map(str, problem["loc"])) or "settings"
@@ -37,21 +48,8 @@ def main() -> int:
     except (ValueError, OSError, SettingsError) as error:
         print(f"vitrine-serve: {error}", file=sys.stderr)
         return 2
-    state: DebugState = app.state.vitrine
-    is_exposed = not _is_loopback(settings.server.host) and state.keys.is_open
-    if is_exposed and settings.debug.enabled:
-        print(
-            f"vitrine-serve: {settings.server.host} is reachable from other machines without an "
-            "API key, and gradients reveal the model: set API keys, or set debug.enabled to false",
-            file=sys.stderr,
-        )
-        return 2
-    if is_exposed:
-        log.warning(
-            "%s is reachable from other machines and no API key is set: everybody has "
-            "access; set API keys",
-            settings.server.host,
-        )
+    if warning:
+        log.warning("%s", warning)
     server = Server(app, state, settings.server, lambda: _log_state(state))
     server.run()
     return 0
@@ -85,13 +83,6 @@ def _greet(server: Server, settings: Settings, state: DebugState) -> None:
 
 def _log_state(state: DebugState) -> None:
     log.info("state: %s", report(state).model_dump_json())
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 if __name__ == "__main__":

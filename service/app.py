@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi_offline import FastAPIOffline
@@ -51,7 +52,10 @@ from service.inference.model_watch import ModelWatch
 from service.inference.registry import ModelRegistry
 from service.inference.results import RowResults
 from service.inference.runs import RunBroken
-from service.settings import Settings
+from service.settings import Settings, traces_endpoint
+
+if TYPE_CHECKING:  # imported only if traces are exported
+    from service.api.tracing import Exporter
 
 log = logging.getLogger("vitrine")
 
@@ -86,8 +90,10 @@ def create_app(
 
     Raises:
         OSError: The file `auth.keys_file` cannot be read.
-        ValueError: `auth.keys_file` is invalid or writable by everybody, or two API keys are equal.
+        ValueError: `auth.keys_file` is invalid or writable by everybody, two API keys are equal, or
+            traces cannot be exported; see `open_exporter`.
     """
+    exporter = open_exporter()
     metrics = Metrics(settings.limits.request_s)
     cache: ResultCache[RowResults] = ResultCache(settings.cache.max_bytes)
     metrics.registry.register(CacheMetrics(cache))
@@ -123,6 +129,8 @@ def create_app(
         await state.gradients.close()
         await state.registry.close()
         gc.unfreeze()
+        if exporter is not None:
+            await asyncio.to_thread(exporter.close)
 
     # FastAPI's documentation pages load scripts from a CDN. FastAPIOffline serves them itself.
     app = FastAPIOffline(
@@ -134,6 +142,8 @@ def create_app(
         summary="An inference server for Transformer encoders that explains its results.",
         lifespan=lifespan,
         exception_handlers={HTTPException: _translate_http_exception},
+        # FastAPI's own telemetry would export messages of exceptions, and misses raw routes.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.vitrine = state
     bodies: tuple[type[BaseModel], ...] = (
@@ -181,6 +191,9 @@ def create_app(
         slow_s=settings.server.slow_s if settings.server.access_log else None,
         is_stopping=lambda: state.stopping,
     )
+    if exporter is not None:
+        log.info("Exporting traces to %s", exporter.endpoint)
+        app.add_middleware(exporter.trace)
     if settings.server.cors_origins:  # outermost, so that web pages can read error responses too
         app.add_middleware(
             CORSMiddleware,
@@ -191,6 +204,25 @@ def create_app(
             expose_headers=(*ENCODE_HEADERS, REQUEST_ID, "Retry-After", "X-Truncated-Inputs"),
         )
     return app
+
+
+def open_exporter() -> "Exporter | None":
+    """Return the exporter of traces that OpenTelemetry's environment variables ask for, if any.
+
+    Raises:
+        ValueError: The packages of the extra `otel` are missing, or a variable is invalid.
+    """
+    endpoint = traces_endpoint()
+    if endpoint is None:
+        return None
+    try:
+        from service.api.tracing import Exporter
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"traces need the package {error.name}: run pip install 'vitrine[otel]', or set "
+            "OTEL_SDK_DISABLED=true"
+        ) from None
+    return Exporter(endpoint)
 
 
 async def _load(

@@ -7,9 +7,20 @@ from typing import Literal
 
 from pythonjsonlogger.json import JsonFormatter
 
+from service.request_trace import TRACE
+
 LogFormat = Literal["text", "json"]
 
 _FIELDS = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_TRACE_IDS = ("trace_id", "span_id")
+
+
+class _TextFormatter(logging.Formatter):
+    """Formatter that appends the ids of the current trace to the message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        ids = {name: vars(record)[name] for name in _TRACE_IDS if name in vars(record)}
+        return " ".join((super().formatMessage(record), *(f"{n}={v}" for n, v in ids.items())))
 
 
 def configure(log_format: LogFormat) -> None:
@@ -20,12 +31,21 @@ def configure(log_format: LogFormat) -> None:
             JsonFormatter(_FIELDS, rename_fields={"asctime": "time", "levelname": "level"})
         )
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(_TextFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(_add_trace_ids)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # By default Python prints warnings and uncaught exceptions as plain text, in JSON logs too.
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
+
+
+def _add_trace_ids(record: logging.LogRecord) -> bool:
+    """Add the ids of the current trace to a record; a filter of the handler, which keeps all."""
+    trace = TRACE.get()
+    if trace is not None:
+        vars(record).update(trace.ids)
+    return True
 
 
 def _log_uncaught(

@@ -6,6 +6,7 @@ The setting `group.name` is the environment variable `VITRINE_GROUP__NAME` and t
 option `--group.name`.
 """
 
+import argparse
 import os
 import re
 import stat
@@ -13,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -24,7 +25,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
 )
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from models.engines import Precision
 from service.inference.opening import ModelOptions
@@ -372,6 +373,31 @@ class Settings(BaseSettings):
         )
 
 
+def traces_endpoint() -> str | None:
+    """Return the URL to which OpenTelemetry's environment variables export traces; None: nowhere.
+
+    Raises:
+        ValueError: A variable selects an exporter or a protocol other than OTLP over HTTP, or the
+            endpoint is not a URL.
+    """
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER") or ""
+    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or ""
+    base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
+    if not endpoint and (base or exporter == "otlp"):
+        endpoint = f"{(base or 'http://localhost:4318').rstrip('/')}/v1/traces"
+    is_disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if not endpoint or is_disabled or exporter == "none":
+        return None
+    protocols = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    values = {"OTEL_TRACES_EXPORTER": "otlp"} | dict.fromkeys(protocols, "http/protobuf")
+    for name, supported in values.items():
+        if os.environ.get(name, supported) not in ("", supported):
+            raise ValueError(f"{name}: the only supported value is {supported}")
+    if not re.match(r"https?://[^/]", endpoint):
+        raise ValueError("OTEL_EXPORTER_OTLP_ENDPOINT must be a URL, such as http://localhost:4318")
+    return endpoint
+
+
 def table() -> list[tuple[str, str, str]]:
     """Return the group, name and description of every setting."""
     rows: list[tuple[str, str, str]] = []
@@ -386,8 +412,14 @@ def variable(group: str, name: str) -> str:
     return f"VITRINE_{group}__{name}".upper()
 
 
-def from_command_line(arguments: Sequence[str]) -> Settings:
+def from_command_line(
+    arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
+) -> Settings:
     """Return the settings from environment variables, overridden by the options in `arguments`.
+
+    Args:
+        arguments: Arguments of the command line.
+        parser: Parser with further options, which gets those of the settings; None: a new one.
 
     Raises:
         ValueError: An environment variable looks like a misspelt setting, or a value is invalid.
@@ -397,7 +429,9 @@ def from_command_line(arguments: Sequence[str]) -> Settings:
     for name in sorted(os.environ.keys() - known):
         if name.startswith("VITRINE_") and not _is_service_link(name, os.environ[name]):
             _check_variable(name, known)
-    return Settings(_cli_parse_args=list(arguments))
+    parser = parser or argparse.ArgumentParser("vitrine-serve")
+    source = CliSettingsSource[Any](Settings, cli_parse_args=list(arguments), root_parser=parser)
+    return Settings(_cli_settings_source=source)
 
 
 def _is_service_link(name: str, value: str) -> bool:

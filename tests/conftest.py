@@ -106,7 +106,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_of_the_developer() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("VITRINE_")]:
+        for name in [name for name in os.environ if name.startswith(("VITRINE_", "OTEL_"))]:
             patch.delenv(name)
         yield
 

@@ -996,6 +996,86 @@ GUARDS = (
         "",
         f"{_T}test_lifespan.py::test_cancellation_is_answered_only_while_the_service_is_stopping",
     ),
+    # Traces, and the check before a start.
+    Guard(
+        "service/api/tracing.py",
+        "if span.is_recording() else None",
+        "if True else None",
+        f"{_T}test_tracing.py::test_unsampled_requests_are_not_exported",
+    ),
+    Guard(
+        "service/api/tracing.py",
+        "            TRACE.set(None)  # a pipelined",
+        "            pass  # a pipelined",
+        f"{_T}test_tracing.py::test_log_lines_of_a_traced_request_have_its_ids",
+    ),
+    Guard(
+        "service/api/tracing.py",
+        "            start_ns = end_ns\n",
+        "",
+        f"{_T}test_tracing.py::test_stages_are_child_spans_that_add_up_to_the_request",
+    ),
+    Guard(
+        "service/api/tracing.py",
+        "        if span_id != trace.ids",
+        "        if span_id and trace.ids",
+        f"{_T}test_tracing.py::test_batch_span_has_links_to_the_other_requests",
+    ),
+    Guard(
+        "service/api/tracing.py",
+        "status >= HTTPStatus.INTERNAL_SERVER_ERROR",
+        "status >= HTTPStatus.BAD_REQUEST",
+        f"{_T}test_tracing.py::test_errors_of_the_service_have_error_status_and_those_of_clients_do_not",
+    ),
+    Guard(
+        "service/api/tracing.py",
+        "    if route is not None:\n        span.update_name",
+        "    span.set_attribute('url.path', scope['path'])\n"
+        "    if route is not None:\n        span.update_name",
+        f"{_T}test_tracing.py::test_unknown_paths_and_methods_are_not_exported",
+    ),
+    Guard(
+        "service/api/tracing.py",
+        "closing.join(_CLOSE_S)",
+        "closing.join()",
+        f"{_T}test_tracing.py::test_shutdown_does_not_wait_for_an_unreachable_receiver",
+    ),
+    Guard(
+        "service/app.py",
+        "            await asyncio.to_thread(exporter.close)\n",
+        "            pass\n",
+        f"{_T}test_tracing.py::test_log_lines_of_a_traced_request_have_its_ids",
+    ),
+    Guard(
+        "service/app.py",
+        "    if endpoint is None:\n        return None\n",
+        "    if endpoint is None:\n        import service.api.tracing\n\n        return None\n",
+        f"{_T}test_tracing.py::test_nothing_is_imported_for_traces_that_are_off",
+    ),
+    Guard(
+        "service/settings.py",
+        'if not endpoint or is_disabled or exporter == "none":',
+        "if not endpoint:",
+        f"{_T}test_tracing.py::test_endpoint_is_that_of_the_standard_variables",
+    ),
+    Guard(
+        "service/inference/loaded_model.py",
+        "    for trace in traces.values():\n        trace.batched.update(ids)\n",
+        "",
+        f"{_T}test_tracing.py::test_requests_of_a_batch_are_linked",
+    ),
+    Guard(
+        "service/check.py",
+        "    passes = [_passes(run) for run in checks]\n",
+        "    passes = (_passes(run) for run in checks)\n",
+        "tests/service/test_check.py::test_check_names_every_problem_and_exits_with_status_2",
+    ),
+    Guard(
+        "service/check.py",
+        '        log.exception("cannot start")\n        return False\n',
+        '        log.exception("cannot start")\n',
+        "tests/service/test_check.py::test_check_runs_the_self_check",
+    ),
     # Outgoing connections and leaks.
     Guard(
         "models/engines/with_onnxruntime.py",

@@ -89,7 +89,7 @@ def test_metrics_table_agrees_with_the_code(settings: Settings) -> None:
         for row in rows("| metric | |")
         for name in re.findall(r"`((?:vitrine|process)_\w+)", row[0])
     }
-    exposition = create_app(settings).state.vitrine.metrics.exposition().decode()
+    exposition = create_app(settings).state.vitrine.metrics.exposition()[0].decode()
     described = re.findall(r"^# TYPE (\w+) ", exposition, re.MULTILINE)
     assert documented == {name for name in described if not name.endswith("_created")}
 

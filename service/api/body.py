@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from service.api.errors import BodyTimeout, Malformed, UnsupportedMedia
 from service.api.responses import JSON
 from service.api.state import AppState
 from service.inference.errors import InvalidInput, Overloaded, TooLarge, VitrineError
+from service.request_trace import TRACE
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -111,9 +113,13 @@ async def _read_and_check(
                 f"timed out after {timeout_s:g} s while reading the request body"
             ) from None
         if len(body) <= _INLINE_BYTES:
-            return check(_parse(body))
-        # Parsing and validation each hold the GIL, but the event loop can run between the two.
-        return await asyncio.to_thread(lambda: check(_parse(body)))
+            checked = check(_parse(body))
+        else:
+            # Parsing and validation each hold the GIL, but the event loop can run between the two.
+            checked = await asyncio.to_thread(lambda: check(_parse(body)))
+    if (trace := TRACE.get()) is not None:
+        trace.stages.append(("read", time.perf_counter()))
+    return checked
 
 
 def _parse(body: bytearray) -> dict[str, Any]:

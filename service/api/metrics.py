@@ -5,8 +5,8 @@ from prometheus_client import (
     Counter,
     Histogram,
     ProcessCollector,
-    generate_latest,
 )
+from prometheus_client.exposition import choose_encoder
 
 from service.inference.metrics import InferenceMetrics, seconds_buckets
 
@@ -42,6 +42,11 @@ class Metrics:
             registry=self.registry,
         )
 
-    def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Return all metrics and their media type.
+
+        The format is Prometheus' text format, or OpenMetrics if the Accept header lists it. Only
+        OpenMetrics has exemplars.
+        """
+        encode, media_type = choose_encoder(accept)
+        return encode(self.registry), media_type

@@ -21,6 +21,7 @@ from service.api.http_protocol import PROTOCOL_ERROR
 from service.api.metrics import Metrics
 from service.api.state import LEASES
 from service.inference.errors import DeadlineExceeded, NotReady, VitrineError
+from service.request_trace import TRACE
 
 REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
@@ -147,7 +148,10 @@ class RequestMiddleware:
             )
             label = "client_deadline" if is_client_deadline else status
             self._metrics.requests.labels(route, label).inc()
-            self._metrics.request_seconds.labels(route).observe(seconds)
+            trace = TRACE.get()
+            self._metrics.request_seconds.labels(route).observe(
+                seconds, None if trace is None else trace.ids
+            )
             if self._slow_s is not None:
                 is_slow = seconds > self._slow_s
                 _log_access(scope, method, route, status, seconds, error, is_slow=is_slow)

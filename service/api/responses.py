@@ -13,6 +13,7 @@ import orjson
 from fastapi import Request, Response
 
 from service.api.state import AppState
+from service.inference.metrics import observe_stages
 from service.inference.model import Model
 from service.inference.results import (
     Embeddings,
@@ -87,7 +88,7 @@ async def respond(
             body = await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL, mtime=0)
             headers["Content-Encoding"] = "gzip"
     serialize_s = time.perf_counter() - started
-    model.metrics.stage_seconds["serialize"].observe(serialize_s)
+    observe_stages(model.metrics.stage_seconds, started, {"serialize": serialize_s})
     return Response(
         body,
         headers={

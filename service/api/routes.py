@@ -146,9 +146,15 @@ async def readyz(state: State) -> Health:
     summary="Metrics for Prometheus",
     dependencies=[require_scope("metrics")],
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, **error_responses(401, 403)},
+    responses={
+        200: {"content": {"text/plain": {}, "application/openmetrics-text": {}}},
+        **error_responses(401, 403),
+    },
 )
-async def metrics(state: State) -> Response:
-    """Return all metrics in Prometheus' text format."""
-    content = state.metrics.exposition()
-    return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
+async def metrics(request: Request, state: State) -> Response:
+    """Return all metrics in Prometheus' text format.
+
+    If the Accept header lists OpenMetrics, as Prometheus' own does, the response is OpenMetrics.
+    """
+    content, media_type = state.metrics.exposition(request.headers.get("accept", ""))
+    return Response(content, media_type=media_type)

@@ -23,12 +23,13 @@ from service.inference.errors import (
     Overloaded,
 )
 from service.inference.executor import BoundedExecutor, ExecutorFull
-from service.inference.metrics import ModelMetrics, record_outcome
+from service.inference.metrics import ModelMetrics, observe_stages, record_outcome
 from service.inference.query_table import look_up
 from service.inference.results import RowResult, RowResults, SparseVector, Vectors
 from service.inference.runs import ItemFailed
 from service.inference.stages import Stages
 from service.inference.tokenizer import Row, TextTokenizer
+from service.request_trace import TRACE, RequestTrace
 
 Result = TypeVar("Result")
 # Uses of a model with each output, for error messages.
@@ -55,10 +56,11 @@ _INLINE_CHARS = 4000
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One item of a batch: a row of token ids, and the requested outputs."""
+    """One item of a batch: a row of token ids, the requested outputs, and the request's trace."""
 
     row: Row
     outputs: tuple[Output, ...]
+    trace: RequestTrace | None = None
 
     @property
     def tokens(self) -> int:
@@ -212,7 +214,8 @@ class LoadedModel:
         """Return the engine's results for the rows at the indices; see `encode_rows`."""
         if not self.batcher.is_alive:
             raise _stopped()
-        items = [BatchItem(rows[index], outputs) for index in indices]
+        trace = TRACE.get()
+        items = [BatchItem(rows[index], outputs, trace) for index in indices]
         try:
             if self.cache is not None and uses_cache and _CACHED.issuperset(outputs):
                 return await self.cache.submit(items, timeout_s)
@@ -287,8 +290,7 @@ class LoadedModel:
         )
         if outcome.cache_s is not None:
             seconds["cache"] = outcome.cache_s
-        for stage, duration in seconds.items():
-            self.metrics.stage_seconds[stage].observe(duration)
+        observe_stages(self.metrics.stage_seconds, started, seconds)
         return rows, list(zip(*outcome.results, strict=True)), seconds
 
     async def run_tokenizer(
@@ -371,12 +373,21 @@ def run_batch(
 ) -> list[RowResults]:
     """Return the results of each item, from one forward pass of the engine."""
     rows = [item.row for item in batch]
+    _link_traces(batch)
     # A set would have no order. A pass computes all outputs of a graph, whatever is requested.
     outputs = tuple(dict.fromkeys(output for item in batch for output in item.outputs))
     columns = dict(zip(outputs, _run_rows(engine, metrics, rows, outputs), strict=True))
     return [
         tuple(columns[output][index] for output in item.outputs) for index, item in enumerate(batch)
     ]
+
+
+def _link_traces(batch: Sequence[BatchItem]) -> None:
+    """Tell the traces of a batch's requests of each other."""
+    traces = {item.trace.ids["span_id"]: item.trace for item in batch if item.trace is not None}
+    ids = {span_id: trace.ids for span_id, trace in traces.items()}
+    for trace in traces.values():
+        trace.batched.update(ids)
 
 
 def _run_rows(

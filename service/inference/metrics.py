@@ -1,7 +1,7 @@
 """Prometheus metrics of inference. Label values come from code and settings, never a request."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from service.inference.errors import (
     Overloaded,
     TooLarge,
 )
+from service.request_trace import TRACE
 
 STAGES = ("tokenize", "cache", "queue", "infer", "serialize")
 OUTCOMES = ("done", "refused", "failed", "late", "cancelled")
@@ -186,6 +187,28 @@ class ModelMetrics:
     def clear_info(self) -> None:
         """Remove `vitrine_model_info` of a model that is no longer served."""
         self._info.remove(self._model)
+
+
+def observe_stages(
+    histograms: Mapping[str, Histogram], began: float, seconds: Mapping[str, float]
+) -> None:
+    """Record the duration of consecutive stages, also in the trace of the current request.
+
+    Args:
+        histograms: Histogram of each stage.
+        began: Time at which the first stage began, by `time.perf_counter`.
+        seconds: Duration of each stage, in seconds.
+    """
+    trace = TRACE.get()
+    if trace is None:
+        for stage, duration in seconds.items():
+            histograms[stage].observe(duration)
+        return
+    ended = began
+    for stage in (stage for stage in STAGES if stage in seconds):
+        histograms[stage].observe(seconds[stage], trace.ids)
+        ended += seconds[stage]
+        trace.stages.append((stage, ended))
 
 
 @contextmanager

@@ -199,29 +199,15 @@ class ModelRegistry:
         """Load the models, in their order; with a memory budget, as many as fit.
 
         Args:
-            specs: Models to serve. Without `options.name`, the name is the artifact's.
+            specs: See `register`.
 
         Raises:
-            ArtifactError: An artifact is incomplete or invalid, or was modified after its export.
-            EngineError: An engine is unknown or unavailable on this machine, or fails the
-                self-check of a model.
-            ValueError: Two models have the same name or alias, the default model is unknown, or a
-                model exceeds the memory budget.
+            ArtifactError: An artifact was modified after its export.
+            EngineError: The engine fails the self-check of a model.
+            Exception: Any error of `register`, under the same conditions.
         """
         async with self._changing:
-            for spec in specs:
-                entry = await self._read(spec)
-                if entry.name in self._entries:
-                    raise ValueError(
-                        f"two models have the name {entry.name!r}; every name must be unique"
-                    )
-                self._replace(entry)
-            if self._default is not None:
-                if self._default not in self._names:
-                    raise ValueError(f"the default model {self._default!r} is not a served model")
-                self._default = self._names[self._default]
-            elif len(self._entries) == 1:
-                (self._default,) = self._entries
+            await self.register(specs)
             loaded = 0
             for entry in tuple(self._entries.values()):
                 if self._max_bytes and loaded + entry.size > self._max_bytes:
@@ -229,6 +215,32 @@ class ModelRegistry:
                 loaded += entry.size
                 self._serve(entry, await self._open(entry))
         self._is_open = True
+
+    async def register(self, specs: Sequence[ModelSpec]) -> None:
+        """Read the manifests of the models and check their names, without loading the models.
+
+        Args:
+            specs: Models to serve. Without `options.name`, the name is the artifact's.
+
+        Raises:
+            ArtifactError: An artifact is incomplete or invalid.
+            EngineError: An engine is unknown or unavailable on this machine.
+            ValueError: Two models have the same name or alias, the default model is unknown, or a
+                model exceeds the memory budget.
+        """
+        for spec in specs:
+            entry = await self._read(spec)
+            if entry.name in self._entries:
+                raise ValueError(
+                    f"two models have the name {entry.name!r}; every name must be unique"
+                )
+            self._replace(entry)
+        if self._default is not None:
+            if self._default not in self._names:
+                raise ValueError(f"the default model {self._default!r} is not a served model")
+            self._default = self._names[self._default]
+        elif len(self._entries) == 1:
+            (self._default,) = self._entries
 
     async def close(self) -> None:
         """Close all models, and fail pending calls with `NotReady`."""

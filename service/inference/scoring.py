@@ -17,6 +17,7 @@ from service.inference.pairs import PairLimits
 from service.inference.scores import ACTIVATIONS, Classification, PairScores
 from service.inference.similarity import EncodedTexts, compare, similarity_of
 from service.inference.tokenizer import OnOverflow, Row
+from service.request_trace import TRACE
 
 Item = TypeVar("Item")
 
@@ -216,7 +217,10 @@ async def _score_vectors(
     except TimeoutError:
         raise _deadline_exceeded(timeout_s) from None
     if explained:
-        seconds["explain"] = time.perf_counter() - compared
+        explained_at = time.perf_counter()
+        seconds["explain"] = explained_at - compared
+        if (trace := TRACE.get()) is not None:
+            trace.stages.append(("explain", explained_at))
     sides = [(rows[query], rows[document]) for query, document in pairs]
     return PairScores(
         scores,

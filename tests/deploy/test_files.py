@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import yaml
+
 from deploy.ray_serve import Arguments
 from service.settings import table, variable
 
@@ -37,3 +39,38 @@ def test_readme_lists_the_alerts_of_the_rules() -> None:
 
 def test_readme_lists_the_arguments_of_the_ray_application() -> None:
     assert names_in_table("Ray Serve") == Arguments.model_fields.keys()
+
+
+def test_monitoring_reaches_its_services_over_the_networks_of_the_compose_file() -> None:
+    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    sources = yaml.safe_load((ROOT / "deploy/grafana/datasources.yaml").read_text())["datasources"]
+    [endpoint] = re.findall(
+        r"OTEL_EXPORTER_OTLP_ENDPOINT=(\S+)", (ROOT / "deploy/README.md").read_text()
+    )
+    urls = [("grafana", source["url"]) for source in sources]
+    urls += [(worker, endpoint) for worker in ("encode", "debug")]
+    # Ports of the images, as their documentation names them.
+    ports = {"prometheus": {9090}, "jaeger": {4318, 16686}}
+    for client, url in urls:
+        host, port = url.removeprefix("http://").split(":")
+        assert int(port) in ports[host]
+        assert {*services[client]["networks"]} & {*services[host]["networks"]}, url
+    for name in ("prometheus", "grafana", "jaeger"):
+        assert services[name]["profiles"] == ["monitoring"]
+        assert all(port.startswith("127.0.0.1:") for port in services[name]["ports"])
+
+
+def test_workers_export_no_traces_by_default() -> None:
+    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    for worker in ("encode", "debug"):
+        variable = services[worker]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        assert variable == "${OTEL_EXPORTER_OTLP_ENDPOINT:-}"
+
+
+def test_exemplars_lead_to_traces() -> None:
+    sources = yaml.safe_load((ROOT / "deploy/grafana/datasources.yaml").read_text())["datasources"]
+    types = {source["uid"]: source["type"] for source in sources}
+    [destination] = sources[0]["jsonData"]["exemplarTraceIdDestinations"]
+    assert destination["name"] == "trace_id"
+    assert types[destination["datasourceUid"]] == "jaeger"
+    assert "--enable-feature=exemplar-storage" in COMPOSE

@@ -11,10 +11,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Packages excluded from the locks; see `make lock`.
 EXCLUDED = {"torch", "openvino-telemetry"}
 LOCKS = {
-    "serve": ["cpu"],
-    "debug": ["cpu", "torch"],
-    "gpu": ["gpu"],
-    "gpu-debug": ["gpu", "torch"],
+    "serve": ["cpu", "otel"],
+    "debug": ["cpu", "otel", "torch"],
+    "gpu": ["gpu", "otel"],
+    "gpu-debug": ["gpu", "otel", "torch"],
 }
 
 

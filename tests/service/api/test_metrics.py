@@ -97,7 +97,7 @@ def test_last_bucket_of_duration_histograms_is_the_longest_deadline(
 ) -> None:
     metrics = Metrics(longest_s)
     ModelMetrics(metrics.inference, "a model")
-    exposed = metrics.exposition().decode()
+    exposed = metrics.exposition()[0].decode()
     bounds = re.findall(r'vitrine_batch_seconds_bucket\{le="([^"]+)",', exposed)
     assert bounds[-2:] == [last, "+Inf"]
 

@@ -1,0 +1,131 @@
+"""`vitrine-serve --check`: checks everything that a start needs, without opening a port."""
+
+import asyncio
+import ipaddress
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from models.artifact import ArtifactError
+from models.engines import EngineError
+from service.app import open_exporter
+from service.inference.opening import ModelOptions, open_model
+from service.inference.registry import ModelRegistry
+from service.settings import Settings
+
+log = logging.getLogger("vitrine")
+
+
+def check(settings: Settings) -> bool:
+    """Print one line per check, and return whether the service can start with the settings."""
+    checks: list[Callable[[], str]] = [
+        partial(check_access, settings),
+        check_traces,
+        partial(check_names, settings),
+    ]
+    with suppress(ArtifactError, ValueError):  # then `check_names` fails
+        checks += [partial(check_model, spec.path, spec.options) for spec in settings.model_specs()]
+    passes = [_passes(run) for run in checks]
+    return all(passes)
+
+
+def _passes(run: Callable[[], str]) -> bool:
+    try:
+        print(f"vitrine-serve: {run()}")
+    except (ArtifactError, EngineError, OSError, ValueError) as error:
+        print(f"vitrine-serve: {error}", file=sys.stderr)
+        return False
+    except Exception:
+        log.exception("cannot start")
+        return False
+    return True
+
+
+def check_access(settings: Settings) -> str:
+    """Return a sentence about who has access to the service.
+
+    Raises:
+        OSError: The keys file cannot be read.
+        ValueError: The API keys are invalid, or gradients are open to other machines.
+    """
+    keys = settings.auth.all_keys()
+    if keys:
+        return f"API keys are valid: {', '.join(key.name for key in keys)}"
+    return access_warning(settings) or "no API key is set: everybody on this machine has access"
+
+
+def access_warning(settings: Settings) -> str:
+    """Return a warning if a service without API keys is open to other machines; else "".
+
+    Raises:
+        ValueError: The gradient routes are open to other machines too.
+    """
+    host = settings.server.host
+    if _is_loopback(host):
+        return ""
+    if settings.debug.enabled:
+        raise ValueError(
+            f"{host} is reachable from other machines without an API key, and gradients reveal the "
+            "model: set API keys, or set debug.enabled to false"
+        )
+    return (
+        f"{host} is reachable from other machines and no API key is set: everybody has access; "
+        "set API keys"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_traces() -> str:
+    """Return a sentence about where traces are exported.
+
+    Raises:
+        ValueError: Any error of `open_exporter`, under the same conditions.
+    """
+    exporter = open_exporter()
+    if exporter is None:
+        return "no traces are exported"
+    exporter.close()
+    return f"traces are exported to {exporter.endpoint}"
+
+
+def check_names(settings: Settings) -> str:
+    """Return a sentence about the names of the served models.
+
+    Raises:
+        ArtifactError: An artifact is incomplete or invalid.
+        EngineError: An engine is unknown or unavailable on this machine.
+        ValueError: The settings of the models are invalid; see `ModelRegistry.register`.
+    """
+    registry = ModelRegistry(default=settings.models.default, max_bytes=settings.models.max_bytes)
+    asyncio.run(registry.register(settings.model_specs()))
+    names = ", ".join(status.name for status in registry.statuses())
+    default = next((status.name for status in registry.statuses() if status.is_default), "none")
+    return f"served models: {names}; default: {default}"
+
+
+def check_model(path: Path, options: ModelOptions) -> str:
+    """Open the model of an artifact, and return a sentence about its self-check.
+
+    Raises:
+        ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
+        EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
+    """
+
+    async def open_and_close() -> str:
+        async with await open_model(path, options) as model:
+            engine = model.engine
+            return (
+                f"{path} passes the self-check: {model.name}, engine {engine.name} in "
+                f"{engine.precision}"
+            )
+
+    return asyncio.run(open_and_close())

@@ -1,0 +1,122 @@
+"""`vitrine-serve --check`, as a user runs it before a start."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.artifact import Artifact
+from service.check import check
+from service.settings import DebugSettings, EngineSettings, ModelSettings, ServerSettings, Settings
+
+KEY = "a-key-of-some-length"
+
+
+def run(*options: str, **environment: str) -> tuple[int, str, str]:
+    """Return the exit status and the output on stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", "service", "--check", *options],
+        env={**os.environ, "VITRINE_ENGINE__THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def settings(small_artifact: Artifact) -> Settings:
+    return Settings(model=ModelSettings(path=small_artifact.path), engine=EngineSettings(threads=1))
+
+
+@pytest.mark.slow
+def test_check_of_a_valid_installation_prints_what_was_checked(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([{"name": "the app", "key": KEY}]))
+    with socket.create_server(("127.0.0.1", 0)) as other:  # the check needs no free port
+        status, out, errors = run(
+            *("--model.path", str(small_artifact.path), "--auth.keys_file", str(keys)),
+            VITRINE_SERVER__PORT=str(other.getsockname()[1]),
+        )
+    assert status == 0, errors
+    assert errors == ""
+    assert out.splitlines() == [
+        "vitrine-serve: API keys are valid: the app",
+        "vitrine-serve: no traces are exported",
+        f"vitrine-serve: {small_artifact.path} passes the self-check: "
+        f"{small_artifact.manifest.name}, engine onnxruntime in float32",
+    ]
+
+
+@pytest.mark.slow
+def test_check_names_every_problem_and_exits_with_status_2(tmp_path: Path) -> None:
+    status, out, errors = run(
+        *("--model.path", str(tmp_path)),
+        VITRINE_AUTH__KEYS_FILE="/nowhere",
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:4317",
+        OTEL_EXPORTER_OTLP_PROTOCOL="grpc",
+    )
+    assert status == 2
+    assert out == ""
+    keys, traces, model = errors.splitlines()
+    assert keys == "vitrine-serve: [Errno 2] No such file or directory: '/nowhere'"
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL: the only supported value is http/protobuf" in traces
+    assert model == f"vitrine-serve: {tmp_path} is not an artifact: it has no manifest.json"
+
+
+@pytest.mark.slow
+def test_check_names_an_invalid_setting(small_artifact: Artifact) -> None:
+    path = str(small_artifact.path)
+    status, out, errors = run("--model.path", path, VITRINE_SERVER__PORT="http")
+    assert (status, out) == (2, "")
+    assert errors.startswith("vitrine-serve: server.port: Input should be a valid integer")
+
+
+def test_check_verifies_the_hashes_of_the_artifact(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(settings.model.path, damaged)
+    with (damaged / "model.weights").open("r+b") as file:
+        file.seek(2_000_000)
+        file.write(b"\x04\x05")
+    model = ModelSettings(path=damaged)
+    assert not check(settings.model_copy(update={"model": model}))
+    assert "is not the exported file" in capsys.readouterr().err
+
+
+def test_check_opens_the_engine(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = EngineSettings(name="tensorrt")
+    assert not check(settings.model_copy(update={"engine": engine}))
+    assert "unknown engine 'tensorrt'" in capsys.readouterr().err
+
+
+def test_check_runs_the_self_check(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("service.inference.opening.self_check", fail)
+    assert not check(settings)
+    assert "passes the self-check" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("enabled", "expected"), [(True, False), (False, True)])
+def test_gradients_open_to_other_machines_fail_the_check(
+    settings: Settings, capsys: pytest.CaptureFixture[str], enabled: bool, expected: bool
+) -> None:
+    changes = {
+        "server": ServerSettings(host="0.0.0.0"),  # noqa: S104 - nothing is bound
+        "debug": DebugSettings(enabled=enabled),
+    }
+    assert check(settings.model_copy(update=changes)) == expected
+    output = capsys.readouterr()
+    assert "is reachable from other machines" in (output.out if expected else output.err)
