@@ -9,6 +9,7 @@
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
+from service.inference.devices import Devices
 from service.inference.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -38,6 +39,7 @@ __all__ = [
     "ArtifactError",
     "Classification",
     "DeadlineExceeded",
+    "Devices",
     "Embeddings",
     "Encoded",
     "EngineError",

@@ -232,6 +232,41 @@ def test_run_uses_all_threads_only_when_no_run_overlaps() -> None:
     assert graphs_used.get() == "all"
 
 
+def test_runs_of_other_engines_on_the_cpu_overlap_too() -> None:
+    gate, begun = threading.Event(), queue.SimpleQueue[str]()
+
+    def engine_of(name: str, cpu_runs: CpuRuns) -> CpuEngine:
+        def compile_graph(concurrent_runs: int) -> CompiledGraph:
+            def run(batch: PackedBatch, _outputs: Sequence[Output]) -> list[NDArray[np.float32]]:
+                begun.put(f"{name}, {2 // concurrent_runs} threads")
+                assert batch.rows == 1 or gate.wait(WAIT_S)
+                return [np.zeros((batch.rows, 1), np.float32)]
+
+            return CompiledGraph(run, cancel=lambda: None)
+
+        return CpuEngine("fake", "float32", Hardware(2, 0, cpu_runs), 0, compile_graph)
+
+    cpu_runs = CpuRuns()
+    first, second = engine_of("first", cpu_runs), engine_of("second", cpu_runs)
+    short, held, long_row = pack([[1]]), pack([[1] * 2000, [2]]), pack([[1] * 2000])
+    first.run(short)
+    second.run(short)
+    assert [begun.get(), begun.get()] == ["first, 2 threads", "second, 2 threads"]
+    with ThreadPoolExecutor(1) as stream:
+        overlapped = stream.submit(first.run, held)
+        assert begun.get(timeout=WAIT_S) == "first, 2 threads"
+        second.run(short)
+        second.run(long_row)  # one long row at a time has all threads
+        gate.set()
+        overlapped.result()
+    second.run(long_row)
+    second.run(short)
+    assert [begun.get() for _ in range(4)] == [
+        *("second, 1 threads", "second, 1 threads"),
+        *("second, 2 threads", "second, 2 threads"),
+    ]
+
+
 # On the CPU only: a GPU finishes the work that it has accepted.
 @pytest.mark.parametrize("engine", ON_CPU, indirect=True)
 def test_cancelled_run_raises_and_the_next_run_succeeds(engine: Engine) -> None:

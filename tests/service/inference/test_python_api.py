@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
+from service.inference.devices import Devices
 from service.inference.loaded_model import BatchItem
 from service.inference.results import RowResults
 from tests.eventually import HANG_S, eventually, eventually_async
@@ -117,6 +118,27 @@ async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
     with pytest.raises(vitrine.DeadlineExceeded, match=r"deadline of 0\.1 s exceeded"):
         await model.encode(["late"], timeout_s=0.1)
     gate.set()
+
+
+async def test_models_of_a_process_share_its_devices(small_artifact: Artifact) -> None:
+    def engine_threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("engine")}
+
+    before, devices = engine_threads(), Devices()
+    async with await vitrine.open_model(small_artifact.path, TWO_THREADS, devices=devices) as first:
+        expected = (await first.encode(["a", "b"])).vectors
+        async with await vitrine.open_model(
+            small_artifact.path, TWO_THREADS, devices=devices, share=2.0
+        ) as second:
+            results = await asyncio.gather(
+                *(model.encode([text]) for text in "ab" * 20 for model in (first, second))
+            )
+            assert len(engine_threads() - before) <= 2
+        actual = np.concatenate([result.vectors for result in results])
+        np.testing.assert_allclose(actual, np.tile(expected.repeat(2, axis=0), (20, 1)), atol=1e-6)
+        np.testing.assert_allclose((await first.encode(["a"])).vectors, expected[:1], atol=1e-6)
+        with pytest.raises(vitrine.NotReady):
+            await second.encode(["a"])
 
 
 async def test_closed_model_raises_not_ready(small_artifact: Artifact) -> None:
