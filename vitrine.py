@@ -9,6 +9,7 @@
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
+from service.inference.cache import ResultCache
 from service.inference.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -51,6 +52,7 @@ __all__ = [
     "NotReady",
     "Overloaded",
     "PairScores",
+    "ResultCache",
     "Row",
     "SparseEmbeddings",
     "SparseVector",

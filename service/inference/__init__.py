@@ -5,5 +5,6 @@ The HTTP API and the Python API `vitrine` both use this package. Read its module
 - `model`: `open_model` and `Model`, the public API; `sync_model` for synchronous code.
 - `tokenizer`, `pairs`, `text_parts`: convert texts and pairs of texts to rows of token ids.
 - `batcher`, `batch_former`: group rows into batches and run the batches.
-- `results`, `scores`, `errors`, `metrics`, `executor`: helpers of the modules above.
+- `cached_batcher`, `cache`: reuse the results of equal rows.
+- `results`, `stages`, `scores`, `errors`, `metrics`, `executor`: helpers of the modules above.
 """

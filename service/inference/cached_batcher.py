@@ -6,7 +6,7 @@ methods run in the event loop.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -87,8 +87,7 @@ class CachedBatcher(Generic[Item, Result]):
         results: dict[bytes, Result] = {}
         missing = self._look_up(first, results)
         hits = sum([key in results for key in keys])
-        counts = CacheCounts(hits, len(items) - hits, 0, sum(lengths))
-        queue_s = run_s = 0.0
+        misses, computed, queue_s, run_s = 0, 0, 0.0, 0.0
         while missing:
             length = sum([lengths[index] for index in missing.values()])
             shared = self._wait(missing, length)
@@ -97,11 +96,12 @@ class CachedBatcher(Generic[Item, Result]):
                 length = sum([lengths[index] for index in own.values()])
                 run = await self._run(items, own, length, results, timeout_s)
                 queue_s, run_s = queue_s + run.queue_s, run_s + run.run_s
-                counts += CacheCounts(0, -len(own), len(own), -length)
+                misses, computed = misses + len(own), computed + length
             if shared:
                 await _collect(shared, missing, results)
             # What is still missing is of requests that have failed or were cancelled.
             missing = self._look_up(missing, results)
+        counts = CacheCounts(hits, len(items) - hits - misses, misses, sum(lengths) - computed)
         self._cache.counts += counts
         cache_s = max(0.0, time.perf_counter() - started - queue_s - run_s)
         return Outcome([results[key] for key in keys], queue_s, run_s, cache_s, counts)
@@ -174,8 +174,9 @@ class CachedBatcher(Generic[Item, Result]):
             return await self._batcher.submit([items[i] for i in own.values()], timeout_s, keep)
         except ItemFailed as error:
             key = keys[error.index]
-            if key in run.waiting:
-                run.waiting[key].set_exception(error)
+            if (future := run.waiting.get(key)) is not None:
+                future.set_exception(error)
+                future.exception()  # so that asyncio does not report it if the others are cancelled
             error.index = own[key]
             raise
         finally:
