@@ -71,7 +71,7 @@ format: $(VENV)/dev.done
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
+bench bench-cache bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done
 	$(BIN)/python -m tests.benchmarks.bench_servers --environments $(PEERS)
 

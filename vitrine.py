@@ -9,6 +9,7 @@
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
+from service.inference.cache import ResultCache
 from service.inference.devices import Devices
 from service.inference.errors import (
     DeadlineExceeded,
@@ -53,6 +54,7 @@ __all__ = [
     "NotReady",
     "Overloaded",
     "PairScores",
+    "ResultCache",
     "Row",
     "SparseEmbeddings",
     "SparseVector",

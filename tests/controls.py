@@ -111,16 +111,40 @@ GUARDS = (
     ),
     # Cache, and several outputs of a pass.
     Guard(
-        "service/inference/cache.py",
+        "service/inference/cached_batcher.py",
         "running.length <= length",
         "running.length > 0",
         f"{_I}test_cache.py::test_request_does_not_wait_for_one_with_more_tokens",
     ),
     Guard(
-        "service/inference/cache.py",
+        "service/inference/cached_batcher.py",
         "            future.set_exception(error)\n",
         "            future.cancel()\n",
         f"{_I}test_cache.py::test_failure_of_an_item_concerns_those_who_wait_for_it_alone",
+    ),
+    Guard(
+        "service/inference/cached_batcher.py",
+        "            kept = self._cache.get(key)\n",
+        "            kept = None\n",
+        f"{_I}test_cache.py::test_item_computed_twice_keeps_its_first_result",
+    ),
+    Guard(
+        "service/inference/cache.py",
+        "        self._results.move_to_end(key)\n",
+        "",
+        f"{_I}test_cache.py::test_least_recently_used_results_are_evicted",
+    ),
+    Guard(
+        "service/inference/cache.py",
+        "        if size > self.max_bytes:\n            return\n",
+        "",
+        f"{_I}test_cache.py::test_result_larger_than_the_cache_is_not_kept_and_evicts_nothing",
+    ),
+    Guard(
+        "service/inference/opening.py",
+        "key=lambda item: prefix + item.key,",
+        "key=lambda item: item.key,",
+        f"{_T}test_cache.py::test_model_does_not_get_results_of_another_graph_or_engine",
     ),
     Guard(
         "service/inference/loaded_model.py",

@@ -268,7 +268,8 @@ def _header(description: str, example: str) -> dict[str, Any]:
 
 ENCODE_HEADERS = {
     "Server-Timing": _header(
-        "Duration of each stage in milliseconds",
+        "Duration of each stage in milliseconds; the stage `cache` is described by the numbers of "
+        "inputs found in the cache, shared with an equal input in flight, and computed",
         "tokenize;dur=0.661, queue;dur=0.052, infer;dur=8.916, serialize;dur=0.104",
     ),
     "X-Model-Version": _header(

@@ -6,7 +6,7 @@ methods run in the event loop.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -22,17 +22,18 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False, slots=True)
-class _Running(Generic[Result]):
-    """An item in flight.
+class _Run(Generic[Result]):
+    """The items that a request computes.
 
     Attributes:
-        result: Future of the result. It is cancelled if the request of the item fails or is
-            cancelled, and has the exception `ItemFailed` if the item itself fails.
-        length: Number of tokens that the request of this item computes.
+        length: Number of tokens of the items.
+        waiting: Futures of the items for which other requests wait, by key. A future is cancelled
+            if the request fails or is cancelled, and has the exception `ItemFailed` if the item
+            itself fails.
     """
 
-    result: asyncio.Future[Result]
     length: int
+    waiting: dict[bytes, asyncio.Future[Result]]
 
 
 class CachedBatcher(Generic[Item, Result]):
@@ -66,7 +67,7 @@ class CachedBatcher(Generic[Item, Result]):
         self._key = key
         self._length = length
         self._sealed = sealed
-        self._running: dict[bytes, _Running[Result]] = {}
+        self._running: dict[bytes, _Run[Result]] = {}
 
     async def submit(
         self, items: Sequence[Item], timeout_s: float | None = None
@@ -86,23 +87,22 @@ class CachedBatcher(Generic[Item, Result]):
             first.setdefault(key, index)  # equal items of a request run once
         results: dict[bytes, Result] = {}
         missing = self._look_up(first, results)
-        hits = sum(key in results for key in keys) if results else 0
+        hits = sum([key in results for key in keys])
         misses, computed, queue_s, run_s = 0, 0, 0.0, 0.0
         while missing:
-            length = sum(lengths[index] for index in missing.values())
-            shared = self._in_flight(missing, length)
+            length = sum([lengths[index] for index in missing.values()])
+            shared = self._wait(missing, length)
             own = {key: index for key, index in missing.items() if key not in shared}
             if own:
-                length = sum(lengths[index] for index in own.values())
+                length = sum([lengths[index] for index in own.values()])
                 run = await self._run(items, own, length, results, timeout_s)
                 queue_s, run_s = queue_s + run.queue_s, run_s + run.run_s
                 misses, computed = misses + len(own), computed + length
             if shared:
-                await _wait_for(shared, missing, results)
+                await _collect(shared, missing, results)
             # What is still missing is of requests that have failed or were cancelled.
             missing = self._look_up(missing, results)
-        shared_items = len(items) - hits - misses
-        counts = CacheCounts(hits, shared_items, misses, sum(lengths) - computed)
+        counts = CacheCounts(hits, len(items) - hits - misses, misses, sum(lengths) - computed)
         self._cache.counts += counts
         cache_s = max(0.0, time.perf_counter() - started - queue_s - run_s)
         return Outcome([results[key] for key in keys], queue_s, run_s, cache_s, counts)
@@ -124,13 +124,18 @@ class CachedBatcher(Generic[Item, Result]):
                 results[key] = result
         return missing
 
-    def _in_flight(self, keys: Iterable[bytes], length: int) -> dict[bytes, asyncio.Future[Result]]:
-        """Return the items in flight for which a request waits that lacks `length` tokens."""
-        return {
-            key: running.result
-            for key in keys
-            if (running := self._running.get(key)) is not None and running.length <= length
-        }
+    def _wait(
+        self, missing: Mapping[bytes, int], length: int
+    ) -> dict[bytes, asyncio.Future[Result]]:
+        """Return futures of the items for which a request waits that lacks `length` tokens."""
+        futures: dict[bytes, asyncio.Future[Result]] = {}
+        for key in missing:
+            run = self._running.get(key)
+            if run is not None and run.length <= length:
+                if key not in run.waiting:
+                    run.waiting[key] = asyncio.get_running_loop().create_future()
+                futures[key] = run.waiting[key]
+        return futures
 
     async def _run(
         self,
@@ -149,11 +154,10 @@ class CachedBatcher(Generic[Item, Result]):
             results: Results of the request, by key.
             timeout_s: See `submit`.
         """
-        keys, loop = list(own), asyncio.get_running_loop()
-        running: dict[bytes, _Running[Result]] = {
-            key: _Running(loop.create_future(), length) for key in keys
-        }
-        self._running |= running
+        keys = list(own)
+        run: _Run[Result] = _Run(length, {})
+        for key in keys:
+            self._running[key] = run
 
         def keep(index: int, result: Result) -> None:
             key = keys[index]
@@ -163,25 +167,28 @@ class CachedBatcher(Generic[Item, Result]):
                 kept, size = self._sealed(result)
                 self._cache.put(key, kept, size)
             results[key] = kept
-            if not running[key].result.done():
-                running[key].result.set_result(kept)
+            future = run.waiting.get(key)
+            if future is not None and not future.done():
+                future.set_result(kept)
 
         try:
             return await self._batcher.submit([items[i] for i in own.values()], timeout_s, keep)
         except ItemFailed as error:
-            future = running[keys[error.index]].result
-            future.set_exception(error)
-            future.exception()  # so that asyncio does not report it if nobody waits
-            error.index = own[keys[error.index]]
+            key = keys[error.index]
+            if (future := run.waiting.get(key)) is not None:
+                future.set_exception(error)
+                future.exception()  # so that asyncio does not report it if the others are cancelled
+            error.index = own[key]
             raise
         finally:
-            for key, entry in running.items():
-                entry.result.cancel()  # no effect on a future that is done
-                if self._running.get(key) is entry:
+            for key in keys:
+                if self._running.get(key) is run:
                     del self._running[key]
+            for future in run.waiting.values():
+                future.cancel()  # no effect on a future that is done
 
 
-async def _wait_for(
+async def _collect(
     futures: Mapping[bytes, asyncio.Future[Result]],
     indices: Mapping[bytes, int],
     results: dict[bytes, Result],

@@ -360,7 +360,7 @@ def sealed(results: RowResults) -> tuple[RowResults, int]:
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     copy = array.copy()
-    copy.flags.writeable = False
+    copy.setflags(write=False)
     return copy
 
 
