@@ -18,11 +18,13 @@ from service.inference.errors import (
     NotReady,
     Overloaded,
     TooLarge,
+    UnknownModel,
     VitrineError,
 )
 from service.inference.explanations import Explanation, Term, TextToken
 from service.inference.model import Model
 from service.inference.opening import ModelOptions, open_model
+from service.inference.registry import Lease, ModelRegistry, ModelSpec
 from service.inference.results import (
     Embeddings,
     Encoded,
@@ -48,8 +50,11 @@ __all__ = [
     "Explanation",
     "InferenceFailed",
     "InvalidInput",
+    "Lease",
     "Model",
     "ModelOptions",
+    "ModelRegistry",
+    "ModelSpec",
     "MultiEmbeddings",
     "NotReady",
     "Overloaded",
@@ -64,6 +69,7 @@ __all__ = [
     "TextToken",
     "TokenEmbeddings",
     "TooLarge",
+    "UnknownModel",
     "VitrineError",
     "open_model",
 ]

@@ -112,8 +112,8 @@ GUARDS = (
     # Cache, and several outputs of a pass.
     Guard(
         "service/inference/cached_batcher.py",
-        "running.length <= length",
-        "running.length > 0",
+        "run.length <= length",
+        "run.length > 0",
         f"{_I}test_cache.py::test_request_does_not_wait_for_one_with_more_tokens",
     ),
     Guard(
@@ -511,7 +511,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batch_former.py",
-        "self._running_tokens -= ended.tokens",
+        "self._running_tokens -= batch.tokens",
         "pass",
         f"{_I}test_batch_former.py::test_batch_leaves_other_streams_their_share_of_the_tokens",
     ),
@@ -947,8 +947,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batcher.py",
-        "        if not self.queued_tokens or (",
-        "        if (",
+        "        if not self.queued_tokens or self._finish_s(",
+        "        if self._finish_s(",
         f"{_I}test_batcher.py::test_empty_queue_accepts_a_request_whatever_its_deadline",
     ),
     Guard(

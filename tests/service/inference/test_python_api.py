@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ async def test_models_of_a_process_share_its_devices(small_artifact: Artifact) -
     async with await vitrine.open_model(small_artifact.path, TWO_THREADS, devices=devices) as first:
         expected = (await first.encode(["a", "b"])).vectors
         async with await vitrine.open_model(
-            small_artifact.path, TWO_THREADS, devices=devices, share=2.0
+            small_artifact.path, replace(TWO_THREADS, share=2.0), devices=devices
         ) as second:
             results = await asyncio.gather(
                 *(model.encode([text]) for text in "ab" * 20 for model in (first, second))
