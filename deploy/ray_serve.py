@@ -64,18 +64,20 @@ class Replica:
         self._started.set()
 
     async def check_health(self) -> None:
-        """Wait until the model is ready, then run the engine's self-check again.
+        """Wait until the models are ready, then run the self-check of loaded models again.
 
         Raises:
             RuntimeError: The service failed to start.
-            EngineError: The engine fails the self-check.
+            EngineError: An engine fails the self-check.
         """
         await self._started.wait()
         if self._reason:
             raise RuntimeError(self._reason)
         state: AppState = self._service.state.vitrine
-        model = state.registry.current()
-        await asyncio.to_thread(self_check, model.engine, model.artifact)
+        for status in state.registry.statuses():
+            if status.model is not None:
+                with await state.registry.lease(status.name) as model:
+                    await asyncio.to_thread(self_check, model.engine, model.artifact)
 
 
 def vitrine(arguments: Arguments) -> Application:
@@ -94,7 +96,17 @@ def vitrine(arguments: Arguments) -> Application:
         )
     # Ray shows a replica only its own GPUs, so the index is 0.
     engine = settings.engine.model_copy(update={"threads": arguments.cpus, "gpu": 0})
+    # Replicas run in other directories.
     model = settings.model.model_copy(update={"path": settings.model.path.resolve()})
+    models = settings.models.model_copy(
+        update={
+            "folder": settings.models.folder and settings.models.folder.resolve(),
+            "served": tuple(
+                served.model_copy(update={"path": served.path.resolve()})
+                for served in settings.models.served
+            ),
+        }
+    )
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="vitrine",
@@ -110,4 +122,5 @@ def vitrine(arguments: Arguments) -> Application:
             target_ongoing_requests=arguments.requests,
         ),
     )
-    return deployment.bind(settings.model_copy(update={"engine": engine, "model": model}))
+    changes = {"engine": engine, "model": model, "models": models}
+    return deployment.bind(settings.model_copy(update=changes))
