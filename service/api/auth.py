@@ -16,6 +16,8 @@ from service.api.errors import Forbidden, Unauthorized
 from service.api.state import state_of
 from service.settings import ApiKey, Scope
 
+# Key in the `state` of an ASGI scope: whether the API key is for bulk requests only.
+BULK_ONLY = "bulk_only"
 _BEARER = HTTPBearer(auto_error=False, description="API key, required if API keys are configured")
 
 
@@ -31,7 +33,8 @@ def require_scope(scope: Scope) -> Any:  # noqa: ANN401 - Depends() returns Any
                 code="keys_required",
             )
         if not keys.is_open:
-            request.scope["state"]["api_key"] = keys.require(_api_key(request), scope)
+            key = keys.require(_api_key(request), scope)
+            request.scope["state"] |= {"api_key": key.name, BULK_ONLY: key.is_bulk_only}
 
     require.__name__ = f"require_{scope}"
     return Depends(require)
@@ -47,10 +50,17 @@ def _api_key(request: Request) -> str | None:
 
 
 @dataclass(frozen=True)
-class _HashedKey:
+class HashedKey:
+    """An API key as its SHA-256 digest, with its scopes."""
+
     name: str
     digest: bytes
     scopes: frozenset[Scope]
+
+    @property
+    def is_bulk_only(self) -> bool:
+        """Whether requests with this key have the priority "bulk"."""
+        return "encode" not in self.scopes
 
 
 class KeyRing:
@@ -58,7 +68,7 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = [
-            _HashedKey(key.name, _digest(key.key.get_secret_value()), frozenset(key.scopes))
+            HashedKey(key.name, _digest(key.key.get_secret_value()), frozenset(key.scopes))
             for key in keys
         ]
 
@@ -67,8 +77,8 @@ class KeyRing:
         """Whether requests need no API key, because no keys are configured."""
         return not self._keys
 
-    def require(self, key: str | None, scope: Scope) -> str | None:
-        """Check the API key of a request and return its name, or None if no key is required.
+    def require(self, key: str | None, scope: Scope) -> HashedKey:
+        """Check the API key of a request and return it. The scope "bulk" is enough for "encode".
 
         Args:
             key: API key of the request; None: the request has no API key.
@@ -78,8 +88,6 @@ class KeyRing:
             Unauthorized: The key is missing or unknown.
             Forbidden: The key lacks the scope.
         """
-        if self.is_open:
-            return None
         if key is None:
             raise Unauthorized("an API key is required; send the header Authorization: Bearer KEY")
         digest = _digest(key)
@@ -87,9 +95,10 @@ class KeyRing:
         matches = [known for known in self._keys if hmac.compare_digest(known.digest, digest)]
         if not matches:
             raise Unauthorized("the API key is unknown")
-        if scope not in matches[0].scopes:
+        accepted = {scope, "bulk"} if scope == "encode" else {scope}
+        if accepted.isdisjoint(matches[0].scopes):
             raise Forbidden(f"the API key lacks the scope {scope}")
-        return matches[0].name
+        return matches[0]
 
 
 def _digest(key: str) -> bytes:

@@ -5,10 +5,11 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from service.api.call_options import call_options
 from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
 from service.api.classify_schemas import ClassifyRequest, ClassifyResponse
-from service.api.deadline import cancel_on_disconnect, deadline_s
+from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
@@ -35,7 +36,7 @@ async def classify(request: Request, state: State) -> Response:
             body.input_list(),
             prompt_name=body.prompt_name,
             on_overflow=body.on_overflow,
-            timeout_s=deadline_s(request, state.settings.limits.request_s),
+            **call_options(request, state),
         )
         result = await cancel_on_disconnect(request, work)
     serialize = partial(_labels_json, model.name, result, body)

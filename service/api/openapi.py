@@ -36,6 +36,12 @@ _TIMEOUT = {
     "deadline has no effect",
     "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
 }
+_PRIORITY = {
+    "name": "X-Priority",
+    "in": "header",
+    "description": "Priority of the inference; interactive requests overtake bulk requests",
+    "schema": {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"},
+}
 _REQUEST_ID_HEADER = {
     "description": "Identifier of the request: the client's, or a new identifier",
     "schema": {"type": "string"},
@@ -130,7 +136,7 @@ def _describe_security(operation: dict[str, Any], *, needs_keys: bool) -> None:
 
 
 def _describe_headers(method: str, operation: dict[str, Any]) -> None:
-    parameters = [_REQUEST_ID, _TIMEOUT] if method == "post" else [_REQUEST_ID]
+    parameters = [_REQUEST_ID, _TIMEOUT, _PRIORITY] if method == "post" else [_REQUEST_ID]
     operation["parameters"] = [*operation.get("parameters", ()), *parameters]
     for status, response in operation["responses"].items():
         headers = response.setdefault("headers", {})

@@ -7,9 +7,10 @@ from typing import get_args
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
+from service.api.call_options import call_options
 from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
-from service.api.deadline import cancel_on_disconnect, deadline_s
+from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute
 from service.api.responses import (
@@ -69,7 +70,7 @@ async def encode(request: Request, state: State) -> Response:
     always JSON.
     """
     body = await read_inputs(request, state, EncodeRequest)
-    timeout_s = deadline_s(request, state.settings.limits.request_s)
+    options = call_options(request, state)
     model = await state.lease(request, body.model)
     outputs = body.outputs(default=_default_output(model))
     _check_fields(body, outputs)
@@ -83,7 +84,7 @@ async def encode(request: Request, state: State) -> Response:
             normalize=body.normalize,
             on_overflow=body.on_overflow,
             with_offsets=bool({"tokens", "multi"} & {*outputs}),
-            timeout_s=timeout_s,
+            **options,
         )
         encoded = await cancel_on_disconnect(request, work)
 

@@ -5,9 +5,10 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from service.api.call_options import call_options
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.deadline import cancel_on_disconnect, deadline_s
+from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
@@ -46,7 +47,7 @@ async def score(request: Request, state: State) -> Response:
         prompt_name=body.prompt_name,
         explain=body.explain,
         on_overflow=body.on_overflow,
-        timeout_s=deadline_s(request, state.settings.limits.request_s),
+        **call_options(request, state),
     )
     result = await cancel_on_disconnect(request, work)
     return await respond(request, state, model, result, partial(_scores_json, model, result, body))
@@ -78,7 +79,7 @@ async def rerank(request: Request, state: State) -> Response:
         max_tokens_per_doc=body.max_tokens_per_doc,
         explain=body.explain,
         on_overflow=body.on_overflow,
-        timeout_s=deadline_s(request, state.settings.limits.request_s),
+        **call_options(request, state),
     )
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_ranking_json, model, result, body)

@@ -11,9 +11,10 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
+from service.api.call_options import call_options
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.deadline import cancel_on_disconnect, deadline_s
+from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
@@ -164,7 +165,7 @@ async def embeddings(request: Request, state: State) -> Response:
     `X-Truncated-Inputs` has the number of truncated inputs.
     """
     body = await read_inputs(request, state, EmbeddingsRequest, "input")
-    timeout_s = deadline_s(request, state.settings.limits.request_s)
+    options = call_options(request, state)
     model = await state.lease(request, body.model)
 
     work = model.encode(
@@ -173,7 +174,7 @@ async def embeddings(request: Request, state: State) -> Response:
         dimensions=body.dimensions,
         normalize=True,
         on_overflow=body.on_overflow,
-        timeout_s=timeout_s,
+        **options,
     )
     result = await cancel_on_disconnect(request, work)
 

@@ -15,10 +15,11 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
+from service.api.call_options import call_options
 from service.api.auth import require_scope
 from service.api.body import read_inputs
 from service.api.compat.openai import Usage
-from service.api.deadline import cancel_on_disconnect, deadline_s
+from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
@@ -161,7 +162,7 @@ async def rerank(request: Request, state: State) -> Response:
         max_tokens_per_query=body.max_tokens_per_query or None,
         max_tokens_per_doc=body.max_tokens_per_doc or None,
         on_overflow="error" if body.truncation is False else "truncate",
-        timeout_s=deadline_s(request, state.settings.limits.request_s),
+        **call_options(request, state),
     )
     result = await cancel_on_disconnect(request, work)
     version = "2" if request.url.path == "/v2/rerank" else "1"

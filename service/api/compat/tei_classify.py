@@ -5,6 +5,7 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from service.api.call_options import call_options
 from service.api.compat.tei_routes import (
     PREFIX,
     named_model,
@@ -40,7 +41,7 @@ async def rerank(request: Request, state: State) -> Response:
     model = await named_model(request, state)
     model.check_outputs(("logits",))  # TEI reranks with rerankers alone
     work = model.rerank(
-        body.query, texts, on_overflow=body.on_overflow(), timeout_s=timeout_s(request, state)
+        body.query, texts, on_overflow=body.on_overflow(), **call_options(request, state)
     )
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_ranks_json, result, body)
@@ -57,7 +58,7 @@ async def predict(request: Request, state: State) -> Response:
     inputs = non_empty(body.input_list())
     model = await named_model(request, state)
     work = model.classify(
-        inputs, on_overflow=body.on_overflow(), timeout_s=timeout_s(request, state)
+        inputs, on_overflow=body.on_overflow(), **call_options(request, state)
     )
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_predictions_json, result, body)

@@ -6,6 +6,7 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from service.api.call_options import call_options
 from service.api.body import check_count
 from service.api.compat.tei_routes import (
     PREFIX,
@@ -52,7 +53,7 @@ async def embed(request: Request, state: State) -> Response:
         dimensions=body.dimensions,
         normalize=body.normalize,
         on_overflow=body.on_overflow(),
-        timeout_s=timeout_s(request, state),
+        **call_options(request, state),
     )
     result = await cancel_on_disconnect(request, work)
     return await respond_with_durations(
@@ -73,7 +74,7 @@ async def embed_all(request: Request, state: State) -> Response:
         prompt_name=body.prompt_name,
         on_overflow=body.on_overflow(),
         with_offsets=False,
-        timeout_s=timeout_s(request, state),
+        **call_options(request, state),
     )
     result = await cancel_on_disconnect(request, work)
     return await respond_with_durations(
@@ -93,7 +94,7 @@ async def embed_sparse(request: Request, state: State) -> Response:
         inputs,
         prompt_name=body.prompt_name,
         on_overflow=body.on_overflow(),
-        timeout_s=timeout_s(request, state),
+        **call_options(request, state),
     )
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_sparse_values, result.vectors)
@@ -113,7 +114,7 @@ async def similarity(request: Request, state: State) -> Response:
         prompt_name=options.prompt_name,
         normalize=True,
         on_overflow=options.on_overflow(),
-        timeout_s=timeout_s(request, state),
+        **call_options(request, state),
     )
     try:
         result = await cancel_on_disconnect(request, work)

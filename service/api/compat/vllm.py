@@ -14,11 +14,12 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from service.api.call_options import call_options
 from service.api.auth import require_scope
 from service.api.body import check_count, read_body, read_inputs
 from service.api.compat.openai import OpenAIErrorResponse, Usage, render_error
 from service.api.compat.rerank import CompatRerankRequest, CompatRerankResponse, Name, rerank
-from service.api.deadline import cancel_on_disconnect, deadline_s
+from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond
@@ -147,7 +148,7 @@ async def score(request: Request, state: State) -> Response:
     work = model.score(
         body.queries,
         body.documents,
-        timeout_s=deadline_s(request, limits.request_s),
+        **call_options(request, state),
     )
     result = await cancel_on_disconnect(request, work)
     return await respond(
@@ -161,7 +162,7 @@ async def classify(request: Request, state: State) -> Response:
     body = await read_inputs(request, state, VLLMClassifyRequest, "input")
     model = await state.lease(request, body.model)
     work = model.classify(
-        body.input, timeout_s=deadline_s(request, state.settings.limits.request_s)
+        body.input, **call_options(request, state)
     )
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_classes_json, model.name, result, body.use_activation is False)

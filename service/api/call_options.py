@@ -1,0 +1,46 @@
+"""Arguments of inference calls that headers and API keys determine."""
+
+from typing import TypedDict
+
+from fastapi import Request
+
+from service.api.auth import BULK_ONLY
+from service.api.deadline import deadline_s
+from service.api.errors import Forbidden, Malformed
+from service.api.state import AppState
+from service.inference.batch_former import Priority
+
+PRIORITY = "X-Priority"
+
+
+class CallOptions(TypedDict):
+    """Keyword arguments of the methods of `Model`."""
+
+    timeout_s: float
+    priority: Priority
+
+
+def call_options(request: Request, state: AppState) -> CallOptions:
+    """Return the deadline and the priority of a request.
+
+    Raises:
+        Malformed: The header `X-Request-Timeout-Ms` or `X-Priority` is invalid.
+        Forbidden: The request is interactive, and its API key is for bulk requests only.
+    """
+    timeout_s = deadline_s(request, state.settings.limits.request_s)
+    return CallOptions(timeout_s=timeout_s, priority=_priority(request))
+
+
+def _priority(request: Request) -> Priority:
+    value = request.headers.get(PRIORITY)
+    is_bulk_only = request.scope["state"].get(BULK_ONLY, False)
+    match value:
+        case None:
+            return "bulk" if is_bulk_only else "interactive"
+        case "bulk":
+            return "bulk"
+        case "interactive" if not is_bulk_only:
+            return "interactive"
+        case "interactive":
+            raise Forbidden("the API key is for bulk requests only", code="bulk_only")
+    raise Malformed(f"{PRIORITY} must be interactive or bulk", code="priority")
