@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from service.inference.batch_former import Priority
 from service.inference.batcher import Batcher, Outcome
 from service.inference.metrics import CacheMetrics
 from service.inference.runs import ItemFailed
@@ -30,18 +31,20 @@ class _Running(Generic[Result]):
         result: Future of the result. It is cancelled if the request of the item fails or is
             cancelled, and has the exception `ItemFailed` if the item itself fails.
         length: Number of tokens that the request of this item computes.
+        priority: Priority of the request.
     """
 
     result: asyncio.Future[Result]
     length: int
+    priority: Priority
 
 
 class ResultCache(Generic[Item, Result]):
     """A bounded cache in front of a batcher; the least recently used results are evicted.
 
     A request waits for an equal item of another request, in place of computing it, if that request
-    computes no more tokens than it lacks itself. Requests take turns, so it waits about as long as
-    for its own items.
+    computes no more tokens than it lacks itself, and has no lower priority. Requests take turns, so
+    it waits about as long as for its own items.
 
     Args:
         batcher: Runs items that are not in the cache.
@@ -78,7 +81,10 @@ class ResultCache(Generic[Item, Result]):
         return self._bytes
 
     async def submit(
-        self, items: Sequence[Item], timeout_s: float | None = None
+        self,
+        items: Sequence[Item],
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> Outcome[Result]:
         """Return the results of the items, from the cache or from a run; see `Batcher.submit`.
 
@@ -98,10 +104,12 @@ class ResultCache(Generic[Item, Result]):
         computed: set[int] = set()
         while missing := {key: index for key, index in missing.items() if key not in results}:
             length = sum(self._length(items[index]) for index in missing.values())
-            shared = {key: self._running[key] for key in missing if self._can_wait(key, length)}
+            shared = {
+                key: self._running[key] for key in missing if self._can_wait(key, length, priority)
+            }
             own = {key: index for key, index in missing.items() if key not in shared}
             if own:
-                run, kept = await self._run(items, own, timeout_s)
+                run, kept = await self._run(items, own, timeout_s, priority)
                 runs.append(run)
                 results |= kept
                 computed |= {*own.values()}
@@ -136,12 +144,18 @@ class ResultCache(Generic[Item, Result]):
     def _keys(self, items: Sequence[Item]) -> list[bytes]:
         return [self._key(item) for item in items]
 
-    def _can_wait(self, key: bytes, length: int) -> bool:
+    def _can_wait(self, key: bytes, length: int, priority: Priority) -> bool:
         running = self._running.get(key)
-        return running is not None and running.length <= length
+        if running is None or (running.priority, priority) == ("bulk", "interactive"):
+            return False
+        return running.length <= length
 
     async def _run(
-        self, items: Sequence[Item], own: Mapping[bytes, int], timeout_s: float | None
+        self,
+        items: Sequence[Item],
+        own: Mapping[bytes, int],
+        timeout_s: float | None,
+        priority: Priority,
     ) -> tuple[Outcome[Result], dict[bytes, Result]]:
         """Run items, and cache each result as soon as it is there; return the results by key too.
 
@@ -149,10 +163,11 @@ class ResultCache(Generic[Item, Result]):
             items: All items of a request.
             own: Index of each item to run, by key.
             timeout_s: See `submit`.
+            priority: See `submit`.
         """
         keys, loop = list(own), asyncio.get_running_loop()
         length = sum(self._length(items[index]) for index in own.values())
-        running = {key: _Running[Result](loop.create_future(), length) for key in keys}
+        running = {key: _Running[Result](loop.create_future(), length, priority) for key in keys}
         self._running |= running
 
         def keep(index: int, result: Result) -> None:
@@ -162,7 +177,8 @@ class ResultCache(Generic[Item, Result]):
                 running[keys[index]].result.set_result(kept)
 
         try:
-            outcome = await self._batcher.submit([items[i] for i in own.values()], timeout_s, keep)
+            missing = [items[index] for index in own.values()]
+            outcome = await self._batcher.submit(missing, timeout_s, keep, priority)
             return outcome, {key: entry.result.result() for key, entry in running.items()}
         except ItemFailed as error:
             future = running[keys[error.index]].result
