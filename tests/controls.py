@@ -334,7 +334,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batch_former.py",
-        "self._last_was_long if self.streams == 1 else self._running_long > 0",
+        "self._last_was_long if has_one_stream else self._running_long > 0",
         "False",
         f"{_I}test_batch_former.py::test_long_items_take_every_second_turn_while_shorter_ones_wait",
     ),
@@ -424,9 +424,9 @@ GUARDS = (
         f"{_I}test_batcher_faults.py::test_run_with_wrong_number_of_results_fails_its_request",
     ),
     Guard(
-        "service/inference/batch_former.py",
-        "self._ring.append(turn)\n        return first",
-        "self._ring.appendleft(turn)\n        return first",
+        "service/inference/request_queue.py",
+        "self.ring.append(turn)\n        return first",
+        "self.ring.appendleft(turn)\n        return first",
         f"{_I}test_batch_former.py::test_small_request_waits_for_one_batch_of_a_huge_one_at_most",
     ),
     Guard(
@@ -449,7 +449,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batch_former.py",
-        "        self._drop_removed()\n",
+        "        interactive.drop_removed()\n",
         "",
         f"{_I}test_batch_former.py::test_removed_items_are_released_while_others_wait",
     ),
@@ -956,6 +956,61 @@ GUARDS = (
         "                entry.request.tokens -= entry.length\n",
         "",
         f"{_I}test_batch_former.py::test_tokens_ahead_ignores_finished_and_removed_items",
+    ),
+    # Priorities.
+    Guard(
+        "service/inference/batch_former.py",
+        "(bulk, interactive) if is_bulk_turn else (interactive, bulk)",
+        "(bulk, interactive)",
+        f"{_I}test_batch_former.py::test_interactive_items_overtake_bulk_items_and_share_no_batch_with_them",
+    ),
+    Guard(
+        "service/inference/batch_former.py",
+        "is_bulk_turn = self._interactive_turns >= _TURNS_BEFORE_BULK",
+        "is_bulk_turn = False",
+        f"{_I}test_batch_former.py::test_bulk_requests_have_every_tenth_turn_while_interactive_ones_are_queued",
+    ),
+    Guard(
+        "service/inference/batch_former.py",
+        "            elif bulk.tokens:",
+        "            else:",
+        f"{_I}test_batch_former.py::test_interactive_turns_count_only_while_bulk_items_are_queued",
+    ),
+    Guard(
+        "service/inference/batch_former.py",
+        "        bulk.drop_removed()\n",
+        "",
+        f"{_I}test_batch_former.py::test_removed_bulk_items_are_released_while_interactive_ones_run",
+    ),
+    Guard(
+        "service/inference/batch_former.py",
+        "return interactive.tokens + bulk.tokens_ahead(tokens)",
+        "return bulk.tokens_ahead(tokens)",
+        f"{_I}test_batch_former.py::test_tokens_ahead_respect_the_priority",
+    ),
+    Guard(
+        "service/inference/batcher.py",
+        "queued_tokens = self._former.tokens_of(priority)",
+        "queued_tokens = self._former.tokens",
+        f"{_I}test_batcher.py::test_queue_full_of_bulk_requests_accepts_interactive_ones",
+    ),
+    Guard(
+        "service/inference/batcher.py",
+        "tokens_ahead(tokens, priority)",
+        'tokens_ahead(tokens, "bulk")',
+        f"{_I}test_batcher.py::test_deadline_of_an_interactive_request_does_not_count_all_bulk_requests",
+    ),
+    Guard(
+        "service/inference/cache.py",
+        '(running.priority, priority) == ("bulk", "interactive")',
+        "False",
+        f"{_I}test_cache.py::test_interactive_request_does_not_wait_for_a_bulk_request",
+    ),
+    Guard(
+        "service/inference/loaded_model.py",
+        "self.batcher.submit(items, timeout_s, priority=priority)",
+        "self.batcher.submit(items, timeout_s)",
+        f"{_I}test_python_api.py::test_bulk_calls_are_queued_behind_interactive_ones",
     ),
     # Streams that several models share.
     Guard(

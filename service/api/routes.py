@@ -7,9 +7,9 @@ from typing import get_args
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
-from service.api.call_options import call_options
 from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
+from service.api.call_options import call_options
 from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute

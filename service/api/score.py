@@ -5,9 +5,9 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from service.api.call_options import call_options
 from service.api.auth import require_scope
 from service.api.body import read_inputs
+from service.api.call_options import call_options
 from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute

@@ -6,29 +6,37 @@ batch at a time, and takes its next batch from this queue.
 - Fairness: queued requests form a ring, and each batch starts with the oldest item of the next
   request. A request with thousands of items therefore delays each turn of another request by at
   most one batch, and every item runs eventually.
-- Filling: the batch is then filled with the items closest in length to its first item, from any
-  request, oldest first within each length. Filling stops before an item with which the batch would
-  exceed its cost budget (tokens, plus attention over padded rows), or which would cost less in a
-  separate batch.
+- Priorities: each priority has its own ring. Interactive requests have the next turn, but while
+  bulk requests are queued, they have at least every tenth turn.
+- Filling: the batch is then filled with the items of the same priority that are closest in length
+  to its first item, from any request, oldest first within each length. Filling stops before an item
+  with which the batch would exceed its cost budget (tokens, plus attention over padded rows), or
+  which would cost less in a separate batch. Bulk items never fill interactive batches, because the
+  duration of a batch is in proportion to its cost: 384 tokens take 30 times as long as 10
+  (all-MiniLM-L6-v2, onnxruntime, one core). A separate batch costs bulk items little: `fixed_cost`.
 - Long items: a CPU engine runs a long item on all CPUs. While it runs, no other stream starts a
   batch with a long item. With one stream, long items take at most every second turn while shorter
-  items are queued, so that a batch of shorter items waits for at most one long batch.
+  items of their priority are queued, so that a batch of shorter items waits for at most one long
+  batch.
 - Splitting: a batch is also full once it has `1 / streams` of all queued and running tokens.
   Otherwise the first stream would take all items and leave the other streams idle.
 """
 
-import bisect
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Generic, TypeVar
+from math import inf
+from typing import Generic, Literal, TypeVar
+
+from service.inference.request_queue import QueuedRequest, QueueEntry, RequestQueue
 
 Item = TypeVar("Item")
 
-# Maximum number of queued requests that `tokens_ahead` samples. Sampling them takes 0.1 ms.
-_SAMPLED_REQUESTS = 1000
+Priority = Literal["interactive", "bulk"]
+
+# Number of interactive turns after which queued bulk requests have a turn.
+_TURNS_BEFORE_BULK = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +54,6 @@ class Batch(Generic[Item]):
     tokens: int = 0
     cost: float = 0.0
     is_long: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _QueueEntry(Generic[Item]):
-    """Queue entry of one item. Removal is lazy: entries are marked and skipped later."""
-
-    item: Item
-    length: int
-    request: "QueuedRequest[Item]"
-    is_removed: bool = False
-
-
-_Entries = deque[_QueueEntry[Item]]
-
-
-@dataclass(eq=False, slots=True)
-class QueuedRequest(Generic[Item]):
-    """Queue entries of one request, oldest first, and its number of queued tokens."""
-
-    entries: _Entries[Item]
-    tokens: int
 
 
 class BatchFormer(Generic[Item]):
@@ -99,9 +86,11 @@ class BatchFormer(Generic[Item]):
         self._fixed_cost = fixed_cost
         self._long_row = long_row
         self._attention_cost = attention_cost
-        self._ring: deque[QueuedRequest[Item]] = deque()
-        self._by_length: dict[int, _Entries[Item]] = {}
-        self._queued_tokens = 0
+        self._queues: dict[Priority, RequestQueue[Item]] = {
+            "interactive": RequestQueue(),
+            "bulk": RequestQueue(),
+        }
+        self._interactive_turns = 0  # since the latest bulk turn, while bulk items were queued
         self._running_tokens = 0
         self._running_long = 0
         self._last_was_long = False
@@ -110,44 +99,52 @@ class BatchFormer(Generic[Item]):
     @property
     def tokens(self) -> int:
         """Number of queued tokens."""
-        return self._queued_tokens
+        return sum(queue.tokens for queue in self._queues.values())
 
-    def tokens_ahead(self, tokens: int) -> int:
+    def tokens_of(self, priority: Priority) -> int:
+        """Return the number of queued tokens of a priority."""
+        return self._queues[priority].tokens
+
+    def tokens_ahead(self, tokens: int, priority: Priority = "interactive") -> int:
         """Estimate the number of already queued tokens that run before a new request completes.
 
-        Requests take turns. Until the new request completes, each queued request runs about as many
-        tokens as the new request, or all of its tokens if it has fewer.
+        Requests take turns. Until the new request completes, each queued request of its priority
+        runs about as many tokens as the new request, or all of its tokens if it has fewer. All
+        queued interactive tokens run before a bulk request completes; before an interactive one,
+        the bulk turns run about a ninth of what the interactive turns run.
 
         Args:
             tokens: Number of tokens of the new request.
+            priority: Priority of the new request.
         """
+        interactive, bulk = self._queues["interactive"], self._queues["bulk"]
         with self._lock:
-            ahead = list(islice(self._ring, _SAMPLED_REQUESTS))
-            count = len(self._ring)
-        sampled = sum(min(request.tokens, tokens) for request in ahead)
-        return sampled * count // max(1, len(ahead))
+            if priority == "bulk":
+                return interactive.tokens + bulk.tokens_ahead(tokens)
+            ahead = interactive.tokens_ahead(tokens)
+            return ahead + min(bulk.tokens, (ahead + tokens) // _TURNS_BEFORE_BULK)
 
     def oldest_items(self) -> list[Item]:
         """Return the oldest queued item of each request with queued items."""
         with self._lock:
-            oldest = (next(filter(_is_queued, request.entries), None) for request in self._ring)
-            return [entry.item for entry in oldest if entry is not None]
+            return [item for queue in self._queues.values() for item in queue.oldest_items()]
 
-    def add(self, items: Sequence[Item], lengths: Sequence[int]) -> QueuedRequest[Item]:
+    def add(
+        self, items: Sequence[Item], lengths: Sequence[int], priority: Priority = "interactive"
+    ) -> QueuedRequest[Item]:
         """Queue the items of one request, and return their entries for `remove`.
 
         Args:
             items: Items of the request.
             lengths: Number of tokens of each item.
+            priority: Priority of the request.
         """
-        request: QueuedRequest[Item] = QueuedRequest(deque(), sum(lengths))
+        queue = self._queues[priority]
+        request: QueuedRequest[Item] = QueuedRequest(deque(), sum(lengths), queue)
         for item, length in zip(items, lengths, strict=True):
-            request.entries.append(_QueueEntry(item, length, request))
+            request.entries.append(QueueEntry(item, length, request))
         with self._lock:
-            for entry in request.entries:
-                self._by_length.setdefault(entry.length, deque()).append(entry)
-            self._ring.append(request)
-            self._queued_tokens += request.tokens
+            queue.add(request)
         return request
 
     def remove(self, request: QueuedRequest[Item]) -> None:
@@ -181,18 +178,39 @@ class BatchFormer(Generic[Item]):
             self._running_tokens -= batch.tokens
             self._running_long -= batch.is_long
 
-    def _next_batch(self) -> list[_QueueEntry[Item]]:
-        self._drop_removed()
-        first = self._next_turn()
-        if first is None:
-            return []
-        share = max(
-            self._min_split_tokens, (self._queued_tokens + self._running_tokens) / self.streams
-        )
+    def _next_batch(self) -> list[QueueEntry[Item]]:
+        interactive, bulk = self._queues["interactive"], self._queues["bulk"]
+        interactive.drop_removed()
+        bulk.drop_removed()
+        is_bulk_turn = self._interactive_turns >= _TURNS_BEFORE_BULK
+        for queue in (bulk, interactive) if is_bulk_turn else (interactive, bulk):
+            first = self._next_turn(queue)
+            if first is None:
+                continue
+            if queue is bulk:
+                self._interactive_turns = 0
+            elif bulk.tokens:
+                self._interactive_turns += 1
+            return self._filled(queue, first)
+        return []
+
+    def _next_turn(self, queue: RequestQueue[Item]) -> QueueEntry[Item] | None:
+        """Return the first item of the next batch; None if no item of a priority may run now.
+
+        Long items are skipped while another stream runs a long item. With one stream, they are
+        skipped after a long batch, unless all queued items are long.
+        """
+        has_one_stream = self.streams == 1
+        skips_long = self._last_was_long if has_one_stream else self._running_long > 0
+        return queue.next_turn(self._long_row if skips_long else inf, or_longer=has_one_stream)
+
+    def _filled(self, queue: RequestQueue[Item], first: QueueEntry[Item]) -> list[QueueEntry[Item]]:
+        """Return the batch that starts with an item."""
+        share = max(self._min_split_tokens, (self.tokens + self._running_tokens) / self.streams)
         batch = [first]
         tokens = longest = first.length
         cost = self._cost(tokens, 1, longest)
-        for entry in self._nearest(first):
+        for entry in queue.nearest(first):
             if tokens >= share:
                 break
             tokens, longest = tokens + entry.length, max(longest, entry.length)
@@ -206,109 +224,9 @@ class BatchFormer(Generic[Item]):
     def _cost(self, tokens: int, rows: int, longest: int) -> float:
         return tokens + rows * self._attention_cost(longest)
 
-    def _drop_removed(self) -> None:
-        """Drop the removed entries at the head of each length's queue.
-
-        All lengths are checked. Otherwise the items of cancelled requests would stay in memory at
-        lengths that no batch reaches.
-        """
-        for length, entries in tuple(self._by_length.items()):
-            while entries and entries[0].is_removed:
-                entries.popleft()
-            if not entries:
-                del self._by_length[length]
-
-    def _next_turn(self) -> _QueueEntry[Item] | None:
-        """Advance the ring to the next request, and return its oldest queued item.
-
-        Long items are skipped while another stream runs a long item. With one stream, they are
-        skipped after a long batch, unless all queued items are long. Returns None if no item may
-        run now.
-        """
-        skips_long = self._last_was_long if self.streams == 1 else self._running_long > 0
-        skipped: list[QueuedRequest[Item]] = []
-        turn = first = None
-        while turn is None and self._ring:
-            request = self._ring.popleft()
-            entries = request.entries
-            while entries and entries[0].is_removed:
-                entries.popleft()
-            if not entries:
-                continue
-            first = entries[0]
-            if skips_long:
-                first = next(filter(self._is_short, entries), None)
-            if first is None:
-                skipped.append(request)
-            else:
-                turn = request
-        if turn is None and skipped and self.streams == 1:
-            turn = skipped.pop(0)
-            first = turn.entries[0]
-        self._ring.extendleft(reversed(skipped))
-        if turn is None:
-            return None
-        self._ring.append(turn)
-        return first
-
-    def _is_short(self, entry: _QueueEntry[Item]) -> bool:
-        return not entry.is_removed and entry.length <= self._long_row
-
-    def _nearest(self, first: _QueueEntry[Item]) -> Iterator[_QueueEntry[Item]]:
-        """Yield the other queued items, ordered by how much their length differs from `first`."""
-        lengths = sorted(self._by_length)
-        high = bisect.bisect_left(lengths, first.length)
-        low = high - 1
-        while low >= 0 or high < len(lengths):
-            longer_is_closer = low < 0 or (
-                high < len(lengths) and lengths[high] - first.length <= first.length - lengths[low]
-            )
-            length = lengths[high] if longer_is_closer else lengths[low]
-            low, high = (low, high + 1) if longer_is_closer else (low - 1, high)
-            for entry in self._by_length[length]:
-                if not entry.is_removed and entry is not first:
-                    yield entry
-
-    def _remove(self, entries: Iterable[_QueueEntry[Item]]) -> None:
+    def _remove(self, entries: Iterable[QueueEntry[Item]]) -> None:
         for entry in entries:
             if not entry.is_removed:
                 entry.is_removed = True
                 entry.request.tokens -= entry.length
-                self._queued_tokens -= entry.length
-
-
-def _is_queued(entry: _QueueEntry[Item]) -> bool:
-    return not entry.is_removed
-
-
-class AttentionCost:
-    """The cost of attention for one row, over all layers, in tokens.
-
-    A layer takes 24 D^2 operations per token, plus 4 D operations per pair of a token and a token
-    that it attends to. Operations on pairs run six times slower, so a pair costs
-    6 * 4 D / (24 D^2) = 1 / D tokens. In layers with an attention window, onnxruntime computes few
-    pairs outside the window.
-
-    Args:
-        windows: Maximum distance between two tokens that attend to each other, for each layer;
-            None: no limit.
-        hidden_size: Width of a token vector, D.
-    """
-
-    def __init__(self, windows: Sequence[int | None], hidden_size: int) -> None:
-        # Each window's size in tokens, and the cost of a pair over all layers with this window.
-        self._pairs = [
-            (None if window is None else 2 * window + 1, count / len(windows) / hidden_size)
-            for window, count in Counter(windows).items()
-        ]
-
-    def __call__(self, length: int) -> float:
-        """Return the cost of attention for one row of a batch, in tokens.
-
-        Args:
-            length: Padded length of the row in tokens, which is the length of the batch's longest
-                row.
-        """
-        return length * sum(
-            cost * (length if span is None else min(length, span)) for span, cost in self._pairs
-        )
+                entry.request.queue.tokens -= entry.length

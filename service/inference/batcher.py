@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from service.inference.batch_former import BatchFormer
+from service.inference.batch_former import BatchFormer, Priority
 from service.inference.cache import CacheCounts
 from service.inference.runs import BatchRunner, Request, RequestItem
 from service.inference.streams import StreamPool
@@ -72,8 +72,8 @@ class Batcher(Generic[Item, Result]):
         probe: Calls the batch function on known good items, to tell a bad item from a broken
             engine.
         cancel: Makes all runs in flight raise.
-        max_queue_tokens: Maximum number of queued tokens. An empty queue accepts a request of any
-            size.
+        max_queue_tokens: Maximum number of queued tokens of each priority. An empty queue accepts a
+            request of any size.
         timeout_s: Seconds after which a run is cancelled. A run may always take ten times its
             expected duration.
         cost_s: Expected seconds per unit of a batch's cost, until a batch has run.
@@ -147,10 +147,9 @@ class Batcher(Generic[Item, Result]):
     def _finish_s(self, tokens: int) -> float:
         return self._pool.finish_s(self._runner, tokens * self._runner.token_s)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the queue accepts no more items."""
-        return self.queued_tokens >= self._max_queue_tokens
+    def is_full(self, priority: Priority) -> bool:
+        """Return whether the queue accepts no more items of a priority."""
+        return self._former.tokens_of(priority) >= self._max_queue_tokens
 
     def start(self) -> None:
         """Start the batcher in the running event loop."""
@@ -181,6 +180,7 @@ class Batcher(Generic[Item, Result]):
         items: Sequence[Item],
         timeout_s: float | None = None,
         on_result: Callable[[int, Result], None] = lambda _index, _result: None,
+        priority: Priority = "interactive",
     ) -> Outcome[Result]:
         """Queue the items of a request, and return their results once all items have run.
 
@@ -191,6 +191,7 @@ class Batcher(Generic[Item, Result]):
             timeout_s: Seconds until the caller's deadline, which is checked on submission only;
                 None: no deadline.
             on_result: Called with the index and the result of each item as soon as it has run.
+            priority: Priority of the items; see `batch_former`.
 
         Raises:
             ValueError: There are no items.
@@ -206,16 +207,17 @@ class Batcher(Generic[Item, Result]):
             raise Stopped
         lengths = [self._length(item) for item in items]
         # An empty queue accepts a request of any size, which is split into batches.
-        if self.queued_tokens and self.queued_tokens + sum(lengths) > self._max_queue_tokens:
+        queued_tokens = self._former.tokens_of(priority)
+        if queued_tokens and queued_tokens + sum(lengths) > self._max_queue_tokens:
             raise QueueFull
         if timeout_s is not None:
-            self._check_deadline(sum(lengths), timeout_s)
+            self._check_deadline(sum(lengths), timeout_s, priority)
         request: Request[Result] = Request(
             self._loop.create_future(), self._clock.now(), len(items), on_result
         )
         self._open.add(request)
         entries = [RequestItem(item, index, request) for index, item in enumerate(items)]
-        queued = self._former.add(entries, lengths)
+        queued = self._former.add(entries, lengths, priority)
         self._pool.wake()
         try:
             await request.done
@@ -229,12 +231,12 @@ class Batcher(Generic[Item, Result]):
             run_s=run_s,
         )
 
-    def _check_deadline(self, tokens: int, timeout_s: float) -> None:
+    def _check_deadline(self, tokens: int, timeout_s: float, priority: Priority) -> None:
         # An empty queue accepts any request: if a slow start has made the measured throughput too
         # low, only further runs can correct it.
         if not self.queued_tokens or self._finish_s(self.queued_tokens + tokens) <= timeout_s:
             return
-        needed_s = self._finish_s(self._former.tokens_ahead(tokens) + tokens)
+        needed_s = self._finish_s(self._former.tokens_ahead(tokens, priority) + tokens)
         if needed_s > timeout_s:
             raise TooLate(needed_s - timeout_s)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from service.inference.batch_former import Priority
 from service.inference.batcher import Batcher, Outcome
 from service.inference.cache import CacheCounts, ResultCache
 from service.inference.runs import ItemFailed
@@ -27,12 +28,14 @@ class _Run(Generic[Result]):
 
     Attributes:
         length: Number of tokens of the items.
+        priority: Priority of the request.
         waiting: Futures of the items for which other requests wait, by key. A future is cancelled
             if the request fails or is cancelled, and has the exception `ItemFailed` if the item
             itself fails.
     """
 
     length: int
+    priority: Priority
     waiting: dict[bytes, asyncio.Future[Result]]
 
 
@@ -40,8 +43,8 @@ class CachedBatcher(Generic[Item, Result]):
     """A batcher whose results are cached.
 
     A request waits for an equal item of another request, in place of computing it, if that request
-    computes no more tokens than it lacks itself. Requests take turns, so it waits about as long as
-    for its own items.
+    computes no more tokens than it lacks itself, and has no lower priority. Requests take turns, so
+    it waits about as long as for its own items.
 
     The cache has no reference to the batcher, so that it may outlive it.
 
@@ -70,7 +73,10 @@ class CachedBatcher(Generic[Item, Result]):
         self._running: dict[bytes, _Run[Result]] = {}
 
     async def submit(
-        self, items: Sequence[Item], timeout_s: float | None = None
+        self,
+        items: Sequence[Item],
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> Outcome[Result]:
         """Return the results of the items, from the cache or from a run; see `Batcher.submit`.
 
@@ -91,11 +97,11 @@ class CachedBatcher(Generic[Item, Result]):
         misses, computed, queue_s, run_s = 0, 0, 0.0, 0.0
         while missing:
             length = sum([lengths[index] for index in missing.values()])
-            shared = self._wait(missing, length)
+            shared = self._wait(missing, length, priority)
             own = {key: index for key, index in missing.items() if key not in shared}
             if own:
                 length = sum([lengths[index] for index in own.values()])
-                run = await self._run(items, own, length, results, timeout_s)
+                run = await self._run(items, own, length, results, timeout_s, priority)
                 queue_s, run_s = queue_s + run.queue_s, run_s + run.run_s
                 misses, computed = misses + len(own), computed + length
             if shared:
@@ -125,13 +131,15 @@ class CachedBatcher(Generic[Item, Result]):
         return missing
 
     def _wait(
-        self, missing: Mapping[bytes, int], length: int
+        self, missing: Mapping[bytes, int], length: int, priority: Priority
     ) -> dict[bytes, asyncio.Future[Result]]:
         """Return futures of the items for which a request waits that lacks `length` tokens."""
         futures: dict[bytes, asyncio.Future[Result]] = {}
         for key in missing:
             run = self._running.get(key)
-            if run is not None and run.length <= length:
+            if run is None or (run.priority, priority) == ("bulk", "interactive"):
+                continue
+            if run.length <= length:
                 if key not in run.waiting:
                     run.waiting[key] = asyncio.get_running_loop().create_future()
                 futures[key] = run.waiting[key]
@@ -144,6 +152,7 @@ class CachedBatcher(Generic[Item, Result]):
         length: int,
         results: dict[bytes, Result],
         timeout_s: float | None,
+        priority: Priority,
     ) -> Outcome[Result]:
         """Run items; cache each result, and add it to `results`, as soon as it is there.
 
@@ -153,9 +162,10 @@ class CachedBatcher(Generic[Item, Result]):
             length: Number of tokens of the items to run.
             results: Results of the request, by key.
             timeout_s: See `submit`.
+            priority: See `submit`.
         """
         keys = list(own)
-        run: _Run[Result] = _Run(length, {})
+        run: _Run[Result] = _Run(length, priority, {})
         for key in keys:
             self._running[key] = run
 
@@ -172,7 +182,8 @@ class CachedBatcher(Generic[Item, Result]):
                 future.set_result(kept)
 
         try:
-            return await self._batcher.submit([items[i] for i in own.values()], timeout_s, keep)
+            missing = [items[index] for index in own.values()]
+            return await self._batcher.submit(missing, timeout_s, keep, priority)
         except ItemFailed as error:
             key = keys[error.index]
             if (future := run.waiting.get(key)) is not None:

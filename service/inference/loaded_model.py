@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from models.artifact import Artifact, Check
 from models.engines import OUTPUTS, Agreement, Engine, Output
 from models.packing import pack
+from service.inference.batch_former import Priority
 from service.inference.batcher import Batcher, Outcome, QueueFull, Stopped, TooLate
 from service.inference.cached_batcher import CachedBatcher
 from service.inference.errors import (
@@ -159,6 +160,7 @@ class LoadedModel:
         timeout_s: float | None = None,
         *,
         uses_cache: bool = True,
+        priority: Priority = "interactive",
     ) -> Outcome[RowResults]:
         """Return the results of each row, before any normalisation or activation.
 
@@ -173,6 +175,7 @@ class LoadedModel:
             timeout_s: Seconds until the caller's deadline, which is checked on submission only;
                 None: no deadline.
             uses_cache: Whether results can be those of equal rows, computed before.
+            priority: See `Model.encode`.
 
         Raises:
             Overloaded: The queue is full, or the rows would not finish within `timeout_s`.
@@ -180,15 +183,16 @@ class LoadedModel:
             NotReady: The model is closed, or its engine has stopped.
         """
         looked_up = [index for index, row in enumerate(rows) if row.is_looked_up]
+        options = outputs, timeout_s, uses_cache, priority
         if not looked_up:
-            return await self._run_on_engine(rows, range(len(rows)), outputs, timeout_s, uses_cache)
+            return await self._run_on_engine(rows, range(len(rows)), *options)
         started = time.perf_counter()
         results: dict[int, RowResults] = await self._look_up(rows, looked_up)
         lookup_s = time.perf_counter() - started
         others = [index for index in range(len(rows)) if index not in results]
         if not others:
             return Outcome(list(results.values()), 0.0, lookup_s)
-        outcome = await self._run_on_engine(rows, others, outputs, timeout_s, uses_cache)
+        outcome = await self._run_on_engine(rows, others, *options)
         results |= zip(others, outcome.results, strict=True)
         ordered = [results[index] for index in range(len(rows))]
         return replace(outcome, results=ordered, run_s=lookup_s + outcome.run_s)
@@ -210,6 +214,7 @@ class LoadedModel:
         outputs: tuple[Output, ...],
         timeout_s: float | None,
         uses_cache: bool,
+        priority: Priority,
     ) -> Outcome[RowResults]:
         """Return the engine's results for the rows at the indices; see `encode_rows`."""
         if not self.batcher.is_alive:
@@ -218,8 +223,8 @@ class LoadedModel:
         items = [BatchItem(rows[index], outputs, trace) for index in indices]
         try:
             if self.cache is not None and uses_cache and _CACHED.issuperset(outputs):
-                return await self.cache.submit(items, timeout_s)
-            return await self.batcher.submit(items, timeout_s)
+                return await self.cache.submit(items, timeout_s, priority)
+            return await self.batcher.submit(items, timeout_s, priority=priority)
         except QueueFull:
             raise self._queue_full_error() from None
         except TooLate as error:
@@ -244,6 +249,7 @@ class LoadedModel:
         *,
         max_tokens: int | None = None,
         needs_engine: bool = True,
+        priority: Priority = "interactive",
     ) -> tuple[Sequence[Row], list[Any], Stages]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
 
@@ -258,6 +264,7 @@ class LoadedModel:
             timeout_s: See `Model.encode`.
             max_tokens: Maximum number of tokens for results per token; None: `max_token_vectors`.
             needs_engine: Whether a full queue refuses the inputs before they are tokenised.
+            priority: See `Model.encode`.
 
         Raises:
             InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
@@ -273,7 +280,7 @@ class LoadedModel:
             try:
                 async with asyncio.timeout(timeout_s):
                     # Before tokenising inputs that will be refused.
-                    if needs_engine and self.cache is None and self.batcher.is_full:
+                    if needs_engine and self.cache is None and self.batcher.is_full(priority):
                         raise self._queue_full_error()
                     started = time.perf_counter()
                     rows = await self.run_tokenizer(tokenize, parts, count)
@@ -281,7 +288,7 @@ class LoadedModel:
                     if any(OUTPUTS[output].per_token for output in outputs if output != "weights"):
                         self._check_token_count(rows, max_tokens or self.max_token_vectors)
                     remaining_s = None if timeout_s is None else timeout_s - tokenize_s
-                    outcome = await self.encode_rows(rows, outputs, remaining_s)
+                    outcome = await self.encode_rows(rows, outputs, remaining_s, priority=priority)
             except TimeoutError:
                 raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded") from None
         seconds = Stages(

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from service.inference import scoring, tags
+from service.inference.batch_former import Priority
 from service.inference.errors import InvalidInput
 from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import NO_LIMITS
@@ -54,6 +55,7 @@ class Model(LoadedModel):
         normalize: bool | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> Embeddings:
         """Encode texts or rows of token ids into one vector each.
 
@@ -74,6 +76,8 @@ class Model(LoadedModel):
                 drops the first tokens, and "truncate_right" the last. "truncate" drops tokens on
                 the truncation side of the model, usually the right. "error" raises `InvalidInput`.
             timeout_s: Deadline of the call in seconds; None: no deadline.
+            priority: "interactive" calls run before "bulk" calls, which still run at least every
+                tenth batch.
 
         Raises:
             InvalidInput: An argument or an input is invalid; `index` is the index of the input.
@@ -93,6 +97,7 @@ class Model(LoadedModel):
             on_overflow=on_overflow,
             with_offsets=False,
             timeout_s=timeout_s,
+            priority=priority,
         )
         return encoded["pooled"]
 
@@ -105,6 +110,7 @@ class Model(LoadedModel):
         on_overflow: OnOverflow = "truncate",
         with_offsets: bool = True,
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> TokenEmbeddings:
         """Encode texts or rows of token ids into one vector per token.
 
@@ -115,6 +121,7 @@ class Model(LoadedModel):
             on_overflow: See `encode`.
             with_offsets: Whether the rows of the result have token offsets.
             timeout_s: See `encode`.
+            priority: See `encode`.
 
         Raises:
             InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
@@ -128,6 +135,7 @@ class Model(LoadedModel):
             on_overflow=on_overflow,
             with_offsets=with_offsets,
             timeout_s=timeout_s,
+            priority=priority,
         )
         return encoded["tokens"]
 
@@ -138,6 +146,7 @@ class Model(LoadedModel):
         prompt_name: str | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> SparseEmbeddings:
         """Encode texts or rows of token ids into one sparse vector each.
 
@@ -150,6 +159,7 @@ class Model(LoadedModel):
             prompt_name: See `encode`.
             on_overflow: See `encode`.
             timeout_s: See `encode`.
+            priority: See `encode`.
 
         Raises:
             VitrineError: Any error of `encode`, under the same conditions.
@@ -161,6 +171,7 @@ class Model(LoadedModel):
             on_overflow=on_overflow,
             with_offsets=False,
             timeout_s=timeout_s,
+            priority=priority,
         )
         return encoded["sparse"]
 
@@ -173,6 +184,7 @@ class Model(LoadedModel):
         on_overflow: OnOverflow = "truncate",
         with_offsets: bool = True,
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> MultiEmbeddings:
         """Encode texts or rows of token ids into multi-vectors, one vector per token.
 
@@ -187,6 +199,7 @@ class Model(LoadedModel):
             on_overflow: See `encode`.
             with_offsets: Whether the rows of the result have token offsets.
             timeout_s: See `encode`.
+            priority: See `encode`.
 
         Raises:
             InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
@@ -200,6 +213,7 @@ class Model(LoadedModel):
             on_overflow=on_overflow,
             with_offsets=with_offsets,
             timeout_s=timeout_s,
+            priority=priority,
         )
         return encoded["multi"]
 
@@ -215,6 +229,7 @@ class Model(LoadedModel):
         on_overflow: OnOverflow = "truncate",
         with_offsets: bool = True,
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> Encoded:
         """Encode texts or rows of token ids into several kinds of vectors, in one forward pass.
 
@@ -229,6 +244,7 @@ class Model(LoadedModel):
             on_overflow: See `encode`.
             with_offsets: Whether the rows of the result have token offsets.
             timeout_s: See `encode`.
+            priority: See `encode`.
 
         Raises:
             VitrineError: Any error of `encode` and `encode_tokens`, under the same conditions.
@@ -247,6 +263,7 @@ class Model(LoadedModel):
             self.graph_outputs(outputs),
             timeout_s,
             needs_engine=not rules.looks_up,
+            priority=priority,
         )
         normalizes = self.artifact.manifest.normalize if normalize is None else normalize
 
@@ -296,6 +313,7 @@ class Model(LoadedModel):
         prompt_name: str | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> Classification:
         """Return the score of each label for each text or pair of texts.
 
@@ -306,6 +324,7 @@ class Model(LoadedModel):
             on_overflow: See `encode`. In a pair that is too long, the longer text loses tokens
                 first.
             timeout_s: See `encode`.
+            priority: See `encode`.
 
         Raises:
             InvalidInput: The model is not a sequence classification model, or an input is invalid;
@@ -315,7 +334,9 @@ class Model(LoadedModel):
         items = [inputs] if isinstance(inputs, str) else inputs
         if isinstance(items, tuple):
             raise InvalidInput("inputs must be a list; pass a single pair as [(a, b)]")
-        return await scoring.classify(self, items, prompt_name, NO_LIMITS, on_overflow, timeout_s)
+        return await scoring.classify(
+            self, items, prompt_name, NO_LIMITS, on_overflow, timeout_s, priority
+        )
 
     async def tag(
         self,
@@ -324,6 +345,7 @@ class Model(LoadedModel):
         aggregation: Aggregation = "simple",
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> Tags:
         """Return the labelled spans of each text, such as named entities or parts of speech.
 
@@ -338,6 +360,7 @@ class Model(LoadedModel):
                 scores, or of its token with the highest score.
             on_overflow: See `encode`.
             timeout_s: See `encode`.
+            priority: See `encode`.
 
         Raises:
             InvalidInput: The model is not a token classification model, or an input is invalid;
@@ -345,7 +368,7 @@ class Model(LoadedModel):
             VitrineError: Any error of `encode_tokens`, under the same conditions.
         """
         texts = [inputs] if isinstance(inputs, str) else inputs
-        return await tags.tag(self, texts, aggregation, on_overflow, timeout_s)
+        return await tags.tag(self, texts, aggregation, on_overflow, timeout_s, priority)
 
     async def rerank(
         self,
@@ -359,6 +382,7 @@ class Model(LoadedModel):
         explain: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> PairScores:
         """Return the score of each document for a query, in the order of the documents.
 
@@ -377,6 +401,7 @@ class Model(LoadedModel):
             explain: Whether to explain scores, see `score`.
             on_overflow: See `score`.
             timeout_s: See `encode`.
+            priority: See `encode`.
 
         Raises:
             InvalidInput: The model has more than one label, its scores cannot be explained, or a
@@ -395,7 +420,7 @@ class Model(LoadedModel):
             self.tokenizer.check_text(query, 0)
             return await scoring.rerank(
                 *(self, query, documents, prompt_name, limits),
-                *(explained, on_overflow, timeout_s),
+                *(explained, on_overflow, timeout_s, priority),
             )
 
     async def score(
@@ -407,6 +432,7 @@ class Model(LoadedModel):
         explain: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> PairScores:
         """Return the relevance of documents to queries: one score per pair of query and document.
 
@@ -425,6 +451,7 @@ class Model(LoadedModel):
                 multi-vectors, or embeddings that are weighted sums of token vectors.
             on_overflow: See `encode`; of a pair in a reranker, see `classify`.
             timeout_s: See `encode`.
+            priority: See `encode`.
 
         Raises:
             InvalidInput: The number of queries is neither 1 nor that of the documents, the model
@@ -448,7 +475,7 @@ class Model(LoadedModel):
         with scoring.locating(len(queries), *paths):
             return await scoring.score(
                 *(self, queries, documents, prompt_name, NO_LIMITS),
-                *(explained, on_overflow, timeout_s),
+                *(explained, on_overflow, timeout_s, priority),
             )
 
     async def tokenize(

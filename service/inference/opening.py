@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 from models.artifact import MANIFEST, Artifact, sha256
 from models.engines import Agreement, Engine, Output, Precision, open_engine, self_check
 from models.packing import pack
-from service.inference.batch_former import AttentionCost, BatchFormer
+from service.inference.attention_cost import AttentionCost
+from service.inference.batch_former import BatchFormer
 from service.inference.batcher import Batcher
 from service.inference.cache import ResultCache
 from service.inference.cached_batcher import CachedBatcher

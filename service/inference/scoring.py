@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from service.inference.batch_former import Priority
 from service.inference.errors import DeadlineExceeded, InvalidInput, VitrineError
 from service.inference.explanations import check_explainable
 from service.inference.loaded_model import LoadedModel
@@ -35,6 +36,7 @@ async def classify(
     limits: PairLimits,
     on_overflow: OnOverflow,
     timeout_s: float | None,
+    priority: Priority,
 ) -> Classification:
     """Return the score of each label for each text or pair of texts; see `Model.classify`.
 
@@ -45,12 +47,13 @@ async def classify(
         limits: Maximum number of tokens of the first and of the second text of each pair.
         on_overflow: See `Model.encode`.
         timeout_s: See `Model.encode`.
+        priority: See `Model.encode`.
     """
     tokenize = partial(model.tokenizer.rows_of_pairs, items, prompt_name, on_overflow, limits)
     # A set, because a query shared by many documents is tokenised once.
     texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
     rows, (results,), seconds = await model.run(
-        list(texts), len(items), tokenize, ("logits",), timeout_s
+        list(texts), len(items), tokenize, ("logits",), timeout_s, priority=priority
     )
     manifest = model.artifact.manifest
     logits = np.array(results, np.float64)  # (N, C)
@@ -67,6 +70,7 @@ async def score(
     explained: int,
     on_overflow: OnOverflow,
     timeout_s: float | None,
+    priority: Priority,
 ) -> PairScores:
     """Return the relevance of each document to the query, or to the query of the same index.
 
@@ -82,6 +86,7 @@ async def score(
         explained: Number of best scores to explain.
         on_overflow: See `Model.encode`.
         timeout_s: See `Model.encode`.
+        priority: See `Model.encode`.
     """
     manifest = model.artifact.manifest
     if "logits" in manifest.outputs:
@@ -89,7 +94,7 @@ async def score(
     if explained:
         check_explainable(manifest, model.name)
     if "logits" in manifest.outputs:
-        options = prompt_name, limits, on_overflow, timeout_s
+        options = prompt_name, limits, on_overflow, timeout_s, priority
         return await _score_pairs(model, queries, documents, *options)
     if prompt_name is not None:
         raise InvalidInput(
@@ -102,7 +107,9 @@ async def score(
                 f"{name} applies to rerankers, which read query and document at once",
                 pointer=f"/{name}",
             )
-    return await _score_vectors(model, queries, documents, explained, on_overflow, timeout_s)
+    return await _score_vectors(
+        model, queries, documents, explained, on_overflow, timeout_s, priority
+    )
 
 
 async def rerank(
@@ -114,6 +121,7 @@ async def rerank(
     explained: int,
     on_overflow: OnOverflow,
     timeout_s: float | None,
+    priority: Priority,
 ) -> PairScores:
     """Return the score of each document, with explanations of the best; see `score`.
 
@@ -122,18 +130,18 @@ async def rerank(
     """
     _, similarity = similarity_of(model)
     if explained >= len(documents) or not (explained and similarity.explained_by):
-        options = prompt_name, limits, explained, on_overflow, timeout_s
+        options = prompt_name, limits, explained, on_overflow, timeout_s, priority
         return await score(model, [query], documents, *options)
     check_explainable(model.artifact.manifest, model.name)
     model.check_outputs(similarity.explained_by)
     try:
         async with asyncio.timeout(timeout_s):
-            options = prompt_name, limits, 0, on_overflow, timeout_s
+            options = prompt_name, limits, 0, on_overflow, timeout_s, priority
             result = await score(model, [query], documents, *options)
             best = result.ranking(explained)
             kept = [documents[index] for index in best]
             try:
-                options = prompt_name, limits, explained, on_overflow, timeout_s
+                options = prompt_name, limits, explained, on_overflow, timeout_s, priority
                 second = await score(model, [query], kept, *options)
             except VitrineError as error:
                 if error.index:  # 0 is the query
@@ -154,13 +162,14 @@ async def _score_pairs(
     limits: PairLimits,
     on_overflow: OnOverflow,
     timeout_s: float | None,
+    priority: Priority,
 ) -> PairScores:
     """Return the scores of a reranker."""
     for index, query in enumerate(queries):
         model.tokenizer.check_text(query, index)
     pairs = list(zip(_repeated(queries, len(documents)), documents, strict=True))
     try:
-        result = await classify(model, pairs, prompt_name, limits, on_overflow, timeout_s)
+        result = await classify(model, pairs, prompt_name, limits, on_overflow, timeout_s, priority)
     except VitrineError as error:
         if error.index is not None:
             own = 0 if len(queries) == 1 else error.index
@@ -184,6 +193,7 @@ async def _score_vectors(
     explained: int,
     on_overflow: OnOverflow,
     timeout_s: float | None,
+    priority: Priority,
 ) -> PairScores:
     """Return similarities of vectors."""
     output, similarity = similarity_of(model)
@@ -205,6 +215,7 @@ async def _score_vectors(
     rows, results, seconds = await model.run(
         *(texts, len(texts), tokenize, outputs, timeout_s),
         max_tokens=model.max_token_vectors * (_MULTI_VECTORS if output == "multi" else 1),
+        priority=priority,
     )
     pairs = [(0 if count == 1 else index, count + index) for index in range(len(documents))]
     compared = time.perf_counter()

@@ -7,7 +7,9 @@ trip through a busy event loop would leave a core idle.
 - Fairness: streams are shared by weighted fair queueing. Each runner has a virtual time, which
   advances by the duration of its batches divided by its share. The runner with the smallest virtual
   time is next, if it has a batch and runs fewer batches than its own limit. A flood of one runner
-  therefore delays a batch of another one until a stream has ended its batch.
+  therefore delays a batch of another one until a stream has ended its batch. Priorities order the
+  requests of one runner only: with them, the bulk requests of a model could use up its share, or
+  its interactive requests the share of another model.
 - No credit: when a batch starts, the virtual time of its runner is at least that of the latest
   start. Time during which a runner was idle, or at its limit, is not made up for.
 - Expected durations: they count when a batch starts, and are corrected when it ends. Otherwise a

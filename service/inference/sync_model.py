@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from service.inference.batch_former import Priority
 from service.inference.model import Inputs, Model
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, open_model
 from service.inference.results import (
@@ -68,6 +69,7 @@ class SyncModel:
         normalize: bool | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> Embeddings:
         """Encode texts or rows of token ids into one vector each; see `Model.encode`."""
         return self._run(
@@ -79,6 +81,7 @@ class SyncModel:
                 normalize=normalize,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
+                priority=priority,
             )
         )
 
@@ -90,6 +93,7 @@ class SyncModel:
         normalize: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> TokenEmbeddings:
         """Encode texts or rows of token ids into a vector per token; see `Model.encode_tokens`."""
         return self._run(
@@ -99,6 +103,7 @@ class SyncModel:
                 normalize=normalize,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
+                priority=priority,
             )
         )
 
@@ -109,11 +114,16 @@ class SyncModel:
         prompt_name: str | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> SparseEmbeddings:
         """Encode texts or rows of token ids into sparse vectors; see `Model.encode_sparse`."""
         return self._run(
             self.model.encode_sparse(
-                inputs, prompt_name=prompt_name, on_overflow=on_overflow, timeout_s=timeout_s
+                inputs,
+                prompt_name=prompt_name,
+                on_overflow=on_overflow,
+                timeout_s=timeout_s,
+                priority=priority,
             )
         )
 
@@ -125,6 +135,7 @@ class SyncModel:
         normalize: bool | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> MultiEmbeddings:
         """Encode texts or rows of token ids into multi-vectors; see `Model.encode_multi`."""
         return self._run(
@@ -134,6 +145,7 @@ class SyncModel:
                 normalize=normalize,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
+                priority=priority,
             )
         )
 
@@ -148,6 +160,7 @@ class SyncModel:
         normalize: bool | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> Encoded:
         """Encode texts or rows of token ids in several ways; see `Model.encode_outputs`."""
         return self._run(
@@ -160,6 +173,7 @@ class SyncModel:
                 normalize=normalize,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
+                priority=priority,
             )
         )
 
@@ -170,11 +184,16 @@ class SyncModel:
         prompt_name: str | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> Classification:
         """Return the score of each label for each text or pair of texts; see `Model.classify`."""
         return self._run(
             self.model.classify(
-                inputs, prompt_name=prompt_name, on_overflow=on_overflow, timeout_s=timeout_s
+                inputs,
+                prompt_name=prompt_name,
+                on_overflow=on_overflow,
+                timeout_s=timeout_s,
+                priority=priority,
             )
         )
 
@@ -185,11 +204,16 @@ class SyncModel:
         aggregation: Aggregation = "simple",
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> Tags:
         """Return the labelled spans of each text, such as named entities; see `Model.tag`."""
         return self._run(
             self.model.tag(
-                inputs, aggregation=aggregation, on_overflow=on_overflow, timeout_s=timeout_s
+                inputs,
+                aggregation=aggregation,
+                on_overflow=on_overflow,
+                timeout_s=timeout_s,
+                priority=priority,
             )
         )
 
@@ -205,6 +229,7 @@ class SyncModel:
         explain: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> PairScores:
         """Return the score of each document for a query; see `Model.rerank`."""
         return self._run(
@@ -218,6 +243,7 @@ class SyncModel:
                 explain=explain,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
+                priority=priority,
             )
         )
 
@@ -230,6 +256,7 @@ class SyncModel:
         explain: bool = False,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
+        priority: Priority = "interactive",
     ) -> PairScores:
         """Return one score per pair of a query and a document; see `Model.score`."""
         return self._run(
@@ -240,6 +267,7 @@ class SyncModel:
                 explain=explain,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
+                priority=priority,
             )
         )
 

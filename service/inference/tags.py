@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from service.inference.batch_former import Priority
 from service.inference.errors import InvalidInput
 from service.inference.loaded_model import LoadedModel
 from service.inference.results import Vectors
@@ -77,6 +78,7 @@ async def tag(
     aggregation: Aggregation,
     on_overflow: OnOverflow,
     timeout_s: float | None,
+    priority: Priority,
 ) -> Tags:
     """Return the entities of each text; see `Model.tag`."""
     if aggregation not in get_args(Aggregation):
@@ -84,7 +86,9 @@ async def tag(
             f"aggregation must be one of {', '.join(get_args(Aggregation))}", pointer="/aggregation"
         )
     tokenize = partial(model.tokenizer.rows_of_words, texts, on_overflow)
-    rows, (logits,), seconds = await model.run(texts, len(texts), tokenize, ("tags",), timeout_s)
+    rows, (logits,), seconds = await model.run(
+        texts, len(texts), tokenize, ("tags",), timeout_s, priority=priority
+    )
     labels = model.artifact.manifest.labels
 
     def aggregate() -> list[list[Entity]]:

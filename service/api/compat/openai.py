@@ -11,9 +11,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
-from service.api.call_options import call_options
 from service.api.auth import require_scope
 from service.api.body import read_inputs
+from service.api.call_options import call_options
 from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
 from service.api.openapi import error_responses, request_body

@@ -13,7 +13,6 @@ from service.api.compat.tei_routes import (
     read_request,
     respond_with_durations,
     route_options,
-    timeout_s,
 )
 from service.api.compat.tei_schemas import (
     Predictions,
@@ -57,9 +56,7 @@ async def predict(request: Request, state: State) -> Response:
     body = await read_request(request, state, PredictRequest)
     inputs = non_empty(body.input_list())
     model = await named_model(request, state)
-    work = model.classify(
-        inputs, on_overflow=body.on_overflow(), **call_options(request, state)
-    )
+    work = model.classify(inputs, on_overflow=body.on_overflow(), **call_options(request, state))
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_predictions_json, result, body)
     texts = [text for item in inputs for text in ([item] if isinstance(item, str) else item)]

@@ -6,8 +6,8 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from service.api.call_options import call_options
 from service.api.body import check_count
+from service.api.call_options import call_options
 from service.api.compat.tei_routes import (
     PREFIX,
     TOO_MANY,

@@ -14,9 +14,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from service.api.call_options import call_options
 from service.api.auth import require_scope
 from service.api.body import check_count, read_body, read_inputs
+from service.api.call_options import call_options
 from service.api.compat.openai import OpenAIErrorResponse, Usage, render_error
 from service.api.compat.rerank import CompatRerankRequest, CompatRerankResponse, Name, rerank
 from service.api.deadline import cancel_on_disconnect
@@ -161,9 +161,7 @@ async def classify(request: Request, state: State) -> Response:
     """Return the probability of each label of the model for each text."""
     body = await read_inputs(request, state, VLLMClassifyRequest, "input")
     model = await state.lease(request, body.model)
-    work = model.classify(
-        body.input, **call_options(request, state)
-    )
+    work = model.classify(body.input, **call_options(request, state))
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_classes_json, model.name, result, body.use_activation is False)
     return await respond(request, state, model, result, serialize)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from models.export.checkpoint import load
-from service.inference.batch_former import AttentionCost
+from service.inference.attention_cost import AttentionCost
 from tests.conftest import FamilyArtifact
 
 

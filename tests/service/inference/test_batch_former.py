@@ -3,17 +3,19 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.inference.batch_former import Batch, BatchFormer, QueuedRequest
+from service.inference.batch_former import Batch, BatchFormer, Priority
+from service.inference.request_queue import QueuedRequest
 from tests.eventually import HANG_S
 
 Item = TypeVar("Item")
 NONE: Batch[int] = Batch()
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
 def former_of(
@@ -38,9 +40,11 @@ def former_of(
     return former
 
 
-def add(former: BatchFormer[int], *lengths: int) -> QueuedRequest[int]:
+def add(
+    former: BatchFormer[int], *lengths: int, priority: Priority = "interactive"
+) -> QueuedRequest[int]:
     """Queue items that are named by their lengths."""
-    return former.add(lengths, lengths)
+    return former.add(lengths, lengths, priority)
 
 
 def next_batch(former: BatchFormer[Item], ended: Batch[Item]) -> Batch[Item]:
@@ -206,20 +210,29 @@ def test_adding_and_removing_a_request_costs_no_search_of_the_queue() -> None:
     assert former.tokens == 1
 
 
-@given(st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=9) | st.none(), max_size=30))
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(1, 150), min_size=1, max_size=9),
+            st.sampled_from(PRIORITIES),
+        )
+        | st.none(),
+        max_size=30,
+    )
+)
 def test_every_item_is_in_exactly_one_batch(
-    requests: list[list[int] | None],
+    requests: list[tuple[list[int], Priority] | None],
 ) -> None:
     former, batch = former_of(), NONE
     out: list[int] = []
-    for lengths in requests:
-        if lengths is not None:
-            add(former, *lengths)
+    for request in requests:
+        if request is not None:
+            add(former, *request[0], priority=request[1])
         else:
             batch = next_batch(former, batch)
             out += batch.items
     out += [item for rest in batches_of(former) for item in rest]
-    assert Counter(out) == Counter(item for lengths in requests for item in lengths or ())
+    assert Counter(out) == Counter(item for request in requests if request for item in request[0])
     assert former.tokens == 0
 
 
@@ -335,3 +348,73 @@ def test_short_items_behind_a_long_one_of_their_request_do_not_wait_for_it() -> 
     assert former.form().is_long
     add(former, 901, 5, 902, 6)
     assert sorted(former.form().items) == [5, 6]
+
+
+def test_interactive_items_overtake_bulk_items_and_share_no_batch_with_them() -> None:
+    former = former_of()
+    add(former, *[8] * 20, priority="bulk")
+    assert former.form().items == [8] * 12
+    add(former, 7)
+    add(former, 9)
+    assert sorted(former.form().items) == [7, 9]
+    assert former.form().items == [8] * 8
+
+
+def test_bulk_requests_have_every_tenth_turn_while_interactive_ones_are_queued() -> None:
+    former = former_of(*[90] * 40)
+    add(former, *[80] * 6, priority="bulk")
+    add(former, *[81] * 6, priority="bulk")
+    batches = [item for batch in batches_of(former) for item in batch]
+    ninths = [90] * 9
+    assert batches[:40] == [*ninths, 80, *ninths, 81, *ninths, 80, *ninths, 81]
+    assert batches[40:] == [90] * 4 + [80, 81] * 4
+
+
+def test_interactive_turns_count_only_while_bulk_items_are_queued() -> None:
+    former = former_of(*[90] * 30)
+    batch = NONE
+    for _ in range(20):
+        batch = next_batch(former, batch)
+    add(former, 80, priority="bulk")
+    assert batches_of(former)[:10] == [*[[90]] * 9, [80]]
+
+
+def test_bulk_items_run_while_no_interactive_item_may_run() -> None:
+    former = former_of(900, 901, streams=2)
+    add(former, 5, priority="bulk")
+    assert [list(former.form().items) for _ in range(3)] == [[900], [5], []]
+
+
+def test_removed_bulk_items_are_released_while_interactive_ones_run() -> None:
+    former: BatchFormer[set[int]] = BatchFormer(
+        streams=1,
+        max_cost=100,
+        min_split_tokens=100,
+        fixed_cost=10,
+        long_row=400,
+        attention_cost=lambda _: 0.0,
+    )
+    former.add([{2}], [90])
+    former.remove(former.add([leaving := {1}], [400], "bulk"))
+    gone = weakref.ref(leaving)
+    del leaving
+    former.form()
+    assert gone() is None
+
+
+def test_tokens_ahead_respect_the_priority() -> None:
+    former = former_of(30, 60)
+    add(former, *[50] * 100, priority="bulk")
+    assert former.tokens_ahead(40, "bulk") == 30 + 60 + 40
+    # 30 and 40 tokens in turns, then 1 bulk turn per 9 interactive turns.
+    assert former.tokens_ahead(40, "interactive") == 30 + 40 + (30 + 40 + 40) // 9
+    former = former_of()
+    add(former, 2, priority="bulk")
+    assert former.tokens_ahead(90, "interactive") == 2
+    assert (former.tokens_of("bulk"), former.tokens_of("interactive"), former.tokens) == (2, 0, 2)
+
+
+def test_oldest_items_include_bulk_items() -> None:
+    former = former_of(60)
+    add(former, 50, 51, priority="bulk")
+    assert former.oldest_items() == [60, 50]

@@ -347,11 +347,11 @@ async def test_drain_time_follows_from_the_measured_throughput() -> None:
         assert batcher.drain_s == 0
         gate.set()
         await batcher.submit([1, 2, 3])
-        assert not batcher.is_full
+        assert not batcher.is_full("interactive")
         gate.clear()
         waiting = asyncio.create_task(batcher.submit([2] * 11))
         await eventually_async(lambda: batcher.queued_tokens == 20)
-        assert batcher.is_full
+        assert batcher.is_full("interactive")
         assert batcher.drain_s == pytest.approx(20)
         gate.set()
         await waiting
@@ -413,3 +413,60 @@ async def test_two_streams_halve_the_drain_time() -> None:
         await asyncio.gather(*running, waiting)
 
     await with_batcher(batcher_of(run, streams=2), scenario)
+
+
+async def test_interactive_request_overtakes_a_bulk_request() -> None:
+    run = Recorder()
+
+    async def scenario(batcher: Batcher[int, int]) -> None:
+        first = await held(run, batcher)
+        bulk = asyncio.create_task(batcher.submit([50] * 100, priority="bulk"))
+        await settled()
+        interactive = asyncio.create_task(batcher.submit([7]))
+        await settled()
+        run.gate.set()
+        await asyncio.gather(first, bulk, interactive)
+        assert run.batches[:3] == [[1], [7], [50, 50]]
+
+    await with_batcher(batcher_of(run), scenario)
+
+
+async def test_queue_full_of_bulk_requests_accepts_interactive_ones() -> None:
+    run = Recorder()
+
+    async def scenario(batcher: Batcher[int, int]) -> None:
+        first = await held(run, batcher)
+        bulk = asyncio.create_task(batcher.submit([60, 50], priority="bulk"))
+        await settled()
+        assert (batcher.is_full("bulk"), batcher.is_full("interactive")) == (True, False)
+        with pytest.raises(QueueFull):
+            await batcher.submit([1], priority="bulk")
+        interactive = asyncio.create_task(batcher.submit([70]))
+        await settled()
+        with pytest.raises(QueueFull):
+            await batcher.submit([31])
+        run.gate.set()
+        await asyncio.gather(first, bulk, interactive)
+
+    await with_batcher(batcher_of(run, max_queue_tokens=100), scenario)
+
+
+async def test_deadline_of_an_interactive_request_does_not_count_all_bulk_requests() -> None:
+    run = Recorder()
+
+    async def scenario(batcher: Batcher[int, int]) -> None:
+        first = await held(run, batcher)
+        set_throughput_to_one_token_per_second(batcher)
+        bulk = asyncio.create_task(batcher.submit([60] * 10, priority="bulk"))
+        await settled()
+        with pytest.raises(TooLate) as raised:
+            await batcher.submit([18], timeout_s=19)
+        assert raised.value.late_s == 18 + 18 // 9 - 19
+        interactive = asyncio.create_task(batcher.submit([18], timeout_s=20))
+        await settled()
+        with pytest.raises(TooLate):
+            await batcher.submit([18], timeout_s=18 + 18 + 17, priority="bulk")
+        run.gate.set()
+        await asyncio.gather(first, bulk, interactive)
+
+    await with_batcher(batcher_of(run), scenario)

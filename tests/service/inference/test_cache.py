@@ -184,6 +184,26 @@ def test_request_does_not_wait_for_one_with_more_tokens() -> None:
     assert computed(run) == [3, 3, 20]
 
 
+def test_interactive_request_does_not_wait_for_a_bulk_request() -> None:
+    run = Recorder()
+
+    async def scenario(model: Cached, _: ResultCache[int]) -> None:
+        run.gate.clear()
+        bulk = asyncio.create_task(model.submit([3], priority="bulk"))
+        await settled()
+        interactive = asyncio.create_task(model.submit([3]))
+        await settled()
+        another = asyncio.create_task(model.submit([3], priority="bulk"))
+        await settled()
+        run.gate.set()
+        outcomes = await asyncio.gather(bulk, interactive, another)
+        assert [outcome.results for outcome in outcomes] == [[9]] * 3
+
+    counts = run_cached(run, scenario)
+    assert computed(run) == [3, 3]
+    assert counts["shared"] == 1
+
+
 def test_item_of_a_cancelled_request_is_computed_for_those_who_wait() -> None:
     run = Recorder()
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 import vitrine
 from models.artifact import Artifact
 from service.inference.devices import Devices
-from service.inference.loaded_model import BatchItem
+from service.inference.loaded_model import BatchItem, LoadedModel
 from service.inference.results import RowResults
 from tests.eventually import HANG_S, eventually, eventually_async
 
@@ -119,6 +119,57 @@ async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
     with pytest.raises(vitrine.DeadlineExceeded, match=r"deadline of 0\.1 s exceeded"):
         await model.encode(["late"], timeout_s=0.1)
     gate.set()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.encode("a", priority="bulk"),
+        lambda model: model.encode_tokens("a", priority="bulk"),
+        lambda model: model.encode_sparse("a", priority="bulk"),
+        lambda model: model.encode_multi("a", priority="bulk"),
+        lambda model: model.encode_outputs("a", ["pooled"], priority="bulk"),
+        lambda model: model.classify("a", priority="bulk"),
+        lambda model: model.tag("a", priority="bulk"),
+        lambda model: model.rerank("a", ["b", "c"], priority="bulk"),
+        lambda model: model.rerank("a", ["b", "c"], top_n=1, explain=True, priority="bulk"),
+        lambda model: model.score("a", ["b"], priority="bulk"),
+    ],
+)
+def test_every_method_passes_the_priority_on(
+    sync_model: vitrine.SyncModel,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[vitrine.SyncModel], object],
+) -> None:
+    async def run(*_: object, priority: str, **__: object) -> None:
+        raise RuntimeError(priority)
+
+    monkeypatch.setattr(LoadedModel, "run", run)
+    with pytest.raises(RuntimeError, match="bulk"):
+        call(sync_model)
+
+
+async def test_bulk_calls_are_queued_behind_interactive_ones(
+    model: vitrine.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, ran = threading.Event(), list[int]()
+    run = model.batcher._runner._run
+
+    def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
+        ran.append(len(items))
+        assert gate.wait(HANG_S)
+        return run(items)
+
+    monkeypatch.setattr(model.batcher._runner, "_run", held)
+    running = [asyncio.create_task(model.encode(["held"])) for _ in range(2)]
+    await eventually_async(lambda: ran)
+    bulk = asyncio.create_task(model.encode(["long text " * 20] * 100, priority="bulk"))
+    await eventually_async(lambda: model.batcher.queued_tokens > 1000)
+    interactive = asyncio.create_task(model.encode(["a", "b", "c"]))
+    await eventually_async(lambda: model.batcher._former.tokens_of("interactive"))
+    gate.set()
+    await asyncio.gather(*running, interactive, bulk)
+    assert 3 in ran[:3]  # the next batch after those that the two streams ran
 
 
 async def test_models_of_a_process_share_its_devices(small_artifact: Artifact) -> None:
