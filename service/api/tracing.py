@@ -59,7 +59,7 @@ class Exporter:
     """
 
     def __init__(self, endpoint: str) -> None:
-        self.endpoint = re.sub("//.*@", "//", endpoint)
+        self.endpoint = re.sub("//[^/]*@", "//", endpoint)
         defaults = Resource({"service.name": "vitrine", "service.version": VERSION})
         # The variables take precedence; attributes passed to `create` would override them.
         resource = Resource.create(defaults.merge(OTELResourceDetector().detect()).attributes)
