@@ -47,8 +47,8 @@ GUARDS = (
     # Cache, and several outputs of a pass.
     Guard(
         "service/inference/cached_batcher.py",
-        "running.length <= length",
-        "running.length > 0",
+        "run.length <= length",
+        "run.length > 0",
         f"{_I}test_cache.py::test_request_does_not_wait_for_one_with_more_tokens",
     ),
     Guard(

@@ -6,5 +6,5 @@ The HTTP API and the Python API `vitrine` both use this package. Read its module
 - `tokenizer`, `pairs`, `text_parts`: convert texts and pairs of texts to rows of token ids.
 - `batcher`, `batch_former`: group rows into batches and run the batches.
 - `cached_batcher`, `cache`: reuse the results of equal rows.
-- `results`, `stages`, `scores`, `errors`, `metrics`, `executor`: helpers of the modules above.
+- `results`, `scores`, `errors`, `metrics`, `executor`: helpers of the modules above.
 """

@@ -32,8 +32,7 @@ from service.inference.errors import (
 from service.inference.executor import BoundedExecutor, ExecutorFull
 from service.inference.metrics import InferenceMetrics, record_outcome
 from service.inference.query_table import look_up
-from service.inference.results import RowResult, RowResults, SparseVector, Vectors
-from service.inference.stages import Stages
+from service.inference.results import RowResult, RowResults, SparseVector, Stages, Vectors
 from service.inference.tokenizer import Row, TextTokenizer
 
 Result = TypeVar("Result")
