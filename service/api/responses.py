@@ -20,10 +20,10 @@ from service.inference.results import (
     Encoded,
     MultiEmbeddings,
     SparseEmbeddings,
+    Stages,
     TokenEmbeddings,
     Vectors,
 )
-from service.inference.stages import Stages
 from service.inference.tokenizer import Row
 
 OutputResult = Embeddings | TokenEmbeddings | SparseEmbeddings | MultiEmbeddings

@@ -26,9 +26,8 @@ from service.inference.errors import (
 from service.inference.executor import BoundedExecutor, ExecutorFull
 from service.inference.metrics import ModelMetrics, observe_stages, record_outcome
 from service.inference.query_table import look_up
-from service.inference.results import RowResult, RowResults, SparseVector, Vectors
+from service.inference.results import RowResult, RowResults, SparseVector, Stages, Vectors
 from service.inference.runs import ItemFailed
-from service.inference.stages import Stages
 from service.inference.tokenizer import Row, TextTokenizer
 from service.request_trace import TRACE, RequestTrace
 

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.inference.explanations import Explanation
-from service.inference.results import SparseVector, Vectors, truncate_and_normalize
-from service.inference.stages import Stages
+from service.inference.results import SparseVector, Stages, Vectors, truncate_and_normalize
 from service.inference.tokenizer import Row
 
 Scores = NDArray[np.float64]

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from service.inference.batch_former import Priority
 from service.inference.errors import InvalidInput
 from service.inference.loaded_model import LoadedModel
-from service.inference.results import Vectors
+from service.inference.results import Stages, Vectors
 from service.inference.scores import ACTIVATIONS, Scores
-from service.inference.stages import Stages
 from service.inference.tokenizer import OnOverflow, Row
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]

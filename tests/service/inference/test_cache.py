@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from service.inference.batcher import Batcher, Outcome
-from service.inference.cache import ResultCache
+from service.inference.cache import CacheCounts, ResultCache
 from service.inference.cached_batcher import CachedBatcher
 from service.inference.metrics import CacheMetrics
+from service.inference.results import Stages
 from service.inference.runs import ItemFailed
 from tests.batchers import POISON, Recorder, batcher_of, settled, with_batcher
 from tests.eventually import HANG_S
@@ -291,3 +292,12 @@ def test_metrics_are_zero_at_first() -> None:
         assert cache.size == 0
 
     assert run_cached(Recorder(), scenario) == {"hit": 0, "shared": 0, "miss": 0, "saved": 0}
+
+
+def test_stages_of_two_passes_add_up() -> None:
+    counts = CacheCounts(hits=1, shared=2, misses=3, saved_tokens=4)
+    cached = Stages({"infer": 1.0, "cache": 0.5}, counts)
+    both = cached + Stages({"infer": 2.0, "explain": 3.0})
+    assert both == {"infer": 3.0, "cache": 0.5, "explain": 3.0}
+    assert both.cache_counts == counts
+    assert (cached + cached).cache_counts == CacheCounts(2, 4, 6, 8)
