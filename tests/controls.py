@@ -109,6 +109,12 @@ GUARDS = (
         "    if False:\n",
         f"{_T}test_models.py::test_shadow_comparison_decides_about_the_swap",
     ),
+    Guard(
+        "service/api/call_options.py",
+        'case "interactive" if not is_bulk_only:',
+        'case "interactive":',
+        f"{_T}test_priority.py::test_key_for_bulk_requests_refuses_interactive_requests",
+    ),
     # Cache, and several outputs of a pass.
     Guard(
         "service/inference/cached_batcher.py",
@@ -655,7 +661,7 @@ GUARDS = (
     # Admission.
     Guard(
         "service/inference/loaded_model.py",
-        "if needs_engine and self.cache is None and self.batcher.is_full:",
+        "if needs_engine and self.cache is None and self.batcher.is_full(priority):",
         "if False:",
         f"{_T}test_app.py::test_full_queue_is_reported_before_tokenization",
     ),
@@ -819,7 +825,7 @@ GUARDS = (
     # API keys.
     Guard(
         "service/api/auth.py",
-        "if scope not in matches[0].scopes:",
+        "if accepted.isdisjoint(matches[0].scopes):",
         "if False:",
         f"{_T}test_auth.py::test_route_accepts_only_keys_with_its_scope",
     ),
@@ -1001,8 +1007,8 @@ GUARDS = (
         f"{_I}test_batcher.py::test_deadline_of_an_interactive_request_does_not_count_all_bulk_requests",
     ),
     Guard(
-        "service/inference/cache.py",
-        '(running.priority, priority) == ("bulk", "interactive")',
+        "service/inference/cached_batcher.py",
+        '(run.priority, priority) == ("bulk", "interactive")',
         "False",
         f"{_I}test_cache.py::test_interactive_request_does_not_wait_for_a_bulk_request",
     ),
