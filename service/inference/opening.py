@@ -47,7 +47,8 @@ class ModelOptions:
         run_timeout_s: Seconds after which a running batch is cancelled and retried in halves. A
             batch may always take ten times its expected duration.
         max_cost: Maximum cost of a batch, in tokens (see `batch_former`); 0: the engine's default.
-        max_queue_tokens: Maximum number of queued tokens; calls beyond it raise `Overloaded`.
+        max_queue_tokens: Maximum number of queued tokens of each priority; calls beyond it raise
+            `Overloaded`.
         max_chars: Maximum number of characters per text.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag` or `tokenize`.
@@ -90,7 +91,7 @@ async def open_model(
         on_stop: Called with the error if the batcher stops because of a failure, such as a broken
             engine; None: the error is logged.
         devices: Devices that the model shares with other models; None: shared with no other model.
-        share: Weight in the division of the device's time among busy models.
+        share: Weight in the division of the device's time among busy models; above 0.
 
     Raises:
         ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
