@@ -49,12 +49,13 @@ class ModelOptions:
         run_timeout_s: Seconds after which a running batch is cancelled and retried in halves. A
             batch may always take ten times its expected duration.
         max_cost: Maximum cost of a batch, in tokens (see `batch_former`); 0: the engine's default.
-        max_queue_tokens: Maximum number of queued tokens; calls beyond it raise `Overloaded`.
+        max_queue_tokens: Maximum number of queued tokens of each priority; calls beyond it raise
+            `Overloaded`.
         max_chars: Maximum number of characters per text.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag` or `tokenize`.
         cache_bytes: Maximum size of the model's own cache of results, in bytes; 0: no cache.
-        share: Weight in the division of the device's time among models with queued work.
+        share: Weight in the division of the device's time among busy models; above 0.
     """
 
     name: str | None = None

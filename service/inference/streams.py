@@ -262,8 +262,7 @@ class StreamPool:
         """Run batches until there is none or a run fails. Without a batch, wait for `wake`."""
         with self._lock:
             self._take(stream)
-        run = stream.run
-        if run is None:
+        if stream.run is None:
             self._idle.append(idle := self._loop.create_future())
             await idle
             return
@@ -273,8 +272,10 @@ class StreamPool:
             if failure is not None and (failed := stream.run) is not None:
                 run_again = partial(self._run_again, stream, failed)
                 await failed.member.runner.recover(failed.batch, failure, run_again)
-        except Exception as error:  # noqa: BLE001 - the owner's failure is not that of the others
-            (stream.run or run).member.runner.stop(error)
+        except Exception as error:  # stops the owner of the batch, and no other
+            if stream.run is None:
+                raise
+            stream.run.member.runner.stop(error)
 
     def _take(self, stream: _Stream) -> None:
         """Release the batch of a stream, and take the next one, if any. The lock is held."""

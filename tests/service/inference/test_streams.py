@@ -1,7 +1,9 @@
 """Several batchers on the streams of one pool."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -329,6 +331,30 @@ async def test_hanging_run_that_returns_takes_no_further_batch() -> None:
         assert gates.begun == [1]
         gates.open(1, 2)
         await waiting
+
+
+async def test_closed_batcher_is_released_while_the_stream_is_busy() -> None:
+    gates, clock = Gates(), ManualClock()
+    pool = StreamPool(1, clock)
+    other = batcher_of(gates, max_cost=1, timeout_s=500, pool=pool)
+    closed = batcher_of(gates, max_cost=1, timeout_s=5, pool=pool)
+    async with started(other):
+        closed.start()
+        first = submit(closed, 1)
+        await eventually_async(lambda: gates.begun == [1])
+        second = submit(other, 2)
+        await clock.advance(1)
+        gates.open(1)  # the thread goes on with 2
+        await first
+        await eventually_async(lambda: gates.begun == [1, 2])
+        await closed.close()
+        released = weakref.ref(closed._runner)
+        del closed, first
+        await clock.advance(5)  # the time limit of 1
+        gc.collect()
+        assert released() is None
+        gates.open(2)
+        await second
 
 
 async def test_defect_of_a_batcher_affects_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
