@@ -310,7 +310,8 @@ def test_openapi_document_lists_headers_and_limits(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     encode = operations_of(document)["encode"]
     parameters = {parameter["name"]: parameter["in"] for parameter in encode["parameters"]}
-    assert parameters == {"X-Request-Id": "header", "X-Request-Timeout-Ms": "header"}
+    names = ("X-Request-Id", "X-Request-Timeout-Ms", "X-Priority")
+    assert parameters == dict.fromkeys(names, "header")
     headers = encode["responses"]["200"]["headers"]
     assert headers.keys() == {
         *("Server-Timing", "X-Model-Version", "X-Engine", "X-Shape", "X-Request-Id")
