@@ -23,8 +23,9 @@ from service.inference.errors import (
 )
 from service.inference.explanations import Explanation, Term, TextToken
 from service.inference.model import Model
+from service.inference.model_version import Lease
 from service.inference.opening import ModelOptions, open_model
-from service.inference.registry import Lease, ModelRegistry, ModelSpec
+from service.inference.registry import ModelRegistry, ModelSpec
 from service.inference.results import (
     Embeddings,
     Encoded,

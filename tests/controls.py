@@ -46,9 +46,9 @@ _E = "tests/models/export/test_families.py::"
 GUARDS = (
     # Several models.
     Guard(
-        "service/inference/registry.py",
-        "        if version.is_retired and not version.leases:\n",
-        "        if version.is_retired:\n",
+        "service/inference/model_version.py",
+        "if self._on_closed is not None and not self.leases:",
+        "if self._on_closed is not None:",
         f"{_I}test_registry.py::test_swap_serves_the_new_version_and_closes_the_old_after_its_last"
         "_lease",
     ),
@@ -67,8 +67,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry.py",
-        "        await asyncio.wait([task])\n",
-        "        await task\n",
+        "        await asyncio.wait([load])\n",
+        "        await load\n",
         f"{_I}test_registry.py::test_cancelled_request_does_not_cancel_the_load_of_others",
     ),
     Guard(
@@ -79,7 +79,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry.py",
-        "            except BaseException:\n                await self._close(version)\n",
+        "            except BaseException:\n                await version.close()\n",
         "            except BaseException:\n",
         f"{_I}test_registry.py::test_failed_check_closes_the_new_version_and_leaves_the_old_one"
         "_serving",

@@ -10,11 +10,9 @@ the least recently used models. Only one model loads at a time.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from prometheus_client import CollectorRegistry
 
@@ -25,6 +23,7 @@ from service.inference.devices import Devices
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.metrics import InferenceMetrics, ModelMetrics
 from service.inference.model import Model
+from service.inference.model_version import Lease, ModelVersion
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, log_stop, open_model
 from service.inference.results import RowResults
 
@@ -85,25 +84,6 @@ class ModelStatus:
     leases: int
 
 
-@dataclass(eq=False)
-class _Version:
-    """A loaded version of a model.
-
-    Attributes:
-        model: The model.
-        size: Size of its file of weights, in bytes.
-        leases: Number of leases.
-        is_retired: Whether it gets no more leases, and closes when the last one is released.
-        closed: Set once it is closed.
-    """
-
-    model: Model
-    size: int
-    leases: int = 0
-    is_retired: bool = False
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 @dataclass(eq=False, kw_only=True)
 class _Entry:
     """A served model.
@@ -123,35 +103,8 @@ class _Entry:
     created: int
     size: int
     metrics: ModelMetrics
-    version: _Version | None = None
-    loading: asyncio.Task[None] | None = None
-
-
-class Lease:
-    """A version of a model that stays loaded until the lease is released."""
-
-    def __init__(self, model: Model, release: Callable[[], None]) -> None:
-        self.model = model
-        self._release: Callable[[], None] | None = release
-
-    def release(self) -> None:
-        """Release the lease; later calls have no effect."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
-
-    def __enter__(self) -> Model:
-        """Return the model."""
-        return self.model
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Release the lease."""
-        self.release()
+    version: ModelVersion | None = None
+    loading: asyncio.Task[bool] | None = None
 
 
 class ModelRegistry:
@@ -190,8 +143,7 @@ class ModelRegistry:
         self._devices = Devices()
         self._model_metrics: dict[str, ModelMetrics] = {}
         self._names: dict[str, str] = {}
-        self._retired: set[_Version] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: set[ModelVersion] = set()
         self._changing = asyncio.Lock()
         self._is_open = False
 
@@ -245,15 +197,16 @@ class ModelRegistry:
     async def close(self) -> None:
         """Close all models, and fail pending calls with `NotReady`."""
         self._is_open = False
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        versions = [entry.version for entry in self._entries.values() if entry.version is not None]
-        for version in (*versions, *self._retired):
-            await version.model.close()
+        entries = tuple(self._entries.values())
         self._entries.clear()
         self._names.clear()
-        self._retired.clear()
+        loads = [entry.loading for entry in entries if entry.loading is not None]
+        for load in loads:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
+        versions = [entry.version for entry in entries if entry.version is not None]
+        for version in (*versions, *self._closing):
+            await version.close()
 
     @property
     def is_open(self) -> bool:
@@ -325,7 +278,7 @@ class ModelRegistry:
     @property
     def closing(self) -> int:
         """Number of replaced or unloaded versions that finish their requests."""
-        return len(self._retired)
+        return len(self._closing)
 
     async def lease(self, name: str | None = None, timeout_s: float | None = None) -> Lease:
         """Return a lease of a model, which is loaded first if necessary.
@@ -346,8 +299,7 @@ class ModelRegistry:
             raise NotReady("the engine has stopped; this process will exit")
         if self._max_bytes:  # now the most recently used
             self._entries[version.model.name] = self._entries.pop(version.model.name)
-        version.leases += 1
-        return Lease(version.model, partial(self._release, version))
+        return version.lease()
 
     async def load(
         self,
@@ -383,7 +335,7 @@ class ModelRegistry:
                     if asyncio.iscoroutine(result):
                         await result
             except BaseException:
-                await self._close(version)
+                await version.close()
                 raise
             self._replace(entry)
             self._serve(entry, version)
@@ -409,7 +361,7 @@ class ModelRegistry:
             if entry.version is not None:
                 self._unload(entry)
 
-    async def _loaded_version(self, name: str | None, timeout_s: float | None) -> _Version:
+    async def _loaded_version(self, name: str | None, timeout_s: float | None) -> ModelVersion:
         """Wait until the model has a version, see `lease`."""
         limit_s = self._load_s if timeout_s is None else min(timeout_s, self._load_s)
         try:
@@ -431,24 +383,26 @@ class ModelRegistry:
             NotReady: The model cannot be loaded.
         """
         if entry.loading is None:
-            entry.loading = self._start(self._load(entry))
-        task = entry.loading
-        # Unlike `await task`, this does not cancel the task if the caller is cancelled.
-        await asyncio.wait([task])
-        if not task.cancelled() and task.exception() is not None:
+            entry.loading = asyncio.create_task(self._load(entry))
+        load = entry.loading
+        # Unlike `await load`, this does not cancel the load if the caller is cancelled.
+        await asyncio.wait([load])
+        if not load.cancelled() and not load.result():
             raise NotReady("the model cannot be loaded; see the log", code="load_failed")
 
-    async def _load(self, entry: _Entry) -> None:
+    async def _load(self, entry: _Entry) -> bool:
+        """Load a model unless it was replaced or deleted meanwhile; return False if it fails."""
         try:
             async with self._changing:
                 if entry.version is None and self._entries.get(entry.name) is entry:
                     await self._make_room(entry.size, keep=entry)
                     self._serve(entry, await self._open(entry))
-        except Exception as error:
-            log.error("cannot load the model %s: %s", entry.name, error)
-            raise
+        except Exception:  # whatever is wrong with an artifact, the other models are served
+            log.exception("cannot load the model %s", entry.name)
+            return False
         finally:
             entry.loading = None
+        return True
 
     async def _read(self, spec: ModelSpec) -> _Entry:
         """Read the manifest of a model, and return the entry of the model, not loaded."""
@@ -480,7 +434,7 @@ class ModelRegistry:
         others = {key: value for key, value in self._names.items() if value != entry.name}
         self._names = others | dict.fromkeys((entry.name, *entry.spec.aliases), entry.name)
 
-    async def _open(self, entry: _Entry) -> _Version:
+    async def _open(self, entry: _Entry) -> ModelVersion:
         """Load a version of a model, which is not served yet."""
         try:
             model = await open_model(
@@ -495,9 +449,9 @@ class ModelRegistry:
             entry.metrics.loads["failed"].inc()
             raise
         entry.metrics.loads["loaded"].inc()
-        return _Version(model, entry.size)
+        return ModelVersion(model, entry.size)
 
-    def _serve(self, entry: _Entry, version: _Version) -> None:
+    def _serve(self, entry: _Entry, version: ModelVersion) -> None:
         entry.version = version
         model = version.model
         entry.metrics.loaded_bytes.set(version.size)
@@ -515,14 +469,14 @@ class ModelRegistry:
                 for entry in self._entries.values()
                 if entry.version is not None and entry is not keep
             ]
-            closing = tuple(self._retired)
+            closing = tuple(self._closing)
             used = sum(entry.size for entry in others) + sum(version.size for version in closing)
             if used + size <= self._max_bytes or not used:
                 return
             if others:
                 log.info("unloading the model %s to make room", others[0].name)
                 self._unload(others[0])
-            for version in tuple(self._retired):
+            for version in tuple(self._closing):
                 await version.closed.wait()
 
     def _unload(self, entry: _Entry) -> None:
@@ -533,27 +487,6 @@ class ModelRegistry:
         entry.metrics.clear_info()
         self._retire(version)
 
-    def _retire(self, version: _Version) -> None:
-        version.is_retired = True
-        self._retired.add(version)
-        if not version.leases:
-            self._close_soon(version)
-
-    def _release(self, version: _Version) -> None:
-        version.leases -= 1
-        if version.is_retired and not version.leases:
-            self._close_soon(version)
-
-    def _close_soon(self, version: _Version) -> None:
-        self._start(self._close(version))
-
-    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)  # the event loop keeps only weak references to tasks
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _close(self, version: _Version) -> None:
-        await version.model.close()
-        self._retired.discard(version)
-        version.closed.set()
+    def _retire(self, version: ModelVersion) -> None:
+        self._closing.add(version)
+        version.retire(self._closing.discard)

@@ -20,8 +20,9 @@ from service.inference import registry as registry_module
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.metrics import InferenceMetrics
 from service.inference.model import Model
+from service.inference.model_version import Lease
 from service.inference.opening import ModelOptions, open_model
-from service.inference.registry import Lease, ModelRegistry, ModelSpec, specs_in
+from service.inference.registry import ModelRegistry, ModelSpec, specs_in
 from tests.eventually import eventually_async
 
 ONE_THREAD = ModelOptions(threads=1)
