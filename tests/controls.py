@@ -858,8 +858,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batcher.py",
-        "        if not self.queued_tokens or (",
-        "        if (",
+        "        if not self.queued_tokens or ",
+        "        if ",
         f"{_I}test_batcher.py::test_empty_queue_accepts_a_request_whatever_its_deadline",
     ),
     Guard(
@@ -974,12 +974,6 @@ GUARDS = (
     ),
     Guard(
         "service/inference/streams.py",
-        "                stream.thread.shutdown(wait=False, cancel_futures=True)\n",
-        "                pass\n",
-        f"{_I}test_streams.py::test_pool_ends_its_threads_after_the_last_batcher_and_can_be_used_again",
-    ),
-    Guard(
-        "service/inference/streams.py",
         "(work_s + others_s) / self.streams",
         "work_s / self.streams",
         f"{_I}test_streams.py::test_drain_time_includes_the_share_of_the_other_batchers",
@@ -988,7 +982,7 @@ GUARDS = (
         "service/inference/batcher.py",
         "        self._pool.remove(self._runner)\n",
         "",
-        f"{_I}test_streams.py::test_closing_a_batcher_affects_no_other",
+        f"{_I}test_streams.py::test_defect_of_a_batcher_affects_no_other",
     ),
     Guard(
         "models/engines/engine.py",

@@ -171,16 +171,27 @@ async def test_bulk_calls_are_queued_behind_interactive_ones(
     assert 3 in ran[:3]  # the next batch after those that the two streams ran
 
 
-async def test_models_of_a_process_share_its_devices(small_artifact: Artifact) -> None:
+async def test_models_of_a_process_share_its_devices(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(*, is_long: bool) -> bool:
+        runs.append(is_long)
+        return begin_run(is_long=is_long)
+
     def engine_threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name.startswith("engine")}
 
-    before, devices = engine_threads(), Devices()
+    before, devices, runs = engine_threads(), Devices(), list[bool]()
+    begin_run = devices.cpu_runs.begin
+    monkeypatch.setattr(devices.cpu_runs, "begin", begin)
     async with await vitrine.open_model(small_artifact.path, TWO_THREADS, devices=devices) as first:
         expected = (await first.encode(["a", "b"])).vectors
+        assert len(runs) == 1
         async with await vitrine.open_model(
             small_artifact.path, TWO_THREADS, devices=devices, share=2.0
         ) as second:
+            await second.encode(["a"])
+            assert len(runs) == 2
             results = await asyncio.gather(
                 *(model.encode([text]) for text in "ab" * 20 for model in (first, second))
             )
