@@ -1069,12 +1069,6 @@ GUARDS = (
     ),
     Guard(
         "service/inference/streams.py",
-        "                stream.thread.shutdown(wait=False, cancel_futures=True)\n",
-        "                pass\n",
-        f"{_I}test_streams.py::test_pool_ends_its_threads_after_the_last_batcher_and_can_be_used_again",
-    ),
-    Guard(
-        "service/inference/streams.py",
         "(work_s + others_s) / self.streams",
         "work_s / self.streams",
         f"{_I}test_streams.py::test_drain_time_includes_the_share_of_the_other_batchers",
@@ -1083,7 +1077,7 @@ GUARDS = (
         "service/inference/batcher.py",
         "        self._pool.remove(self._runner)\n",
         "",
-        f"{_I}test_streams.py::test_closing_a_batcher_affects_no_other",
+        f"{_I}test_streams.py::test_defect_of_a_batcher_affects_no_other",
     ),
     Guard(
         "models/engines/engine.py",

@@ -150,38 +150,52 @@ def test_every_method_passes_the_priority_on(
 
 
 async def test_bulk_calls_are_queued_behind_interactive_ones(
-    model: vitrine.Model, monkeypatch: pytest.MonkeyPatch
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, ran = threading.Event(), list[int]()
-    run = model.batcher._runner._run
 
     def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
         ran.append(len(items))
         assert gate.wait(HANG_S)
         return run(items)
 
-    monkeypatch.setattr(model.batcher._runner, "_run", held)
-    running = [asyncio.create_task(model.encode(["held"])) for _ in range(2)]
-    await eventually_async(lambda: ran)
-    bulk = asyncio.create_task(model.encode(["long text " * 20] * 100, priority="bulk"))
-    await eventually_async(lambda: model.batcher.queued_tokens > 1000)
-    interactive = asyncio.create_task(model.encode(["a", "b", "c"]))
-    await eventually_async(lambda: model.batcher._former.tokens_of("interactive"))
-    gate.set()
-    await asyncio.gather(*running, interactive, bulk)
-    assert 3 in ran[:3]  # the next batch after those that the two streams ran
+    one_stream = vitrine.ModelOptions(threads=1)
+    async with await vitrine.open_model(small_artifact.path, one_stream) as model:
+        run = model.batcher._runner._run
+        monkeypatch.setattr(model.batcher._runner, "_run", held)
+        running = asyncio.create_task(model.encode(["held"]))
+        await eventually_async(lambda: ran)
+        bulk = asyncio.create_task(model.encode(["long text " * 20] * 100, priority="bulk"))
+        await eventually_async(lambda: model.batcher.queued_tokens > 1000)
+        before = model.batcher.queued_tokens
+        interactive = asyncio.create_task(model.encode(["a", "b", "c"]))
+        await eventually_async(lambda: model.batcher.queued_tokens > before)
+        gate.set()
+        await asyncio.gather(running, interactive, bulk)
+    assert ran[:2] == [1, 3]
 
 
-async def test_models_of_a_process_share_its_devices(small_artifact: Artifact) -> None:
+async def test_models_of_a_process_share_its_devices(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(*, is_long: bool) -> bool:
+        runs.append(is_long)
+        return begin_run(is_long=is_long)
+
     def engine_threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name.startswith("engine")}
 
-    before, devices = engine_threads(), Devices()
+    before, devices, runs = engine_threads(), Devices(), list[bool]()
+    begin_run = devices.cpu_runs.begin
+    monkeypatch.setattr(devices.cpu_runs, "begin", begin)
     async with await vitrine.open_model(small_artifact.path, TWO_THREADS, devices=devices) as first:
         expected = (await first.encode(["a", "b"])).vectors
+        assert len(runs) == 1
         async with await vitrine.open_model(
             small_artifact.path, replace(TWO_THREADS, share=2.0), devices=devices
         ) as second:
+            await second.encode(["a"])
+            assert len(runs) == 2
             results = await asyncio.gather(
                 *(model.encode([text]) for text in "ab" * 20 for model in (first, second))
             )

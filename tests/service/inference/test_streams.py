@@ -358,7 +358,10 @@ async def test_closed_batcher_is_released_while_the_stream_is_busy() -> None:
 
 
 async def test_defect_of_a_batcher_affects_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
     def break_down() -> Batch[object]:
+        calls.append(1)
         raise ZeroDivisionError
 
     errors: list[BaseException] = []
@@ -371,7 +374,9 @@ async def test_defect_of_a_batcher_affects_no_other(monkeypatch: pytest.MonkeyPa
         with pytest.raises(Stopped):
             await failing
         assert (await good).results == [36]
-        assert other.is_alive
+        calls.clear()
+        assert (await other.submit([7])).results == [49]
+        assert not calls
     assert [type(error) for error in errors] == [ZeroDivisionError]
 
 
