@@ -566,7 +566,7 @@ GUARDS = (
     # Admission.
     Guard(
         "service/inference/loaded_model.py",
-        "if needs_engine and self.cache is None and self.batcher.is_full:",
+        "if needs_engine and self.cache is None and self.batcher.is_full(priority):",
         "if False:",
         f"{_T}test_app.py::test_full_queue_is_reported_before_tokenization",
     ),
