@@ -175,7 +175,10 @@ class BatchSettings(_Group):
         "the engine's default",
     )
     max_queue_tokens: int = Field(
-        1_000_000, ge=1, description="Maximum number of queued tokens; requests beyond it get 429"
+        1_000_000,
+        ge=1,
+        description="Maximum number of queued tokens of a model and priority; requests beyond it "
+        "get 429",
     )
 
 

@@ -116,7 +116,10 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
         model, previous = await state.registry.load(spec, check)
     except (ArtifactError, EngineError, ValueError, OSError) as error:
         # Error responses never repeat text of the request.
-        detail = str(error).replace(str(body.path), "the artifact").replace(name, "the name")
+        detail = str(error).replace(f"the artifact {body.path.name}", "the artifact")
+        detail = detail.replace(str(body.path), "the path")
+        for alias in (name, *body.aliases):
+            detail = detail.replace(repr(alias), "of this request")
         raise InvalidInput(detail, code="invalid_artifact", pointer="/path") from None
     return LoadResponse(
         model=model.name,

@@ -532,3 +532,16 @@ def test_sigusr1_logs_the_state(small_artifact: Artifact) -> None:
         os.kill(started.pid, signal.SIGUSR1)
         line = lines_until(started, r"state: (\{.*\})")[1][1]
         assert json.loads(line)["models"][0]["path"] == str(small_artifact.path)
+
+
+def test_alias_of_another_model_is_refused_without_repeating_it(
+    one: TestClient, other_artifact: Artifact
+) -> None:
+    name = one.get("/info").json()["model"]
+    body = {"path": str(other_artifact.path), "aliases": [name]}
+    response = one.post("/models/another", json=body)
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
+    assert (
+        response.json()["detail"]
+        == "two models have the name of this request; every name must be unique"
+    )
