@@ -115,6 +115,12 @@ GUARDS = (
         'case "interactive":',
         f"{_T}test_priority.py::test_key_for_bulk_requests_refuses_interactive_requests",
     ),
+    Guard(
+        "service/inference/streams.py",
+        "other is not member and now - other.started < _ACTIVE_S",
+        "other is not member",
+        f"{_I}test_streams.py::test_batches_are_smaller_while_another_batcher_uses_the_streams",
+    ),
     # Cache, and several outputs of a pass.
     Guard(
         "service/inference/cached_batcher.py",

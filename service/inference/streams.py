@@ -10,6 +10,8 @@ trip through a busy event loop would leave a core idle.
   therefore delays a batch of another one until a stream has ended its batch. Priorities order the
   requests of one runner only: with them, the bulk requests of a model could use up its share, or
   its interactive requests the share of another model.
+- Shared batches: while another runner has started a batch within the last second, batches are
+  smaller, because the other's next batch waits for them.
 - No credit: when a batch starts, the virtual time of its runner is at least that of the latest
   start. Time during which a runner was idle, or at its limit, is not made up for.
 - Expected durations: they count when a batch starts, and are corrected when it ends. Otherwise a
@@ -30,6 +32,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -38,6 +41,9 @@ from service.inference.batch_former import Batch
 # A run may take this many times its expected duration: the host may be busy, and the cost of a row
 # is an estimate.
 _MARGIN = 10
+
+# Seconds after a start of a batch in which its runner counts as using the streams.
+_ACTIVE_S = 1.0
 
 # Seconds to wait until a cancelled run returns. It stops at the graph's next operator.
 _CANCEL_S = 1.0
@@ -94,8 +100,13 @@ class Runner(Protocol):
     def queued_s(self) -> float:
         """Estimated seconds that the queued items take on one stream."""
 
-    def form(self, now: float) -> Batch[Any]:
-        """Remove the next batch from the queue, and return it; an empty batch if there is none."""
+    def form(self, now: float, *, is_shared: bool) -> Batch[Any]:
+        """Remove the next batch from the queue, and return it; an empty batch if there is none.
+
+        Args:
+            now: The time, in seconds.
+            is_shared: Whether another runner uses the streams too; see the module docstring.
+        """
 
     def expected_s(self, batch: Batch[Any]) -> float:
         """Return the expected duration of a batch, in seconds."""
@@ -127,11 +138,13 @@ class _Member:
         runner: The runner.
         running: Number of batches of the runner that streams run.
         virtual_s: Virtual time of the runner, in seconds.
+        started: Start time of the runner's latest batch, in seconds.
     """
 
     runner: Runner
     running: int = 0
     virtual_s: float = 0.0
+    started: float = -inf
 
 
 @dataclass(eq=False, slots=True)
@@ -291,8 +304,11 @@ class StreamPool:
             runner = member.runner
             if member.running == runner.streams:
                 continue
+            is_shared = any(
+                other is not member and now - other.started < _ACTIVE_S for other in members
+            )
             try:
-                batch = runner.form(now)
+                batch = runner.form(now, is_shared=is_shared)
             except Exception as error:  # noqa: BLE001 - a defect of one runner
                 self._loop.call_soon_threadsafe(runner.stop, error)
                 continue
@@ -307,6 +323,7 @@ class StreamPool:
         self._virtual_s = max(self._virtual_s, member.virtual_s)
         member.virtual_s = self._virtual_s + expected_s / runner.share
         member.running += 1
+        member.started = now
         stream.run = _Run(member, batch, now, expected_s, limit_s, now, runner.cancellations)
 
     def _run_batches(self, stream: _Stream) -> BaseException | None:

@@ -107,7 +107,25 @@ async def test_flood_delays_a_batch_of_another_batcher_by_one_batch() -> None:
         await settled()
         run.gate.set()
         await asyncio.gather(first, many, request)
-    assert run.batches[:3] == [[1], [7], [50, 50]]
+    assert run.batches[:2] == [[1], [7]]
+
+
+async def test_batches_are_smaller_while_another_batcher_uses_the_streams() -> None:
+    run, clock = Recorder(), ManualClock()
+    pool = StreamPool(1, clock)
+    batcher, other = batcher_of(run, pool=pool), batcher_of(run, pool=pool)
+
+    async def batches() -> list[int]:
+        run.batches.clear()
+        await batcher.submit([10] * 20)
+        return list(map(len, run.batches))
+
+    async with started(batcher, other):
+        assert await batches() == [10, 10]
+        await other.submit([7])
+        assert await batches() == [3] * 6 + [2]
+        await clock.advance(1.0)
+        assert await batches() == [10, 10]
 
 
 async def test_idle_batcher_collects_no_credit() -> None:
@@ -360,7 +378,7 @@ async def test_closed_batcher_is_released_while_the_stream_is_busy() -> None:
 async def test_defect_of_a_batcher_affects_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def break_down() -> Batch[object]:
+    def break_down(**_: object) -> Batch[object]:
         calls.append(1)
         raise ZeroDivisionError
 
