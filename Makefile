@@ -6,6 +6,7 @@
 # make bench      benchmark: this service and infinity, over HTTP (15 minutes; needs wrk)
 # make bench-rerank  benchmark: reranking, with infinity and sentence-transformers (10 minutes; needs wrk)
 # make bench-cache  benchmark: repeated and new texts, with a cache and without (3 minutes; needs wrk)
+# make bench-models benchmark: ten models in one process, and one beside a flooded one (2 minutes; needs wrk)
 # make bench-engines   benchmark: the engines and sentence-transformers, without HTTP
 # make soak       resident memory over half an hour of mixed load
 # make profile    time per operator in an engine
@@ -40,7 +41,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-models bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -81,6 +82,9 @@ bench-rerank: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $
 
 bench-cache: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_cache
+
+bench-models: $(VENV)/dev.done $(ARTIFACT)/manifest.json
+	$(BIN)/python -m tests.benchmarks.bench_models
 
 bench-engines: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/sentence-transformers.done
 	$(BIN)/python -m tests.benchmarks.bench_engines --environments $(PEERS)
