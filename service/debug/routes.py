@@ -362,7 +362,7 @@ def _cost(state: DebugState, steps: int) -> Cost:
 def _hashes(model: Model) -> Hashes:
     manifest = model.artifact.manifest
     return Hashes(
-        name=manifest.name,
+        name=model.name,
         weights_sha256=dict(manifest.weights_sha256),
         graph_sha256=model.graph_sha256,
         tokenizer_sha256=manifest.files["tokenizer.json"],

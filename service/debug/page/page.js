@@ -1,7 +1,7 @@
 // The page: inputs, tabs, runs and their results.
 
 import { element, lamp, shown } from "./dom.js";
-import { ask, curl, Problem } from "./request.js";
+import { ask, curl, MODEL, modelNames, Problem } from "./request.js";
 import { DEFAULTS, SECTIONS } from "./sections.js";
 
 const KEY = "vitrine-key";
@@ -212,6 +212,15 @@ async function showCapabilities() {
     byId("model").textContent = "";
     byId("unavailable").textContent = problemSentence(error);
   }
+  await showModels();
+}
+
+// With several models, link to the page of each.
+async function showModels() {
+  const names = await modelNames(byId("key").value);
+  if (names.length < 2) return;
+  byId("models").replaceChildren(...names.map((name) => element(
+    "a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === (MODEL ?? model?.model.name) } }, name)));
 }
 
 function showChoices() {

@@ -2,12 +2,17 @@
 
 export class Problem extends Error {}
 
+// The model in the page's own URL, /debug?model=...; null: the service's default model.
+export const MODEL = new URLSearchParams(location.search).get("model");
+const named = (body) => (MODEL === null ? body : { ...body, model: MODEL });
+
 export async function ask(path, body, key, signal) {
   const headers = { ...(body && { "Content-Type": "application/json" }), ...(key && { Authorization: `Bearer ${key}` }) };
   let response;
   try {
-    response = await fetch(`debug/${path}`, {
-      method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body),
+    const query = body || MODEL === null ? "" : `?model=${encodeURIComponent(MODEL)}`;
+    response = await fetch(`debug/${path}${query}`, {
+      method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(named(body)),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -24,6 +29,12 @@ export async function ask(path, body, key, signal) {
 function sentence({ detail, pointer }, status) {
   const where = pointer ? ` (at ${pointer})` : "";
   return `${(detail || `The service returned status ${status}`).replace(/\.$/, "")}${where}.`.replace(/^./u, (first) => first.toUpperCase());
+}
+
+// The names of the served models; none if they cannot be read, as with a key without their scope.
+export async function modelNames(key) {
+  const response = await fetch("models", { headers: key && { Authorization: `Bearer ${key}` } }).catch(() => null);
+  return response?.ok ? (await response.json()).models.map(({ name }) => name) : [];
 }
 
 // Restore NaN and infinities. They are null in JSON; `nonfinite` lists their JSON pointers and kinds.
@@ -43,5 +54,5 @@ export function curl(path, body, hasKey) {
   const url = new URL(`debug/${path}`, document.baseURI);
   url.hash = "";
   const key = hasKey ? " -H 'Authorization: Bearer KEY'" : "";
-  return `curl ${quoted(url.href)}${key} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(body))}`;
+  return `curl ${quoted(url.href)}${key} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(named(body)))}`;
 }

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -502,6 +503,33 @@ def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
     for entry in page.get_log("browser"):  # type: ignore[no-untyped-call]
         refused = entry["source"] == "network" and "status of 422" in entry["message"]
         assert refused or entry["level"] not in ("SEVERE", "WARNING"), entry
+
+
+def test_page_of_several_models_links_to_the_page_of_each(
+    browser: Browser, small_artifact: Artifact, reranker: Artifact, hold: Path
+) -> None:
+    models = [
+        {"name": "org/embedder", "path": str(small_artifact.path)},
+        {"name": "reranker", "path": str(reranker.path)},
+    ]
+    settings = {"VITRINE_MODELS__SERVED": json.dumps(models), "VITRINE_DEBUG__ENABLED": "true"}
+    arguments = ("-m", "tests.service.debug.held_worker")
+    with process(*arguments, GRADIENT_HOLD=str(hold), **settings) as started:
+        url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+        browser.get(f"{url}/debug")
+        until(lambda: "served models: org/embedder, reranker" in find(browser, "#unavailable").text)
+        until(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#models a")) == 2)
+        for name, kind in (("reranker", "reranker"), ("org/embedder", "embedding")):
+            browser.find_element(By.LINK_TEXT, name).click()
+            until(partial(shows, browser, "#model", f"{name} ({kind}) on cpu"))
+            until(partial(shows, browser, "#models [aria-current=true]", name))
+            find(browser, "#attribute .go").click()
+            until(lambda: find(browser, "#attribute .result").text)
+            assert not find(browser, "#attribute .problem").text
+
+
+def shows(browser: Browser, selector: str, text: str) -> bool:
+    return text in find(browser, selector).text
 
 
 def test_page_is_refused_for_other_hosts_and_absent_if_disabled(
