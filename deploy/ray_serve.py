@@ -7,6 +7,7 @@ handles shutdown. Every machine needs the service's packages, and the artifact a
 """
 
 import asyncio
+from contextlib import ExitStack
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
@@ -74,10 +75,10 @@ class Replica:
         if self._reason:
             raise RuntimeError(self._reason)
         state: AppState = self._service.state.vitrine
-        for status in state.registry.statuses():
-            if status.model is not None:
-                with await state.registry.lease(status.name) as model:
-                    await asyncio.to_thread(self_check, model.engine, model.artifact)
+        with ExitStack() as leases:
+            loaded = state.registry.leases_of_loaded_models()
+            for model in [leases.enter_context(lease) for lease in loaded]:
+                await asyncio.to_thread(self_check, model.engine, model.artifact)
 
 
 def vitrine(arguments: Arguments) -> Application:

@@ -1,9 +1,9 @@
 """Pydantic models of the routes about the served models."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.engines import Precision
 
@@ -113,17 +113,19 @@ class LoadRequest(BaseModel):
     path: Path = Field(
         description="Folder of an artifact written by vitrine-export, on the machine of the service"
     )
-    aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
-        [], description="Other names of the model in requests"
+    aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
+        None, description="Other names of the model in requests; null: those of the served version"
     )
     precision: Precision | None = Field(
-        None, description="Precision of the engine; null: the setting `engine.precision`"
+        None,
+        description="Precision of the engine; null: that of the served version, or of the setting "
+        "`engine.precision`",
     )
-    share: float = Field(
-        1.0,
+    share: float | None = Field(
+        None,
         gt=0,
-        description="Share of the streams while other models have queued work too, relative to "
-        "theirs",
+        description="Weight in the division of the device's time among busy models; null: that of "
+        "the served version, or 1",
     )
     texts: list[str] = Field(
         [],
@@ -137,6 +139,12 @@ class LoadRequest(BaseModel):
         description="Lowest cosine similarity between the results of both versions with which the "
         "new version is served",
     )
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        if "min_cosine" in self.model_fields_set and not self.texts:
+            raise ValueError("min_cosine needs texts to compare")
+        return self
 
 
 class LoadedVersion(BaseModel):

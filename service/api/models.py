@@ -30,13 +30,14 @@ from service.inference.shadow import compare_versions
 router = APIRouter()
 
 _MAX_BODY_BYTES = 2**20
+_MAX_NAME_CHARS = 256
 
 
 @router.get(
     "/info",
     summary="Default model",
     dependencies=[require_scope("encode")],
-    responses=error_responses(401, 403, 422, 503),
+    responses=error_responses(400, 401, 403, 422, 503),
 )
 async def info(request: Request, state: State) -> ServiceInfo:
     """Return the name, hashes, engine, precision, threads and limits of the default model."""
@@ -73,10 +74,10 @@ async def models(state: State) -> ModelList:
     name="model_info",
     summary="A served model",
     dependencies=[require_scope("encode")],
-    responses=error_responses(401, 403, 404, 503),
+    responses=error_responses(400, 401, 403, 404, 503),
 )
 async def model_info(name: str, request: Request, state: State) -> ServiceInfo:
-    """Return what `/info` does, of any served model; a model that is not loaded is loaded."""
+    """Return the description of a served model; a model that is not in memory is loaded first."""
     return _info(await state.lease(request, name), state)
 
 
@@ -94,19 +95,29 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
 
     The new version is loaded beside the old one and must pass the self-check. Then all later
     requests see the new version, and requests in flight finish on the old one. If anything fails,
-    the old version is served further. With `texts`, the results of both versions are compared
+    the old version stays in service. With `texts`, the results of both versions are compared
     first. Settings do not change: a restart serves the configured artifacts.
     """
     body = await read_body(request, state, LoadRequest, _MAX_BODY_BYTES)
-    options = state.settings.model_options()
+    if not 0 < len(name) <= _MAX_NAME_CHARS:
+        raise InvalidInput(f"a name must have 1 to {_MAX_NAME_CHARS} characters")
+    served = state.registry.spec_of(name)
+    if served is None and body.texts:
+        raise InvalidInput(
+            "there is no served version to compare with; omit texts",
+            code="shadow",
+            pointer="/texts",
+        )
+    options = state.settings.model_options() if served is None else served.options
+    aliases = () if served is None else served.aliases
     spec = ModelSpec(
         path=body.path,
-        aliases=tuple(body.aliases),
+        aliases=aliases if body.aliases is None else tuple(body.aliases),
         options=replace(
             options,
             name=name,
             precision=body.precision or options.precision,
-            share=body.share,
+            share=body.share or options.share,
         ),
     )
     shadow: list[Agreement] = []
@@ -118,7 +129,7 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
         # Error responses never repeat text of the request.
         detail = str(error).replace(f"the artifact {body.path.name}", "the artifact")
         detail = detail.replace(str(body.path), "the path")
-        for alias in (name, *body.aliases):
+        for alias in (name, *spec.aliases):
             detail = detail.replace(repr(alias), "of this request")
         raise InvalidInput(detail, code="invalid_artifact", pointer="/path") from None
     return LoadResponse(
@@ -132,7 +143,7 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
 async def _compare(body: LoadRequest, shadow: list[Agreement], served: Model, new: Model) -> None:
     """Compare the results of two versions for the texts of the request; see `load`."""
     agreement = await compare_versions(served, new, body.texts)
-    if agreement.cosine < body.min_cosine:
+    if not agreement.cosine >= body.min_cosine:  # NaN is not
         raise InvalidInput(
             f"the results of the new version differ: the worst cosine is {agreement.cosine:.6f}; "
             f"min_cosine is {body.min_cosine:g}",

@@ -100,7 +100,7 @@ def report(state: DebugState) -> ProcessState:
                 ],
             )
         )
-    pid, artifact = state.gradients.pid, state.gradients.artifact
+    pid, reference = state.gradients.pid, state.gradients.reference
     return ProcessState(
         stopping=state.stopping,
         models=models,
@@ -108,6 +108,6 @@ def report(state: DebugState) -> ProcessState:
         large_bodies_bytes=state.body_budget.used,
         cache=CacheState(bytes=state.cache.size, max_bytes=state.cache.max_bytes),
         gradient_process=None
-        if pid is None
-        else GradientProcessState(pid=pid, artifact=str(artifact)),
+        if pid is None or reference is None
+        else GradientProcessState(pid=pid, artifact=str(reference.artifact)),
     )

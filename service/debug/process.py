@@ -4,8 +4,10 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from models.artifact import MANIFEST
 from service.debug import frames
 from service.debug.messages import JOB, REPLY, Done, Job, Opened, Refused, Reply
 from service.inference.errors import (
@@ -15,6 +17,7 @@ from service.inference.errors import (
     Overloaded,
     VitrineError,
 )
+from service.inference.model import Model
 from service.logs import LogFormat
 from service.settings import DebugSettings
 
@@ -30,10 +33,28 @@ def worker_command(artifact: Path, device: str, log: LogFormat) -> list[str]:
     return [sys.executable, "-P", "-m", "service.debug.worker", str(artifact), device, log]
 
 
+@dataclass(frozen=True)
+class ReferenceModel:
+    """The reference model of one version of an artifact.
+
+    Attributes:
+        artifact: Folder of the artifact.
+        version: SHA-256 of its manifest. The folder may be replaced.
+    """
+
+    artifact: Path
+    version: str
+
+
+def reference_model(model: Model) -> ReferenceModel:
+    """Return the reference model of a served model."""
+    return ReferenceModel(model.artifact.path, model.files[MANIFEST])
+
+
 class GradientProcess:
     """A child process that starts on first use and runs one job at a time.
 
-    The process has the reference model of one artifact. A job for another artifact restarts it.
+    The process has one reference model. A job for another one restarts it.
 
     A job in torch cannot be cancelled. So the process is killed if a job exceeds its deadline or
     the client of the job disconnects. The next job starts a new process.
@@ -43,7 +64,7 @@ class GradientProcess:
         settings: Settings of the gradient routes.
 
     Attributes:
-        artifact: Artifact of the latest process; None before the first one.
+        reference: Reference model of the latest process; None before the first one.
     """
 
     def __init__(self, command: Callable[[Path], Sequence[str]], settings: DebugSettings) -> None:
@@ -52,7 +73,7 @@ class GradientProcess:
         self._turn = asyncio.Lock()
         self._callers = 0
         self._process: asyncio.subprocess.Process | None = None
-        self.artifact: Path | None = None
+        self.reference: ReferenceModel | None = None
         self._jobs = 0
         self._opened: Opened | None = None
         self._closed = False
@@ -64,8 +85,8 @@ class GradientProcess:
             return None
         return self._process.pid
 
-    async def run(self, artifact: Path, job: Job) -> Done:
-        """Run a job on the reference model of an artifact, and return its result.
+    async def run(self, reference: ReferenceModel, job: Job) -> Done:
+        """Run a job on a reference model, and return its result.
 
         Raises:
             Overloaded: `settings.max_waiting` jobs are already queued.
@@ -80,7 +101,7 @@ class GradientProcess:
         self._callers += 1
         try:
             async with self._turn:
-                reply = await self._exchange(artifact, job)
+                reply = await self._exchange(reference, job)
         finally:
             self._callers -= 1
         match reply:
@@ -90,17 +111,17 @@ class GradientProcess:
                 raise InvalidInput(reply.detail, code=reply.code, pointer=reply.pointer)
         raise VitrineError("the gradient job failed; see the log", code="gradients_failed")
 
-    async def start(self, artifact: Path) -> Opened:
-        """Start the process for an artifact, and return a description of its reference model.
+    async def start(self, reference: ReferenceModel) -> Opened:
+        """Start the process for a reference model, and return its description.
 
         Raises:
             NotReady: The process could not be started or could not load the reference model, or the
                 service is stopping.
         """
         # Does not wait for the current job: a process that runs jobs has sent its description.
-        if self.pid is None or self._opened is None or self.artifact != artifact:
+        if self.pid is None or self._opened is None or self.reference != reference:
             async with self._turn:
-                await self._running(artifact)
+                await self._running(reference)
         assert self._opened is not None  # noqa: S101 - `_running` waits for it
         return self._opened
 
@@ -115,8 +136,8 @@ class GradientProcess:
             process.kill()
             await process.wait()
 
-    async def _exchange(self, artifact: Path, job: Job) -> Reply:
-        process = await self._running(artifact)
+    async def _exchange(self, reference: ReferenceModel, job: Job) -> Reply:
+        process = await self._running(reference)
         assert process.stdin is not None  # noqa: S101 - it was started with pipes
         assert process.stdout is not None  # noqa: S101
         try:
@@ -146,9 +167,9 @@ class GradientProcess:
             await self._kill()
         return reply
 
-    async def _running(self, artifact: Path) -> asyncio.subprocess.Process:
+    async def _running(self, reference: ReferenceModel) -> asyncio.subprocess.Process:
         if self._process is not None and self.pid is not None:
-            if self.artifact == artifact:
+            if self.reference == reference:
                 return self._process
             await self._kill()
         if self._closed:
@@ -156,7 +177,7 @@ class GradientProcess:
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._command(artifact), stdin=pipe, stdout=pipe
+                *self._command(reference.artifact), stdin=pipe, stdout=pipe
             )
         except OSError as error:  # for example, no free file descriptor or memory
             log.error("the gradient process could not be started: %s", error)
@@ -164,7 +185,7 @@ class GradientProcess:
                 "the gradient process could not be started; see the log",
                 code="gradients_unavailable",
             ) from None
-        self._process, self.artifact, self._jobs = process, artifact, 0
+        self._process, self.reference, self._jobs = process, reference, 0
         assert process.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
             async with asyncio.timeout(_START_S):

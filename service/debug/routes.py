@@ -44,6 +44,7 @@ from service.debug.messages import (
     VjpJob,
 )
 from service.debug.model_inputs import model_inputs_of, tokens_of_inputs, words_of_inputs
+from service.debug.process import reference_model
 from service.debug.request_models import (
     AttributeRequest,
     FlowRequest,
@@ -259,7 +260,7 @@ async def capabilities(request: Request, state: State) -> Response:
     settings = state.settings.debug
     name = request.query_params.get("model")
     model, kind = await state.lease_for("capabilities", request, name)
-    work = cancel_on_disconnect(request, state.gradients.start(model.artifact.path))
+    work = cancel_on_disconnect(request, state.gradients.start(reference_model(model)))
     opened = await within(_timeout_s(request, state), work)
     return _json(
         Capabilities(
@@ -310,7 +311,7 @@ async def _run(
         fields: Further fields of the response, such as the tokens of the texts.
     """
     with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
-        work = cancel_on_disconnect(request, state.gradients.run(model.artifact.path, job))
+        work = cancel_on_disconnect(request, state.gradients.run(reference_model(model), job))
         done = await within(_timeout_s(request, state), work)
     parity = None
     if job.compare:

@@ -32,6 +32,7 @@ class ModelWatch:
         self._find = find
         self._seen: dict[Path, _Signature] = {}
         self._names: dict[Path, str] = {}
+        self._missing: set[Path] = set()
         self._scanning = asyncio.Lock()
 
     async def open(self) -> None:
@@ -42,8 +43,13 @@ class ModelWatch:
         await self._registry.open(specs)
         self._names = {status.path: status.name for status in self._registry.statuses()}
 
-    async def scan(self) -> None:
-        """Load new and changed artifacts, and unload models whose artifact is gone."""
+    async def scan(self, *, is_patient: bool = False) -> None:
+        """Load new and changed artifacts, and unload models whose artifact is gone.
+
+        Args:
+            is_patient: Whether an artifact is gone only if the previous scan missed it too. It may
+                be missing for a moment while another one takes its place.
+        """
         async with self._scanning:
             try:
                 specs = {spec.path: spec for spec in await asyncio.to_thread(self._find)}
@@ -52,18 +58,20 @@ class ModelWatch:
                 return
             for path, spec in specs.items():
                 await self._update(path, spec)
-            for path in self._names.keys() - specs.keys():
+            missing = self._names.keys() - specs.keys()
+            for path in missing & self._missing if is_patient else missing:
                 await self._remove(path)
+            self._missing = missing
 
     async def run(self, every_s: float) -> None:
-        """Scan for ever, with a pause between scans.
+        """Scan until cancelled, with a pause between scans.
 
         Args:
             every_s: Pause in seconds.
         """
         while True:
             await asyncio.sleep(every_s)
-            await self.scan()
+            await self.scan(is_patient=True)
 
     async def _update(self, path: Path, spec: ModelSpec) -> None:
         name = self._names.get(path, spec.options.name)
@@ -72,10 +80,18 @@ class ModelWatch:
             if self._seen.get(path) == signature:
                 return
             self._seen[path] = signature
+            if name is not None and self._registry.is_unloaded(name):
+                return  # the next request for the model loads the new artifact
             model, _ = await self._registry.load(
                 replace(spec, options=replace(spec.options, name=name))
             )
-        except Exception:  # whatever is wrong with an artifact, the others are watched further
+        except FileNotFoundError:
+            if self._seen.pop(path, None) is not None:
+                log.error("the artifact %s is gone; its model stays in service", path)
+            return
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
             log.exception("cannot load %s", path)
             return
         self._names[path] = model.name
@@ -84,6 +100,9 @@ class ModelWatch:
     async def _remove(self, path: Path) -> None:
         name = self._names.pop(path)
         self._seen.pop(path, None)
+        spec = self._registry.spec_of(name)
+        if spec is None or spec.path != path:
+            return  # deleted, or replaced by an artifact elsewhere
         try:
             await self._registry.unload(name)
         except VitrineError as error:

@@ -11,7 +11,10 @@ the least recently used models. Only one model loads at a time.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextvars import Context
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -26,8 +29,13 @@ from service.inference.model import Model
 from service.inference.model_version import Lease, ModelVersion
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, log_stop, open_model
 from service.inference.results import RowResults
+from service.inference.streams import Clock
 
 log = logging.getLogger("vitrine")
+
+# Seconds after a failed load on demand in which the model is not loaded again. A load unloads other
+# models, so requests for a broken model would keep them from being served.
+_RETRY_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +104,9 @@ class _Entry:
         metrics: Metrics of all versions.
         version: The loaded version; None: the model is not loaded.
         loading: Task that loads the model for requests; None: the model is not being loaded.
+        waiting: Futures of the requests that wait for the load, each with a lease of its own; None:
+            the model was replaced or deleted.
+        retry_at: Time before which the model is not loaded again, because a load has failed.
     """
 
     name: str
@@ -104,7 +115,9 @@ class _Entry:
     size: int
     metrics: ModelMetrics
     version: ModelVersion | None = None
-    loading: asyncio.Task[bool] | None = None
+    loading: asyncio.Task[None] | None = None
+    waiting: list[asyncio.Future[Lease | None]] = field(default_factory=list)
+    retry_at: float = -inf
 
 
 class ModelRegistry:
@@ -120,6 +133,7 @@ class ModelRegistry:
         cache: Cache of results that the models share; None: no cache.
         on_stop: Called with the error if the batcher of a model stops because of a failure, such as
             a broken engine; None: the error is logged.
+        clock: Clock; None: the system's monotonic clock.
     """
 
     def __init__(
@@ -131,13 +145,14 @@ class ModelRegistry:
         metrics: InferenceMetrics | None = None,
         cache: ResultCache[RowResults] | None = None,
         on_stop: Callable[[BaseException], None] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._default = default
         self._max_bytes = max_bytes
         self._load_s = load_s
         self._metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
         self._on_stop = on_stop or log_stop
-        # The most recently used models are last.
+        # The most recently used models are last, with a memory budget.
         self._entries: dict[str, _Entry] = {}
         self._cache: ResultCache[RowResults] = cache or ResultCache(0)
         self._devices = Devices()
@@ -145,7 +160,8 @@ class ModelRegistry:
         self._names: dict[str, str] = {}
         self._closing: set[ModelVersion] = set()
         self._changing = asyncio.Lock()
-        self._is_open = False
+        self._is_open = self._is_closed = False
+        self._clock = clock or Clock()
 
     async def open(self, specs: Sequence[ModelSpec]) -> None:
         """Load the models, in their order; with a memory budget, as many as fit.
@@ -196,7 +212,7 @@ class ModelRegistry:
 
     async def close(self) -> None:
         """Close all models, and fail pending calls with `NotReady`."""
-        self._is_open = False
+        self._is_open, self._is_closed = False, True
         entries = tuple(self._entries.values())
         self._entries.clear()
         self._names.clear()
@@ -275,6 +291,21 @@ class ModelRegistry:
             )
         return statuses
 
+    def spec_of(self, name: str) -> ModelSpec | None:
+        """Return the specification of a model by its name or alias; None: no such model."""
+        entry = self._entries.get(self._names.get(name, name))
+        return None if entry is None else entry.spec
+
+    def is_unloaded(self, name: str) -> bool:
+        """Return whether there is a model with this name that is not in memory."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.version is None
+
+    def leases_of_loaded_models(self) -> list[Lease]:
+        """Return a lease of each loaded model. They do not count as uses of the models."""
+        versions = [entry.version for entry in self._entries.values()]
+        return [version.lease() for version in versions if version is not None]
+
     @property
     def closing(self) -> int:
         """Number of replaced or unloaded versions that finish their requests."""
@@ -292,14 +323,13 @@ class ModelRegistry:
                 model has stopped.
             VitrineError: Any error of `resolve`, under the same conditions.
         """
-        version = self._entries[self.resolve(name)].version
-        if version is None:
-            version = await self._loaded_version(name, timeout_s)
-        if not version.model.batcher.is_alive:
+        entry = self._entries[self.resolve(name)]
+        if entry.version is None:
+            return await self._lease_when_loaded(name, timeout_s)
+        if not entry.version.model.batcher.is_alive:
             raise NotReady("the engine has stopped; this process will exit")
-        if self._max_bytes:  # now the most recently used
-            self._entries[version.model.name] = self._entries.pop(version.model.name)
-        return version.lease()
+        self._mark_used(entry)
+        return entry.version.lease()
 
     async def load(
         self,
@@ -310,8 +340,9 @@ class ModelRegistry:
 
         Args:
             spec: The model; `options.name` is its name, or that of the served model to replace.
-            check: Called with the served version and the new version, which is not served if this
-                raises. It may be a coroutine function. Not called for a new model.
+            check: Called with the served version, which is loaded first if necessary, and the new
+                version, which is not served if this raises. It may be a coroutine function. Not
+                called for a new model.
 
         Returns:
             The new version, and the previous one, or None if it was not loaded.
@@ -326,6 +357,9 @@ class ModelRegistry:
         async with self._changing:
             entry = await self._read(spec)
             old = self._entries.get(entry.name)
+            if check is not None and old is not None and old.version is None:
+                await self._make_room(old.size, keep=old)
+                self._serve(old, await self._open(old))
             await self._make_room(entry.size, keep=old)
             version = await self._open(entry)
             previous = old.version if old is not None else None
@@ -340,6 +374,7 @@ class ModelRegistry:
             self._replace(entry)
             self._serve(entry, version)
             if previous is not None:
+                entry.metrics.unloads.inc()
                 self._retire(previous)
             return version.model, None if previous is None else previous.model
 
@@ -347,7 +382,7 @@ class ModelRegistry:
         """Stop serving a model. Requests in flight finish.
 
         Raises:
-            InvalidInput: The model is the default model, or the only one.
+            InvalidInput: The model is the default model.
             VitrineError: Any error of `resolve`, under the same conditions.
         """
         async with self._changing:
@@ -361,48 +396,72 @@ class ModelRegistry:
             if entry.version is not None:
                 self._unload(entry)
 
-    async def _loaded_version(self, name: str | None, timeout_s: float | None) -> ModelVersion:
-        """Wait until the model has a version, see `lease`."""
+    async def _lease_when_loaded(self, name: str | None, timeout_s: float | None) -> Lease:
+        """Wait until the model is loaded, and return a lease; see `lease`."""
         limit_s = self._load_s if timeout_s is None else min(timeout_s, self._load_s)
         try:
             async with asyncio.timeout(limit_s):
-                # Again if the model was replaced or unloaded meanwhile.
+                # Again if the model was replaced or deleted meanwhile.
                 while (entry := self._entries[self.resolve(name)]).version is None:
-                    await self._load_on_demand(entry)
+                    lease = await self._load_on_demand(entry)
+                    if lease is not None:
+                        return lease
         except TimeoutError:
             raise NotReady(
                 f"the model is loading; it was not ready within {limit_s:g} s",
                 code="model_loading",
             ) from None
-        return entry.version
+        return entry.version.lease()
 
-    async def _load_on_demand(self, entry: _Entry) -> None:
-        """Wait until a model is loaded, replaced or deleted; all callers wait for the same load.
+    async def _load_on_demand(self, entry: _Entry) -> Lease | None:
+        """Wait until a model is loaded, and return a lease; all callers wait for the same load.
+
+        None: the model was replaced or deleted before it was loaded.
 
         Raises:
             NotReady: The model cannot be loaded.
         """
+        if self._clock.now() < entry.retry_at:
+            raise _load_failed()
+        waiting: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
+        entry.waiting.append(waiting)
         if entry.loading is None:
-            entry.loading = asyncio.create_task(self._load(entry))
-        load = entry.loading
-        # Unlike `await load`, this does not cancel the load if the caller is cancelled.
-        await asyncio.wait([load])
-        if not load.cancelled() and not load.result():
-            raise NotReady("the model cannot be loaded; see the log", code="load_failed")
+            # In a context of its own, because the load is not part of the request's trace.
+            entry.loading = asyncio.create_task(self._load(entry), context=Context())
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            # The caller may be cancelled after the load has ended.
+            is_answered = not waiting.cancelled() and waiting.exception() is None
+            if is_answered and (lease := waiting.result()) is not None:
+                lease.release()
+            raise
 
-    async def _load(self, entry: _Entry) -> bool:
-        """Load a model unless it was replaced or deleted meanwhile; return False if it fails."""
+    async def _load(self, entry: _Entry) -> None:
+        """Load a model, unless it was replaced or deleted meanwhile, and lease it to who waits."""
         try:
             async with self._changing:
                 if entry.version is None and self._entries.get(entry.name) is entry:
                     await self._make_room(entry.size, keep=entry)
                     self._serve(entry, await self._open(entry))
-        except Exception:  # whatever is wrong with an artifact, the other models are served
+                # Before the lock is released: the next load might unload the model again.
+                for waiting in entry.waiting:
+                    if not waiting.done():
+                        version = entry.version
+                        waiting.set_result(None if version is None else version.lease())
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
             log.exception("cannot load the model %s", entry.name)
-            return False
+            entry.retry_at = self._clock.now() + _RETRY_S
+            for waiting in entry.waiting:
+                if not waiting.done():
+                    waiting.set_exception(_load_failed())
         finally:
-            entry.loading = None
-        return True
+            for waiting in entry.waiting:
+                if not waiting.done():  # the registry is closed
+                    waiting.set_result(None)
+            entry.waiting, entry.loading = [], None
 
     async def _read(self, spec: ModelSpec) -> _Entry:
         """Read the manifest of a model, and return the entry of the model, not loaded."""
@@ -442,17 +501,30 @@ class ModelRegistry:
                 entry.spec.options,
                 metrics=entry.metrics,
                 cache=self._cache,
-                on_stop=self._on_stop,
+                on_stop=partial(self._report_stop, entry),
                 devices=self._devices,
             )
         except BaseException:
             entry.metrics.loads["failed"].inc()
             raise
+        if self._is_closed:
+            await model.close()
+            raise NotReady("the models are closed")
         entry.metrics.loads["loaded"].inc()
         return ModelVersion(model, entry.size)
 
+    def _report_stop(self, entry: _Entry, error: BaseException) -> None:
+        # The failure of a version that is not served concerns nobody but its load.
+        report = log_stop if entry.version is None else self._on_stop
+        report(error)
+
+    def _mark_used(self, entry: _Entry) -> None:
+        if self._max_bytes:  # the most recently used models are last
+            self._entries[entry.name] = self._entries.pop(entry.name)
+
     def _serve(self, entry: _Entry, version: ModelVersion) -> None:
         entry.version = version
+        self._mark_used(entry)
         model = version.model
         entry.metrics.loaded_bytes.set(version.size)
         entry.metrics.set_info(
@@ -474,8 +546,10 @@ class ModelRegistry:
             if used + size <= self._max_bytes or not used:
                 return
             if others:
-                log.info("unloading the model %s to make room", others[0].name)
-                self._unload(others[0])
+                # The least recently used model without requests in flight, if there is one.
+                victim = min(others, key=_is_busy)
+                log.info("unloading the model %s to make room", victim.name)
+                self._unload(victim)
             for version in tuple(self._closing):
                 await version.closed.wait()
 
@@ -490,3 +564,11 @@ class ModelRegistry:
     def _retire(self, version: ModelVersion) -> None:
         self._closing.add(version)
         version.retire(self._closing.discard)
+
+
+def _is_busy(entry: _Entry) -> bool:
+    return entry.version is not None and entry.version.leases > 0
+
+
+def _load_failed() -> NotReady:
+    return NotReady("the model cannot be loaded; see the log", code="load_failed")

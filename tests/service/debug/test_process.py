@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from models.gradients.inputs import Row, Side
 from service.api.errors import status_of
 from service.debug import frames
 from service.debug.messages import JOB, REPLY, Done, Opened, PairJob, VjpJob
-from service.debug.process import GradientProcess
+from service.debug.process import GradientProcess, ReferenceModel
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -63,7 +64,7 @@ def job(**command: object) -> VjpJob:
     return VjpJob(Row([]), [], json.dumps(command), "norm", compare=[])
 
 
-ARTIFACT = Path("artifact")
+REFERENCE = ReferenceModel(Path("artifact"), "1")
 
 
 @asynccontextmanager
@@ -79,7 +80,7 @@ async def process_of(
 
 
 async def pid(process: GradientProcess) -> int:
-    result = (await process.run(ARTIFACT, job())).result["pid"]
+    result = (await process.run(REFERENCE, job())).result["pid"]
     assert isinstance(result, int)
     return result
 
@@ -94,7 +95,7 @@ def is_alive(pid: int) -> bool:
 
 async def held_job(process: GradientProcess, folder: Path) -> asyncio.Task[Done]:
     """Return a running job, which ends once the folder has a file "released"."""
-    task = asyncio.create_task(process.run(ARTIFACT, job(hold=str(folder))))
+    task = asyncio.create_task(process.run(REFERENCE, job(hold=str(folder))))
     await eventually_async((folder / "started").exists)
     return task
 
@@ -108,16 +109,16 @@ async def test_process_starts_with_first_job_and_stays() -> None:
 
 async def test_second_start_waits_for_the_description() -> None:
     async with process_of() as process:
-        first = asyncio.create_task(process.start(ARTIFACT))
+        first = asyncio.create_task(process.start(REFERENCE))
         await eventually_async(lambda: process.pid is not None)
         assert not first.done()
-        assert await process.start(ARTIFACT) == await first
+        assert await process.start(REFERENCE) == await first
 
 
 async def test_jobs_run_one_at_a_time(tmp_path: Path) -> None:
     async with process_of() as process:
         first = await held_job(process, tmp_path)
-        others = [asyncio.create_task(process.run(ARTIFACT, job())) for _ in range(2)]
+        others = [asyncio.create_task(process.run(REFERENCE, job())) for _ in range(2)]
         await asyncio.sleep(0)  # both have been submitted
         (tmp_path / "released").touch()
         replies = await asyncio.gather(first, *others)
@@ -127,10 +128,10 @@ async def test_jobs_run_one_at_a_time(tmp_path: Path) -> None:
 async def test_full_queue_refuses_at_once_and_the_other_jobs_finish(tmp_path: Path) -> None:
     async with process_of(max_waiting=1) as process:
         running = await held_job(process, tmp_path)
-        waiting = asyncio.create_task(process.run(ARTIFACT, job()))
+        waiting = asyncio.create_task(process.run(REFERENCE, job()))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded) as refused:
-            await process.run(ARTIFACT, job())
+            await process.run(REFERENCE, job())
         assert refused.value.code == "busy"
         (tmp_path / "released").touch()
         assert (await running).result["pid"] == (await waiting).result["pid"] == process.pid
@@ -138,13 +139,13 @@ async def test_full_queue_refuses_at_once_and_the_other_jobs_finish(tmp_path: Pa
 
 async def test_job_beyond_its_deadline_is_killed_and_the_next_one_works(tmp_path: Path) -> None:
     async with process_of(deadline_s=0.3) as process:
-        await process.start(ARTIFACT)
+        await process.start(REFERENCE)
         first = process.pid
         assert first is not None
         with pytest.raises(DeadlineExceeded, match=r"exceeded its deadline of 0\.3 s"):
-            await process.run(ARTIFACT, job(hold=str(tmp_path)))
+            await process.run(REFERENCE, job(hold=str(tmp_path)))
         await eventually_async(lambda: not is_alive(first))
-        await process.start(ARTIFACT)
+        await process.start(REFERENCE)
         assert process.pid not in (None, first)
 
 
@@ -163,7 +164,7 @@ async def test_cancelled_job_in_the_queue_does_not_affect_the_running_one(tmp_pa
     async with process_of() as process:
         first = await pid(process)
         running = await held_job(process, tmp_path)
-        waiting = asyncio.create_task(process.run(ARTIFACT, job()))
+        waiting = asyncio.create_task(process.run(REFERENCE, job()))
         await asyncio.sleep(0)
         waiting.cancel()
         (tmp_path / "released").touch()
@@ -174,7 +175,7 @@ async def test_dead_process_gives_a_clear_error_and_the_next_job_works() -> None
     async with process_of() as process:
         first = await pid(process)
         with pytest.raises(NotReady, match="died; the next request starts a new one") as error:
-            await process.run(ARTIFACT, job(die=True))
+            await process.run(REFERENCE, job(die=True))
         assert error.value.code == "gradients_unavailable"
         assert await pid(process) != first
 
@@ -184,7 +185,7 @@ async def test_process_that_died_between_jobs_is_replaced_without_an_error() -> 
         first = await pid(process)
         os.kill(first, signal.SIGKILL)
         await eventually_async(lambda: process.pid is None)
-        assert (await process.start(ARTIFACT)).layers == ["words"]
+        assert (await process.start(REFERENCE)).layers == ["words"]
         assert process.pid not in (None, first)
         assert await pid(process) == process.pid
 
@@ -193,7 +194,7 @@ async def test_cancellation_during_startup_leaves_no_process_behind(tmp_path: Pa
     file = tmp_path / "pid"
     script = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     async with process_of([sys.executable, "-c", script]) as process:
-        task = asyncio.create_task(process.run(ARTIFACT, job()))
+        task = asyncio.create_task(process.run(REFERENCE, job()))
         await eventually_async(lambda: file.exists() and file.read_text())
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -212,10 +213,10 @@ async def test_refused_jobs_are_invalid_inputs_and_failed_jobs_are_errors() -> N
     async with process_of() as process:
         refused = {"detail": "unknown layer", "code": "unknown_layer", "pointer": "/layer"}
         with pytest.raises(InvalidInput) as invalid:
-            await process.run(ARTIFACT, job(reply={"outcome": "refused", **refused}))
+            await process.run(REFERENCE, job(reply={"outcome": "refused", **refused}))
         assert (invalid.value.code, invalid.value.pointer) == ("unknown_layer", "/layer")
         with pytest.raises(VitrineError) as failed:
-            await process.run(ARTIFACT, job(reply={"outcome": "failed"}))
+            await process.run(REFERENCE, job(reply={"outcome": "failed"}))
         assert (status_of(failed.value), failed.value.code) == (500, "gradients_failed")
         assert await pid(process)
 
@@ -242,7 +243,7 @@ async def test_process_that_cannot_start_gives_the_same_error_each_time(
     async with process_of([sys.executable, "-c", script]) as process:
         for _ in range(2):
             with pytest.raises(NotReady) as error:
-                await process.run(ARTIFACT, job())
+                await process.run(REFERENCE, job())
             assert (error.value.code, error.value.detail) == ("gradients_unavailable", reason)
             assert process.pid is None
 
@@ -342,28 +343,30 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
 
 async def test_start_does_not_wait_for_a_running_job(tmp_path: Path) -> None:
     async with process_of() as process:
-        assert (await process.start(ARTIFACT)).layers == ["words"]
+        assert (await process.start(REFERENCE)).layers == ["words"]
         task = await held_job(process, tmp_path)
-        assert (await process.start(ARTIFACT)).layers == ["words"]
+        assert (await process.start(REFERENCE)).layers == ["words"]
         assert not task.done()
         task.cancel()
 
 
-async def test_job_for_another_artifact_restarts_the_process() -> None:
+@pytest.mark.parametrize("change", [{"artifact": Path("other")}, {"version": "2"}])
+async def test_job_for_another_reference_model_restarts_the_process(change: dict[str, Any]) -> None:
+    other = replace(REFERENCE, **change)
     async with process_of() as process:
         first = await pid(process)
         assert await pid(process) == first
-        other = (await process.run(Path("other"), job())).result["pid"]
-        assert other != first
-        assert (await process.run(Path("other"), job())).result["pid"] == other
-        assert await pid(process) not in (first, other)
+        second = (await process.run(other, job())).result["pid"]
+        assert second != first
+        assert (await process.run(other, job())).result["pid"] == second
+        assert await pid(process) not in (first, second)
 
 
 async def test_closed_process_starts_no_more(tmp_path: Path) -> None:
     async with process_of() as process:
         assert await pid(process)
         running = await held_job(process, tmp_path)
-        waiting = asyncio.create_task(process.run(ARTIFACT, job()))
+        waiting = asyncio.create_task(process.run(REFERENCE, job()))
         await asyncio.sleep(0)
         await process.close()
         done = await asyncio.gather(running, waiting, return_exceptions=True)

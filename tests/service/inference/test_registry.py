@@ -23,6 +23,7 @@ from service.inference.model import Model
 from service.inference.model_version import Lease
 from service.inference.opening import ModelOptions, open_model
 from service.inference.registry import ModelRegistry, ModelSpec, specs_in
+from tests.batchers import ManualClock
 from tests.eventually import eventually_async
 
 ONE_THREAD = ModelOptions(threads=1)
@@ -317,7 +318,8 @@ async def test_failed_load_on_demand_is_reported_and_tried_again(
     folder = tmp_path / "b"
     shutil.copytree(small_artifact.path, folder)
     specs = spec(small_artifact, "a"), ModelSpec(path=folder, options=replace(ONE_THREAD, name="b"))
-    async with opened(*specs, max_bytes=size) as registry:
+    clock = ManualClock()
+    async with opened(*specs, max_bytes=size, clock=clock) as registry:
         graph = (folder / "model.onnx").read_bytes()
         (folder / "model.onnx").write_bytes(b"not a graph")
         with pytest.raises(NotReady, match="cannot be loaded; see the log") as caught:
@@ -325,7 +327,68 @@ async def test_failed_load_on_demand_is_reported_and_tried_again(
         assert caught.value.code == "load_failed"
         assert "cannot load the model b" in caplog.text
         (folder / "model.onnx").write_bytes(graph)
+        (await registry.lease("a")).release()
+        with pytest.raises(NotReady, match="cannot be loaded; see the log"):
+            await registry.lease("b")
+        assert registry.statuses()[0].model is not None  # the failed load did not unload it again
+        await clock.advance(10)
         (await registry.lease("b")).release()
+
+
+async def test_models_that_do_not_fit_together_are_leased_before_they_are_unloaded(
+    small_artifact: Artifact, size: int
+) -> None:
+    specs = [spec(small_artifact, name) for name in "abc"]
+    async with opened(*specs, max_bytes=size) as registry:
+
+        async def encode(name: str) -> str:
+            with await registry.lease(name) as model:
+                await model.encode("a text")
+                return model.name
+
+        for _ in range(3):
+            assert await asyncio.gather(*map(encode, "bcbc")) == ["b", "c", "b", "c"]
+
+
+async def test_idle_model_is_unloaded_before_a_busy_one(
+    small_artifact: Artifact, size: int
+) -> None:
+    specs = [spec(small_artifact, name) for name in "abc"]
+    async with opened(*specs, max_bytes=2 * size) as registry:
+        with await registry.lease("a"):
+            (await registry.lease("b")).release()
+            (await registry.lease("c")).release()
+            loaded = [s.name for s in registry.statuses() if s.model is not None]
+            assert loaded == ["a", "c"]
+
+
+async def test_new_version_of_an_unloaded_model_is_compared_with_the_old_one(
+    small_artifact: Artifact, other_artifact: Artifact, size: int
+) -> None:
+    compared: list[tuple[str, str]] = []
+    specs = spec(small_artifact, "a"), spec(small_artifact, "b")
+    async with opened(*specs, max_bytes=size) as registry:
+        new, _ = await registry.load(
+            spec(other_artifact, "b"),
+            lambda old, new: compared.append((old.version, new.version)),
+        )
+        assert compared == [(compared[0][0], new.version)]
+        assert compared[0][0] != new.version
+
+
+async def test_load_that_ends_after_the_registry_is_closed_closes_its_model(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = HeldLoads(monkeypatch)
+    registry = ModelRegistry()
+    await registry.open([spec(small_artifact, "a")])
+    loads.may_end.clear()
+    loading = asyncio.create_task(registry.load(spec(small_artifact, "b")))
+    await eventually_async(lambda: loads.started == ["a", "b"])
+    await registry.close()
+    loads.may_end.set()
+    with pytest.raises(NotReady, match="the models are closed"):
+        await loading
 
 
 async def test_model_deleted_during_its_load_is_unknown(
