@@ -1,9 +1,9 @@
 """Pydantic models of the routes about the served models."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from models.engines import Precision
 
@@ -139,12 +139,6 @@ class LoadRequest(BaseModel):
         description="Lowest cosine similarity between the results of both versions with which the "
         "new version is served",
     )
-
-    @model_validator(mode="after")
-    def _check_texts(self) -> Self:
-        if "min_cosine" in self.model_fields_set and not self.texts:
-            raise ValueError("min_cosine needs texts to compare")
-        return self
 
 
 class LoadedVersion(BaseModel):

@@ -101,6 +101,8 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     body = await read_body(request, state, LoadRequest, _MAX_BODY_BYTES)
     if not 0 < len(name) <= _MAX_NAME_CHARS:
         raise InvalidInput(f"a name must have 1 to {_MAX_NAME_CHARS} characters")
+    if "min_cosine" in body.model_fields_set and not body.texts:
+        raise InvalidInput("min_cosine needs texts to compare", pointer="/min_cosine")
     served = state.registry.spec_of(name)
     if served is None and body.texts:
         raise InvalidInput(

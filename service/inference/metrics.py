@@ -1,4 +1,4 @@
-"""Prometheus metrics of inference. Label values come from code and settings, never a request."""
+"""Prometheus metrics of inference. Label values come from the code, and are names of models."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping

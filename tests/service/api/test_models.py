@@ -545,3 +545,76 @@ def test_alias_of_another_model_is_refused_without_repeating_it(
         response.json()["detail"]
         == "two models have the name of this request; every name must be unique"
     )
+
+
+def test_new_version_keeps_the_aliases_of_the_old_one(
+    one: TestClient, small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    one.post("/models/dogs", json={"path": str(small_artifact.path), "aliases": ["hounds"]})
+    one.post("/models/dogs", json={"path": str(other_artifact.path)})
+    assert one.post("/encode", json={"inputs": TEXT, "model": "hounds"}).json()["model"] == "dogs"
+    one.post("/models/dogs", json={"path": str(other_artifact.path), "aliases": []})
+    assert one.post("/encode", json={"inputs": TEXT, "model": "hounds"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer"),
+    [
+        ("/models/dogs", {"texts": [TEXT]}, "/texts"),
+        ("/models/dogs", {"min_cosine": 0.9}, "/min_cosine"),
+        ("/models/", {}, None),
+        (f"/models/{'n' * 257}", {}, None),
+    ],
+)
+def test_load_without_effect_or_name_is_refused(
+    one: TestClient, other_artifact: Artifact, path: str, body: dict[str, Any], pointer: str | None
+) -> None:
+    response = one.post(path, json={"path": str(other_artifact.path)} | body)
+    assert response.status_code == 422, response.text
+    assert response.json().get("pointer") == pointer
+    assert len(one.get("/models").json()["models"]) == 1
+
+
+def test_scan_leaves_a_model_that_was_moved_to_another_path(
+    folder: Path, small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    replace(folder / "dogs", other_artifact)
+    settings = Settings(
+        models=ModelsSettings(folder=folder, default="cats"), engine=ENGINE, auth=AUTH
+    )
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        assert client.portal is not None
+        client.headers.update(HEADERS)
+        moved = client.post("/models/dogs", json={"path": str(small_artifact.path)})
+        assert moved.status_code == 200, moved.text
+        (folder / "dogs").rename(folder / ".gone")
+        client.portal.call(state_of(client).watch.scan)
+        assert client.post("/encode", json={"inputs": TEXT, "model": "dogs"}).is_success
+
+
+def test_patient_scan_unloads_an_artifact_that_is_missing_twice(
+    folder: Path, other_artifact: Artifact
+) -> None:
+    replace(folder / "dogs", other_artifact)
+    settings = Settings(models=ModelsSettings(folder=folder, default="cats"), engine=ENGINE)
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        assert client.portal is not None
+        scan = partial(state_of(client).watch.scan, is_patient=True)
+        (folder / "dogs").rename(folder / ".gone")
+        client.portal.call(scan)
+        assert len(client.get("/models").json()["models"]) == 2
+        client.portal.call(scan)
+        assert len(client.get("/models").json()["models"]) == 1
+
+
+def test_missing_artifact_of_a_configured_path_is_logged_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(model=ModelSettings(path=folder / "cats"), engine=ENGINE)
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        assert client.portal is not None
+        (folder / "cats").rename(folder / ".gone")
+        for _ in range(2):
+            client.portal.call(state_of(client).watch.scan)
+        assert caplog.text.count("is gone; its model stays in service") == 1
+        assert client.post("/encode", json={"inputs": TEXT}).is_success
