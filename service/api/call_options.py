@@ -5,10 +5,11 @@ from typing import TypedDict
 from fastapi import Request
 
 from service.api.auth import BULK_ONLY
-from service.api.deadline import deadline_s
+from service.api.deadline import deadline_s, inference_s
 from service.api.errors import Forbidden, Malformed
 from service.api.state import AppState
 from service.inference.batch_former import Priority
+from service.inference.model import Model
 
 PRIORITY = "X-Priority"
 
@@ -29,6 +30,22 @@ def call_options(request: Request, state: AppState) -> CallOptions:
     """
     timeout_s = deadline_s(request, state.settings.limits.request_s)
     return CallOptions(timeout_s=timeout_s, priority=_priority(request))
+
+
+async def lease_with_options(
+    request: Request, state: AppState, name: str | None
+) -> tuple[Model, CallOptions]:
+    """Return a served model, see `AppState.lease`, and the arguments of a call of its methods.
+
+    Invalid options do not load a model. The time spent on a load counts towards the deadline.
+
+    Raises:
+        VitrineError: Any error of `call_options` or `AppState.lease`, under the same conditions.
+    """
+    options = call_options(request, state)
+    model = await state.lease(request, name)
+    options["timeout_s"] = inference_s(request, state.settings.limits.request_s)
+    return model, options
 
 
 def _priority(request: Request) -> Priority:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
-from service.api.call_options import call_options
+from service.api.call_options import lease_with_options
 from service.api.classify_schemas import ClassifyRequest, ClassifyResponse
 from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses, request_body
@@ -25,18 +25,18 @@ router = APIRouter(route_class=RawRoute)
     dependencies=[require_scope("encode")],
     response_model=ClassifyResponse,
     openapi_extra=request_body(ClassifyRequest),
-    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+    responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
 )
 async def classify(request: Request, state: State) -> Response:
     """Return the labels of each text or pair of texts with their scores, best first."""
     body = await read_inputs(request, state, ClassifyRequest)
-    model = await state.lease(request, body.model)
+    model, options = await lease_with_options(request, state, body.model)
     with pointing_at(body.inputs):
         work = model.classify(
             body.input_list(),
             prompt_name=body.prompt_name,
             on_overflow=body.on_overflow,
-            **call_options(request, state),
+            **options,
         )
         result = await cancel_on_disconnect(request, work)
     serialize = partial(_labels_json, model.name, result, body)

@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse
 
 from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
-from service.api.call_options import call_options
+from service.api.call_options import lease_with_options
 from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute
@@ -56,7 +56,7 @@ async def root() -> RedirectResponse:
     openapi_extra={"requestBody": ENCODE_BODY},
     responses={
         200: {"headers": ENCODE_HEADERS, "content": {OCTETS: {"schema": {"format": "binary"}}}},
-        **error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+        **error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
     },
 )
 async def encode(request: Request, state: State) -> Response:
@@ -70,8 +70,7 @@ async def encode(request: Request, state: State) -> Response:
     always JSON.
     """
     body = await read_inputs(request, state, EncodeRequest)
-    options = call_options(request, state)
-    model = await state.lease(request, body.model)
+    model, options = await lease_with_options(request, state, body.model)
     outputs = body.outputs(default=_default_output(model))
     _check_fields(body, outputs)
     with pointing_at(body.inputs):

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.call_options import call_options
+from service.api.call_options import lease_with_options
 from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
@@ -19,7 +19,7 @@ from service.inference.model import Model
 from service.inference.scores import PairScores
 
 router = APIRouter(route_class=RawRoute)
-_ERRORS = error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
+_ERRORS = error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 
 
 @router.post(
@@ -40,14 +40,14 @@ async def score(request: Request, state: State) -> Response:
     body = await read_inputs(
         request, state, ScoreRequest, "documents", "{} documents; the limit is {}"
     )
-    model = await state.lease(request, body.model)
+    model, options = await lease_with_options(request, state, body.model)
     work = model.score(
         body.queries,
         body.documents,
         prompt_name=body.prompt_name,
         explain=body.explain,
         on_overflow=body.on_overflow,
-        **call_options(request, state),
+        **options,
     )
     result = await cancel_on_disconnect(request, work)
     return await respond(request, state, model, result, partial(_scores_json, model, result, body))
@@ -69,7 +69,7 @@ async def rerank(request: Request, state: State) -> Response:
     body = await read_inputs(
         request, state, RerankRequest, "documents", "{} documents; the limit is {}"
     )
-    model = await state.lease(request, body.model)
+    model, options = await lease_with_options(request, state, body.model)
     work = model.rerank(
         body.query,
         body.texts(),
@@ -79,7 +79,7 @@ async def rerank(request: Request, state: State) -> Response:
         max_tokens_per_doc=body.max_tokens_per_doc,
         explain=body.explain,
         on_overflow=body.on_overflow,
-        **call_options(request, state),
+        **options,
     )
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_ranking_json, model, result, body)

@@ -24,7 +24,7 @@ from models.gradients.budget import (
 from models.gradients.inputs import BaselineName, MethodOptions, Row, Side
 from service.api.auth import require_scope
 from service.api.body import read_body
-from service.api.deadline import cancel_on_disconnect, deadline_s, within
+from service.api.deadline import cancel_on_disconnect, within
 from service.api.errors import Forbidden
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
@@ -113,7 +113,7 @@ async def attribute(request: Request, state: State) -> Response:
     rows = [text.row for text in texts]
     # The label that the served model predicts waits in its queue.
     finding = cancel_on_disconnect(request, target_of(state, model, body.target, rows[0]))
-    target = await within(_timeout_s(request, state), finding)
+    target = await within(request, state.settings.limits.request_s, finding)
     options = MethodOptions(
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )
@@ -207,7 +207,7 @@ async def parity(request: Request, state: State) -> Response:
     check_ids = await asyncio.to_thread(model.tokenizer.ids, model.check.texts)
     files = await asyncio.to_thread(_files, model)
     encoding = cancel_on_disconnect(request, encode(model, rows))
-    served = await within(_timeout_s(request, state), encoding)
+    served = await within(request, state.settings.limits.request_s, encoding)
     job = ParityJob(
         rows,
         vectors=served.tolist(),
@@ -261,7 +261,7 @@ async def capabilities(request: Request, state: State) -> Response:
     name = request.query_params.get("model")
     model, kind = await state.lease_for("capabilities", request, name)
     work = cancel_on_disconnect(request, state.gradients.start(reference_model(model)))
-    opened = await within(_timeout_s(request, state), work)
+    opened = await within(request, state.settings.limits.request_s, work)
     return _json(
         Capabilities(
             model=_hashes(model),
@@ -282,10 +282,6 @@ async def capabilities(request: Request, state: State) -> Response:
             limits=DebugLimits.model_validate(settings, from_attributes=True),
         )
     )
-
-
-def _timeout_s(request: Request, state: DebugState) -> float:
-    return deadline_s(request, state.settings.limits.request_s)
 
 
 async def _run(
@@ -312,7 +308,7 @@ async def _run(
     """
     with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
         work = cancel_on_disconnect(request, state.gradients.run(reference_model(model), job))
-        done = await within(_timeout_s(request, state), work)
+        done = await within(request, state.settings.limits.request_s, work)
     parity = None
     if job.compare:
         served = await encode(model, job.compare) if served is None else served

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.call_options import call_options
+from service.api.call_options import lease_with_options
 from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
 from service.api.openapi import error_responses, request_body
@@ -165,8 +165,7 @@ async def embeddings(request: Request, state: State) -> Response:
     `X-Truncated-Inputs` has the number of truncated inputs.
     """
     body = await read_inputs(request, state, EmbeddingsRequest, "input")
-    options = call_options(request, state)
-    model = await state.lease(request, body.model)
+    model, options = await lease_with_options(request, state, body.model)
 
     work = model.encode(
         body.input_list(),

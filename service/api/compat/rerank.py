@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.call_options import call_options
+from service.api.call_options import lease_with_options
 from service.api.compat.openai import Usage
 from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
@@ -155,14 +155,14 @@ async def rerank(request: Request, state: State) -> Response:
     body = await read_inputs(
         request, state, CompatRerankRequest, "documents", "{} documents; the limit is {}"
     )
-    model = await state.lease(request, body.model)
+    model, options = await lease_with_options(request, state, body.model)
     work = model.rerank(
         body.query,
         body.texts(),
         max_tokens_per_query=body.max_tokens_per_query or None,
         max_tokens_per_doc=body.max_tokens_per_doc or None,
         on_overflow="error" if body.truncation is False else "truncate",
-        **call_options(request, state),
+        **options,
     )
     result = await cancel_on_disconnect(request, work)
     version = "2" if request.url.path == "/v2/rerank" else "1"

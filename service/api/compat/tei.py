@@ -39,6 +39,7 @@ from service.inference.errors import (
     NotReady,
     Overloaded,
     TooLarge,
+    UnknownModel,
     VitrineError,
 )
 
@@ -130,7 +131,10 @@ async def tei_health(request: Request, state: State) -> Response:
     """Return 200 with an empty body while the model is ready, otherwise 503."""
     state.check_ready()
     if "model" in request.path_params:
-        state.registry.resolve(request.path_params["model"])
+        try:
+            state.registry.resolve(request.path_params["model"])
+        except UnknownModel:  # this route needs no key, so it does not list the served models
+            raise UnknownModel("unknown model") from None
     return Response()
 
 
@@ -187,7 +191,8 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
     message = {
         "empty": f"Input validation error: `{_field(error)}` cannot be empty",
         "overloaded": "Model is overloaded",
-        "not_ready": "unhealthy",
+        # Requests of TEI have no field `model`.
+        "model_required": f"Input validation error: {error.detail}; use /tei/{{name}}",
     }.get(error.code, f"Input validation error: {error.detail}")
     match error:
         case Unauthorized():
@@ -204,7 +209,7 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
         case Overloaded():
             status, kind = 429, "Overloaded"
         case NotReady():
-            status, kind = 503, "Unhealthy"
+            status, kind, message = 503, "Unhealthy", "unhealthy"
         case _ if status == 500:
             status, kind, message = 500, "Backend", f"Backend error: {error.detail}"
         case _:  # in TEI, errors of the web framework, as plain text

@@ -5,10 +5,9 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from service.api.call_options import call_options
 from service.api.compat.tei_routes import (
     PREFIX,
-    named_model,
+    named_model_with_options,
     non_empty,
     read_request,
     respond_with_durations,
@@ -37,11 +36,9 @@ async def rerank(request: Request, state: State) -> Response:
     """Score each text with the query, and return all, best first."""
     body = await read_request(request, state, TEIRerankRequest, "texts")
     texts = non_empty(body.texts, "texts")
-    model = await named_model(request, state)
+    model, options = await named_model_with_options(request, state)
     model.check_outputs(("logits",))  # TEI reranks with rerankers alone
-    work = model.rerank(
-        body.query, texts, on_overflow=body.on_overflow(), **call_options(request, state)
-    )
+    work = model.rerank(body.query, texts, on_overflow=body.on_overflow(), **options)
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_ranks_json, result, body)
     inputs = [body.query, *texts]
@@ -55,8 +52,8 @@ async def predict(request: Request, state: State) -> Response:
     """Return the score of each label for each text or pair of texts, best first."""
     body = await read_request(request, state, PredictRequest)
     inputs = non_empty(body.input_list())
-    model = await named_model(request, state)
-    work = model.classify(inputs, on_overflow=body.on_overflow(), **call_options(request, state))
+    model, options = await named_model_with_options(request, state)
+    work = model.classify(inputs, on_overflow=body.on_overflow(), **options)
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_predictions_json, result, body)
     texts = [text for item in inputs for text in ([item] if isinstance(item, str) else item)]

@@ -7,17 +7,16 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from service.api.body import check_count
-from service.api.call_options import call_options
 from service.api.compat.tei_routes import (
     PREFIX,
     TOO_MANY,
     json_response,
     named_model,
+    named_model_with_options,
     non_empty,
     read_request,
     respond_with_durations,
     route_options,
-    timeout_s,
 )
 from service.api.compat.tei_schemas import (
     DecodeRequest,
@@ -46,14 +45,14 @@ async def embed(request: Request, state: State) -> Response:
     """Encode inputs into one vector each; token ids get no prompt and no special tokens."""
     body = await read_request(request, state, EmbedRequest)
     inputs = non_empty(body.input_list())
-    model = await named_model(request, state)
+    model, options = await named_model_with_options(request, state)
     work = model.encode(
         inputs,
         prompt_name=body.prompt_name,
         dimensions=body.dimensions,
         normalize=body.normalize,
         on_overflow=body.on_overflow(),
-        **call_options(request, state),
+        **options,
     )
     result = await cancel_on_disconnect(request, work)
     return await respond_with_durations(
@@ -68,13 +67,13 @@ async def embed_all(request: Request, state: State) -> Response:
     """Return the token vectors of each input, special tokens included, not normalised."""
     body = await read_request(request, state, EmbedAllRequest)
     inputs = non_empty(body.input_list())
-    model = await named_model(request, state)
+    model, options = await named_model_with_options(request, state)
     work = model.encode_tokens(
         inputs,
         prompt_name=body.prompt_name,
         on_overflow=body.on_overflow(),
         with_offsets=False,
-        **call_options(request, state),
+        **options,
     )
     result = await cancel_on_disconnect(request, work)
     return await respond_with_durations(
@@ -89,12 +88,12 @@ async def embed_sparse(request: Request, state: State) -> Response:
     """Encode inputs into the nonzero weights of one sparse vector each."""
     body = await read_request(request, state, EmbedAllRequest)
     inputs = non_empty(body.input_list())
-    model = await named_model(request, state)
+    model, options = await named_model_with_options(request, state)
     work = model.encode_sparse(
         inputs,
         prompt_name=body.prompt_name,
         on_overflow=body.on_overflow(),
-        **call_options(request, state),
+        **options,
     )
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_sparse_values, result.vectors)
@@ -105,16 +104,16 @@ async def embed_sparse(request: Request, state: State) -> Response:
 async def similarity(request: Request, state: State) -> Response:
     """Return the cosine similarity between the source sentence and each of the sentences."""
     body = await read_request(request, state, SimilarityRequest)
-    options = body.parameters or TruncationOptions()
+    parameters = body.parameters or TruncationOptions()
     inputs = [body.inputs.source_sentence, *non_empty(body.inputs.sentences)]
     check_count(inputs, state.settings.limits.max_inputs, "inputs", TOO_MANY)
-    model = await named_model(request, state)
+    model, options = await named_model_with_options(request, state)
     work = model.encode(
         inputs,
-        prompt_name=options.prompt_name,
+        prompt_name=parameters.prompt_name,
         normalize=True,
-        on_overflow=options.on_overflow(),
-        **call_options(request, state),
+        on_overflow=parameters.on_overflow(),
+        **options,
     )
     try:
         result = await cancel_on_disconnect(request, work)
@@ -136,7 +135,7 @@ async def tokenize(request: Request, state: State) -> Response:
     work = model.tokenize(
         texts, prompt_name=body.prompt_name, add_special_tokens=body.add_special_tokens
     )
-    tokens = await within(timeout_s(request, state), work)
+    tokens = await within(request, state.settings.limits.request_s, work)
     return json_response(
         [
             [
@@ -156,7 +155,7 @@ async def decode(request: Request, state: State) -> Response:
     rows = non_empty(body.id_lists(), "ids")
     model = await named_model(request, state)
     work = model.decode(rows, skip_special_tokens=body.skip_special_tokens)
-    return json_response(await within(timeout_s(request, state), work))
+    return json_response(await within(request, state.settings.limits.request_s, work))
 
 
 def _as_lists(vectors: Sequence[Vectors] | Vectors) -> bytes:

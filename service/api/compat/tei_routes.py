@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from service.api.auth import require_scope
 from service.api.body import Model, read_inputs
+from service.api.call_options import CallOptions, lease_with_options
 from service.api.compat.tei_schemas import TEIError
-from service.api.deadline import deadline_s
 from service.api.openapi import error_responses, request_body
 from service.api.responses import JSON, respond
 from service.api.state import AppState
@@ -62,12 +62,14 @@ async def read_request(
 
 async def named_model(request: Request, state: AppState) -> ServedModel:
     """Return the model in the path, or else the default model; see `AppState.lease`."""
-    return await state.lease(request, request.path_params.get("model"))
+    return (await named_model_with_options(request, state))[0]
 
 
-def timeout_s(request: Request, state: AppState) -> float:
-    """Return the request's deadline in seconds."""
-    return deadline_s(request, state.settings.limits.request_s)
+async def named_model_with_options(
+    request: Request, state: AppState
+) -> tuple[ServedModel, CallOptions]:
+    """Return the model in the path, or else the default model; see `lease_with_options`."""
+    return await lease_with_options(request, state, request.path_params.get("model"))
 
 
 def non_empty(inputs: Sequence[_Item], field: str = "inputs") -> Sequence[_Item]:

@@ -16,7 +16,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from service.api.auth import require_scope
 from service.api.body import check_count, read_body, read_inputs
-from service.api.call_options import call_options
+from service.api.call_options import lease_with_options
 from service.api.compat.openai import OpenAIErrorResponse, Usage, render_error
 from service.api.compat.rerank import CompatRerankRequest, CompatRerankResponse, Name, rerank
 from service.api.deadline import cancel_on_disconnect
@@ -144,11 +144,11 @@ async def score(request: Request, state: State) -> Response:
     if isinstance(body.documents, list):
         message = "{} documents; the limit is {}"
         check_count(body.documents, limits.max_inputs, "documents", message)
-    model = await state.lease(request, body.model)
+    model, options = await lease_with_options(request, state, body.model)
     work = model.score(
         body.queries,
         body.documents,
-        **call_options(request, state),
+        **options,
     )
     result = await cancel_on_disconnect(request, work)
     return await respond(
@@ -160,8 +160,8 @@ async def score(request: Request, state: State) -> Response:
 async def classify(request: Request, state: State) -> Response:
     """Return the probability of each label of the model for each text."""
     body = await read_inputs(request, state, VLLMClassifyRequest, "input")
-    model = await state.lease(request, body.model)
-    work = model.classify(body.input, **call_options(request, state))
+    model, options = await lease_with_options(request, state, body.model)
+    work = model.classify(body.input, **options)
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_classes_json, model.name, result, body.use_activation is False)
     return await respond(request, state, model, result, serialize)

@@ -298,7 +298,7 @@ def test_openapi_document_has_unique_ids_and_resolvable_references(client: TestC
     assert operations.keys() == NATIVE | OPENAI | RERANK | TEI | TEI_PROBES
     encode = operations["encode"]
     assert set(encode["responses"]) == {
-        "200", "400", "401", "403", "408", "413", "415", "422", "429", "500", "503", "504",
+        "200", "400", "401", "403", "404", "408", "413", "415", "422", "429", "500", "503", "504",
     }  # fmt: skip
     content = encode["responses"]["200"]["content"]
     assert content.keys() == {"application/json", "application/octet-stream"}

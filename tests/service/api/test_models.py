@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,20 @@ import httpx2
 import numpy as np
 import pytest
 from pydantic import SecretStr
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
 from models.engines import weight_bytes
+from service.api.compat import tei, tei_embed
+from service.api.state import AppState
 from service.app import create_app
+from service.inference import registry as registry_module
+from service.inference.errors import DeadlineExceeded
+from service.inference.model import Model
+from service.inference.opening import ModelOptions, open_model
+from service.inference.registry import ModelSpec
 from service.settings import (
     ApiKey,
     AuthSettings,
@@ -204,8 +214,38 @@ def test_lists_of_models_have_all_names(several: TestClient) -> None:
 
 def test_tei_has_health_and_info_of_each_model(several: TestClient) -> None:
     assert several.get("/tei/cats/health").status_code == 200
-    assert several.get("/tei/birds/health").status_code == 404
     assert several.get("/tei/org/dogs/info").json()["served_model_name"] == "org/dogs"
+
+
+@pytest.mark.parametrize("route", ["health", "ping"])
+def test_tei_health_of_an_unknown_model_does_not_list_the_models(
+    several: TestClient, route: str
+) -> None:
+    response = several.get(f"/tei/birds/{route}")
+    assert (response.status_code, response.text) == (404, "unknown model")
+
+
+@pytest.mark.parametrize("path", ["/encode", "/classify", "/score", "/rerank", "/tag"])
+def test_openapi_has_the_status_of_an_unknown_model(several: TestClient, path: str) -> None:
+    operation = several.get("/openapi.json").json()["paths"][path]["post"]
+    assert "404" in operation["responses"]
+
+
+def test_request_to_the_root_of_tei_has_one_version(
+    one: TestClient, other_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = one.post("/tei", json={"inputs": TEXT}).headers["X-Model-Version"]
+    name = one.get("/info").json()["model"]
+
+    async def swap_and_embed(request: Request, state: AppState) -> Response:
+        options = ModelOptions(name=name, threads=1)
+        await state.registry.load(ModelSpec(path=other_artifact.path, options=options))
+        return await tei_embed.embed(request, state)
+
+    monkeypatch.setitem(tei._HANDLERS, "embedding", swap_and_embed)
+    assert one.post("/tei", json={"inputs": TEXT}).headers["X-Model-Version"] == before
+    monkeypatch.undo()
+    assert one.post("/tei", json={"inputs": TEXT}).headers["X-Model-Version"] != before
 
 
 def test_metrics_are_labelled_by_model(several: TestClient) -> None:
@@ -309,9 +349,9 @@ def test_changes_are_refused_if_there_are_no_keys(client: TestClient, method: st
     assert (response.status_code, response.json()["code"]) == (403, "keys_required")
 
 
-def test_models_beyond_the_memory_budget_are_loaded_on_demand(
-    small_artifact: Artifact, other_artifact: Artifact
-) -> None:
+@pytest.fixture
+def on_demand(small_artifact: Artifact, other_artifact: Artifact) -> Iterator[TestClient]:
+    """A client of a service with the models `cats` and `dogs`, of which one fits into memory."""
     size = weight_bytes(small_artifact)
     served = tuple(
         ServedModel(name=name, path=artifact.path)
@@ -319,11 +359,68 @@ def test_models_beyond_the_memory_budget_are_loaded_on_demand(
     )
     models = ModelsSettings(served=served, max_bytes=size, default="cats")
     with serving(create_app(Settings(models=models, engine=ENGINE))) as client:
-        for name in ("dogs", "cats", "dogs"):
-            assert client.post("/encode", json={"inputs": TEXT, "model": name}).is_success
-            loaded = [m["name"] for m in client.get("/models").json()["models"] if m["loaded"]]
-            assert loaded == [name]
-        assert client.get("/readyz").status_code == 200
+        yield client
+
+
+def loaded_models(client: TestClient) -> list[str]:
+    return [each["name"] for each in client.get("/models").json()["models"] if each["loaded"]]
+
+
+def test_models_beyond_the_memory_budget_are_loaded_on_demand(on_demand: TestClient) -> None:
+    for name in ("dogs", "cats", "dogs"):
+        assert on_demand.post("/encode", json={"inputs": TEXT, "model": name}).is_success
+        assert loaded_models(on_demand) == [name]
+    assert on_demand.get("/readyz").status_code == 200
+
+
+def test_invalid_priority_does_not_load_a_model(on_demand: TestClient) -> None:
+    pairs = {"query": TEXT, "documents": [TEXT], "model": "dogs"}
+    bodies: dict[str, dict[str, Any]] = {
+        "/encode": {"inputs": TEXT, "model": "dogs"},
+        "/classify": {"inputs": TEXT, "model": "dogs"},
+        "/tag": {"inputs": TEXT, "model": "dogs"},
+        "/score": {"queries": TEXT, "documents": [TEXT], "model": "dogs"},
+        "/rerank": pairs,
+        "/v1/embeddings": {"input": TEXT, "model": "dogs"},
+        "/v1/rerank": pairs,
+        "/vllm/classify": {"input": [TEXT], "model": "dogs"},
+        "/vllm/v1/score": {"queries": TEXT, "documents": [TEXT], "model": "dogs"},
+        "/tei/dogs": {"inputs": TEXT},
+        "/tei/dogs/embed": {"inputs": TEXT},
+        "/tei/dogs/embed_all": {"inputs": TEXT},
+        "/tei/dogs/embed_sparse": {"inputs": TEXT},
+        "/tei/dogs/predict": {"inputs": TEXT},
+        "/tei/dogs/rerank": {"query": TEXT, "texts": [TEXT]},
+        "/tei/dogs/similarity": {"inputs": {"source_sentence": TEXT, "sentences": [TEXT]}},
+    }
+    for path, body in bodies.items():
+        response = on_demand.post(path, json=body, headers={"X-Priority": "urgent"})
+        assert (path, response.status_code) == (path, 400), response.text
+        assert "X-Priority must be" in response.text
+        assert loaded_models(on_demand) == ["cats"]
+
+
+def test_wait_for_a_load_counts_towards_the_deadline(
+    on_demand: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_s = 0.2
+    timeouts: list[float] = []
+
+    async def slow(*arguments: Any, **options: Any) -> Model:  # noqa: ANN401 - those of `open_model`
+        time.sleep(load_s)  # noqa: ASYNC251 - also while the event loop is blocked
+        return await open_model(*arguments, **options)
+
+    async def late(*_: object, timeout_s: float, **__: object) -> None:
+        timeouts.append(timeout_s)
+        raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded")
+
+    monkeypatch.setattr(registry_module, "open_model", slow)
+    monkeypatch.setattr(Model, "encode_outputs", late)
+    headers = {"X-Request-Timeout-Ms": "20000"}
+    response = on_demand.post("/encode", json={"inputs": TEXT, "model": "dogs"}, headers=headers)
+    assert response.status_code == 504, response.text
+    assert response.json()["detail"] == "deadline of 20 s exceeded"
+    assert 0 < timeouts[0] <= 20 - load_s
 
 
 def test_folder_and_list_of_models_are_mutually_exclusive(small_artifact: Artifact) -> None:

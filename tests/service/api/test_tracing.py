@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from models.artifact import Artifact
+from models.engines import weight_bytes
 from service.api import tracing
 from service.api.schemas import VERSION
 from service.app import create_app
@@ -24,7 +25,7 @@ from service.inference.loaded_model import BatchItem, run_batch
 from service.inference.opening import ModelOptions, open_model
 from service.inference.tokenizer import Row
 from service.request_trace import RequestTrace
-from service.settings import CacheSettings, Settings, traces_endpoint
+from service.settings import CacheSettings, ModelsSettings, ServedModel, Settings, traces_endpoint
 from tests.eventually import HANG_S
 from tests.receiver import Receiver, attributes, receiving
 from tests.serving import PATIENCE_S, lines_until, outcome, process, rest, serving
@@ -117,6 +118,23 @@ def test_lookup_in_the_cache_is_a_stage(receiver: Receiver, settings: Settings) 
         client.post("/encode", json={"inputs": "a text"})
         [server] = receiver.wait()
     assert names(receiver.children(server)) == [*STAGES[:2], "cache", *STAGES[2:]]
+
+
+def test_wait_for_a_load_is_a_stage(
+    receiver: Receiver, settings: Settings, small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    served = (
+        ServedModel(name="cats", path=small_artifact.path),
+        ServedModel(name="dogs", path=other_artifact.path),
+    )
+    models = ModelsSettings(served=served, max_bytes=weight_bytes(small_artifact))
+    app = create_app(Settings(models=models, engine=settings.engine), on_fatal=pytest.fail)
+    with serving(app) as client:
+        for _ in range(2):
+            assert client.post("/encode", json={"inputs": "a", "model": "dogs"}).is_success
+        first, second = receiver.wait(2)
+    assert names(receiver.children(first)) == ["read", "load", *STAGES[1:]]
+    assert names(receiver.children(second)) == STAGES
 
 
 def test_explanation_is_a_stage(client: TestClient, receiver: Receiver) -> None:

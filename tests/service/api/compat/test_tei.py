@@ -16,7 +16,13 @@ from models.artifact import Artifact
 from service.api.compat.tei import render_error
 from service.api.errors import headers_of
 from service.app import create_app
-from service.inference.errors import InferenceFailed, NotReady, Overloaded, VitrineError
+from service.inference.errors import (
+    InferenceFailed,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+    VitrineError,
+)
 from service.settings import Settings
 from tests.serving import serving
 
@@ -259,6 +265,14 @@ def test_fields_that_it_does_not_know_are_ignored(client: TestClient) -> None:
     [
         (Overloaded("the queue is full"), 429, "Overloaded", "Model is overloaded"),
         (NotReady("the model is being loaded"), 503, "Unhealthy", "unhealthy"),
+        (NotReady("it is not loaded", code="model_loading"), 503, "Unhealthy", "unhealthy"),
+        (NotReady("it cannot be loaded", code="load_failed"), 503, "Unhealthy", "unhealthy"),
+        (
+            InvalidInput("model is required", code="model_required", pointer="/model"),
+            422,
+            "Validation",
+            "Input validation error: model is required; use /tei/{name}",
+        ),
         (InferenceFailed("a NaN", index=3), 424, "Backend", "Backend error: a NaN (at index 3)"),
         (VitrineError("a defect"), 500, "Backend", "Backend error: a defect"),
     ],
