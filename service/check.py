@@ -28,15 +28,18 @@ def check(settings: Settings) -> bool:
     ]
     with suppress(ArtifactError, ValueError):  # then `check_names` fails
         checks += [partial(check_model, spec.path, spec.options) for spec in settings.model_specs()]
-    passes = [_passes(run) for run in checks]
+    problems: set[str] = set()  # of which each is printed once
+    passes = [_passes(run, problems) for run in checks]
     return all(passes)
 
 
-def _passes(run: Callable[[], str]) -> bool:
+def _passes(run: Callable[[], str], problems: set[str]) -> bool:
     try:
         print(f"vitrine-serve: {run()}")
     except (ArtifactError, EngineError, OSError, ValueError) as error:
-        print(f"vitrine-serve: {error}", file=sys.stderr)
+        if str(error) not in problems:
+            print(f"vitrine-serve: {error}", file=sys.stderr)
+        problems.add(str(error))
         return False
     except Exception:
         log.exception("cannot start")

@@ -692,7 +692,7 @@ GUARDS = (
     ),
     Guard(
         "service/api/deadline.py",
-        "async with asyncio.timeout(seconds):",
+        "async with asyncio.timeout(remaining_s(request, longest_s)):",
         "async with asyncio.timeout(None):",
         f"{_T}test_app.py::test_tokenizer_routes_return_504_after_their_deadline",
     ),
@@ -1242,8 +1242,8 @@ GUARDS = (
     ),
     Guard(
         "service/check.py",
-        "    passes = [_passes(run) for run in checks]\n",
-        "    passes = (_passes(run) for run in checks)\n",
+        "    passes = [_passes(run, problems) for run in checks]\n",
+        "    passes = (_passes(run, problems) for run in checks)\n",
         "tests/service/test_check.py::test_check_names_every_problem_and_exits_with_status_2",
     ),
     Guard(

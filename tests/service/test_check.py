@@ -50,6 +50,7 @@ def test_check_of_a_valid_installation_prints_what_was_checked(
     assert out.splitlines() == [
         "vitrine-serve: API keys are valid: the app",
         "vitrine-serve: no traces are exported",
+        "vitrine-serve: served models: small; default: small",
         f"vitrine-serve: {small_artifact.path} passes the self-check: "
         f"{small_artifact.manifest.name}, engine onnxruntime in float32",
     ]

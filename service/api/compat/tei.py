@@ -28,7 +28,7 @@ from service.api.compat.tei_schemas import (
     TEIRank,
     TEIRerankRequest,
 )
-from service.api.errors import Unauthorized, headers_of, status_of
+from service.api.errors import FrameworkError, Unauthorized, headers_of, status_of
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON
 from service.api.schemas import VERSION
@@ -63,10 +63,13 @@ _HEALTH: dict[str, Any] = {
 )
 async def tei_root(request: Request, state: State) -> Response:
     """Encode inputs, rerank texts or classify inputs, whichever the model does."""
+    if request.path_params.get("model") in _READ_ONLY:  # not a model: the path of another route
+        raise FrameworkError(405, "Method Not Allowed", {"Allow": "HEAD, GET"})
     kind = _kind((await named_model(request, state)).artifact.manifest)
     return await _HANDLERS[kind](request, state)
 
 
+_READ_ONLY = ("info", "ping", "health")
 _HANDLERS = {
     "embedding": tei_embed.embed,
     "sparse": tei_embed.embed_sparse,

@@ -33,7 +33,7 @@ function sentence({ detail, pointer }, status) {
 
 // The names of the served models; none if they cannot be read, as with a key without their scope.
 export async function modelNames(key) {
-  const response = await fetch("models", { headers: key && { Authorization: `Bearer ${key}` } }).catch(() => null);
+  const response = await fetch("models", { headers: key ? { Authorization: `Bearer ${key}` } : {} }).catch(() => null);
   return response?.ok ? (await response.json()).models.map(({ name }) => name) : [];
 }
 

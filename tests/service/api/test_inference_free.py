@@ -308,7 +308,7 @@ async def test_failing_document_has_its_own_index(
     _, artifact = inference_free
     async with await vitrine.open_model(artifact.path, THREADS) as model:
 
-        async def fail(*_: object) -> None:
+        async def fail(*_: object, **__: object) -> None:
             raise ItemFailed(1)
 
         monkeypatch.setattr(model.batcher, "submit", fail)

@@ -346,10 +346,16 @@ def test_routes_of_embedding_models_name_the_kinds_they_are_for(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     client: TestClient = request.getfixturevalue(name)
+    bodies: dict[str, dict[str, Any]] = {
+        "attribute/pair": {"a": "w1", "b": "w2"},
+        "flow": {"texts": ["w1"], "objective": {"type": "dot", "vector": [1.0]}},
+        "parity": {},
+        "vjp": {"text": "w1", "cotangent": [1.0]},
+    }
     routes = [route for route, kinds in ROUTES.items() if kinds == ("embedding",)]
-    assert set(routes) == {"attribute/pair", "flow", "parity", "vjp"}
+    assert set(routes) == bodies.keys()
     for route in routes:
-        response = client.post(f"/debug/{route}", json={})
+        response = client.post(f"/debug/{route}", json=bodies[route])
         problem = response.json()
         assert (response.status_code, problem["code"]) == (422, "wrong_model")
         assert f"/debug/{route} is for embedding models; the model" in problem["detail"]

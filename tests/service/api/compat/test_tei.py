@@ -253,7 +253,11 @@ def test_what_its_framework_refuses_is_plain_text(client: TestClient) -> None:
         ({}, "/inputs: "),
     ):
         assert client.post("/tei/embed", json=fields).text.startswith(pointer)
-    assert client.get("/tei/nothing").status_code == 404
+    # It might be the name of a model, whose route takes POST.
+    assert client.get("/tei/nothing").status_code == 405
+    assert client.post("/tei/nothing", json={}).status_code == 404
+    refused = client.post("/tei/health", json={})
+    assert (refused.status_code, refused.headers["Allow"]) == (405, "HEAD, GET")
 
 
 def test_fields_that_it_does_not_know_are_ignored(client: TestClient) -> None:
