@@ -692,7 +692,7 @@ GUARDS = (
     ),
     Guard(
         "service/api/deadline.py",
-        "async with asyncio.timeout(remaining_s(request, longest_s)):",
+        "async with asyncio.timeout(deadline.remaining_s):",
         "async with asyncio.timeout(None):",
         f"{_T}test_app.py::test_tokenizer_routes_return_504_after_their_deadline",
     ),

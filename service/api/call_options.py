@@ -5,7 +5,7 @@ from typing import TypedDict
 from fastapi import Request
 
 from service.api.auth import BULK_ONLY
-from service.api.deadline import deadline_s, inference_s
+from service.api.deadline import inference_s
 from service.api.errors import Forbidden, Malformed
 from service.api.state import AppState
 from service.inference.batch_former import Priority
@@ -21,17 +21,6 @@ class CallOptions(TypedDict):
     priority: Priority
 
 
-def call_options(request: Request, state: AppState) -> CallOptions:
-    """Return the deadline and the priority of a request.
-
-    Raises:
-        Malformed: The header `X-Request-Timeout-Ms` or `X-Priority` is invalid.
-        Forbidden: The request is interactive, and its API key is for bulk requests only.
-    """
-    timeout_s = deadline_s(request, state.settings.limits.request_s)
-    return CallOptions(timeout_s=timeout_s, priority=_priority(request))
-
-
 async def lease_with_options(
     request: Request, state: AppState, name: str | None
 ) -> tuple[Model, CallOptions]:
@@ -40,12 +29,14 @@ async def lease_with_options(
     Invalid options do not load a model. The time spent on a load counts towards the deadline.
 
     Raises:
-        VitrineError: Any error of `call_options` or `AppState.lease`, under the same conditions.
+        Malformed: The header `X-Priority` is invalid.
+        Forbidden: The request is interactive, and its API key is for bulk requests only.
+        VitrineError: Any error of `AppState.lease`, under the same conditions.
     """
-    options = call_options(request, state)
+    priority = _priority(request)
     model = await state.lease(request, name)
-    options["timeout_s"] = inference_s(request, state.settings.limits.request_s)
-    return model, options
+    timeout_s = inference_s(request, state.settings.limits.request_s)
+    return model, CallOptions(timeout_s=timeout_s, priority=priority)
 
 
 def _priority(request: Request) -> Priority:

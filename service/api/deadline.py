@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -16,14 +17,32 @@ Result = TypeVar("Result")
 TIMEOUT = "X-Request-Timeout-Ms"
 # Key in the `state` of an ASGI scope: whether the client's header has shortened the deadline.
 CLIENT_DEADLINE = "client_deadline"
-# Key there: end of the deadline, by `time.monotonic`.
-_DEADLINE_END = "deadline_end"
+# Key there: the request's `Deadline`.
+_DEADLINE = "deadline"
 # Key there: the whole deadline in seconds, if inference gets only the rest of it.
 _WHOLE_DEADLINE = "whole_deadline"
 
 
-def deadline_s(request: Request, longest_s: float) -> float:
-    """Return the deadline of a request, in seconds.
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The deadline of a request.
+
+    Attributes:
+        seconds: Duration, in seconds.
+        end: Time of its end, by `time.monotonic`.
+    """
+
+    seconds: float
+    end: float
+
+    @property
+    def remaining_s(self) -> float:
+        """Time until its end in seconds; 0 after it."""
+        return max(0.0, self.end - time.monotonic())
+
+
+def deadline_of(request: Request, longest_s: float) -> Deadline:
+    """Return the deadline of a request. It starts with the first call.
 
     The header `X-Request-Timeout-Ms` can shorten the deadline. Without it, the deadline is
     `longest_s`.
@@ -31,6 +50,15 @@ def deadline_s(request: Request, longest_s: float) -> float:
     Raises:
         Malformed: The header is not an integer from 1 to 999999999.
     """
+    state = request.scope["state"]
+    deadline: Deadline | None = state.get(_DEADLINE)
+    if deadline is None:
+        seconds = _seconds(request, longest_s)
+        deadline = state[_DEADLINE] = Deadline(seconds, time.monotonic() + seconds)
+    return deadline
+
+
+def _seconds(request: Request, longest_s: float) -> float:
     value = request.headers.get(TIMEOUT)
     if value is None:
         return longest_s
@@ -43,31 +71,19 @@ def deadline_s(request: Request, longest_s: float) -> float:
     return min(seconds, longest_s)
 
 
-def remaining_s(request: Request, longest_s: float) -> float:
-    """Return the time until a request's deadline in seconds, rounded to milliseconds.
-
-    The first call starts the deadline. Most routes read the body before.
-
-    Raises:
-        Malformed: See `deadline_s`.
-    """
-    now, seconds = time.monotonic(), deadline_s(request, longest_s)
-    end: float = request.scope["state"].setdefault(_DEADLINE_END, now + seconds)
-    return max(0.0, round(end - now, 3))
-
-
 def inference_s(request: Request, longest_s: float) -> float:
-    """Return `remaining_s` as the timeout of an inference call.
+    """Return the time until a request's deadline, in seconds, as the timeout of an inference call.
 
     If it is less than the deadline, errors of the call state the whole deadline all the same; see
     `cancel_on_disconnect`.
 
     Raises:
-        Malformed: See `deadline_s`.
+        Malformed: See `deadline_of`.
     """
-    whole_s, rest_s = deadline_s(request, longest_s), remaining_s(request, longest_s)
-    if rest_s < whole_s:
-        request.scope["state"][_WHOLE_DEADLINE] = whole_s
+    deadline = deadline_of(request, longest_s)
+    rest_s = round(deadline.remaining_s, 3)
+    if rest_s < deadline.seconds:
+        request.scope["state"][_WHOLE_DEADLINE] = deadline.seconds
     return rest_s
 
 
@@ -76,13 +92,14 @@ async def within(request: Request, longest_s: float, work: Coroutine[Any, Any, R
 
     Raises:
         DeadlineExceeded: The deadline has passed, and the coroutine was cancelled.
-        Malformed: See `deadline_s`.
+        Malformed: See `deadline_of`.
     """
+    deadline = deadline_of(request, longest_s)
     try:
-        async with asyncio.timeout(remaining_s(request, longest_s)):
+        async with asyncio.timeout(deadline.remaining_s):
             return await work
     except TimeoutError:
-        raise _deadline_exceeded(deadline_s(request, longest_s)) from None
+        raise _deadline_exceeded(deadline.seconds) from None
 
 
 def _deadline_exceeded(seconds: float) -> DeadlineExceeded:

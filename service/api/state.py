@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from service.api.deadline import remaining_s
+from service.api.deadline import deadline_of
 from service.api.metrics import Metrics
 from service.inference.cache import ResultCache
 from service.inference.errors import NotReady
@@ -17,7 +16,6 @@ from service.inference.model_version import Lease
 from service.inference.model_watch import ModelWatch
 from service.inference.registry import ModelRegistry
 from service.inference.results import RowResults
-from service.request_trace import TRACE
 from service.settings import Settings
 
 if TYPE_CHECKING:  # these modules import this one
@@ -62,6 +60,7 @@ class AppState:
             name: Name or alias of the model; None: the default model.
 
         Raises:
+            Malformed: See `deadline_of`.
             VitrineError: Any error of `ModelRegistry.lease`, under the same conditions.
         """
         leases: list[Lease] = request.scope["state"].setdefault(LEASES, [])
@@ -70,20 +69,10 @@ class AppState:
             for lease in leases:
                 if lease.model.name == served:
                     return lease.model
-        is_loaded = self._is_loaded(name)
-        timeout_s = remaining_s(request, self.settings.limits.request_s)
-        lease = await self.registry.lease(name, timeout_s)
+        deadline = deadline_of(request, self.settings.limits.request_s)
+        lease = await self.registry.lease(name, deadline.remaining_s)
         leases.append(lease)
-        if not is_loaded and (trace := TRACE.get()) is not None:
-            trace.stages.append(("load", time.perf_counter()))
         return lease.model
-
-    def _is_loaded(self, name: str | None) -> bool:
-        try:
-            self.registry.current(name)
-        except NotReady:
-            return False
-        return True
 
     def check_ready(self) -> None:
         """Raise an error if the service is not ready for new requests.

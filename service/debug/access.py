@@ -6,7 +6,7 @@ browser requests must not come from web pages of other hosts or sites.
 
 from fastapi import Depends, Request
 
-from service.api.deadline import deadline_s
+from service.api.deadline import deadline_of
 from service.api.errors import Forbidden, NotFound
 from service.api.middleware import host_matches
 from service.api.state import state_of
@@ -48,7 +48,7 @@ async def check_deadline(request: Request) -> None:
     Raises:
         Malformed: The `X-Request-Timeout-Ms` header is not a positive number of milliseconds.
     """
-    deadline_s(request, state_of(request).settings.limits.request_s)
+    deadline_of(request, state_of(request).settings.limits.request_s)
 
 
 ACCESS = [Depends(require_debug_enabled), Depends(reject_cross_site), Depends(check_deadline)]

@@ -1,4 +1,4 @@
-"""`GET /debug/state` and SIGUSR1: what the process does now, for operators."""
+"""`GET /debug/state` and SIGUSR1: the state of the process, for operators."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -51,7 +51,7 @@ class GradientProcessState(BaseModel):
 
 
 class ProcessState(BaseModel):
-    """What the process does now."""
+    """State of the process: models, queues, batches, cache and child process."""
 
     stopping: bool
     models: list[ModelState]

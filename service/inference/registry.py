@@ -10,7 +10,8 @@ the least recently used models. Only one model loads at a time.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +31,7 @@ from service.inference.model_version import Lease, ModelVersion
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, log_stop, open_model
 from service.inference.results import RowResults
 from service.inference.streams import Clock
+from service.request_trace import TRACE
 
 log = logging.getLogger("vitrine")
 
@@ -239,17 +241,18 @@ class ModelRegistry:
         """
         if not self._is_open:
             raise NotReady("the model is loading")
-        known = name or self._default
+        requested = name or self._default
+        resolved = self._names.get(requested or "")
+        if resolved is not None:
+            return resolved
         served = ", ".join(sorted(self._entries)) or "none"
-        if known is None:
+        if requested is None:
             raise InvalidInput(
                 f"model is required; served models: {served}",
                 code="model_required",
                 pointer="/model",
             )
-        if known not in self._names:
-            raise UnknownModel(f"unknown model; served models: {served}", pointer="/model")
-        return self._names[known]
+        raise UnknownModel(f"unknown model; served models: {served}", pointer="/model")
 
     def current(self, name: str | None = None) -> Model:
         """Return the served version of a model, without a lease.
@@ -334,15 +337,14 @@ class ModelRegistry:
     async def load(
         self,
         spec: ModelSpec,
-        check: Callable[[Model, Model], object] | None = None,
+        check: Callable[[Model, Model], Awaitable[None]] | None = None,
     ) -> tuple[Model, Model | None]:
         """Load a model, or a new version beside the version that is served, and serve it.
 
         Args:
             spec: The model; `options.name` is its name, or that of the served model to replace.
             check: Called with the served version, which is loaded first if necessary, and the new
-                version, which is not served if this raises. It may be a coroutine function. Not
-                called for a new model.
+                version, which is not served if this raises. Not called for a new model.
 
         Returns:
             The new version, and the previous one, or None if it was not loaded.
@@ -365,9 +367,7 @@ class ModelRegistry:
             previous = old.version if old is not None else None
             try:
                 if check is not None and previous is not None:
-                    result = check(previous.model, version.model)
-                    if asyncio.iscoroutine(result):
-                        await result
+                    await check(previous.model, version.model)
             except BaseException:
                 await version.close()
                 raise
@@ -405,6 +405,8 @@ class ModelRegistry:
                 while (entry := self._entries[self.resolve(name)]).version is None:
                     lease = await self._load_on_demand(entry)
                     if lease is not None:
+                        if (trace := TRACE.get()) is not None:
+                            trace.stages.append(("load", time.perf_counter()))
                         return lease
         except TimeoutError:
             raise NotReady(
@@ -438,7 +440,7 @@ class ModelRegistry:
             raise
 
     async def _load(self, entry: _Entry) -> None:
-        """Load a model, unless it was replaced or deleted meanwhile, and lease it to who waits."""
+        """Load a model, unless it was replaced or deleted, and give waiting requests a lease."""
         try:
             async with self._changing:
                 if entry.version is None and self._entries.get(entry.name) is entry:

@@ -366,12 +366,13 @@ async def test_new_version_of_an_unloaded_model_is_compared_with_the_old_one(
     small_artifact: Artifact, other_artifact: Artifact, size: int
 ) -> None:
     compared: list[tuple[str, str]] = []
+
+    async def compare(old: Model, new: Model) -> None:
+        compared.append((old.version, new.version))
+
     specs = spec(small_artifact, "a"), spec(small_artifact, "b")
     async with opened(*specs, max_bytes=size) as registry:
-        new, _ = await registry.load(
-            spec(other_artifact, "b"),
-            lambda old, new: compared.append((old.version, new.version)),
-        )
+        new, _ = await registry.load(spec(other_artifact, "b"), compare)
         assert compared == [(compared[0][0], new.version)]
         assert compared[0][0] != new.version
 
