@@ -129,9 +129,15 @@ GUARDS = (
     ),
     Guard(
         "service/inference/streams.py",
-        "other is not member and now - other.started < _ACTIVE_S",
-        "other is not member",
-        f"{_I}test_streams.py::test_batches_are_smaller_while_another_batcher_uses_the_streams",
+        "(member.running or runner.queued_s > _SPARE_S)",
+        "member.running",
+        f"{_I}test_streams.py::test_spare_stream_takes_no_large_queue",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "(member.running or runner.queued_s > _SPARE_S)",
+        "runner.queued_s > _SPARE_S",
+        f"{_I}test_streams.py::test_spare_stream_runs_no_batch_of_a_batcher_that_runs_one",
     ),
     # Cache, and several outputs of a pass.
     Guard(

@@ -35,11 +35,6 @@ Item = TypeVar("Item")
 
 Priority = Literal["interactive", "bulk"]
 
-# Divisor of the cost budget of a batch while other models use the streams too. Batches of 128
-# tokens in place of 384 halve the delay of the others, for no measurable throughput
-# (all-MiniLM-L6-v2, onnxruntime, 2 cores of an AMD EPYC with AVX512-BF16).
-_SHARED_PARTS = 3
-
 # Number of interactive turns after which queued bulk requests have a turn.
 _TURNS_BEFORE_BULK = 9
 
@@ -157,18 +152,14 @@ class BatchFormer(Generic[Item]):
         with self._lock:
             self._remove(request.entries)
 
-    def form(self, *, is_shared: bool = False) -> Batch[Item]:
+    def form(self) -> Batch[Item]:
         """Remove the next batch from the queue, and return it. It counts as running from then on.
 
         The batch is empty if the queue is empty, or has only long items while another stream runs a
         long item.
-
-        Args:
-            is_shared: Whether other models use the streams, which then get smaller batches.
         """
-        max_cost = self._max_cost / (_SHARED_PARTS if is_shared else 1)
         with self._lock:
-            entries = self._next_batch(max_cost)
+            entries = self._next_batch()
             if not entries:
                 return Batch()
             tokens = sum(entry.length for entry in entries)
@@ -187,7 +178,7 @@ class BatchFormer(Generic[Item]):
             self._running_tokens -= batch.tokens
             self._running_long -= batch.is_long
 
-    def _next_batch(self, max_cost: float) -> list[QueueEntry[Item]]:
+    def _next_batch(self) -> list[QueueEntry[Item]]:
         interactive, bulk = self._queues["interactive"], self._queues["bulk"]
         interactive.drop_removed()
         bulk.drop_removed()
@@ -200,7 +191,7 @@ class BatchFormer(Generic[Item]):
                 self._interactive_turns = 0
             elif bulk.tokens:
                 self._interactive_turns += 1
-            return self._filled(queue, first, max_cost)
+            return self._filled(queue, first)
         return []
 
     def _next_turn(self, queue: RequestQueue[Item]) -> QueueEntry[Item] | None:
@@ -213,9 +204,7 @@ class BatchFormer(Generic[Item]):
         skips_long = self._last_was_long if has_one_stream else self._running_long > 0
         return queue.next_turn(self._long_row if skips_long else inf, or_longer=has_one_stream)
 
-    def _filled(
-        self, queue: RequestQueue[Item], first: QueueEntry[Item], max_cost: float
-    ) -> list[QueueEntry[Item]]:
+    def _filled(self, queue: RequestQueue[Item], first: QueueEntry[Item]) -> list[QueueEntry[Item]]:
         """Return the batch that starts with an item."""
         share = max(self._min_split_tokens, (self.tokens + self._running_tokens) / self.streams)
         batch = [first]
@@ -227,7 +216,7 @@ class BatchFormer(Generic[Item]):
             tokens, longest = tokens + entry.length, max(longest, entry.length)
             before, cost = cost, self._cost(tokens, len(batch) + 1, longest)
             alone = self._fixed_cost + self._cost(entry.length, 1, entry.length)
-            if cost > max_cost or cost - before > alone:
+            if cost > self._max_cost or cost - before > alone:
                 break
             batch.append(entry)
         return batch

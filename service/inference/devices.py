@@ -26,5 +26,5 @@ class Devices:
         """
         device = "cpu" if engine.target == "cpu" else f"cuda:{gpu}"
         if device not in self._pools:
-            self._pools[device] = StreamPool(engine.threads)
+            self._pools[device] = StreamPool(engine.threads, has_spare=device == "cpu")
         return self._pools[device]

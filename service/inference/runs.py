@@ -137,9 +137,9 @@ class BatchRunner(Generic[Item, Result]):
         """Estimated seconds that the queued items take on one stream."""
         return self._former.tokens * self.token_s
 
-    def form(self, now: float, *, is_shared: bool) -> Batch[RequestItem[Item, Result]]:
+    def form(self, now: float) -> Batch[RequestItem[Item, Result]]:
         """Remove the next batch from the queue, and return it; see `Runner.form`."""
-        batch = self._former.form(is_shared=is_shared)
+        batch = self._former.form()
         for entry in batch.items:
             entry.request.progressed = now
         return batch

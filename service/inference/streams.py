@@ -10,8 +10,11 @@ trip through a busy event loop would leave a core idle.
   therefore delays a batch of another one until a stream has ended its batch. Priorities order the
   requests of one runner only: with them, the bulk requests of a model could use up its share, or
   its interactive requests the share of another model.
-- Shared batches: while another runner has started a batch within the last second, batches are
-  smaller, because the other's next batch waits for them.
+- Spare stream: a pool can have one more stream than cores. It runs a batch of a runner whose
+  batches all wait while other runners use the other streams, if its queue takes at most 20 ms. The
+  operating system then divides the cores among the batches, which delays the small one less than
+  waiting for the end of another batch. Runners with more work get no spare stream, because more
+  threads than cores cost throughput.
 - No credit: when a batch starts, the virtual time of its runner is at least that of the latest
   start. Time during which a runner was idle, or at its limit, is not made up for.
 - Expected durations: they count when a batch starts, and are corrected when it ends. Otherwise a
@@ -28,11 +31,11 @@ only reads it. The lock guards the members, the choice of batches and the set of
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -42,8 +45,8 @@ from service.inference.batch_former import Batch
 # is an estimate.
 _MARGIN = 10
 
-# Seconds after a start of a batch in which its runner counts as using the streams.
-_ACTIVE_S = 1.0
+# Maximum duration of a runner's queued items that the spare stream takes, in seconds.
+_SPARE_S = 0.02
 
 # Seconds to wait until a cancelled run returns. It stops at the graph's next operator.
 _CANCEL_S = 1.0
@@ -100,12 +103,11 @@ class Runner(Protocol):
     def queued_s(self) -> float:
         """Estimated seconds that the queued items take on one stream."""
 
-    def form(self, now: float, *, is_shared: bool) -> Batch[Any]:
+    def form(self, now: float) -> Batch[Any]:
         """Remove the next batch from the queue, and return it; an empty batch if there is none.
 
         Args:
             now: The time, in seconds.
-            is_shared: Whether another runner uses the streams too; see the module docstring.
         """
 
     def expected_s(self, batch: Batch[Any]) -> float:
@@ -138,13 +140,11 @@ class _Member:
         runner: The runner.
         running: Number of batches of the runner that streams run.
         virtual_s: Virtual time of the runner, in seconds.
-        started: Start time of the runner's latest batch, in seconds.
     """
 
     runner: Runner
     running: int = 0
     virtual_s: float = 0.0
-    started: float = -inf
 
 
 @dataclass(eq=False, slots=True)
@@ -175,10 +175,12 @@ class _Stream:
     """State of one stream.
 
     Attributes:
+        is_spare: Whether it is the spare stream; see the module docstring.
         run: The latest run of the stream's batch; None without a batch.
         thread: The stream's thread.
     """
 
+    is_spare: bool
     run: _Run | None = None
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "engine"))
 
@@ -189,18 +191,23 @@ class StreamPool:
     All runners join in the same event loop.
 
     Args:
-        streams: Number of streams.
+        streams: Number of streams, without the spare one.
         clock: Clock; None: the system's monotonic clock.
+        has_spare: Whether there is a spare stream; see the module docstring.
     """
 
-    def __init__(self, streams: int, clock: Clock | None = None) -> None:
+    def __init__(
+        self, streams: int, clock: Clock | None = None, *, has_spare: bool = False
+    ) -> None:
         self.streams = streams
+        self._has_spare = has_spare
         self.clock = clock or Clock()
         self._members: list[_Member] = []
         self._virtual_s = 0.0  # virtual time of the latest start of a batch
         self._streams: set[_Stream] = set()  # streams that may take batches
         self._supervisors: list[asyncio.Task[None]] = []
-        self._idle: list[asyncio.Future[None]] = []
+        # Futures that wake idle streams; that of the spare stream is the first.
+        self._idle: deque[asyncio.Future[None]] = deque()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop
 
@@ -211,8 +218,8 @@ class StreamPool:
         if not self._supervisors:
             self._loop = asyncio.get_running_loop()
             self._supervisors = [
-                self._loop.create_task(self._supervise(), name="stream")
-                for _ in range(self.streams)
+                self._loop.create_task(self._supervise(is_spare=index < 0), name="stream")
+                for index in range(-self._has_spare, self.streams)
             ]
 
     def remove(self, runner: Runner) -> None:
@@ -260,10 +267,10 @@ class StreamPool:
         streams = min(runner.streams, self.streams)
         return max(work_s / streams, (work_s + others_s) / self.streams)
 
-    async def _supervise(self) -> None:
+    async def _supervise(self, *, is_spare: bool) -> None:
         """Run a stream, and replace it if its thread hangs."""
         while True:
-            stream = _Stream()
+            stream = _Stream(is_spare)
             self._streams.add(stream)
             try:
                 while stream in self._streams:
@@ -276,7 +283,8 @@ class StreamPool:
         with self._lock:
             self._take(stream)
         if stream.run is None:
-            self._idle.append(idle := self._loop.create_future())
+            idle: asyncio.Future[None] = self._loop.create_future()
+            (self._idle.appendleft if stream.is_spare else self._idle.append)(idle)
             await idle
             return
         self.wake()  # another stream may find a batch too
@@ -304,11 +312,10 @@ class StreamPool:
             runner = member.runner
             if member.running == runner.streams:
                 continue
-            is_shared = any(
-                other is not member and now - other.started < _ACTIVE_S for other in members
-            )
+            if stream.is_spare and (member.running or runner.queued_s > _SPARE_S):
+                continue
             try:
-                batch = runner.form(now, is_shared=is_shared)
+                batch = runner.form(now)
             except Exception as error:  # noqa: BLE001 - a defect of one runner
                 self._loop.call_soon_threadsafe(runner.stop, error)
                 continue
@@ -323,7 +330,6 @@ class StreamPool:
         self._virtual_s = max(self._virtual_s, member.virtual_s)
         member.virtual_s = self._virtual_s + expected_s / runner.share
         member.running += 1
-        member.started = now
         stream.run = _Run(member, batch, now, expected_s, limit_s, now, runner.cancellations)
 
     def _run_batches(self, stream: _Stream) -> BaseException | None:

@@ -2,8 +2,8 @@
 
 Two services get the same requests from wrk. They take turns, and one is suspended while the other
 is measured. "zipf": one text per request, drawn from 100,000 short texts; the k-th is drawn with a
-probability in proportion to 1 / k. Each round continues the stream, so the cache stays as it is.
-"unique": no text occurs twice.
+probability in proportion to 1 / k. The cache is empty at first, and rounds continue the stream
+until 100,000 requests were sent to it, so the share of hits grows. "unique": no text occurs twice.
 
     python -m tests.benchmarks.bench_cache
 """
@@ -13,8 +13,9 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
-from itertools import accumulate, islice
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, count, islice
 from pathlib import Path
 
 from tests.benchmarks.servers import Kind, Load, Server, need_wrk
@@ -52,31 +53,69 @@ def _short_text(draw: random.Random) -> str:
 
 
 def main() -> None:
-    """Run the benchmark and print its table."""
+    """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--requests", type=int, default=100_000, help="number of the zipf requests")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of the unique texts")
     parser.add_argument("--seconds", type=int, default=5, help="duration of one measurement")
     parser.add_argument("--cache-bytes", type=int, default=512 * 2**20)
     options = parser.parse_args()
     need_wrk()
+    with _servers(options.cache_bytes) as pair:
+        _measure_zipf(pair, options.requests, options.seconds)
+    with _servers(options.cache_bytes) as pair:
+        _measure_unique(pair, options.rounds, options.seconds)
+
+
+def _measure_zipf(pair: Sequence[Server], requests: int, seconds: int) -> None:
+    print("| zipf: requests so far | requests/s without cache | with it | ratio | hits |")
+    print("|--:|--:|--:|--:|--:|")
+    total, hits = [0, 0], 0.0
+    for plain, cached in _rounds(pair, zipf, seconds):
+        pair[1].resume()
+        before, hits = hits, float(_counts(pair[1].get("/metrics"))[_HITS])
+        pair[1].pause()
+        total = [total[0] + plain.requests, total[1] + cached.requests]
+        _print_row(f"{total[1]:,}", plain, cached, (hits - before) / cached.requests)
+        if total[1] >= requests:
+            break
+    print(f"whole stream: ratio {total[1] / total[0]:.2f}, hits {hits / total[1]:.0%}", flush=True)
+
+
+def _measure_unique(pair: Sequence[Server], rounds: int, seconds: int) -> None:
+    loads = list(islice(_rounds(pair, unique, seconds), rounds))
+    ratios = [cached.requests / plain.requests for plain, cached in loads]
+    cpu = [
+        (cached.cpu_s / cached.requests) / (plain.cpu_s / plain.requests) for plain, cached in loads
+    ]
+    print(f"unique: ratio of requests/s {statistics.median(ratios):.3f}, in the rounds", end=" ")
+    print(*(f"{ratio:.3f}" for ratio in sorted(ratios)))
+    print(
+        f"unique: ratio of CPU time per request {statistics.median(cpu):.3f}, in the rounds",
+        end=" ",
+    )
+    print(*(f"{ratio:.3f}" for ratio in sorted(cpu)))
+
+
+def _print_row(name: str, plain: Load, cached: Load, hits: float) -> None:
+    rates = [load.requests / load.seconds for load in (plain, cached)]
+    ratio = rates[1] / rates[0]
+    print(f"| {name} | {rates[0]:.0f} | {rates[1]:.0f} | {ratio:.2f} | {hits:.0%} |", flush=True)
+
+
+@contextmanager
+def _servers(cache_bytes: int) -> Iterator[tuple[Server, Server]]:
+    """Start a service without a cache and one with a cache, both warm and suspended."""
     serve = str(Path(sys.executable).with_name("vitrine-serve"))
-    print("| texts | requests/s without cache | with it | ratio of the medians | hits |")
-    print("|---|--:|--:|--:|--:|")
-    for name, texts in {"zipf": zipf, "unique": unique}.items():
-        # Each service reads the stream at its own pace.
-        streams = {size: texts() for size in (0, options.cache_bytes)}
-        servers = {size: _server(serve, _PORT + index, size) for index, size in enumerate(streams)}
-        try:
-            rates = _rates(servers, streams, options.rounds, options.seconds)
-            lines = servers[options.cache_bytes]
-            lines.resume()
-            hits = _share_of_hits(lines.get("/metrics"))
-        finally:
-            for server in servers.values():
-                server.stop()
-        without, cached = (statistics.median(own) for own in rates.values())
-        ratio = cached / without
-        print(f"| {name} | {without:.0f} | {cached:.0f} | {ratio:.2f} | {hits:.0%} |", flush=True)
+    pair = _server(serve, _PORT, 0), _server(serve, _PORT + 1, cache_bytes)
+    warm_up = [json.dumps({"inputs": [f"warm-up {index}"]}) for index in range(_REQUESTS_PER_S)]
+    try:
+        for server in pair:
+            server.load_bodies(warm_up, _CLIENTS, 1)
+        yield pair
+    finally:
+        for server in pair:
+            server.stop()
 
 
 def _server(serve: str, port: int, cache_bytes: int) -> Server:
@@ -86,31 +125,28 @@ def _server(serve: str, port: int, cache_bytes: int) -> Server:
     return server
 
 
-def _rates(
-    servers: Mapping[int, Server], streams: Mapping[int, Iterator[str]], rounds: int, seconds: int
-) -> dict[int, list[float]]:
-    """Return the requests per second of each round, by size of the cache."""
-    rates: dict[int, list[float]] = {size: [] for size in servers}
-    for round_ in range(rounds + 1):
-        order = list(servers) if round_ % 2 else list(servers)[::-1]
-        for size in order:
-            texts = islice(streams[size], _REQUESTS_PER_S * seconds)
-            bodies = [json.dumps({"inputs": [text]}) for text in texts]
-            load: Load = servers[size].load_bodies(bodies, _CLIENTS, seconds)
-            assert not load.failed
-            assert load.requests < len(bodies)  # none was sent twice
-            if round_:  # the first round is the warm-up
-                rates[size].append(load.requests / load.seconds)
-    return rates
+def _rounds(
+    pair: Sequence[Server], texts: Callable[[], Iterator[str]], seconds: int
+) -> Iterator[tuple[Load, Load]]:
+    """Yield the loads of the service without a cache and of the other one, round by round."""
+    streams = [texts() for _ in pair]  # each service reads its stream at its own pace
+    for round_ in count():
+        loads: dict[int, Load] = {}
+        for index in (0, 1) if round_ % 2 else (1, 0):
+            bodies = [
+                json.dumps({"inputs": [text]})
+                for text in islice(streams[index], _REQUESTS_PER_S * seconds)
+            ]
+            loads[index] = pair[index].load_bodies(bodies, _CLIENTS, seconds)
+            assert not loads[index].failed
+            assert loads[index].requests < len(bodies)  # none was sent twice
+        yield loads[0], loads[1]
 
 
-def _share_of_hits(metrics: str) -> float:
-    counts = {
-        name: float(value)
-        for name, _, value in (line.partition(" ") for line in metrics.splitlines())
-        if name.startswith("vitrine_cache_items_total{")
+def _counts(metrics: str) -> dict[str, str]:
+    return {
+        name: value for name, _, value in (line.partition(" ") for line in metrics.splitlines())
     }
-    return counts[_HITS] / max(1.0, sum(counts.values()))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ from tests.batchers import POISON, ManualClock, Recorder, batcher_of, held, sett
 from tests.eventually import HANG_S, eventually, eventually_async
 
 
+def square(items: Sequence[int]) -> Sequence[int]:
+    return [item * item for item in items]
+
+
 @asynccontextmanager
 async def started(*batchers: Batcher[int, int]) -> AsyncIterator[None]:
     for batcher in batchers:
@@ -110,22 +114,46 @@ async def test_flood_delays_a_batch_of_another_batcher_by_one_batch() -> None:
     assert run.batches[:2] == [[1], [7]]
 
 
-async def test_batches_are_smaller_while_another_batcher_uses_the_streams() -> None:
+async def test_spare_stream_runs_a_small_batch_beside_a_flood_of_another_batcher() -> None:
+    run, pool = Recorder(), StreamPool(1, has_spare=True)
+    flooded, other = batcher_of(run, pool=pool), batcher_of(square, pool=pool)
+    async with started(flooded, other):
+        first = await held(run, flooded)
+        many = submit(flooded, *[50] * 100)
+        for _ in range(3):
+            assert (await other.submit([7])).results == [49]
+        assert run.batches == [[1]]
+        run.gate.set()
+        await asyncio.gather(first, many)
+
+
+async def test_spare_stream_runs_no_batch_of_a_batcher_that_runs_one() -> None:
+    gates, pool = Gates(), StreamPool(1, has_spare=True)
+    batcher = batcher_of(gates, streams=3, max_cost=1, pool=pool)
+    async with started(batcher):
+        requests = [submit(batcher, 1), submit(batcher, 2)]
+        await eventually_async(lambda: gates.begun == [1])
+        await settled()
+        assert gates.begun == [1]
+        gates.open(1, 2)
+        await asyncio.gather(*requests)
+
+
+async def test_spare_stream_takes_no_large_queue() -> None:
     run, clock = Recorder(), ManualClock()
-    pool = StreamPool(1, clock)
-    batcher, other = batcher_of(run, pool=pool), batcher_of(run, pool=pool)
-
-    async def batches() -> list[int]:
-        run.batches.clear()
-        await batcher.submit([10] * 20)
-        return list(map(len, run.batches))
-
-    async with started(batcher, other):
-        assert await batches() == [10, 10]
-        await other.submit([7])
-        assert await batches() == [3] * 6 + [2]
-        await clock.advance(1.0)
-        assert await batches() == [10, 10]
+    log = Log(clock)
+    pool = StreamPool(1, clock, has_spare=True)
+    flooded = batcher_of(run, pool=pool)
+    other = batcher_of(log.run("other", 0.007), pool=pool)
+    async with started(flooded, other):
+        first = await held(run, flooded)
+        await other.submit([7])  # 1 ms per token
+        await eventually_async(lambda: not other.running)
+        large = submit(other, 21)
+        await settled()
+        assert log.runs == [("other", 7)]
+        run.gate.set()
+        await asyncio.gather(first, large)
 
 
 async def test_idle_batcher_collects_no_credit() -> None:
@@ -460,9 +488,10 @@ async def test_requests_of_several_batchers_run_while_the_event_loop_is_blocked(
     ),
     st.integers(1, 3),
     st.integers(1, 3),
+    st.booleans(),
 )
 def test_every_item_returns_once_whatever_happens_to_other_batchers(
-    requests: list[tuple[int, list[int], str]], streams: int, limit: int
+    requests: list[tuple[int, list[int], str]], streams: int, limit: int, has_spare: bool
 ) -> None:
     closed = {number for number, _, fate in requests if fate == "close"}
 
@@ -491,7 +520,7 @@ def test_every_item_returns_once_whatever_happens_to_other_batchers(
             for number in {0, 1, 2} - closed:
                 assert (await batchers[number].submit([7])).results == [49]
 
-    pool = StreamPool(streams)
+    pool = StreamPool(streams, has_spare=has_spare)
     batchers = [
         batcher_of(Recorder(), streams=limit, min_split_tokens=1, pool=pool) for _ in range(3)
     ]
