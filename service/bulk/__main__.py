@@ -1,0 +1,169 @@
+"""`vitrine-encode`: the command line of bulk encoding.
+
+A first SIGINT or SIGTERM ends the job after the part in hand, a second one at once.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from models.artifact import ArtifactError
+from models.engines import EngineError, Precision
+from service.bulk.job import encode_files
+from service.bulk.options import (
+    DTYPES,
+    INPUT_FORMATS,
+    KINDS,
+    OUTPUT_FORMATS,
+    BulkError,
+    BulkOptions,
+    OptionError,
+)
+from service.bulk.progress import Progress, as_json, duration, reporting
+from service.inference.errors import VitrineError
+
+log = logging.getLogger("vitrine")
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError("a shard must have the form 3/16")
+    return int(match[1]), int(match[2])
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError("a size must have the form 512M or 2G")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    own = argparse.ArgumentParser(
+        "vitrine-encode",
+        description="Encode the texts of files with a model. Started again with the same options, "
+        "the command continues where it was interrupted.",
+        epilog="Exit status: 0: done; 1: failed, finished parts are kept; 2: a setting was "
+        "refused; 3: done, with errors of records; 4: interrupted.",
+    )
+    add = own.add_argument
+    add(
+        "inputs", nargs="+", metavar="INPUT", help="file, folder or glob pattern; -: standard input"
+    )
+    add("output", type=Path, metavar="OUTPUT", help="folder for the results")
+    add("--model", type=Path, required=True, help="folder of an artifact by vitrine-export")
+    add("--input-format", choices=INPUT_FORMATS, help="default: by the names of the files")
+    texts = own.add_mutually_exclusive_group()
+    texts.add_argument(
+        "--text-column", default="text", help="column with the texts (default: text)"
+    )
+    texts.add_argument(
+        "--template",
+        type=_unescaped,
+        help=r"text of each record, with columns in braces: '{title}\n{body}'",
+    )
+    add("--query-column", default="query", help="column with queries, for scores (default: query)")
+    add("--id-column", help="column with ids, copied to the output")
+    add("--columns", type=_names, default=(), help="further columns to copy: year,author")
+    add("--prompt-name", help="name of the model's prompt to put before each text")
+    add("--kind", choices=KINDS, help="kind of results (default: by the model)")
+    add("--dimensions", type=int, help="number of leading dimensions to keep")
+    add("--dtype", choices=DTYPES, default="float32", help="type of vectors (default: float32)")
+    add("--limit", type=int, help="maximum number of records")
+    add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="share of this process: 3/16")
+    add("--format", choices=OUTPUT_FORMATS, default="parquet", help="output (default: parquet)")
+    add("--concat", action="store_true", help="join all parts in one file at the end")
+    add("--part-rows", type=int, default=8192, help="records per part (default: 8192)")
+    add("--max-memory", type=_bytes, default="256M", help="besides the model (default: 256M)")
+    add("--max-errors", type=int, help="stop after more records with errors; default: never")
+    add("--engine", default="auto", help="onnxruntime, openvino or cuda (default: auto)")
+    add("--precision", choices=get_args(Precision), default="float32", help="default: float32")
+    add("--threads", type=int, default=0, help="default: all CPUs")
+    add("--progress", choices=("auto", "json", "none"), default="auto", help="default: auto")
+    return own
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    logging.basicConfig(format="vitrine-encode: %(message)s", level=logging.WARNING)
+    values = vars(parser().parse_args(arguments))
+    kind = values.pop("progress")
+    try:
+        options = BulkOptions(**{**values, "inputs": tuple(values["inputs"])})
+        with reporting(kind) as report:
+            progress = asyncio.run(_encode(options, report))
+    except (OptionError, ArtifactError, EngineError) as error:
+        return _failed(error, 2)
+    except (BulkError, VitrineError) as error:
+        return _failed(error, 1)
+    if kind == "json":
+        print(json.dumps(as_json(progress)), file=sys.stderr)
+    else:
+        print(f"vitrine-encode: {_summary(progress)}", file=sys.stderr)
+    if not progress.is_complete:
+        return 4
+    return 3 if progress.all_errors else 0
+
+
+async def _encode(options: BulkOptions, report: Callable[[Progress], None]) -> Progress:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    job = asyncio.ensure_future(encode_files(options, report, stop))
+
+    def interrupt() -> None:
+        if stop.is_set():
+            job.cancel()
+            return
+        stop.set()
+        log.warning("the job ends after the current part; a second signal ends it now")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        return await job
+    except asyncio.CancelledError:
+        raise BulkError("interrupted; finished parts are kept") from None
+
+
+def _failed(error: Exception, status: int) -> int:
+    print(f"vitrine-encode: {error}", file=sys.stderr)
+    return status
+
+
+def _summary(progress: Progress) -> str:
+    texts = [
+        f"{progress.rows:,} rows encoded, {progress.tokens:,} tokens in "
+        f"{duration(progress.elapsed_s)}, {progress.tokens_per_s:,.0f} tokens/s"
+    ]
+    if progress.kept:
+        texts.append(f"{progress.kept:,} rows were there already")
+    if progress.truncated:
+        texts.append(f"{progress.truncated:,} texts were truncated")
+    if progress.all_errors:
+        first = f"; the first: {progress.first_error}" if progress.first_error else ""
+        texts.append(f"{progress.all_errors:,} rows have errors{first}")
+    if not progress.is_complete:
+        texts.append("interrupted: start again with the same options")
+    return "; ".join(texts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Results of records as Arrow record batches, with an error for each record that fails."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from service.bulk.kinds import RESULT_KINDS
+from service.bulk.options import ERROR, TOKENS, TRUNCATED, BulkOptions, Kind, OptionError
+from service.bulk.texts import Item
+from service.inference.errors import InferenceFailed, InvalidInput, TooLarge
+from service.inference.model import Model
+
+# Index of the input in the pointer of an error, such as "/documents/3".
+_INDEX = re.compile(r"/(\d+)$")
+
+
+class Encoder:
+    """Computes the results of records with a model, as Arrow record batches.
+
+    Args:
+        model: The model.
+        options: Settings of the job.
+        kind: Kind of the results.
+
+    Attributes:
+        schema: Columns of the results: those of the kind, and the number of tokens, whether the
+            text was truncated, and the error. With an error, all others are null.
+    """
+
+    def __init__(self, model: Model, options: BulkOptions, kind: Kind) -> None:
+        self._model = model
+        self._options = options
+        self._kind = RESULT_KINDS[kind]
+        self.schema = pa.schema(
+            [
+                *self._kind.fields(model, options),
+                pa.field(TOKENS, pa.int32()),
+                pa.field(TRUNCATED, pa.bool_()),
+                pa.field(ERROR, pa.string()),
+            ]
+        )
+
+    def result_bytes(self, items: Sequence[Item]) -> int:
+        """Return the approximate size of the results of some items, in bytes."""
+        limit = self._model.artifact.manifest.max_tokens
+        sizes = (len(item) if isinstance(item, str) else sum(map(len, item)) for item in items)
+        return sum(self._kind.row_bytes(self._model, min(limit, size)) for size in sizes)
+
+    async def check(self) -> None:
+        """Encode a short text, with all settings of the job.
+
+        Raises:
+            OptionError: The model refuses a setting, such as the name of a prompt.
+        """
+        item = ("check", "check") if self._kind is RESULT_KINDS["scores"] else "check"
+        try:
+            await self._kind.compute(self._model, [item], self._options)
+        except (InvalidInput, TooLarge) as error:
+            raise OptionError(error.detail) from error
+
+    async def encode(self, items: Sequence[Item]) -> pa.RecordBatch:
+        """Return the results of items, in their order; an item that fails has an error.
+
+        Raises:
+            VitrineError: The engine has stopped.
+        """
+        errors: dict[int, str] = {}
+        for index, item in enumerate(items):
+            try:
+                for text in (item,) if isinstance(item, str) else item:
+                    self._model.tokenizer.check_text(text, index)
+            except (InvalidInput, TooLarge) as error:
+                errors[index] = error.detail
+        valid = [index for index in range(len(items)) if index not in errors]
+        computed = await self._computed(items, valid, errors)
+        order = np.zeros(len(items), np.int64)
+        done = [index for indices, _ in computed for index in indices]
+        order[done] = np.arange(len(done))
+        batches = [batch for _, batch in computed]
+        failed = sorted(errors)
+        order[failed] = len(done) + np.arange(len(failed))
+        batches.append(self.failed([errors[index] for index in failed]))
+        return pa.concat_batches(batches).take(pa.array(order))
+
+    def failed(self, errors: Sequence[str]) -> pa.RecordBatch:
+        """Return rows without results."""
+        nulls = [pa.nulls(len(errors), field.type) for field in self.schema][:-1]
+        return pa.record_batch([*nulls, pa.array(errors, pa.string())], self.schema)
+
+    async def _computed(
+        self, items: Sequence[Item], indices: Sequence[int], errors: dict[int, str]
+    ) -> list[tuple[Sequence[int], pa.RecordBatch]]:
+        """Return the results of the items at the indices, except of those that fail.
+
+        An item that fails makes the whole call fail, so the others are computed again without it.
+        """
+        if not indices:
+            return []
+        try:
+            columns = await self._kind.compute(
+                self._model, [items[index] for index in indices], self._options
+            )
+        except (InvalidInput, TooLarge, InferenceFailed) as error:
+            match = _INDEX.search(error.pointer or "")
+            if match is None:
+                raise
+            failed = int(match[1])
+            errors[indices[failed]] = error.detail
+            before = await self._computed(items, indices[:failed], errors)
+            return before + await self._computed(items, indices[failed + 1 :], errors)
+        columns[ERROR] = pa.nulls(len(indices), pa.string())
+        arrays = [columns[name] for name in self.schema.names]
+        return [(indices, pa.record_batch(arrays, self.schema))]

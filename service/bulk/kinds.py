@@ -1,0 +1,186 @@
+"""The kinds of results: how a model computes them, and their Arrow columns."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from models.artifact import Manifest, Output
+from service.bulk.options import TOKENS, TRUNCATED, BulkOptions, Kind, OptionError
+from service.inference.model import Model
+
+Columns = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ResultKind:
+    """A kind of result.
+
+    Attributes:
+        outputs: Outputs of a model, one of which the kind needs.
+        fields: Returns the Arrow fields of the results.
+        compute: Returns the columns of the results of some items.
+        row_bytes: Returns the approximate size in bytes of the results of a text with a number of
+            tokens.
+    """
+
+    outputs: frozenset[Output]
+    fields: Callable[[Model, BulkOptions], list[pa.Field]]
+    compute: Callable[[Model, Sequence[Any], BulkOptions], Awaitable[Columns]]
+    row_bytes: Callable[[Model, int], int]
+
+
+def _width(model: Model, options: BulkOptions) -> int:
+    return options.dimensions or model.width
+
+
+def _vector_type(model: Model, options: BulkOptions) -> pa.DataType:
+    return pa.list_(pa.type_for_alias(options.dtype), _width(model, options))
+
+
+def _vector_array(vectors: NDArray[np.float32], dtype: str) -> pa.Array:
+    values = pa.array(vectors.astype(dtype, copy=False).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
+
+
+def _lists(parts: Sequence[NDArray[Any]], values: pa.Array) -> pa.Array:
+    offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+
+def _counts(rows: Sequence[Any]) -> Columns:
+    return {
+        TOKENS: pa.array([len(row.ids) for row in rows], pa.int32()),
+        TRUNCATED: pa.array([row.truncated for row in rows]),
+    }
+
+
+def _dense_fields(model: Model, options: BulkOptions) -> list[pa.Field]:
+    return [pa.field("embedding", _vector_type(model, options))]
+
+
+async def _dense(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
+    result = await model.encode(
+        texts,
+        prompt_name=options.prompt_name,
+        dimensions=options.dimensions,
+    )
+    return {"embedding": _vector_array(result.vectors, options.dtype), **_counts(result.rows)}
+
+
+def _sparse_fields(_model: Model, _options: BulkOptions) -> list[pa.Field]:
+    return [
+        pa.field("ids", pa.list_(pa.int32())),
+        pa.field("weights", pa.list_(pa.float32())),
+    ]
+
+
+async def _sparse(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
+    result = await model.encode_sparse(texts, prompt_name=options.prompt_name)
+    ids = [vector.ids.astype(np.int32) for vector in result.vectors]
+    weights = [vector.weights for vector in result.vectors]
+    return {
+        "ids": _lists(ids, pa.array(np.concatenate(ids))),
+        "weights": _lists(weights, pa.array(np.concatenate(weights))),
+        **_counts(result.rows),
+    }
+
+
+def _multi_fields(model: Model, options: BulkOptions) -> list[pa.Field]:
+    return [pa.field("embedding", pa.list_(_vector_type(model, options)))]
+
+
+async def _multi(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
+    result = await model.encode_multi(texts, prompt_name=options.prompt_name, with_offsets=False)
+    vectors = _vector_array(np.concatenate(result.vectors), options.dtype)
+    return {"embedding": _lists(result.vectors, vectors), **_counts(result.rows)}
+
+
+def _score_fields(_model: Model, _options: BulkOptions) -> list[pa.Field]:
+    return [pa.field("score", pa.float64())]
+
+
+async def _scores(model: Model, pairs: Sequence[tuple[str, str]], options: BulkOptions) -> Columns:
+    queries, documents = zip(*pairs, strict=True)
+    result = await model.score(queries, documents, prompt_name=options.prompt_name)
+    return {
+        "score": pa.array(result.scores),
+        TOKENS: pa.array(result.tokens, pa.int32()),
+        TRUNCATED: pa.array(result.truncated),
+    }
+
+
+def _label_fields(model: Model, _options: BulkOptions) -> list[pa.Field]:
+    count = len(model.artifact.manifest.labels)
+    return [
+        pa.field("label", pa.string()),
+        pa.field("score", pa.float64()),
+        pa.field("scores", pa.list_(pa.float64(), count)),
+    ]
+
+
+async def _labels(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
+    result = await model.classify(texts, prompt_name=options.prompt_name)
+    best = [columns[0] for columns in result.best_labels(1)]
+    scores = pa.array(result.scores.reshape(-1))
+    return {
+        "label": pa.array([result.labels[column] for column in best]),
+        "score": pa.array(result.scores[np.arange(len(best)), best]),
+        "scores": pa.FixedSizeListArray.from_arrays(scores, len(result.labels)),
+        **_counts(result.rows),
+    }
+
+
+RESULT_KINDS: Mapping[Kind, ResultKind] = {
+    "dense": ResultKind(
+        frozenset({"pooled"}), _dense_fields, _dense, lambda model, _: 8 * model.width
+    ),
+    "sparse": ResultKind(
+        frozenset({"sparse", "weights"}), _sparse_fields, _sparse, lambda _, tokens: 100 * tokens
+    ),
+    "multi": ResultKind(
+        frozenset({"multi"}),
+        _multi_fields,
+        _multi,
+        lambda model, tokens: 8 * model.width * tokens,
+    ),
+    "labels": ResultKind(
+        frozenset({"logits"}),
+        _label_fields,
+        _labels,
+        lambda model, _: 8 * len(model.artifact.manifest.labels),
+    ),
+    # Every kind of model can score pairs.
+    "scores": ResultKind(
+        frozenset({"pooled", "sparse", "weights", "multi", "logits"}),
+        _score_fields,
+        _scores,
+        lambda *_: 8,
+    ),
+}
+
+
+def kind_of(manifest: Manifest, kind: Kind | None) -> Kind:
+    """Return the kind of the results of a model: the requested one, or its first.
+
+    Raises:
+        OptionError: The model cannot compute the kind.
+    """
+    own = {
+        name: result
+        for name, result in RESULT_KINDS.items()
+        if not result.outputs.isdisjoint(manifest.outputs)
+    }
+    if kind is None and manifest.outputs[0] == "logits" and len(manifest.labels) == 1:
+        return "scores"  # a reranker
+    if kind is None:
+        kind = next((name for name in own if manifest.outputs[0] in own[name].outputs), None)
+    if kind not in own:
+        raise OptionError(
+            f"the model {manifest.name} cannot compute {kind or 'vectors or scores'}; "
+            f"it can compute: {', '.join(own) or 'nothing that is stored by row'}"
+        )
+    return kind

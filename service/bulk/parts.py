@@ -1,0 +1,270 @@
+"""The files of a part, by output format: written under temporary names, synced, then renamed."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from models.artifact import sha256
+from service.bulk.options import OutputFormat
+
+METADATA = b"vitrine"
+# Size in bytes above which rows are written before the part is complete.
+_BUFFER_BYTES = 64 * 2**20
+_VECTORS = "embedding"
+
+
+class Writer(Protocol):
+    """Writes rows to the files of a part."""
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Write rows."""
+
+    def close(self) -> None:
+        """Write what is left, and close the files."""
+
+
+class _ParquetWriter:
+    """Writes each batch of rows as a row group of a Parquet file."""
+
+    def __init__(self, files: Sequence[Path], schema: pa.Schema) -> None:
+        self._writer = pq.ParquetWriter(
+            files[0],
+            schema,
+            compression="zstd",
+            compression_level=1,
+            # Equal numbers are rare in vectors, and nobody filters by them.
+            use_dictionary=[column.name for column in schema if column.type == pa.string()],
+            write_statistics=[column.name for column in schema if column.name != _VECTORS],
+        )
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._writer.write_batch(rows, row_group_size=len(rows))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _JsonWriter:
+    """Writes each row as a line of JSON."""
+
+    def __init__(self, files: Sequence[Path], _schema: pa.Schema) -> None:
+        self._file = files[0].open("wb")
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        columns = {name: _values(rows.column(name)) for name in rows.schema.names}
+        for values in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, values, strict=True))
+            self._file.write(orjson.dumps(row, default=str, option=_JSON_OPTIONS))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+_JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+
+
+class _NumpyWriter:
+    """Writes vectors as one array, and the other columns as lines of JSON.
+
+    A row with an error is NaN in the array.
+    """
+
+    def __init__(self, files: Sequence[Path], schema: pa.Schema) -> None:
+        array, others = files
+        self._path = array
+        self._width = schema.field(_VECTORS).type.list_size
+        self._json = _JsonWriter([others], schema)
+        self._vectors: list[np.ndarray[Any, Any]] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        vectors = rows.column(_VECTORS)
+        values = vectors.flatten().to_numpy().reshape(-1, self._width)
+        own = np.full((len(rows), self._width), np.nan, values.dtype)
+        own[vectors.is_valid().to_numpy(zero_copy_only=False)] = values
+        self._vectors.append(own)
+        self._json.add(rows.drop_columns([_VECTORS]))
+
+    def close(self) -> None:
+        with self._path.open("wb") as file:
+            np.save(file, np.concatenate(self._vectors))
+        self._json.close()
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Return the values of a column, with numbers of vectors as arrays."""
+    if not pa.types.is_fixed_size_list(column.type):
+        if pa.types.is_list(column.type) and pa.types.is_fixed_size_list(column.type.value_type):
+            return [None if part is None else _values(part) for part in map(_part, column)]
+        return list(column.to_pylist())
+    width = column.type.list_size
+    rows = iter(column.flatten().to_numpy().astype(np.float32, copy=False).reshape(-1, width))
+    return [next(rows) if is_valid else None for is_valid in column.is_valid().to_pylist()]
+
+
+def _part(scalar: pa.Scalar) -> pa.Array | None:
+    return scalar.values
+
+
+def _join_parquet(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:
+    schema = pq.read_schema(parts[0][0])
+    writer = _ParquetWriter(files, schema)
+    for (part,) in parts:
+        file = pq.ParquetFile(part)
+        for group in range(file.num_row_groups):
+            for rows in file.read_row_group(group).to_batches():
+                writer.add(rows)
+    writer.close()
+
+
+def _join_lines(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:
+    with files[0].open("wb") as joined:
+        for (part,) in parts:
+            with part.open("rb") as file:
+                while chunk := file.read(2**20):
+                    joined.write(chunk)
+
+
+def _join_numpy(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:
+    arrays = [np.load(array, mmap_mode="r") for array, _ in parts]
+    shape = sum(map(len, arrays)), arrays[0].shape[1]
+    joined = np.lib.format.open_memmap(files[0], "w+", arrays[0].dtype, shape)
+    first = 0
+    for array in arrays:
+        joined[first : first + len(array)] = array
+        first += len(array)
+    joined.flush()
+    _join_lines([[others] for _, others in parts], files[1:])
+
+
+@dataclass(frozen=True)
+class Format:
+    """An output format.
+
+    Attributes:
+        suffixes: Suffix of each file of a part.
+        writer: Opens the files of a part for its rows.
+        join: Joins the files of parts.
+    """
+
+    suffixes: Sequence[str]
+    writer: Callable[[Sequence[Path], pa.Schema], Writer]
+    join: Callable[[Sequence[Sequence[Path]], Sequence[Path]], None]
+
+
+FORMATS: Mapping[OutputFormat, Format] = {
+    "parquet": Format((".parquet",), _ParquetWriter, _join_parquet),
+    "jsonl": Format((".jsonl",), _JsonWriter, _join_lines),
+    "npy": Format((".npy", ".jsonl"), _NumpyWriter, _join_numpy),
+}
+
+
+def with_metadata(schema: pa.Schema, metadata: Mapping[str, object]) -> pa.Schema:
+    """Return the schema with the description of the job, as JSON under the key "vitrine"."""
+    return schema.with_metadata({METADATA: json.dumps(metadata)})
+
+
+class PartFiles:
+    """The files of a part, which get their names when they are complete.
+
+    Args:
+        folder: Output folder.
+        stem: Name of the files without suffix.
+        format_: Output format.
+        schema: Columns and metadata.
+    """
+
+    def __init__(self, folder: Path, stem: str, format_: OutputFormat, schema: pa.Schema) -> None:
+        self._files = _Unfinished(folder, stem, FORMATS[format_])
+        self._writer = FORMATS[format_].writer(self._files.temporary, schema)
+        self._rows: list[pa.RecordBatch] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows."""
+        self._rows.append(rows)
+        if sum(batch.nbytes for batch in self._rows) > _BUFFER_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.add(pa.concat_batches(self._rows))
+            self._rows.clear()
+
+    def finish(self) -> dict[str, str]:
+        """Write the rest, rename the files, and return the SHA-256 of each."""
+        self._flush()
+        self._writer.close()
+        return self._files.publish()
+
+    def discard(self) -> None:
+        """Remove the files."""
+        self._rows.clear()
+        with suppress(OSError, pa.ArrowException):  # such as a full disk
+            self._writer.close()
+        self._files.remove()
+
+
+def join(
+    folder: Path, stem: str, format_: OutputFormat, parts: Sequence[Sequence[str]]
+) -> dict[str, str]:
+    """Join the files of parts, and return the SHA-256 of each joined file, by name.
+
+    Args:
+        folder: Output folder.
+        stem: Name of the joined files without suffix.
+        format_: Output format.
+        parts: Names of the files of each part.
+    """
+    files = _Unfinished(folder, stem, FORMATS[format_])
+    try:
+        FORMATS[format_].join(
+            [[folder / name for name in names] for names in parts], files.temporary
+        )
+        return files.publish()
+    finally:
+        files.remove()
+
+
+class _Unfinished:
+    """Files with temporary names.
+
+    Attributes:
+        temporary: Path of each file.
+    """
+
+    def __init__(self, folder: Path, stem: str, format_: Format) -> None:
+        self._folder = folder
+        self._names = [stem + suffix for suffix in format_.suffixes]
+        self.temporary = [folder / f".{name}.partial" for name in self._names]
+
+    def publish(self) -> dict[str, str]:
+        """Sync and rename the files, and return the SHA-256 of each, by name."""
+        hashes = {}
+        for path, name in zip(self.temporary, self._names, strict=True):
+            sync(path)
+            hashes[name] = sha256(path)
+            path.rename(self._folder / name)
+        sync(self._folder)
+        return hashes
+
+    def remove(self) -> None:
+        """Remove files that still have temporary names."""
+        for path in self.temporary:
+            path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Write a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,195 @@
+"""Blocks of records in, encoded blocks out, in the same order.
+
+Several blocks are in flight at a time, so that the next ones are read and tokenised while the
+engine runs, and batches are formed from thousands of records. Equal items are computed once, if
+they are in the same block or in one of the recent blocks.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from service.bulk.encoder import Encoder
+from service.bulk.options import ROW, BulkOptions, Kind
+from service.bulk.readers import Block
+from service.bulk.texts import Item, copied_array, items_of
+
+# Maximum number of records in flight. With more, batches have hardly less padding.
+_MAX_ROWS = 4096
+# Maximum number of characters in flight, unless one block has more: `open_model` refuses more than
+# 16 Mi characters that are tokenised at the same time.
+_MAX_CHARS = 8 * 2**20
+# Approximate size of a Python text and of its tokens, in bytes per character.
+_CHAR_BYTES = 8
+# Share of the memory for results of recent blocks.
+_RECENT = 0.25
+
+
+@dataclass(frozen=True)
+class EncodedBlock:
+    """The rows of a block.
+
+    Attributes:
+        first: Index of the first record in the input.
+        count: Number of records.
+        rows: Rows of the output; None if the part is not wanted.
+        share: See `Block.share`.
+    """
+
+    first: int
+    count: int
+    rows: pa.RecordBatch | None
+    share: float
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A block in flight.
+
+    Attributes:
+        block: The block.
+        origins: Block and index there of the result of each record; None: the record has an error.
+        errors: Errors of records, by index in the block.
+        copied: Columns that are copied to the output.
+        items: Items of the block that occur in no recent block; each occurs once.
+        results: Results of these items.
+        chars: Number of characters of these items.
+        size: Approximate size of the records and results, in bytes.
+    """
+
+    block: Block
+    origins: list["tuple[_Pending, int] | None"] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    copied: list[pa.Array] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    results: "asyncio.Task[pa.RecordBatch] | None" = None
+    chars: int = 0
+    size: int = 0
+
+
+class Pipeline:
+    """Encodes blocks of records.
+
+    Args:
+        encoder: Computes the results of items.
+        options: Settings of the job.
+        kind: Kind of the results.
+        copied: Columns that are copied to the output.
+
+    Attributes:
+        schema: Columns of the output.
+    """
+
+    def __init__(
+        self, encoder: Encoder, options: BulkOptions, kind: Kind, copied: pa.Schema
+    ) -> None:
+        self._encoder = encoder
+        self._options = options
+        self._kind = kind
+        self._copied = copied
+        self.schema = pa.schema([pa.field(ROW, pa.int64()), *copied, *encoder.schema])
+        self._in_flight: deque[_Pending] = deque()
+        # Blocks whose results are kept for equal items, the oldest first.
+        self._recent: deque[_Pending] = deque()
+        self._origins: dict[Item, tuple[_Pending, int]] = {}
+
+    async def run(self, blocks: Iterator[Block]) -> AsyncGenerator[EncodedBlock, None]:
+        """Yield the encoded blocks.
+
+        Raises:
+            VitrineError: The engine has stopped.
+            BulkError: The input cannot be read.
+        """
+        try:
+            while (block := await asyncio.to_thread(next, blocks, None)) is not None:
+                pending = self._pending(block)
+                while self._in_flight and self._is_full(pending):
+                    yield await self._finished()
+                if pending.items:
+                    work = self._encoder.encode(pending.items)
+                    pending.results = asyncio.create_task(work)
+                self._in_flight.append(pending)
+            while self._in_flight:
+                yield await self._finished()
+        finally:
+            for pending in self._in_flight:
+                if pending.results is not None:
+                    pending.results.cancel()
+
+    def _pending(self, block: Block) -> _Pending:
+        """Return a block with its own items: those that occur in no recent block."""
+        pending = _Pending(block)
+        if not block.columns:
+            return pending
+        items, pending.errors = items_of(block, self._options, self._kind)
+        pending.copied = [
+            copied_array(column.name, column.type, block.columns[column.name], pending.errors)
+            for column in self._copied
+        ]
+        for index, item in enumerate(items):
+            if item is None or index in pending.errors:
+                pending.origins.append(None)
+                continue
+            origin = self._origins.get(item)
+            if origin is None:
+                origin = self._origins[item] = pending, len(pending.items)
+                pending.items.append(item)
+            pending.origins.append(origin)
+        pending.chars = sum(map(_chars, pending.items))
+        results = self._encoder.result_bytes(pending.items)
+        pending.size = _CHAR_BYTES * pending.chars + results + sum(a.nbytes for a in pending.copied)
+        self._recent.append(pending)
+        return pending
+
+    def _is_full(self, pending: _Pending) -> bool:
+        """Return whether one more block exceeds a limit."""
+        blocks = [*self._in_flight, pending]
+        return (
+            sum(len(block.items) for block in blocks) > _MAX_ROWS
+            or sum(block.chars for block in blocks) > _MAX_CHARS
+            or sum(block.size for block in blocks) > self._options.max_memory * (1 - _RECENT)
+        )
+
+    async def _finished(self) -> EncodedBlock:
+        """Return the oldest block in flight, once it is encoded."""
+        pending = self._in_flight[0]
+        block = pending.block
+        rows = await self._rows(pending) if block.columns else None
+        self._in_flight.popleft()
+        self._forget()
+        return EncodedBlock(block.first, block.rows, rows, block.share)
+
+    async def _rows(self, pending: _Pending) -> pa.RecordBatch:
+        failed = sorted(pending.errors)
+        batches = [self._encoder.failed([pending.errors[index] for index in failed])]
+        starts: dict[_Pending, int] = {}
+        total = len(failed)
+        for origin in dict.fromkeys(origin[0] for origin in pending.origins if origin):
+            assert origin.results is not None  # noqa: S101 - it has items
+            batches.append(await origin.results)
+            starts[origin], total = total, total + len(batches[-1])
+        position = {index: place for place, index in enumerate(failed)}
+        order = [
+            position[index] if origin is None else starts[origin[0]] + origin[1]
+            for index, origin in enumerate(pending.origins)
+        ]
+        results = pa.concat_batches(batches).take(pa.array(order))
+        first = pending.block.first
+        numbers = pa.array(range(first, first + len(results)), pa.int64())
+        return pa.record_batch([numbers, *pending.copied, *results.columns], self.schema)
+
+    def _forget(self) -> None:
+        """Forget the oldest recent blocks that exceed the memory for them."""
+        size = sum(block.size for block in self._recent)
+        while size > self._options.max_memory * _RECENT and self._recent[0] not in self._in_flight:
+            oldest = self._recent.popleft()
+            size -= oldest.size
+            for item in oldest.items:
+                del self._origins[item]
+
+
+def _chars(item: Item) -> int:
+    return len(item) if isinstance(item, str) else sum(map(len, item))

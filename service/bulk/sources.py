@@ -1,0 +1,264 @@
+"""The input of a job: its files, their fingerprints, and the types of their columns."""
+
+import csv
+import glob
+import gzip
+import hashlib
+import io
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from service.bulk.options import BulkError, BulkOptions, InputFormat, Kind, OptionError
+from service.bulk.readers import READERS, Block, Plan, csv_header
+
+STDIN = "-"
+_STDIN_NAME = "standard input"
+# Size in bytes of the start of the first file, from which the types of columns are inferred.
+_SAMPLE_BYTES = 2**20
+
+_SUFFIXES: Mapping[str, InputFormat] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".txt": "text",
+}
+_COMPRESSIONS = (".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """An input file.
+
+    Attributes:
+        path: Path of the file.
+        size: Size in bytes.
+        sha256: SHA-256 of the content, in hexadecimal.
+        modified: Time of the last modification when the file was hashed, in ns.
+    """
+
+    path: Path
+    size: int
+    sha256: str
+    modified: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """The input of a job.
+
+    Attributes:
+        format: Format of all files.
+        files: The files in their order; empty for standard input.
+        text_columns: Columns from which texts are made.
+        copied: Names and types of the columns that are copied to the output.
+        stream: Standard input, if it is the input.
+    """
+
+    format: InputFormat
+    files: tuple[InputFile, ...]
+    text_columns: tuple[str, ...]
+    copied: pa.Schema
+    stream: BinaryIO | None = None
+
+    def read(self, plan: Plan) -> Iterator[Block]:
+        """Yield blocks of records; `Block.share` is the share of the whole input.
+
+        Raises:
+            BulkError: A file cannot be read, or was changed.
+        """
+        columns = tuple(dict.fromkeys((*self.text_columns, *self.copied.names)))
+        read = READERS[self.format]
+        if self.stream is not None:
+            with _reading(_STDIN_NAME):
+                yield from read(self.stream, columns, 0, plan)
+            return
+        first, done, total = 0, 0, max(1, sum(file.size for file in self.files))
+        for file in self.files:
+            with _reading(str(file.path)), file.path.open("rb") as raw:
+                for block in read(_decompressed(raw, file.path.name), columns, first, plan):
+                    first = block.first + block.rows
+                    share = block.share or min(1.0, raw.tell() / max(1, file.size))
+                    yield replace(block, share=(done + share * file.size) / total)
+            _check_unchanged(file)
+            done += file.size
+
+
+def open_source(options: BulkOptions, kind: Kind) -> Source:
+    """Find and hash the input files, and check their columns.
+
+    Raises:
+        OptionError: There is no such file or column, or its format is unknown.
+        BulkError: A file cannot be read.
+    """
+    texts = tuple(options.text_columns(kind))
+    if STDIN in options.inputs:
+        return _open_stdin(options, texts)
+    paths = _find(options.inputs, options.input_format)
+    format_ = _format_of(paths, options.input_format)
+    schemas = {str(path): _schema(path, format_, texts) for path in paths}
+    copied = _copied(schemas, texts, options.copied_columns)
+    return Source(format_, tuple(map(_fingerprint, paths)), texts, copied)
+
+
+def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
+    if options.inputs != (STDIN,):
+        raise OptionError("- (standard input) must be the only input")
+    format_ = options.input_format or "text"
+    if format_ == "parquet":
+        raise OptionError("Parquet cannot be read from standard input; write it to a file")
+    stream = io.BufferedReader(cast(io.RawIOBase, sys.stdin.buffer), _SAMPLE_BYTES)
+    with _reading(_STDIN_NAME):
+        schema = _inferred(stream.peek(_SAMPLE_BYTES), format_, texts, _STDIN_NAME)
+    copied = _copied({_STDIN_NAME: schema}, texts, options.copied_columns)
+    return Source(format_, (), texts, copied, cast(BinaryIO, stream))
+
+
+def _find(inputs: Sequence[str], format_: InputFormat | None) -> list[Path]:
+    paths: list[Path] = []
+    for name in inputs:
+        path = Path(name)
+        if path.is_dir():
+            found = [file for file in sorted(path.rglob("*")) if _is_input(file, path, format_)]
+        elif path.exists():
+            found = [path]
+        else:
+            found = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
+        if not found:
+            raise OptionError(f"there is no input file at {name}")
+        paths += found
+    return paths
+
+
+def _is_input(file: Path, folder: Path, format_: InputFormat | None) -> bool:
+    hidden = any(part[0] in "._" for part in file.relative_to(folder).parts)
+    return file.is_file() and not hidden and bool(format_ or _suffix_format(file))
+
+
+def _suffix_format(path: Path) -> InputFormat | None:
+    name = path.name.lower()
+    for compression in _COMPRESSIONS:
+        name = name.removesuffix(compression)
+    return _SUFFIXES.get(Path(name).suffix)
+
+
+def _format_of(paths: Sequence[Path], format_: InputFormat | None) -> InputFormat:
+    formats = {format_ or _suffix_format(path): path for path in paths}
+    if None in formats:
+        raise OptionError(
+            f"the format of {formats[None]} is unknown; known suffixes are "
+            f"{', '.join(_SUFFIXES)}, also with {' or '.join(_COMPRESSIONS)}; set --input-format"
+        )
+    if len(formats) > 1:
+        raise OptionError(f"the input files have several formats: {', '.join(map(str, formats))}")
+    return cast(InputFormat, next(iter(formats)))
+
+
+def _fingerprint(path: Path) -> InputFile:
+    with _reading(str(path)), path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return InputFile(path, status.st_size, digest, status.st_mtime_ns)
+
+
+def _check_unchanged(file: InputFile) -> None:
+    status = file.path.stat()
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.modified):
+        raise BulkError(f"{file.path} was changed while it was read; start again")
+
+
+def _copied(
+    schemas: Mapping[str, pa.Schema], texts: Sequence[str], copied: Sequence[str]
+) -> pa.Schema:
+    """Return the copied columns; check that all files have all columns.
+
+    Args:
+        schemas: Columns of each file, by its name.
+        texts: Columns from which texts are made.
+        copied: Columns that are copied to the output.
+
+    Raises:
+        OptionError: A file lacks a column, or a copied column has another type than in the first.
+    """
+    first = next(iter(schemas.values()))
+    for file, schema in schemas.items():
+        for name in (*texts, *copied):
+            if name not in schema.names:
+                names = ", ".join(schema.names)
+                raise OptionError(f"{file} has no column {name!r}; its columns are: {names}")
+            types = schema.field(name).type, first.field(name).type
+            if name in copied and types[0] != types[1]:
+                raise OptionError(
+                    f"the column {name!r} has the type {types[0]} in {file}, but {types[1]} in "
+                    "the first file"
+                )
+    return pa.schema([first.field(name).with_nullable(True) for name in copied])
+
+
+def _schema(path: Path, format_: InputFormat, texts: Sequence[str]) -> pa.Schema:
+    """Return the columns of a file and their types."""
+    with _reading(str(path)), path.open("rb") as raw:
+        if format_ == "parquet":
+            schema: pa.Schema = pq.read_schema(raw)
+            return schema
+        sample = _decompressed(raw, path.name).read(_SAMPLE_BYTES)
+    return _inferred(sample, format_, texts, str(path))
+
+
+def _inferred(sample: bytes, format_: InputFormat, texts: Sequence[str], name: str) -> pa.Schema:
+    """Return the columns in the start of a file, and their types."""
+    if format_ == "text":
+        return pa.schema([pa.field(column, pa.string()) for column in texts])
+    if format_ in ("csv", "tsv"):
+        header = csv_header(io.BytesIO(sample), "\t" if format_ == "tsv" else ",")
+        return pa.schema([pa.field(column, pa.string()) for column in header])
+    records = []
+    for line in sample.split(b"\n")[: None if len(sample) < _SAMPLE_BYTES else -1]:
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue  # an error of this record, when it is read
+        if isinstance(record, dict):
+            records.append(record)
+    columns = dict.fromkeys(key for record in records for key in record)
+    if not columns:
+        raise BulkError(f"{name} has no JSON object in its first {_SAMPLE_BYTES} bytes")
+    return pa.schema([_inferred_field(column, records) for column in columns])
+
+
+def _inferred_field(name: str, records: Sequence[Mapping[str, object]]) -> pa.Field:
+    try:
+        type_ = pa.infer_type([record.get(name) for record in records])
+    except pa.ArrowException:  # values of several types
+        type_ = pa.null()
+    return pa.field(name, pa.string() if type_ == pa.null() else type_)
+
+
+def _decompressed(raw: BinaryIO, name: str) -> BinaryIO:
+    if name.endswith(".gz"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if name.endswith(".zst"):
+        stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
+        return io.BufferedReader(cast(io.RawIOBase, stream))
+    return raw
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, csv.Error, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BulkError(f"{name} cannot be read: {reason}") from error

@@ -1,0 +1,45 @@
+"""Jobs on the small model, and the artifacts of other kinds of models."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+
+from models.artifact import Artifact
+from service.bulk.job import encode_files
+from service.bulk.options import BulkOptions
+from service.bulk.progress import Progress
+from tests.service.api.conftest import (  # noqa: F401 - fixtures
+    classifier,
+    cross_encoder,
+    multi_encoder,
+    reranker,
+    sparse_encoder,
+)
+
+# Runs a job on an input file, and returns its final state.
+Encode = Callable[..., Progress]
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+@pytest.fixture
+def encode(small_artifact: Artifact, output: Path) -> Encode:
+    def run(*inputs: Path | str, **others: object) -> Progress:
+        fields = {"output": output, "model": small_artifact.path, "threads": 2, **others}
+        options = BulkOptions(inputs=tuple(map(str, inputs)), **fields)  # type: ignore[arg-type]
+        return asyncio.run(encode_files(options))
+
+    return run
+
+
+def rows_of(folder: Path) -> pa.Table:
+    """Return all rows of the Parquet files in a folder, in the order of their names."""
+    table: pa.Table = pyarrow.dataset.dataset(folder, format="parquet").to_table()
+    return table

@@ -1,0 +1,370 @@
+"""Jobs: results of each kind, formats, errors, duplicates and options."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
+    SentenceTransformer,
+    SparseEncoder,
+)
+from transformers import pipeline
+
+from models.artifact import Artifact
+from service.bulk.job import encode_files
+from service.bulk.options import BulkError, BulkOptions, OptionError
+from service.inference.batcher import Outcome
+from service.inference.loaded_model import LoadedModel
+from service.inference.results import RowResults
+from service.inference.tokenizer import Row
+from tests.service.bulk.conftest import Encode, rows_of
+
+TEXTS = ["The cat sat on the mat.", "Strassenbahn", "a b c " * 40, "x", "The cat sat on the mat."]
+
+
+def write_lines(folder: Path, records: Iterable[object]) -> Path:
+    path = folder / "input.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def write_texts(folder: Path, texts: Iterable[str | None]) -> Path:
+    return write_lines(folder, ({"text": text} for text in texts))
+
+
+def test_dense_vectors_equal_sentence_transformers(
+    encode: Encode, tmp_path: Path, output: Path, small_folder: Path
+) -> None:
+    texts = [f"{text} {number}" for number in range(200) for text in TEXTS]
+    progress = encode(write_texts(tmp_path, texts), part_rows=300)
+    table = rows_of(output)
+    oracle = SentenceTransformer(str(small_folder), device="cpu")
+    actual = np.stack(table["embedding"].to_numpy())
+    np.testing.assert_allclose(actual, oracle.encode(texts), rtol=0, atol=1e-5)
+    assert table["row"].to_pylist() == list(range(1000))
+    assert table["tokens"].to_pylist() == [len(oracle.tokenizer(t)["input_ids"]) for t in texts]
+    assert table["error"].null_count == 1000
+    assert sorted(path.name for path in output.glob("*.parquet")) == [
+        f"part-0000{number}.parquet" for number in range(4)
+    ]
+    assert (progress.rows, progress.is_complete) == (1000, True)
+    assert progress.tokens == sum(table["tokens"].to_pylist())
+
+
+def test_dimensions_prompt_and_type_of_vectors_are_those_of_the_options(
+    encode: Encode, tmp_path: Path, output: Path, small_folder: Path
+) -> None:
+    encode(write_texts(tmp_path, TEXTS), dimensions=8, dtype="float16")
+    table = rows_of(output)
+    assert table.schema.field("embedding").type == pa.list_(pa.float16(), 8)
+    oracle = SentenceTransformer(str(small_folder), device="cpu")
+    expected = oracle.encode(TEXTS)[:, :8]
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    actual = np.stack(table["embedding"].to_numpy())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_sparse_vectors_equal_sentence_transformers(
+    encode: Encode,
+    tmp_path: Path,
+    output: Path,
+    sparse_encoder: tuple[SparseEncoder, Artifact],
+) -> None:
+    texts = ["w3 w4 w5", "w6", "w7 w8 w9 " * 9]
+    oracle, artifact = sparse_encoder
+    encode(write_texts(tmp_path, texts), model=artifact.path)
+    table = rows_of(output)
+    expected = oracle.encode(texts, convert_to_sparse_tensor=False).numpy()
+    actual = np.zeros_like(expected)
+    for row, (ids, weights) in enumerate(
+        zip(table["ids"].to_pylist(), table["weights"].to_pylist(), strict=True)
+    ):
+        actual[row, ids] = weights
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_multi_vectors_equal_sentence_transformers(
+    encode: Encode,
+    tmp_path: Path,
+    output: Path,
+    multi_encoder: tuple[MultiVectorEncoder, Artifact],
+) -> None:
+    oracle, artifact = multi_encoder
+    texts = ["The cat sat on the mat.", "rain"]
+    encode(write_texts(tmp_path, texts), model=artifact.path, prompt_name="document")
+    expected = oracle.encode_document(texts)
+    for actual, own in zip(rows_of(output)["embedding"].to_pylist(), expected, strict=True):
+        np.testing.assert_allclose(actual, own.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_scores_of_a_reranker_equal_sentence_transformers(
+    encode: Encode, tmp_path: Path, output: Path, reranker: Artifact, cross_encoder: CrossEncoder
+) -> None:
+    pairs = [("w1 w2", "w3 w4 w5"), ("w6", "w7"), ("w1 w2", "w8 " * 30)]
+    records = [{"query": query, "text": text} for query, text in pairs]
+    encode(write_lines(tmp_path, records), model=reranker.path)
+    expected = cross_encoder.predict(pairs)
+    np.testing.assert_allclose(rows_of(output)["score"].to_numpy(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_labels_equal_transformers(
+    encode: Encode, tmp_path: Path, output: Path, classifier: Artifact
+) -> None:
+    texts = ["w1 w2 w3", "w4", "w5 w6 " * 20]
+    encode(write_texts(tmp_path, texts), model=classifier.path)
+    oracle = pipeline("text-classification", str(classifier.path.with_name("model")), device="cpu")
+    table = rows_of(output)
+    for label, score, expected in zip(
+        table["label"].to_pylist(),
+        table["score"].to_pylist(),
+        oracle(texts, truncation=True),
+        strict=True,
+    ):
+        assert label == expected["label"]
+        assert score == pytest.approx(expected["score"], abs=1e-5)
+    scores = np.stack(table["scores"].to_numpy())
+    np.testing.assert_allclose(scores.sum(axis=1), 1.0, rtol=0, atol=1e-6)
+
+
+def test_records_with_errors_are_rows_with_errors_and_never_stop_the_job(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    texts = ["fine", "", None, "\0", " \n", "\u200b\u200d", "y " * 2_500_000, "also fine"]
+    progress = encode(write_texts(tmp_path, texts))
+    table = rows_of(output)
+    empty = "the text is empty or only white space"
+    assert table["error"].to_pylist() == [
+        None,
+        empty,
+        "the column 'text' is null or missing",
+        "the text contains a NUL character",
+        empty,
+        "the text has no tokens: the tokenizer drops all of its characters",
+        None,
+        None,
+    ]
+    valid = table["error"].is_null()
+    assert table["embedding"].is_valid() == valid
+    assert table["tokens"].is_valid() == valid
+    assert table["truncated"].to_pylist()[6] is True
+    assert (progress.errors, progress.truncated) == (5, 1)
+    assert progress.first_error == f"row 1: {empty}"
+
+
+def test_item_that_fails_in_the_engine_is_an_error_and_the_others_are_encoded(
+    encode: Encode, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from service.inference import opening
+    from service.inference.loaded_model import run_batch
+
+    def run(engine: object, metrics: object, batch: list) -> object:  # type: ignore[type-arg]
+        if any(len(item.row.ids) == 6 for item in batch):
+            raise ValueError("an engine's own message")
+        return run_batch(engine, metrics, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(opening, "run_batch", run)
+    encode(write_texts(tmp_path, TEXTS[:4]))
+    assert rows_of(output)["error"].to_pylist() == [
+        None,
+        "the engine failed on this input",
+        None,
+        None,
+    ]
+
+
+def test_job_stops_after_more_errors_than_allowed(encode: Encode, tmp_path: Path) -> None:
+    path = write_texts(tmp_path, ["fine", "", "", ""])
+    message = "more than 2 records have errors; the first is row 1: the text is empty"
+    with pytest.raises(BulkError, match=message):
+        encode(path, max_errors=2)
+    assert encode(path, max_errors=3).is_complete
+
+
+def test_equal_texts_are_computed_once_also_across_blocks(
+    encode: Encode, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    encode_rows = LoadedModel.encode_rows
+
+    async def counted(
+        self: LoadedModel,
+        rows: Sequence[Row],
+        *others: Any,  # noqa: ANN401 - passed on
+        **options: Any,  # noqa: ANN401 - passed on
+    ) -> Outcome[RowResults]:
+        computed.append(len(rows))
+        return await encode_rows(self, rows, *others, **options)
+
+    monkeypatch.setattr(LoadedModel, "encode_rows", counted)
+    texts = [f"text {number % 300}" for number in range(3000)]
+    encode(write_texts(tmp_path, texts))
+    assert sum(computed) == 300 + 1  # and the check of the options
+    vectors = np.stack(rows_of(output)["embedding"].to_numpy())
+    assert (vectors[:300] == vectors[2700:]).all()
+    assert len(np.unique(vectors, axis=0)) == 300
+
+
+def test_ids_and_columns_keep_their_names_and_types(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    table = pa.table(
+        {
+            "text": ["one", "two"],
+            "year": pa.array([1, None], pa.int16()),
+            "tags": [["a"], []],
+            "key": ["k1", "k2"],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    encode(tmp_path / "a.parquet", id_column="key", columns=("year", "tags"))
+    rows = rows_of(output)
+    assert rows.column_names[:4] == ["row", "key", "year", "tags"]
+    assert rows.select(["key", "year", "tags"]) == table.select(["key", "year", "tags"])
+
+
+def test_column_with_the_name_of_a_result_is_refused(encode: Encode, tmp_path: Path) -> None:
+    path = write_lines(tmp_path, [{"text": "x", "tokens": 7}])
+    with pytest.raises(OptionError, match="the output has a column 'tokens' of its own"):
+        encode(path, columns=("tokens",))
+
+
+def test_json_lines_and_numpy_have_the_same_values_as_parquet(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    path = write_lines(
+        tmp_path, [{"text": text, "key": f"k{i}"} for i, text in enumerate([*TEXTS, ""])]
+    )
+    for name in ("parquet", "jsonl", "npy"):
+        encode(path, format=name, output=output / name, id_column="key")
+    expected = rows_of(output / "parquet").to_pylist()
+    lines = (output / "jsonl" / "part-00000.jsonl").read_text().splitlines()
+    for actual, row in zip(map(json.loads, lines), expected, strict=True):
+        assert actual.pop("embedding") == (row["embedding"] and pytest.approx(row["embedding"]))
+        assert actual == {name: row[name] for name in actual}
+    vectors = np.load(output / "npy" / "part-00000.npy")
+    assert vectors.shape == (6, 32)
+    assert np.isnan(vectors[5]).all()
+    np.testing.assert_array_equal(vectors[:5], [row["embedding"] for row in expected[:5]])
+    others = (output / "npy" / "part-00000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["key"] for line in others] == [f"k{i}" for i in range(6)]
+
+
+@pytest.mark.parametrize("name", ["parquet", "jsonl", "npy"])
+def test_joined_file_replaces_the_parts(
+    encode: Encode, tmp_path: Path, output: Path, name: str
+) -> None:
+    path = write_texts(tmp_path, [f"text {number}" for number in range(50)])
+    encode(path, format=name, part_rows=20, concat=True)
+    assert {file.stem for file in output.iterdir() if file.name[0] != "_"} == {"embeddings"}
+    if name == "npy":
+        assert np.load(output / "embeddings.npy").shape == (50, 32)
+    elif name == "parquet":
+        assert rows_of(output)["row"].to_pylist() == list(range(50))
+    else:
+        assert len((output / "embeddings.jsonl").read_text().splitlines()) == 50
+    assert encode(path, format=name, part_rows=20, concat=True).kept == 50
+
+
+def test_metadata_of_a_file_describes_the_job(
+    encode: Encode, tmp_path: Path, output: Path, small_artifact: Artifact
+) -> None:
+    encode(write_texts(tmp_path, TEXTS))
+    metadata = pq.read_schema(output / "part-00000.parquet").metadata
+    job = json.loads(metadata[b"vitrine"])
+    assert job["model"] == small_artifact.manifest.name
+    assert job["graph"] == small_artifact.graph_sha256("onnxruntime")
+    assert job["--precision"] == "float32"
+    assert job["files"] == [str(tmp_path / "input.jsonl")]
+
+
+def test_shards_divide_the_parts_and_their_files_equal_those_of_one_job(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    path = write_texts(tmp_path, [f"text {number}" for number in range(95)])
+    encode(path, part_rows=10, output=output / "one")
+    rows = [
+        encode(path, part_rows=10, output=output / "shards", shard=(index, 3)).rows
+        for index in (1, 2, 3)
+    ]
+    assert rows == [35, 30, 30]
+    one, shards = rows_of(output / "one"), rows_of(output / "shards")
+    assert one.drop_columns("embedding") == shards.drop_columns("embedding")
+    names = [sorted(p.name for p in (output / o).glob("part-*")) for o in ("one", "shards")]
+    assert names[0] == names[1]
+
+
+def test_limit_ends_the_input(encode: Encode, tmp_path: Path, output: Path) -> None:
+    path = write_texts(tmp_path, [f"text {number}" for number in range(95)])
+    assert encode(path, part_rows=10, limit=27).rows == 27
+    assert rows_of(output)["row"].to_pylist() == list(range(27))
+
+
+def test_memory_limit_below_one_block_still_encodes_all(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    path = write_texts(tmp_path, [f"text {number}" for number in range(2000)])
+    assert encode(path, max_memory=1).rows == 2000
+    assert rows_of(output)["row"].to_pylist() == list(range(2000))
+
+
+def test_stop_ends_the_job_after_the_current_part_and_a_second_run_does_the_rest(
+    small_artifact: Artifact, tmp_path: Path, output: Path
+) -> None:
+    path = write_texts(tmp_path, [f"text {number}" for number in range(3000)])
+    options = BulkOptions(
+        inputs=(str(path),), output=output, model=small_artifact.path, part_rows=700, threads=2
+    )
+
+    async def stopped() -> tuple[int, bool]:
+        stop = asyncio.Event()
+        progress = await encode_files(options, lambda _: stop.set(), stop)
+        return progress.rows, progress.is_complete
+
+    assert asyncio.run(stopped()) == (700, False)
+    assert not list(output.glob(".*"))
+    second = asyncio.run(encode_files(options))
+    assert (second.rows, second.kept, second.is_complete) == (2300, 700, True)
+    assert rows_of(output)["row"].to_pylist() == list(range(3000))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "sparse"}, "cannot compute sparse; it can compute: dense, scores"),
+        ({"dimensions": 33}, "dimensions must be from 1 to 32, the model's width"),
+        ({"prompt_name": "none"}, "unknown"),
+        ({"kind": "scores", "dimensions": 3}, "--dimensions applies to dense vectors, not to sco"),
+        ({"shard": (0, 3)}, "--shard 0/3: shards are numbered from 1/3"),
+        ({"shard": (1, 3), "concat": True}, "--concat needs all parts"),
+        ({"template": "text"}, "--template has no column in braces"),
+        ({"template": "{a.b}"}, "--template takes names of columns in braces alone"),
+        ({"template": "{"}, "--template is invalid"),
+        ({"part_rows": 0}, "--part-rows must be at least 1"),
+    ],
+)
+def test_invalid_options_are_refused_before_the_output_folder_is_made(
+    encode: Encode, tmp_path: Path, output: Path, settings: dict[str, object], message: str
+) -> None:
+    path = write_lines(tmp_path, [{"text": "x", "query": "q"}])
+    with pytest.raises(OptionError, match=message):
+        encode(path, **settings)
+    assert not output.exists()
+
+
+def test_input_without_records_is_an_error(encode: Encode, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("")
+    with pytest.raises(BulkError, match="the input has no records"):
+        encode(path)

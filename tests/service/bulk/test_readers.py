@@ -1,0 +1,268 @@
+"""Blocks of records from files of each format."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.bulk.options import BulkError, BulkOptions, OptionError
+from service.bulk.readers import READERS, Block
+from service.bulk.sources import Source, open_source
+from service.bulk.texts import copied_array, items_of
+
+
+@dataclass
+class Parts:
+    """A plan: parts of some records, of which some are wanted."""
+
+    rows: int = 10**6
+    wanted: Callable[[int], bool] = lambda _: True
+    limit: int = 10**9
+
+    def rows_from(self, first: int) -> int:
+        return max(0, min((first // self.rows + 1) * self.rows, self.limit) - first)
+
+    def is_wanted(self, first: int) -> bool:
+        return self.wanted(first // self.rows)
+
+
+def options(*inputs: Path | str, **others: object) -> BulkOptions:
+    fields = {"inputs": tuple(map(str, inputs)), "output": Path("out"), "model": Path("model")}
+    return BulkOptions(**{**fields, **others})  # type: ignore[arg-type]
+
+
+def texts(source: Source, plan: Parts | None = None) -> dict[int, object]:
+    """Return the text of each record, by its index."""
+    found: dict[int, object] = {}
+    for block in source.read(plan or Parts()):
+        if block.columns:
+            items, errors = items_of(block, options("x"), "dense")
+            values = [errors.get(i, item) for i, item in enumerate(items)]
+            found |= {block.first + i: value for i, value in enumerate(values)}
+    return found
+
+
+Write = Callable[[Path, Sequence[str]], Path]
+
+
+def write_parquet(folder: Path, values: Sequence[str]) -> Path:
+    pq.write_table(pa.table({"text": values}), folder / "a.parquet", row_group_size=7)
+    return folder / "a.parquet"
+
+
+def write_jsonl(folder: Path, values: Sequence[str]) -> Path:
+    lines = [json.dumps({"text": value, "other": 1}) + "\n" for value in values]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    return folder / "a.jsonl"
+
+
+def write_csv(folder: Path, values: Sequence[str]) -> Path:
+    with (folder / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "text"), *enumerate(values)])
+    return folder / "a.csv"
+
+
+def write_text(folder: Path, values: Sequence[str]) -> Path:
+    (folder / "a.txt").write_text("".join(f"{value}\n" for value in values))
+    return folder / "a.txt"
+
+
+FORMATS = [write_parquet, write_jsonl, write_csv, write_text]
+
+
+@pytest.mark.parametrize(
+    ("write", "compress"),
+    [
+        (write_parquet, None),
+        *((write, c) for write in FORMATS[1:] for c in (None, gzip.compress, zstandard.compress)),
+    ],
+)
+def test_every_format_gives_the_records_in_order(
+    tmp_path: Path, write: Write, compress: Callable[[bytes], bytes] | None
+) -> None:
+    values = [f"text {number}, äöü" for number in range(1000)]
+    path = write(tmp_path, values)
+    if compress is not None:
+        content = path.read_bytes()
+        path.unlink()
+        half = content.index(b"\n", len(content) // 2)
+        # Two members, as of a log that was appended to.
+        compressed = compress(content[:half]) + compress(content[half:])
+        path = path.with_name(path.name + (".gz" if compress is gzip.compress else ".zst"))
+        path.write_bytes(compressed)
+    assert texts(open_source(options(path), "dense")) == dict(enumerate(values))
+
+
+@given(
+    st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n")), max_size=40),
+    st.integers(1, 9),
+    st.sets(st.integers(0, 9)),
+    st.integers(1, 50),
+)
+def test_blocks_cover_all_records_up_to_the_limit_and_have_the_wanted_columns(
+    values: list[str], rows: int, wanted: set[int], limit: int
+) -> None:
+    plan = Parts(rows, wanted.__contains__, limit)
+    parquet = io.BytesIO()
+    pq.write_table(pa.table({"text": pa.array(values, pa.string())}), parquet, row_group_size=4)
+    lines = "".join(json.dumps({"text": value}) + "\n" for value in values)
+    contents = {
+        "parquet": parquet.getvalue(),
+        "jsonl": lines.encode(),
+        "text": "".join(f"{value}\n" for value in values).encode(),
+    }
+    for name, content in contents.items():
+        blocks: list[Block] = list(READERS[name](io.BytesIO(content), ["text"], 0, plan))  # type: ignore[index]
+        assert sum(block.rows for block in blocks) == min(len(values), limit)
+        first = 0
+        for block in blocks:
+            part = block.first // rows
+            assert block.first == first
+            assert (first + block.rows - 1) // rows == part  # of one part
+            first += block.rows
+            assert bool(block.columns) == (part in wanted)
+            if block.columns:
+                own = list(block.columns["text"])
+                actual = [v.as_py() if isinstance(v, pa.Scalar) else v for v in own]
+                assert actual == values[block.first : first]
+
+
+def test_invalid_records_have_errors_and_the_others_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'\xef\xbb\xbf{"text": "one"}\r\n{"text": \n[1]\n{"text": null}\n{"other": 1}\n\n'
+        b'{"text": 7}\n{"text": "\xff"}\n{"text": "two"}'
+    )
+    assert texts(open_source(options(path), "dense")) == {
+        0: "one",
+        1: "the line is not JSON: unexpected end of data, at character 9",
+        2: "the line is not a JSON object",
+        3: "the column 'text' is null or missing",
+        4: "the column 'text' is null or missing",
+        5: "the column 'text' is not a text",
+        6: "the line is not JSON: str is not valid UTF-8: surrogates not allowed, at character 0",
+        7: "two",
+    }
+
+
+def test_invalid_utf8_is_an_error_of_its_record_in_every_format(tmp_path: Path) -> None:
+    message = "the record is not valid UTF-8"
+    (tmp_path / "a.txt").write_bytes(b"one\n\xff\xfe\nthree\n")
+    (tmp_path / "a.csv").write_bytes(b"text\none\n\xff\xfe\nthree\n")
+    array = pa.array([b"one", b"\xff\xfe", b"three"]).view(pa.string())
+    pq.write_table(pa.table({"text": array}), tmp_path / "a.parquet")
+    for name in ("a.txt", "a.csv", "a.parquet"):
+        found = texts(open_source(options(tmp_path / name), "dense"))
+        assert found == {0: "one", 1: message, 2: "three"}
+
+
+def test_csv_has_quoted_line_ends_and_errors_of_records_with_other_numbers_of_cells(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('\ufeffid,text\n1,"two\nlines, ""quoted"""\n2\n3,x,y\n4,end')
+    assert texts(open_source(options(path), "dense")) == {
+        0: 'two\nlines, "quoted"',
+        1: "the record has 1 cells, and the header 2",
+        2: "the record has 3 cells, and the header 2",
+        3: "end",
+    }
+
+
+def test_folders_and_patterns_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("b.txt", "a.txt", "sub/c.txt", "_log.txt", ".hidden.txt", "notes.md"):
+        (tmp_path / name).write_text(f"{name}\n")
+    expected = {0: "a.txt", 1: "b.txt", 2: "sub/c.txt"}
+    assert texts(open_source(options(tmp_path), "dense")) == expected
+    assert texts(open_source(options(f"{tmp_path}/*.txt"), "dense")) == {
+        0: "_log.txt",
+        1: "a.txt",
+        2: "b.txt",
+    }
+
+
+def test_template_fills_columns_and_nulls_are_empty(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    records = [{"title": "T", "year": 7}, {"title": None, "year": 8}, {"title": None, "year": None}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    chosen = options(path, template="{title}: {year} {{}}")
+    (block,) = open_source(chosen, "dense").read(Parts())
+    items, errors = items_of(block, chosen, "dense")
+    assert items == ["T: 7 {}", ": 8 {}", None]
+    assert errors == {2: "the columns of the template are null: title, year"}
+
+
+def test_pairs_have_a_query_and_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("query\ttext\nq\tt\n")
+    (block,) = open_source(options(path), "scores").read(Parts())
+    assert items_of(block, options(path), "scores") == ([("q", "t")], {})
+
+
+def test_value_of_another_type_than_its_column_is_an_error_of_its_record() -> None:
+    errors: dict[int, str] = {}
+    array = copied_array("year", pa.int64(), [1, "x", None, 2**80], errors)
+    assert array.to_pylist() == [1, None, None, None]
+    message = "the value of 'year' is not of the type int64"
+    assert errors == {1: message, 3: message}
+
+
+def test_large_records_are_in_small_blocks(tmp_path: Path) -> None:
+    values = ["x" * 400_000] * 10
+    for write in (write_parquet, write_text):
+        blocks = list(open_source(options(write(tmp_path, values)), "dense").read(Parts()))
+        assert max(block.rows for block in blocks) == (2 if write is write_parquet else 3)
+
+
+@pytest.mark.parametrize(
+    ("files", "inputs", "message"),
+    [
+        ({}, "none.txt", "there is no input file at "),
+        ({"a.md": ""}, "a.md", "the format of .*a.md is unknown; known suffixes are .parquet"),
+        ({"a.txt": "x", "b.csv": "text"}, "", "the input files have several formats: text, csv"),
+        ({"a.csv": "id,body\n"}, "a.csv", "a.csv has no column 'text'; its columns are: id, body"),
+        ({"a.jsonl": '{"body": 1}\n'}, "a.jsonl", "has no column 'text'; its columns are: body"),
+    ],
+)
+def test_missing_files_formats_and_columns_are_refused(
+    tmp_path: Path, files: dict[str, str], inputs: str, message: str
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(OptionError, match=message):
+        open_source(options(tmp_path / inputs), "dense")
+
+
+def test_copied_column_of_another_type_in_a_second_file_is_refused(tmp_path: Path) -> None:
+    for name, value in (("a", 1), ("b", "x")):
+        pq.write_table(pa.table({"text": ["t"], "id": [value]}), tmp_path / f"{name}.parquet")
+    with pytest.raises(OptionError, match=r"the column 'id' has the type string in .*b.parquet"):
+        open_source(options(tmp_path, id_column="id"), "dense")
+
+
+def test_truncated_compressed_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"text\n" * 10**6)[:-100])
+    source = open_source(options(path), "dense")
+    with pytest.raises(BulkError, match=r"a.txt.gz cannot be read: Compressed file ended"):
+        list(source.read(Parts()))
+
+
+def test_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = write_text(tmp_path, ["one", "two"])
+    blocks = open_source(options(path), "dense").read(Parts(rows=1))
+    next(blocks)
+    path.write_text("three\nfour\nfive\n")
+    with pytest.raises(BulkError, match=r"a.txt was changed while it was read"):
+        list(blocks)

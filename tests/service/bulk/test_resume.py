@@ -1,0 +1,296 @@
+"""Jobs that are killed, interrupted, or run out of space, and are started again."""
+
+import errno
+import fcntl
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from models.artifact import Artifact
+from service.bulk import parts
+from service.bulk.options import BulkError, OptionError
+from tests.eventually import eventually
+from tests.service.bulk.conftest import Encode, rows_of
+
+ROWS = 4000
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    draw = random.Random(1)  # noqa: S311 - not for secrets
+    lines = [
+        json.dumps({"text": " ".join(["cat"] * draw.randint(0, 30)), "id": number})
+        for number in range(ROWS)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def assert_equal(actual: pa.Table, expected: pa.Table) -> None:
+    assert actual.drop_columns("embedding") == expected.drop_columns("embedding")
+    valid = expected["error"].is_null()
+    vectors, others = (
+        np.stack(t["embedding"].filter(valid).to_numpy()) for t in (actual, expected)
+    )
+    np.testing.assert_allclose(vectors, others, rtol=0, atol=1e-6)
+
+
+@pytest.fixture
+def expected(encode: Encode, texts: Path, tmp_path: Path) -> pa.Table:
+    """The rows of a job that nothing interrupts."""
+    encode(texts, output=tmp_path / "expected", part_rows=250, id_column="id")
+    return rows_of(tmp_path / "expected")
+
+
+def command(artifact: Artifact, texts: Path, output: Path, *options: str) -> list[str]:
+    own = ["--model", str(artifact.path), "--part-rows=250", "--id-column=id", "--threads=1"]
+    return [sys.executable, "-m", "service.bulk", str(texts), str(output), *own, *options]
+
+
+@pytest.fixture
+def process_environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+
+@pytest.mark.slow
+def test_job_killed_at_random_moments_loses_and_repeats_no_row(
+    small_artifact: Artifact,
+    texts: Path,
+    output: Path,
+    expected: pa.Table,
+    process_environment: dict[str, str],
+) -> None:
+    arguments = command(small_artifact, texts, output)
+    kept: set[str] = set()
+    for target in (0, 2, 3, 7, 12):
+        with subprocess.Popen(arguments, env=process_environment) as job:
+            journal = output / "_journal.jsonl"
+            eventually(lambda: journal.exists() and journal.read_bytes().count(b"\n") > target)  # noqa: B023
+            job.kill()
+        files = {p.name: p.stat().st_mtime_ns for p in output.glob("*.parquet")}
+        finished = journal.read_bytes().count(b'"part"')
+        assert finished <= len(files) <= finished + 1  # at most one part is encoded again
+        assert kept <= files.keys()
+        kept = set(files)
+    assert subprocess.run(arguments, env=process_environment).returncode == 3
+    assert_equal(rows_of(output), expected)
+    assert not list(output.glob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_the_job_after_the_part_in_hand(
+    small_artifact: Artifact,
+    texts: Path,
+    output: Path,
+    expected: pa.Table,
+    process_environment: dict[str, str],
+    number: signal.Signals,
+) -> None:
+    arguments = command(small_artifact, texts, output, "--progress=json")
+    with subprocess.Popen(
+        arguments, env=process_environment, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stderr is not None
+        first = json.loads(job.stderr.readline())
+        job.send_signal(number)
+        lines = job.stderr.readlines()
+    assert first["complete"] is False
+    assert job.returncode == 4
+    assert "the job ends after the current part" in lines[0]
+    last = json.loads(lines[-1])
+    assert last["rows"] % 250 == 0
+    assert subprocess.run(arguments, env=process_environment).returncode == 3
+    assert_equal(rows_of(output), expected)
+
+
+def test_torn_last_line_of_the_journal_is_dropped(
+    encode: Encode, texts: Path, output: Path, expected: pa.Table
+) -> None:
+    encode(texts, part_rows=250, id_column="id")
+    journal = output / "_journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:5]) + lines[5][:40])
+    again = encode(texts, part_rows=250, id_column="id")
+    assert (again.kept, again.rows) == (1000, ROWS - 1000)
+    assert_equal(rows_of(output), expected)
+
+
+@pytest.mark.parametrize("damage", ["remove", "change"])
+def test_missing_or_changed_part_is_encoded_again(
+    encode: Encode,
+    texts: Path,
+    output: Path,
+    expected: pa.Table,
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    encode(texts, part_rows=250, id_column="id")
+    part = output / "part-00003.parquet"
+    if damage == "remove":
+        part.unlink()
+    else:
+        part.write_bytes(part.read_bytes()[:-1] + b"x")
+    again = encode(texts, part_rows=250, id_column="id")
+    assert again.rows == 250
+    assert "part-00003.parquet" in caplog.text
+    assert_equal(rows_of(output), expected)
+
+
+def test_complete_job_is_not_run_again(encode: Encode, texts: Path) -> None:
+    encode(texts)
+    again = encode(texts)
+    assert (again.rows, again.kept, again.is_complete) == (0, ROWS, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dimensions": 7}, "was begun with another --dimensions: None, not 7; use the same, or"),
+        ({"text_column": "id"}, r"another text columns: \['text'\], not \['id'\]"),
+        ({"part_rows": 9}, "another --part-rows: 8192, not 9"),
+    ],
+)
+def test_other_settings_are_refused_by_name(
+    encode: Encode, texts: Path, settings: dict[str, object], message: str
+) -> None:
+    encode(texts)
+    with pytest.raises(OptionError, match=message):
+        encode(texts, **settings)
+
+
+def test_changed_input_and_another_model_are_refused(
+    encode: Encode, texts: Path, other_artifact: Artifact
+) -> None:
+    encode(texts)
+    with pytest.raises(OptionError, match="another graph"):
+        encode(texts, model=other_artifact.path)
+    texts.write_text(texts.read_text() + '\n{"text": "one more"}')
+    with pytest.raises(OptionError, match="another input file 1"):
+        encode(texts)
+
+
+def test_moved_input_with_the_same_content_is_accepted(encode: Encode, texts: Path) -> None:
+    encode(texts)
+    assert encode(texts.rename(texts.with_name("moved.jsonl"))).kept == ROWS
+
+
+def test_folder_with_other_files_is_refused(encode: Encode, texts: Path, output: Path) -> None:
+    output.mkdir()
+    (output / "thesis.doc").touch()
+    with pytest.raises(OptionError, match="has files, but no job was begun there"):
+        encode(texts)
+    assert [path.name for path in output.iterdir()] == ["thesis.doc"]
+
+
+def test_second_process_on_an_output_is_refused(encode: Encode, texts: Path, output: Path) -> None:
+    encode(texts, limit=10)
+    with (output / "_lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BulkError, match=r"another process writes to .*output"):
+            encode(texts, limit=10)
+    assert encode(texts, limit=10).is_complete
+
+
+def test_shards_run_at_the_same_time_but_not_the_same_shard_twice(
+    encode: Encode, texts: Path, output: Path
+) -> None:
+    encode(texts, part_rows=1000, shard=(1, 2))
+    with (output / "_lock").open("rb") as lock, (output / "_journal-1-of-2.jsonl").open() as own:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        fcntl.flock(own, fcntl.LOCK_EX)
+        with pytest.raises(BulkError, match="another process"):
+            encode(texts, part_rows=1000, shard=(1, 2))
+        with pytest.raises(BulkError, match="another process"):
+            encode(texts, part_rows=1000)
+        with pytest.raises(OptionError, match="was begun with 2 shards, not 3"):
+            encode(texts, part_rows=1000, shard=(3, 3))
+        assert encode(texts, part_rows=1000, shard=(2, 2)).rows == 2000
+    assert encode(texts, part_rows=1000, concat=True).kept == ROWS
+    assert [path.name for path in output.glob("*.parquet")] == ["embeddings.parquet"]
+
+
+@pytest.mark.parametrize("failing", ["write_batch", "sync"])
+def test_full_disk_is_a_clear_error_and_the_job_resumes_when_there_is_space(
+    encode: Encode,
+    texts: Path,
+    output: Path,
+    expected: pa.Table,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+) -> None:
+    calls = iter(range(10**9))
+
+    def fail(*_: object, **__: object) -> None:
+        if next(calls) >= 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        if failing == "sync":
+            patch.setattr(parts, "sync", fail)
+        else:
+            write = pq.ParquetWriter.write_batch
+
+            def write_batch(*arguments: object, **options: object) -> None:
+                fail()
+                write(*arguments, **options)
+
+            patch.setattr(pq.ParquetWriter, "write_batch", write_batch)
+        with pytest.raises(BulkError, match="output cannot be written: No space left on device"):
+            encode(texts, part_rows=250, id_column="id")
+    assert not list(output.glob(".*"))
+    assert encode(texts, part_rows=250, id_column="id").kept > 0
+    assert_equal(rows_of(output), expected)
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Content of standard input, the first element of the list."""
+    content = [b""]
+
+    class Input:
+        @property
+        def buffer(self) -> io.BytesIO:
+            return io.BytesIO(content[0])
+
+    monkeypatch.setattr(sys, "stdin", Input())
+    return content
+
+
+def test_standard_input_is_resumed_when_it_is_sent_again(
+    encode: Encode, texts: Path, output: Path, stdin: list[bytes], expected: pa.Table
+) -> None:
+    stdin[0] = texts.read_bytes()
+    settings = {"input_format": "jsonl", "part_rows": 250, "id_column": "id"}
+    encode("-", **settings)
+    journal = output / "_journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:5]))
+    again = encode("-", **settings)
+    assert (again.kept, again.rows) == (1000, ROWS - 1000)
+    assert_equal(rows_of(output), expected)
+
+
+def test_other_standard_input_is_refused(
+    encode: Encode, texts: Path, output: Path, stdin: list[bytes]
+) -> None:
+    lines = texts.read_bytes().splitlines(keepends=True)
+    stdin[0] = b"".join(lines)
+    encode("-", input_format="jsonl", part_rows=250)
+    journal = output / "_journal.jsonl"
+    kept = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(kept[:5]))
+    stdin[0] = b"".join([*lines[:300], b'{"text": "another"}\n', *lines[300:]])
+    with pytest.raises(BulkError, match=r"differs from the one .* in rows 250 to 499"):
+        encode("-", input_format="jsonl", part_rows=250)
