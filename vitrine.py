@@ -9,6 +9,7 @@
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
+from models.quantization import Calibration
 from service.inference.cache import ResultCache
 from service.inference.devices import Devices
 from service.inference.errors import (
@@ -25,6 +26,7 @@ from service.inference.explanations import Explanation, Term, TextToken
 from service.inference.model import Model
 from service.inference.model_version import Lease
 from service.inference.opening import ModelOptions, open_model
+from service.inference.quantization import Quantizer
 from service.inference.registry import ModelRegistry, ModelSpec
 from service.inference.results import (
     Embeddings,
@@ -41,6 +43,7 @@ from service.inference.tokenizer import Row
 
 __all__ = [
     "ArtifactError",
+    "Calibration",
     "Classification",
     "DeadlineExceeded",
     "Devices",
@@ -60,6 +63,7 @@ __all__ = [
     "NotReady",
     "Overloaded",
     "PairScores",
+    "Quantizer",
     "ResultCache",
     "Row",
     "SparseEmbeddings",

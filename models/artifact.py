@@ -6,6 +6,7 @@
     tokenizer.json    tokenizer, without truncation and padding
     check.json        inputs of the self-check, their token ids, and PyTorch's vectors for them
     query_weights.npy weights of queries, of a sparse model that only looks them up (optional)
+    calibration.json  ranges of the vectors' dimensions, for quantised vectors (optional)
     source/           weights and config of the reference model, for gradients (optional)
 
 With `--target cuda` there are model.cuda.onnx and model.cuda.weights as well.
@@ -33,6 +34,7 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
 QUERY_WEIGHTS = "query_weights.npy"
+CALIBRATION = "calibration.json"
 SOURCE = "source"
 
 # Names of the outputs of graphs. From "weights", one weight per token, the service computes sparse

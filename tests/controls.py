@@ -1178,6 +1178,46 @@ GUARDS = (
         "",
         f"{_T}test_lifespan.py::test_cancellation_is_answered_only_while_the_service_is_stopping",
     ),
+    # Quantised vectors.
+    Guard(
+        "models/quantization.py",
+        "np.clip(np.floor((vectors - starts) / steps), 0, 255).astype(np.uint8)",
+        "np.floor((vectors - starts) / steps).astype(np.int64).astype(np.uint8)",
+        "tests/models/test_quantization.py::test_values_outside_the_ranges_are_clipped",
+    ),
+    Guard(
+        "models/export/calibration.py",
+        "calibrating, evaluated = vectors[::2], vectors[1::2]",
+        "calibrating, evaluated = vectors, vectors[1::2]",
+        "tests/models/export/test_calibration.py::test_ranges_are_those_of_every_second_text"
+        "_truncated_and_normalized",
+    ),
+    Guard(
+        "models/export/calibration.py",
+        "    scores[np.arange(len(indices)), indices] = -np.inf\n",
+        "",
+        "tests/models/export/test_calibration.py::test_recall_equals_that_of_a_search_with_codes_of"
+        "_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/quantization.py",
+        "is_start = not manifest.normalize or (truncate_dim is not None and normalize is None)",
+        "is_start = not manifest.normalize or truncate_dim is not None",
+        f"{_I}test_quantization.py::test_codes_have_the_ranges_of_calibration_texts_with_the_same"
+        "_arguments",
+    ),
+    Guard(
+        "service/inference/quantization.py",
+        "if normalize not in (None, manifest.normalize):",
+        "if False:",
+        f"{_I}test_quantization.py::test_vectors_without_ranges_are_refused",
+    ),
+    Guard(
+        "service/api/compat/cohere.py",
+        "_FIELDS.get(field, field)",
+        "field",
+        f"{_T}compat/test_cohere.py::test_errors_have_coheres_format_and_names",
+    ),
     # Traces, and the check before a start.
     Guard(
         "service/api/tracing.py",

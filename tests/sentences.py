@@ -88,3 +88,12 @@ def mixed_texts(count: int = 100) -> list[str]:
         texts.append(" ".join(words[:length]))
     assert len(set(texts)) == count
     return texts
+
+
+def calibration_texts(count: int = 1200) -> list[str]:
+    """Return distinct texts of 3 to 12 seeded words, each time the same."""
+    rng = random.Random(11)  # noqa: S311 - not for secrets
+    words = sorted({word for sentence in SENTENCES[:20] for word in sentence.split()})
+    texts = [" ".join(rng.choices(words, k=rng.randint(3, 12))) for _ in range(count)]
+    assert len(set(texts)) == count
+    return texts

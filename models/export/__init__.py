@@ -9,5 +9,6 @@ Read in this order:
 - `tokenizer_config`, `tokenizer_file`: prepare the tokenizer for serving.
 - `onnx_graph`, `attention_nodes`: export the modules to an ONNX graph for each engine.
 - `exporter`, `parity`: write the artifact, and compare its graphs with PyTorch.
+- `calibration`: the ranges of quantised vectors, and their quality.
 - `__main__`: the command line, `vitrine-export`.
 """

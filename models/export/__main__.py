@@ -13,6 +13,7 @@ from models.engines import EngineError
 
 if TYPE_CHECKING:
     from models.export.parity import Parity
+    from models.quantization import Calibration
 
 
 def _named_prompt(text: str) -> tuple[str, str]:
@@ -31,11 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     # Imported late: these modules need PyTorch.
     from models.add_layer_norm.onnx_nodes import TARGETS
+    from models.export.calibration import MIN_TEXTS
     from models.export.exporter import DTYPES, export
     from models.export.model_folder import CheckpointError
     from models.export.sentence_config import Overrides
     from models.export.sources import SourceError, resolve
     from models.network.pooling import POOLINGS
+    from models.quantization import read_calibration
 
     parser = argparse.ArgumentParser(
         prog="vitrine-export",
@@ -110,6 +113,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=True,
         help="copy weights and config into the artifact, for the gradient routes (default: yes)",
     )
+    parser.add_argument(
+        "--calibrate",
+        metavar="TEXTS",
+        type=Path,
+        help="UTF-8 file with the model's kind of texts, one per line: every second one gives the "
+        "ranges of int8 and uint8 vectors, and the others measure the recall of quantised vectors; "
+        f"at least {MIN_TEXTS} texts (default: no ranges)",
+    )
     options = parser.parse_args(arguments)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     overrides = Overrides(
@@ -125,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.out.exists():
             raise ArtifactError(f"{options.out} already exists; remove it or choose another --out")
+        texts = None if options.calibrate is None else _lines(options.calibrate)
         artifact, parity = export(
             resolve(options.model, options.revision),
             options.out,
@@ -132,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             target=options.target,
             overrides=overrides,
             copy_source=options.source,
+            calibration_texts=texts,
             report=lambda line: print(line, flush=True),
         )
     except (SourceError, CheckpointError, ArtifactError, EngineError, OSError) as error:
@@ -144,7 +157,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"The graph for {graph.engine} was not compared with PyTorch: its engine is not "
                 "usable on this machine."
             )
+    if (calibration := read_calibration(artifact)) is not None:
+        print(_recall(calibration))
     return 0
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{file} is not UTF-8: {error.reason}, at byte {error.start}") from None
+
+
+def _recall(calibration: "Calibration") -> str:
+    shares = ", ".join(f"{method} {share:.3f}" for method, share in calibration.recall.items())
+    return (
+        f"Calibrated with {calibration.texts:,} texts; recall@10 of float32's neighbours with "
+        f"{calibration.evaluated_texts:,} others: {shares}"
+    )
 
 
 def _table(parity: "list[Parity]") -> str:

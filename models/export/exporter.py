@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from models.artifact import (
+    CALIBRATION,
     QUERY_WEIGHTS,
     SOURCE,
     TOKENIZER,
@@ -30,8 +31,9 @@ from models.artifact import (
 )
 from models.engines import ENGINES, Precision
 from models.engines.engine import missing
+from models.export.calibration import calibrate, distinct
 from models.export.checkpoint import NO_OVERRIDES, load
-from models.export.model_folder import ModelFolder
+from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
 from models.export.parity import (
     Parity,
@@ -41,12 +43,13 @@ from models.export.parity import (
     reference_outputs,
     unattended_in_turn,
 )
-from models.export.query_table import read_query_table
+from models.export.query_table import QueryTable, read_query_table
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import Source
 from models.export.token_rules import hybrid_rules, token_rules
 from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
+from models.quantization import write_calibration
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
 # File name of each engine's graph. Graphs are compared with PyTorch in this order. OpenVINO is
@@ -84,6 +87,7 @@ def export(
     target: str = "cpu",
     overrides: Overrides = NO_OVERRIDES,
     copy_source: bool = True,
+    calibration_texts: Sequence[str] | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Artifact, list[Parity]]:
     """Write the artifact of `source` to the directory `out`.
@@ -95,33 +99,33 @@ def export(
         target: "cpu", or "cuda" to export a graph for GPUs in addition to those for CPUs.
         overrides: Replacements for the model's settings.
         copy_source: Whether to copy the weights and config, which the gradient routes need.
+        calibration_texts: Texts that calibrate quantised vectors; None: no calibration.
         report: Called with a progress message at each step.
 
     Returns:
         The artifact, and the parity with PyTorch of every graph with a usable engine.
 
     Raises:
-        CheckpointError: The model is invalid or unsupported.
-        ArtifactError: `out` already exists, or `dtype` is "float16" and `target` is "cpu".
+        CheckpointError: The model is invalid or unsupported, or has no output "pooled" to
+            calibrate.
+        ArtifactError: `out` already exists, or `dtype` is "float16" and `target` is "cpu", or there
+            are too few texts that calibrate.
         EngineError: The vectors of a graph differ from PyTorch's beyond the bounds in
             `models.engines.OUTPUTS`.
     """
     if (dtype, target) == ("float16", "cpu"):
         raise ArtifactError("--dtype float16 needs --target cuda; CPU engines need float32")
+    texts = None if calibration_texts is None else distinct(calibration_texts)
     dtypes: dict[str, Precision] = {"cpu": "float32", target: dtype}
     started = time.monotonic()
     report(f"Reading {source.name}")
     files = ModelFolder(source.folder)
     model, config = load(files, overrides, report)
+    if texts is not None:
+        _check_has_pooled(source.name, config)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
     table = read_query_table(files, config, tokenizer, model.encoder.config.vocab_size)
-    rules: dict[str, TokenRules] = {}
-    if table:
-        rules = table.rules
-    elif config.multi:
-        rules = token_rules(config.multi, tokenizer, config.max_tokens, model.encoder.config)
-    elif {"weights", "multi"} & {*config.outputs}:
-        rules = {"": hybrid_rules(config, tokenizer)}
+    rules = _rules(model, tokenizer, config, table)
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
         if table:
@@ -148,8 +152,34 @@ def export(
                 parity += measure_parity(cases, Artifact.load(folder), graph.engine, precision)
         manifest = replace(manifest, graphs=tuple(_with_parity(g, parity) for g in graphs))
         write_manifest(folder, manifest)
+        if texts is not None:
+            report(f"Calibrating with {len(texts):,} texts")
+            write_calibration(folder, calibrate(Artifact(folder, manifest), tokenizer, texts))
+            digest = sha256(folder / CALIBRATION)
+            manifest = replace(manifest, files={**manifest.files, CALIBRATION: digest})
+            write_manifest(folder, manifest)
     report(f"Wrote {out} in {time.monotonic() - started:.0f} s")
     return Artifact(out, manifest), parity
+
+
+def _check_has_pooled(name: str, config: SentenceConfig) -> None:
+    if "pooled" not in config.outputs:
+        raise CheckpointError(
+            f"--calibrate needs a model with the output pooled; {name} has "
+            f"{', '.join(config.outputs)}"
+        )
+
+
+def _rules(
+    model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig, table: QueryTable | None
+) -> dict[str, TokenRules]:
+    if table:
+        return table.rules
+    if config.multi:
+        return token_rules(config.multi, tokenizer, config.max_tokens, model.encoder.config)
+    if {"weights", "multi"} & {*config.outputs}:
+        return {"": hybrid_rules(config, tokenizer)}
+    return {}
 
 
 def _write_graphs(

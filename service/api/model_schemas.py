@@ -28,6 +28,36 @@ class AgreementInfo(BaseModel):
     )
 
 
+class CalibrationInfo(BaseModel):
+    """Calibration of the model for `output_dtype` int8 and uint8, and the quality of all dtypes."""
+
+    widths: list[int] = Field(
+        description="Numbers of dimensions with ranges; vectors that are not normalised after "
+        "their truncation can have any number"
+    )
+    texts: int = Field(description="Number of texts from which the ranges were computed")
+    evaluated_texts: int = Field(description="Number of other texts, for `recall_at_10`")
+    recall_at_10: dict[str, float] = Field(
+        description="Share of the 10 nearest texts by float32 vectors that are found by "
+        "dequantised int8 vectors (`int8`), by the 40 nearest `ubinary` vectors rescored with "
+        "their bits (`ubinary`), and by these 40 rescored with dequantised int8 vectors "
+        "(`ubinary_int8`); queries are float32"
+    )
+
+
+class CalibrationRanges(BaseModel):
+    """Ranges with which clients dequantise int8 and uint8 vectors.
+
+    The value of a code from 0 to 255 (int8: code + 128) is minimum + code * (maximum - minimum) /
+    255.
+    """
+
+    model: str
+    ranges: dict[int, tuple[list[float], list[float]]] = Field(
+        description="Minimum and maximum of each dimension, by number of dimensions"
+    )
+
+
 class ServiceInfo(BaseModel):
     """The served model and its engine."""
 
@@ -51,6 +81,9 @@ class ServiceInfo(BaseModel):
     normalize: bool
     matryoshka_dimensions: list[int] = Field(
         description="Values of `dimensions` that the model was trained for"
+    )
+    calibration: CalibrationInfo | None = Field(
+        description="Calibration of quantised vectors; null: exported without --calibrate"
     )
     truncation_side: Literal["left", "right"] = Field(
         description="Side from which tokens are dropped if an input exceeds the model's maximum "

@@ -11,6 +11,8 @@ from service.api.auth import require_scope
 from service.api.body import read_body
 from service.api.model_schemas import (
     AgreementInfo,
+    CalibrationInfo,
+    CalibrationRanges,
     Limits,
     LoadedVersion,
     LoadRequest,
@@ -79,6 +81,25 @@ async def models(state: State) -> ModelList:
 async def model_info(name: str, request: Request, state: State) -> ServiceInfo:
     """Return the description of a served model; a model that is not in memory is loaded first."""
     return _info(await state.lease(request, name), state)
+
+
+@router.get(
+    "/models/{name:path}/calibration",
+    name="model_calibration",
+    summary="Ranges of a model's quantised vectors",
+    dependencies=[require_scope("encode")],
+    responses=error_responses(400, 401, 403, 404, 422, 503),
+)
+async def model_calibration(name: str, request: Request, state: State) -> CalibrationRanges:
+    """Return the ranges with which clients dequantise int8 and uint8 vectors of a model."""
+    model = await state.lease(request, name)
+    if model.calibration is None:
+        raise InvalidInput(
+            "the model has no ranges; vitrine-export --calibrate exports them",
+            code="not_calibrated",
+        )
+    ranges = {width: own.tolist() for width, own in model.calibration.ranges.items()}
+    return CalibrationRanges(model=model.name, ranges=ranges)
 
 
 @router.post(
@@ -182,6 +203,7 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         pooling=list(manifest.pooling),
         normalize=manifest.normalize,
         matryoshka_dimensions=list(manifest.matryoshka_dimensions),
+        calibration=_calibration(model),
         truncation_side=manifest.truncation_side,
         prompts=sorted(manifest.prompts),
         default_prompt=manifest.default_prompt,
@@ -200,4 +222,16 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         },
         limits=Limits(**state.settings.limits.model_dump(), max_tokens=manifest.max_tokens),
         version=VERSION,
+    )
+
+
+def _calibration(model: Model) -> CalibrationInfo | None:
+    calibration = model.calibration
+    if calibration is None:
+        return None
+    return CalibrationInfo(
+        widths=list(calibration.ranges),
+        texts=calibration.texts,
+        evaluated_texts=calibration.evaluated_texts,
+        recall_at_10=dict(calibration.recall),
     )

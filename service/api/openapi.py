@@ -96,7 +96,7 @@ def openapi(
         for model in models:
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
-            for name in ("inputs", "input", "documents", "query"):
+            for name in ("inputs", "input", "texts", "documents", "query"):
                 _limit_inputs(schema.get("properties", {}).get(name, {}), limits)
         document["components"].pop("securitySchemes", None)
         if needs_keys:
@@ -118,7 +118,7 @@ def _limit_inputs(schema: dict[str, Any], limits: LimitSettings) -> None:
     for choice in (schema, *schema.get("oneOf", ()), *schema.get("anyOf", ())):
         _limit_texts(choice, limits.max_chars)
         if choice.get("type") == "array" and choice["items"].get("type") != "integer":
-            choice["maxItems"] = limits.max_inputs
+            choice.setdefault("maxItems", limits.max_inputs)
 
 
 def _limit_texts(schema: dict[str, Any], max_chars: int) -> None:

@@ -12,9 +12,11 @@ from typing import Any, Protocol, cast
 import orjson
 from fastapi import Request, Response
 
+from models.quantization import Codes
 from service.api.state import AppState
 from service.inference.metrics import observe_stages
 from service.inference.model import Model
+from service.inference.quantization import Quantizer
 from service.inference.results import (
     Embeddings,
     Encoded,
@@ -142,28 +144,36 @@ def prefers_octets(accept: str) -> bool:
     return weights.get(OCTETS, 0.0) > 0 and weights[OCTETS] >= weights.get(JSON, 0.0)
 
 
-def encode_json(model: str, result: OutputResult, in_base64: bool) -> bytes:
+def encode_json(model: str, result: OutputResult, in_base64: bool, quantizer: Quantizer) -> bytes:
     """Return the JSON of a `POST /encode` response with one output.
 
-    Floats round-trip exactly.
+    Floats round-trip exactly. Pooled vectors are quantised.
     """
-    return orjson.dumps({"model": model, **_fields(result, in_base64), **_counts(result.rows)})
+    fields = _fields(result, in_base64, quantizer)
+    return orjson.dumps({"model": model, **fields, **_counts(result.rows)})
 
 
-def encode_outputs_json(model: str, encoded: Encoded, in_base64: bool) -> bytes:
+def encode_outputs_json(
+    model: str, encoded: Encoded, in_base64: bool, quantizer: Quantizer
+) -> bytes:
     """Return the JSON of a `POST /encode` response with several outputs."""
     results = cast(Mapping[str, OutputResult], encoded)
-    outputs = {output: _fields(result, in_base64) for output, result in results.items()}
+    outputs = {output: _fields(result, in_base64, quantizer) for output, result in results.items()}
     first = next(iter(results.values()))
     return orjson.dumps({"model": model, "outputs": outputs, **_counts(first.rows)})
 
 
-def _fields(result: OutputResult, in_base64: bool) -> dict[str, Any]:
+def encode_octets(vectors: Vectors, quantizer: Quantizer) -> bytes:
+    """Return the body of a `POST /encode` response with nothing but the quantised vectors."""
+    return to_bytes(quantizer(vectors))
+
+
+def _fields(result: OutputResult, in_base64: bool, quantizer: Quantizer) -> dict[str, Any]:
     """Return the fields of a response that depend on the output."""
     match result:
         case Embeddings():
-            vectors = serialize_rows(result.vectors, in_base64)
-            return {"dimensions": result.vectors.shape[1], "embeddings": vectors}
+            rows = serialize_rows(quantizer(result.vectors), in_base64)
+            return {"dimensions": result.vectors.shape[1], "embeddings": rows}
         case SparseEmbeddings():
             # One vector at a time, because orjson holds the GIL during a call.
             sparse = [
@@ -188,9 +198,9 @@ def _counts(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def serialize_rows(
-    vectors: Iterable[Vectors], in_base64: bool
+    vectors: Iterable[Codes], in_base64: bool
 ) -> Sequence[str] | Sequence[orjson.Fragment]:
-    """Return each array of `vectors` as JSON numbers, or as base64 of its float32 bytes."""
+    """Return each array of `vectors` as JSON numbers, or as base64 of its bytes."""
     if in_base64:
         return [base64.b64encode(to_bytes(part)).decode() for part in vectors]
     # One array at a time, because orjson holds the GIL during a call.
@@ -199,6 +209,6 @@ def serialize_rows(
     ]
 
 
-def to_bytes(vectors: Vectors) -> bytes:
-    """Return the vectors as little-endian float32 bytes, row by row."""
-    return vectors.astype("<f4", copy=False).tobytes()
+def to_bytes(vectors: Codes) -> bytes:
+    """Return the vectors as bytes, row by row, little-endian."""
+    return vectors.astype(vectors.dtype.newbyteorder("<"), copy=False).tobytes()

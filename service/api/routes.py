@@ -17,10 +17,10 @@ from service.api.responses import (
     OCTETS,
     SeveralResults,
     encode_json,
+    encode_octets,
     encode_outputs_json,
     prefers_octets,
     respond,
-    to_bytes,
 )
 from service.api.schemas import (
     ENCODE_BODY,
@@ -63,16 +63,22 @@ async def encode(request: Request, state: State) -> Response:
     """Encode texts, or lists of token ids, into one vector each.
 
     With `Accept: application/octet-stream` the response body has only the vectors, as little-endian
-    float32, and the header `X-Shape` has their number and width. The header `Server-Timing` has the
-    duration of each stage. With `"output": "tokens"` the response has one vector per token,
-    normalised only on request, with `"output": "sparse"` one sparse vector per input, and with
-    `"output": "multi"` multi-vectors; with a list of these and `"pooled"`, all of them. These are
-    always JSON.
+    float32 or in `output_dtype`. The header `X-Shape` has their number and width, and `X-Dtype` the
+    dtype of their numbers. The header `Server-Timing` has the duration of each stage. With
+    `"output": "tokens"` the response has one vector per token, normalised only on request, with
+    `"output": "sparse"` one sparse vector per input, and with `"output": "multi"` multi-vectors;
+    with a list of these and `"pooled"`, all of them. These are always JSON.
     """
     body = await read_inputs(request, state, EncodeRequest)
     model, options = await lease_with_options(request, state, body.model)
     outputs = body.outputs(default=_default_output(model))
     _check_fields(body, outputs)
+    quantizer = model.quantizer(
+        body.output_dtype,
+        dimensions=body.dimensions,
+        truncate_dim=body.truncate_dim,
+        normalize=body.normalize,
+    )
     with pointing_at(body.inputs):
         work = model.encode_outputs(
             body.input_list(),
@@ -90,17 +96,18 @@ async def encode(request: Request, state: State) -> Response:
     in_base64 = body.encoding == "base64"
     if isinstance(body.output, list):
         results = SeveralResults([encoded[output] for output in outputs])
-        serialize = partial(encode_outputs_json, model.name, encoded, in_base64)
+        serialize = partial(encode_outputs_json, model.name, encoded, in_base64, quantizer)
         return await respond(request, state, model, results, serialize)
     result = encoded[outputs[0]]
     headers = {"Vary": "Accept"} if isinstance(result, Embeddings) else {}
     if isinstance(result, Embeddings) and prefers_octets(
         ",".join(request.headers.getlist("accept"))
     ):
-        headers["X-Shape"] = ",".join(map(str, result.vectors.shape))
-        serialize = partial(to_bytes, result.vectors)
+        headers["X-Shape"] = f"{len(result.vectors)},{quantizer.columns}"
+        headers["X-Dtype"] = quantizer.element
+        serialize = partial(encode_octets, result.vectors, quantizer)
         return await respond(request, state, model, result, serialize, OCTETS, headers)
-    serialize = partial(encode_json, model.name, result, in_base64)
+    serialize = partial(encode_json, model.name, result, in_base64, quantizer)
     return await respond(request, state, model, result, serialize, headers=headers)
 
 
@@ -116,6 +123,7 @@ _USERS: Mapping[str, frozenset[OutputName]] = {
     "truncate_dim": frozenset({"pooled"}),
     "normalize": frozenset({"pooled", "tokens", "multi"}),
     "encoding": frozenset({"pooled", "tokens", "multi"}),
+    "output_dtype": frozenset({"pooled"}),
 }
 
 

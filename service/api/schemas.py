@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
+from models.quantization import OutputDtype
+
 
 def _inputs_tag(inputs: object) -> str | None:
     """Return the tag of the union member for these inputs, judged by the first element.
@@ -102,7 +104,12 @@ class EncodeRequest(BaseModel):
     encoding: Literal["float", "base64"] = Field(
         "float",
         description="`float`: vectors as JSON numbers; `base64`: vectors as base64 of "
-        "little-endian float32",
+        "little-endian float32, or of the bytes of `output_dtype`",
+    )
+    output_dtype: OutputDtype = Field(
+        "float32",
+        description="Dtype of the vectors of output `pooled`; `int8` and `uint8` need a calibrated "
+        "model; `binary` (int8) and `ubinary` (uint8) have the signs of 8 dimensions per number",
     )
     model: ModelName = None
 
@@ -138,8 +145,13 @@ class EncodeResponse(BaseModel):
     )
 
     model: str
-    dimensions: int
-    embeddings: list[list[float]] | list[str]
+    dimensions: int = Field(
+        description="Number of dimensions of a vector; packed bits are an eighth as many numbers"
+    )
+    embeddings: list[list[float]] | list[str] = Field(
+        description="Vectors as numbers, which are integers with another `output_dtype` than "
+        "`float32`, or as base64"
+    )
     tokens: list[int] = Field(description="Number of encoded tokens of each input")
     truncated: list[bool] = Field(description="Whether each input was truncated")
 
@@ -256,6 +268,7 @@ ENCODE_BODY: dict[str, Any] = {
                 "one text": {"value": {"inputs": EXAMPLE_INPUTS[0]}},
                 "token ids": {"value": {"inputs": [[101, 1996, 4937, 2938, 102]]}},
                 "base64": {"value": {"inputs": EXAMPLE_INPUTS[0], "encoding": "base64"}},
+                "bits": {"value": {"inputs": EXAMPLE_INPUTS[0], "output_dtype": "ubinary"}},
             },
         }
     },
@@ -277,4 +290,7 @@ ENCODE_HEADERS = {
     ),
     "X-Engine": _header("Engine that computed the vectors", "onnxruntime; precision=float32"),
     "X-Shape": _header("Number and width of the vectors in an octet-stream response", "2,384"),
+    "X-Dtype": _header(
+        "Dtype of the numbers in an octet-stream response: float32, int8 or uint8", "float32"
+    ),
 }

@@ -8,5 +8,6 @@ The HTTP API and the Python API `vitrine` both use this package. Read its module
 - `batcher`, `batch_former`: queue rows and group them into batches.
 - `streams`, `runs`, `devices`: run the batches of all models of a device.
 - `cached_batcher`, `cache`: reuse the results of equal rows.
+- `quantization`: int8, uint8 and bits in place of float32.
 - `results`, `scores`, `errors`, `metrics`, `executor`: helpers of the modules above.
 """

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from models.artifact import Artifact, Check
 from models.engines import OUTPUTS, Agreement, Engine, Output
 from models.packing import pack
+from models.quantization import Calibration
 from service.inference.batch_former import Priority
 from service.inference.batcher import Batcher, Outcome, QueueFull, Stopped, TooLate
 from service.inference.cached_batcher import CachedBatcher
@@ -90,6 +91,7 @@ class LoadedModel:
         artifact: The artifact.
         tokenizer: The artifact's tokenizer.
         query_weights: Weights of queries that are looked up, `(V,)`; empty for other models.
+        calibration: Ranges of pooled vectors, for int8 and uint8; None: not calibrated.
         engine: The engine that runs the artifact's graph.
         batcher: Batcher that runs rows on the engine.
         cache: The batcher behind a cache of the results of rows; None: no cache.
@@ -110,6 +112,7 @@ class LoadedModel:
     artifact: Artifact
     tokenizer: TextTokenizer
     query_weights: Vectors
+    calibration: Calibration | None
     engine: Engine
     batcher: Batcher[BatchItem, RowResults]
     cache: CachedBatcher[BatchItem, RowResults] | None

@@ -8,11 +8,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from models.quantization import OutputDtype
 from service.inference import scoring, tags
 from service.inference.batch_former import Priority
 from service.inference.errors import InvalidInput
 from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import NO_LIMITS
+from service.inference.quantization import Quantizer, make_quantizer
 from service.inference.results import (
     Embeddings,
     Encoded,
@@ -291,6 +293,40 @@ class Model(LoadedModel):
 
         is_short = outputs == ("pooled",) or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
         return convert_all() if is_short else await asyncio.to_thread(convert_all)
+
+    def quantizer(
+        self,
+        dtype: OutputDtype,
+        *,
+        dimensions: int | None = None,
+        truncate_dim: int | None = None,
+        normalize: bool | None = None,
+    ) -> Quantizer:
+        """Return the conversion to `dtype` of the vectors `(B, W)` that `encode` returns.
+
+        Calling it with vectors returns their codes, `(B, W)`, or packed bits, `(B, W / 8)`. The
+        other arguments must be those of the call of `encode`.
+
+        Args:
+            dtype: "int8" and "uint8" need the ranges that `vitrine-export --calibrate` exports;
+                values outside them are clipped. "binary" and "ubinary" are the signs of 8
+                dimensions in a byte, as int8 or uint8. "float32" leaves vectors as they are.
+            dimensions: See `encode`. For "int8" and "uint8", if the model normalises vectors, one
+                of the calibrated widths.
+            truncate_dim: See `encode`.
+            normalize: See `encode`. For "int8" and "uint8", None or the model's own setting.
+
+        Raises:
+            InvalidInput: The model has no pooled vectors, or no ranges for vectors of these
+                arguments (code "not_calibrated"), or the bits of a vector do not fill whole bytes.
+        """
+        if dtype != "float32":
+            self.check_outputs(("pooled",))
+        self._check_dimensions(dimensions, truncate_dim)
+        return make_quantizer(
+            *(dtype, self.artifact.manifest, self.calibration),
+            *(dimensions, truncate_dim, normalize),
+        )
 
     def _check_dimensions(self, dimensions: int | None, truncate_dim: int | None) -> None:
         for name, value in (("dimensions", dimensions), ("truncate_dim", truncate_dim)):

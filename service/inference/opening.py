@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from models.artifact import MANIFEST, Artifact, sha256
 from models.engines import Agreement, Engine, Output, Precision, open_engine, self_check
 from models.packing import pack
+from models.quantization import Calibration, read_calibration
 from service.inference.attention_cost import AttentionCost
 from service.inference.batch_former import BatchFormer
 from service.inference.batcher import Batcher
@@ -105,7 +106,7 @@ async def open_model(
     cache = cache or ResultCache(options.cache_bytes)
     devices = devices or Devices()
     opened = await asyncio.to_thread(_open, Path(path), options, devices)
-    artifact, tokenizer, query_weights, engine, agreement, self_check_s = opened
+    artifact, tokenizer, query_weights, calibration, engine, agreement, self_check_s = opened
     name = options.name or artifact.manifest.name
     if metrics is None:
         metrics = ModelMetrics(InferenceMetrics(CollectorRegistry(), longest_s=120.0), name)
@@ -149,6 +150,7 @@ async def open_model(
         artifact=artifact,
         tokenizer=tokenizer,
         query_weights=query_weights,
+        calibration=calibration,
         engine=engine,
         batcher=batcher,
         cache=_behind_cache(batcher, cache, artifact, engine) if cache.max_bytes else None,
@@ -168,18 +170,22 @@ async def open_model(
 
 def _open(
     path: Path, options: ModelOptions, devices: Devices
-) -> tuple[Artifact, TextTokenizer, Vectors, Engine, Mapping[Output, Agreement], float]:
+) -> tuple[
+    Artifact, TextTokenizer, Vectors, Calibration | None, Engine, Mapping[Output, Agreement], float
+]:
     """Return the parts of a model, the self-check's agreement, and its duration in seconds."""
     artifact = Artifact.load(path)
     tokenizer = TextTokenizer(artifact, options.max_chars)
     query_weights = read_query_weights(artifact)
+    calibration = read_calibration(artifact)
     engine = open_engine(
         *(artifact, options.engine, options.precision, options.threads, options.gpu),
         devices.cpu_runs,
     )
     started = time.monotonic()
     agreement = self_check(engine, artifact)
-    return artifact, tokenizer, query_weights, engine, agreement, time.monotonic() - started
+    self_check_s = time.monotonic() - started
+    return artifact, tokenizer, query_weights, calibration, engine, agreement, self_check_s
 
 
 def _behind_cache(

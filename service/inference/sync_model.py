@@ -6,9 +6,11 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from models.quantization import OutputDtype
 from service.inference.batch_former import Priority
 from service.inference.model import Inputs, Model
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, open_model
+from service.inference.quantization import Quantizer
 from service.inference.results import (
     Embeddings,
     Encoded,
@@ -175,6 +177,19 @@ class SyncModel:
                 timeout_s=timeout_s,
                 priority=priority,
             )
+        )
+
+    def quantizer(
+        self,
+        dtype: OutputDtype,
+        *,
+        dimensions: int | None = None,
+        truncate_dim: int | None = None,
+        normalize: bool | None = None,
+    ) -> Quantizer:
+        """Return the conversion to `dtype` of the vectors of `encode`; see `Model.quantizer`."""
+        return self.model.quantizer(
+            dtype, dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize
         )
 
     def classify(

@@ -11,6 +11,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
+from models.quantization import DTYPES, OutputDtype
 from service.api.auth import require_scope
 from service.api.body import read_inputs
 from service.api.call_options import lease_with_options
@@ -21,11 +22,14 @@ from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond, serialize_rows
 from service.api.schemas import Ids, as_list
 from service.api.state import State
-from service.inference.errors import VitrineError
+from service.inference.errors import InvalidInput, VitrineError
+from service.inference.quantization import Quantizer
 from service.inference.registry import ModelStatus
 from service.inference.results import Embeddings
 
 PREFIX = "/v1"
+# Other values than OpenAI's "float" and "base64" are those of Mixedbread's and Jina's APIs.
+Format = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 # OpenAI's error codes, by HTTP status. They replace the codes of this service.
 CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
@@ -67,8 +71,18 @@ class EmbeddingsRequest(BaseModel):
     dimensions: int | None = Field(
         None, ge=1, description="Number of leading dimensions to keep; null: all"
     )
-    encoding_format: Literal["float", "base64"] | None = Field(
-        None, description='"float" or "base64"; null: "float"'
+    encoding_format: Format | None = Field(
+        None,
+        description='"float" or "base64"; null: "float". Other values are those of Mixedbread\'s '
+        "API, and select a dtype as `output_dtype` does",
+    )
+    embedding_type: Format | None = Field(
+        None, description="The same as `encoding_format`, as in Jina's API"
+    )
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = Field(
+        None,
+        description="Dtype of the vectors, as in Voyage's API; see `output_dtype` of /encode; with "
+        "base64, of their bytes",
     )
     prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None,
@@ -88,9 +102,29 @@ class EmbeddingsRequest(BaseModel):
         """Return the inputs as a list."""
         return as_list(self.input)
 
+    @property
+    def in_base64(self) -> bool:
+        """Whether vectors are encoded as base64."""
+        return "base64" in (self.encoding_format, self.embedding_type)
+
+    def dtype(self) -> OutputDtype:
+        """Return the dtype that the three fields select.
+
+        Raises:
+            InvalidInput: They select different dtypes.
+        """
+        fields = self.output_dtype, self.encoding_format, self.embedding_type
+        dtypes = {field for field in fields if field not in (None, "float", "base64")}
+        if len(dtypes) > 1:
+            raise InvalidInput(
+                "output_dtype, encoding_format and embedding_type select different dtypes",
+                pointer="/output_dtype",
+            )
+        return next((dtype for dtype in DTYPES if dtype in dtypes), "float32")
+
 
 class Embedding(BaseModel):
-    """The vector of one input, of unit length."""
+    """The vector of one input: of unit length, integers of another dtype, or base64."""
 
     object: Literal["embedding"]
     index: int
@@ -165,7 +199,9 @@ async def embeddings(request: Request, state: State) -> Response:
     `X-Truncated-Inputs` has the number of truncated inputs.
     """
     body = await read_inputs(request, state, EmbeddingsRequest, "input")
+    dtype = body.dtype()
     model, options = await lease_with_options(request, state, body.model)
+    quantizer = model.quantizer(dtype, dimensions=body.dimensions, normalize=True)
 
     work = model.encode(
         body.input_list(),
@@ -177,7 +213,7 @@ async def embeddings(request: Request, state: State) -> Response:
     )
     result = await cancel_on_disconnect(request, work)
 
-    serialize = partial(_embeddings_json, body.model, result, body.encoding_format == "base64")
+    serialize = partial(_embeddings_json, body.model, result, body.in_base64, quantizer)
     truncated = sum(row.truncated for row in result.rows)
     headers = {"X-Truncated-Inputs": str(truncated)}
     return await respond(request, state, model, result, serialize, headers=headers)
@@ -231,10 +267,12 @@ def _model_info(status: ModelStatus) -> Model:
     return Model(id=status.name, created=status.created)
 
 
-def _embeddings_json(model: str, result: Embeddings, in_base64: bool) -> bytes:
+def _embeddings_json(
+    model: str, result: Embeddings, in_base64: bool, quantizer: Quantizer
+) -> bytes:
     data: list[dict[str, Any]] = [
         {"object": "embedding", "index": index, "embedding": embedding}
-        for index, embedding in enumerate(serialize_rows(result.vectors, in_base64))
+        for index, embedding in enumerate(serialize_rows(quantizer(result.vectors), in_base64))
     ]
     tokens = sum(len(row.ids) for row in result.rows)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -283,7 +283,9 @@ def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 NATIVE = {"encode", "classify", "rerank", "score", "tag", "healthz", "readyz", "info", "metrics"}
-NATIVE |= {"list_models", "model_info", "load_model", "delete_model", "process_state"}
+NATIVE |= {"list_models", "model_info", "model_calibration", "load_model", "delete_model"}
+NATIVE |= {"process_state"}
+COHERE = {"v1_embed", "v2_embed"}
 OPENAI = {"embeddings", "models", "model"}
 TEI_PROBES = {"tei_health", "tei_root", "tei_ping"}  # one probe under three paths
 TEI = {"tei", "tei_embed", "embed_all", "embed_sparse", "similarity", "tokenize", "decode"}
@@ -295,7 +297,7 @@ DEBUG = {"attribute", "pair", "flow", "layer_norm", "parity", "vjp", "capabiliti
 def test_openapi_document_has_unique_ids_and_resolvable_references(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     operations = operations_of(document)
-    assert operations.keys() == NATIVE | OPENAI | RERANK | TEI | TEI_PROBES
+    assert operations.keys() == NATIVE | OPENAI | COHERE | RERANK | TEI | TEI_PROBES
     encode = operations["encode"]
     assert set(encode["responses"]) == {
         "200", "400", "401", "403", "404", "408", "413", "415", "422", "429", "500", "503", "504",
@@ -314,7 +316,7 @@ def test_openapi_document_lists_headers_and_limits(client: TestClient) -> None:
     assert parameters == dict.fromkeys(names, "header")
     headers = encode["responses"]["200"]["headers"]
     assert headers.keys() == {
-        *("Server-Timing", "X-Model-Version", "X-Engine", "X-Shape", "X-Request-Id")
+        *("Server-Timing", "X-Model-Version", "X-Engine", "X-Shape", "X-Dtype", "X-Request-Id")
     }
     assert "Retry-After" in encode["responses"]["429"]["headers"]
     limits = client.get("/info").json()["limits"]
@@ -326,6 +328,10 @@ def test_openapi_document_lists_headers_and_limits(client: TestClient) -> None:
         assert texts["items"]["maxLength"] == limits["max_chars"]
         assert texts["maxItems"] == limits["max_inputs"]
     schemas = document["components"]["schemas"]
+    texts = schemas["CohereEmbedRequest"]["properties"]["texts"]
+    assert texts["maxItems"] == limits["max_inputs"]
+    assert texts["items"]["maxLength"] == limits["max_chars"]
+    assert schemas["LoadRequest"]["properties"]["texts"]["maxItems"] == 256  # a limit of its own
     documents = schemas["RerankRequest"]["properties"]["documents"]
     assert documents["maxItems"] == limits["max_inputs"]
     _, inputs = schemas["ClassifyRequest"]["properties"]["inputs"]["oneOf"]
@@ -341,7 +347,7 @@ def test_openapi_document_lists_keys_and_debug_routes_only_if_configured(
     changes = {"auth": AuthSettings(keys=keys), "debug": DebugSettings(enabled=True)}
     document = create_app(settings.model_copy(update=changes)).openapi()
     operations = operations_of(document)
-    assert operations.keys() == NATIVE | OPENAI | RERANK | TEI | TEI_PROBES | DEBUG
+    assert operations.keys() == NATIVE | OPENAI | COHERE | RERANK | TEI | TEI_PROBES | DEBUG
     schemes = document["components"]["securitySchemes"]
     assert schemes.keys() == {"Bearer", "XApiKey", "ApiKey"}
     secured = {name for name, operation in operations.items() if "security" in operation}

@@ -30,6 +30,9 @@ CLIENTS = {
     "litellm_huggingface": "`inputs` cannot be empty (at index 0)",
     "chromadb_openai": "the text is empty or only white space",
     "pydantic_ai": "the text is empty or only white space",
+    "cohere_v2": "/texts/0: the text is empty or only white space",
+    "cohere_v1": "/texts/0: the text is empty or only white space",
+    "langchain_cohere": "/texts/0: the text is empty or only white space",
 }
 
 

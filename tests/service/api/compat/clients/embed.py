@@ -123,6 +123,41 @@ def pydantic_ai(url: str, key: str) -> Embed:
     return embed
 
 
+def cohere_v2(url: str, key: str) -> Embed:
+    import cohere
+    import numpy as np
+
+    client = cohere.ClientV2(key, base_url=url)
+
+    def embed(texts: Sequence[str]) -> list[list[float]]:
+        embeddings = client.embed(
+            model=MODEL,
+            texts=list(texts),
+            input_type="search_document",
+            embedding_types=["float", "ubinary"],
+            truncate="END",
+        ).embeddings
+        signs = np.array(embeddings.float_) > 0
+        assert embeddings.ubinary == np.packbits(signs, axis=1).tolist()
+        return list(embeddings.float_)
+
+    return embed
+
+
+def cohere_v1(url: str, key: str) -> Embed:
+    import cohere
+
+    client = cohere.Client(key, base_url=url)
+    return lambda texts: list(client.embed(texts=list(texts), model=MODEL).embeddings)
+
+
+def langchain_cohere(url: str, key: str) -> Embed:
+    from langchain_cohere import CohereEmbeddings
+
+    embedder = CohereEmbeddings(model=MODEL, cohere_api_key=key, base_url=url, max_retries=0)
+    return lambda texts: list(embedder.embed_documents(list(texts)))
+
+
 CLIENTS = {
     client.__name__: client
     for client in (
@@ -134,6 +169,9 @@ CLIENTS = {
         litellm_huggingface,
         chromadb_openai,
         pydantic_ai,
+        cohere_v2,
+        cohere_v1,
+        langchain_cohere,
     )
 }
 

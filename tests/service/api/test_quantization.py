@@ -1,0 +1,149 @@
+"""`output_dtype` of POST /encode, and the calibration in /info."""
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers.util.quantization import quantize_embeddings
+from starlette.testclient import TestClient
+
+from models.artifact import Artifact
+from models.quantization import DTYPES, OutputDtype, read_calibration
+from service.app import create_app
+from service.settings import EngineSettings, ModelSettings, Settings
+from tests.serving import ready_model, serving
+
+TEXTS = ["The cat sat on the mat.", "A feline rested on the rug.", "It rained."]
+QUANTIZED = [dtype for dtype in DTYPES if dtype != "float32"]
+OCTETS = {"Accept": "application/octet-stream"}
+
+
+def encode(client: TestClient, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    response = client.post("/encode", json={"inputs": TEXTS, **fields})
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def expected_codes(client: TestClient, dtype: OutputDtype, **fields: int) -> np.ndarray[Any, Any]:
+    vectors = np.array(encode(client, **fields)["embeddings"], np.float32)
+    calibration = ready_model(client).calibration
+    assert calibration is not None
+    ranges = calibration.ranges[vectors.shape[1]]
+    return np.asarray(quantize_embeddings(vectors, dtype, ranges=ranges))
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("fields", [{}, {"dimensions": 8}], ids=str)
+def test_json_has_the_integers_of_sentence_transformers(
+    calibrated_client: TestClient, dtype: OutputDtype, fields: dict[str, int]
+) -> None:
+    expected = expected_codes(calibrated_client, dtype, **fields)
+    body = encode(calibrated_client, output_dtype=dtype, **fields)
+    assert body["embeddings"] == expected.tolist()
+    assert body["dimensions"] == fields.get("dimensions", 32)
+    assert "." not in json.dumps(body["embeddings"])  # integers
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_base64_has_the_bytes_of_the_dtype(
+    calibrated_client: TestClient, dtype: OutputDtype
+) -> None:
+    expected = expected_codes(calibrated_client, dtype)
+    rows = encode(calibrated_client, output_dtype=dtype, encoding="base64")["embeddings"]
+    actual = [np.frombuffer(base64.b64decode(row), expected.dtype) for row in rows]
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_octet_stream_has_the_bytes_with_their_shape_and_dtype(
+    calibrated_client: TestClient, dtype: OutputDtype
+) -> None:
+    expected = expected_codes(calibrated_client, dtype)
+    body = {"inputs": TEXTS, "output_dtype": dtype}
+    response = calibrated_client.post("/encode", json=body, headers=OCTETS)
+    shape = tuple(map(int, response.headers["X-Shape"].split(",")))
+    actual = np.frombuffer(response.content, response.headers["X-Dtype"]).reshape(shape)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_list_of_outputs_quantizes_pooled_vectors_alone(calibrated_client: TestClient) -> None:
+    body = encode(calibrated_client, output=["tokens", "pooled"], output_dtype="ubinary")
+    expected = expected_codes(calibrated_client, "ubinary")
+    assert body["outputs"]["pooled"]["embeddings"] == expected.tolist()
+    tokens = encode(calibrated_client, output="tokens")["embeddings"]
+    assert body["outputs"]["tokens"]["embeddings"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "detail"),
+    [
+        ({"output": "tokens"}, "invalid", 'output_dtype does not apply to the output "tokens"'),
+        ({"dimensions": 16}, "not_calibrated", "calibrated: 8, 12, 32"),
+        ({"normalize": False}, "not_calibrated", "vectors that are of unit length"),
+        ({"output_dtype": "ubinary", "dimensions": 12}, "dimensions", "multiple of 8, and is 12"),
+        ({"output_dtype": "float16"}, "invalid", "Input should be 'float32', 'int8'"),
+    ],
+)
+def test_vectors_that_cannot_be_quantized_are_refused(
+    calibrated_client: TestClient, fields: dict[str, Any], code: str, detail: str
+) -> None:
+    body = {"inputs": TEXTS, "output_dtype": "int8", **fields}
+    problem = calibrated_client.post("/encode", json=body)
+    assert problem.status_code == 422
+    assert (problem.json()["code"], problem.json()["pointer"]) == (code, "/output_dtype")
+    assert detail in problem.json()["detail"]
+
+
+def test_uncalibrated_model_refuses_int8_with_the_remedy(client: TestClient) -> None:
+    problem = client.post("/encode", json={"inputs": TEXTS, "output_dtype": "int8"})
+    assert (problem.status_code, problem.json()["code"]) == (422, "not_calibrated")
+    assert "vitrine-export --calibrate" in problem.json()["detail"]
+    assert len(encode(client, output_dtype="binary")["embeddings"][0]) == 4
+
+
+def test_model_with_other_outputs_refuses_a_dtype(reranker: Artifact) -> None:
+    settings = Settings(model=ModelSettings(path=reranker.path), engine=EngineSettings(threads=1))
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        problem = client.post("/encode", json={"inputs": TEXTS, "output_dtype": "binary"})
+        assert (problem.status_code, problem.json()["code"]) == (422, "wrong_model")
+
+
+def test_info_has_the_calibration(
+    calibrated_client: TestClient, calibrated_artifact: Artifact
+) -> None:
+    calibration = read_calibration(calibrated_artifact)
+    assert calibration is not None
+    assert calibrated_client.get("/info").json()["calibration"] == {
+        "widths": [8, 12, 32],
+        "texts": 600,
+        "evaluated_texts": 600,
+        "recall_at_10": calibration.recall,
+    }
+
+
+def test_info_of_an_uncalibrated_model_has_none(client: TestClient) -> None:
+    assert client.get("/info").json()["calibration"] is None
+
+
+def test_ranges_dequantize_the_codes(calibrated_client: TestClient) -> None:
+    name = calibrated_client.get("/info").json()["model"]
+    body = calibrated_client.get(f"/models/{name}/calibration").json()
+    assert (body["model"], list(body["ranges"])) == (name, ["8", "12", "32"])
+    low, high = np.array(body["ranges"]["32"])
+    codes = np.array(encode(calibrated_client, output_dtype="int8")["embeddings"])
+    vectors = np.array(encode(calibrated_client)["embeddings"])
+    restored = low + (codes + 128) * (high - low) / 255
+    is_inside = (low <= vectors) & (vectors <= high)
+    assert is_inside.mean() > 0.9
+    assert (np.abs(restored - vectors) <= (high - low) / 254)[is_inside].all()
+
+
+def test_ranges_of_an_uncalibrated_model_are_an_error(client: TestClient) -> None:
+    name = client.get("/info").json()["model"]
+    problem = client.get(f"/models/{name}/calibration")
+    assert (problem.status_code, problem.json()["code"]) == (422, "not_calibrated")
+    assert client.get("/models/another/calibration").status_code == 404
