@@ -95,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     add("--part-rows", type=int, default=8192, help="records per part (default: 8192)")
     add("--max-memory", type=_bytes, default="256M", help="besides the model (default: 256M)")
     add("--max-errors", type=int, help="stop after more records with errors; default: never")
+    add("--verify", type=int, default=0, metavar="N", help="compare N rows, each encoded alone")
     add("--engine", default="auto", help="onnxruntime, openvino or cuda (default: auto)")
     add("--precision", choices=get_args(Precision), default="float32", help="default: float32")
     add("--threads", type=int, default=0, help="default: all CPUs")
@@ -160,6 +161,10 @@ def _summary(progress: Progress) -> str:
     if progress.all_errors:
         first = f"; the first: {progress.first_error}" if progress.first_error else ""
         texts.append(f"{progress.all_errors:,} rows have errors{first}")
+    if progress.verified:
+        texts.append(
+            f"{progress.verified:,} rows verified, largest difference {progress.difference:.1e}"
+        )
     if not progress.is_complete:
         texts.append("interrupted: start again with the same options")
     return "; ".join(texts)

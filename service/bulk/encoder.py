@@ -48,17 +48,20 @@ class Encoder:
         sizes = (len(item) if isinstance(item, str) else sum(map(len, item)) for item in items)
         return sum(self._kind.row_bytes(self._model, min(limit, size)) for size in sizes)
 
-    async def check(self) -> None:
-        """Encode a short text, with all settings of the job.
+    @classmethod
+    async def checked(cls, model: Model, options: BulkOptions, kind: Kind) -> "Encoder":
+        """Return an encoder that has encoded a short text with all settings of the job.
 
         Raises:
             OptionError: The model refuses a setting, such as the name of a prompt.
         """
-        item = ("check", "check") if self._kind is RESULT_KINDS["scores"] else "check"
         try:
-            await self._kind.compute(self._model, [item], self._options)
-        except (InvalidInput, TooLarge) as error:
+            encoder = cls(model, options, kind)
+            item = ("check", "check") if kind == "scores" else "check"
+            await encoder._kind.compute(model, [item], options)
+        except InvalidInput as error:
             raise OptionError(error.detail) from error
+        return encoder
 
     async def encode(self, items: Sequence[Item]) -> pa.RecordBatch:
         """Return the results of items, in their order; an item that fails has an error.

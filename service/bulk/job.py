@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -12,16 +12,17 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import CALIBRATION, TOKENIZER, Artifact
 from service.bulk.encoder import Encoder
 from service.bulk.journal import FinishedPart, Journal, open_journal
 from service.bulk.kinds import kind_of
-from service.bulk.options import ROW, BulkError, BulkOptions, Kind, OptionError
+from service.bulk.options import DTYPES, ROW, BulkError, BulkOptions, Dtype, Kind, OptionError
 from service.bulk.parts import PartFiles, join, with_metadata
 from service.bulk.pipeline import EncodedBlock, Pipeline
 from service.bulk.progress import Progress
 from service.bulk.readers import Block
 from service.bulk.sources import Source, open_source
+from service.bulk.verification import verify_rows
 from service.inference.model import Model
 from service.inference.opening import ModelOptions, open_model
 
@@ -31,6 +32,13 @@ log = logging.getLogger("vitrine")
 _NO_LIMIT = 2**62
 # Name without suffix of the file that replaces all parts.
 _JOINED = "embeddings"
+_DTYPES: Mapping[Kind, Sequence[Dtype]] = {
+    "dense": DTYPES,
+    "multi": ("float32", "float16"),
+    "sparse": ("float32",),
+    "scores": ("float32",),
+    "labels": ("float32",),
+}
 
 
 @dataclass
@@ -92,8 +100,7 @@ async def encode_files(
     _check_kind(options, kind)
     source = await asyncio.to_thread(open_source, options, kind)
     async with await open_model(options.model, _model_options(options)) as model:
-        encoder = Encoder(model, options, kind)
-        await encoder.check()
+        encoder = await Encoder.checked(model, options, kind)
         _check_columns(source, encoder)
         settings = _settings(options, kind, source, model)
         with open_journal(options.output, settings, options.shard) as journal:
@@ -108,14 +115,17 @@ async def encode_files(
             if journal.rows is None:
                 await run.encode(pipeline, stop or asyncio.Event())
             run.finish()
+            if options.verify and run.progress.is_complete:
+                verified = await verify_rows(source, encoder, options, kind, journal)
+                run.progress.verified, run.progress.difference = verified
             return run.progress
 
 
 def _check_kind(options: BulkOptions, kind: Kind) -> None:
     if options.dimensions is not None and kind != "dense":
         raise OptionError(f"--dimensions applies to dense vectors, not to {kind}")
-    if options.dtype != "float32" and kind not in ("dense", "multi"):
-        raise OptionError(f"--dtype applies to vectors, not to {kind}")
+    if options.dtype not in _DTYPES[kind]:
+        raise OptionError(f"--dtype {options.dtype} does not apply to {kind}")
     if options.format == "npy" and kind != "dense":
         raise OptionError(f"--format npy applies to dense vectors, not to {kind}")
 
@@ -154,6 +164,7 @@ def _settings(options: BulkOptions, kind: Kind, source: Source, model: Model) ->
         "--part-rows": options.part_rows,
         "graph": model.graph_sha256,
         "tokenizer": model.files[TOKENIZER],
+        "calibration": model.files.get(CALIBRATION),
         "--engine": model.engine.name,
         "--precision": model.engine.precision,
     }

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from models.artifact import Manifest, Output
 from service.bulk.options import TOKENS, TRUNCATED, BulkOptions, Kind, OptionError
 from service.inference.model import Model
+from service.inference.results import Vectors
 
 Columns = dict[str, Any]
 
@@ -33,17 +34,15 @@ class ResultKind:
     row_bytes: Callable[[Model, int], int]
 
 
-def _width(model: Model, options: BulkOptions) -> int:
-    return options.dimensions or model.width
+def _vector_array(vectors: NDArray[Any]) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
 
 
-def _vector_type(model: Model, options: BulkOptions) -> pa.DataType:
-    return pa.list_(pa.type_for_alias(options.dtype), _width(model, options))
-
-
-def _vector_array(vectors: NDArray[np.float32], dtype: str) -> pa.Array:
-    values = pa.array(vectors.astype(dtype, copy=False).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
+def _quantizer(model: Model, options: BulkOptions) -> Callable[[Vectors], NDArray[Any]]:
+    """Return the function that converts vectors to the type of the output."""
+    if options.dtype == "float16":
+        return lambda vectors: vectors.astype(np.float16)
+    return model.quantizer(options.dtype, dimensions=options.dimensions)
 
 
 def _lists(parts: Sequence[NDArray[Any]], values: pa.Array) -> pa.Array:
@@ -59,7 +58,9 @@ def _counts(rows: Sequence[Any]) -> Columns:
 
 
 def _dense_fields(model: Model, options: BulkOptions) -> list[pa.Field]:
-    return [pa.field("embedding", _vector_type(model, options))]
+    width = options.dimensions or model.width
+    none = _quantizer(model, options)(np.zeros((0, width), np.float32))
+    return [pa.field("embedding", _vector_array(none).type)]
 
 
 async def _dense(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
@@ -68,7 +69,8 @@ async def _dense(model: Model, texts: Sequence[str], options: BulkOptions) -> Co
         prompt_name=options.prompt_name,
         dimensions=options.dimensions,
     )
-    return {"embedding": _vector_array(result.vectors, options.dtype), **_counts(result.rows)}
+    codes = _quantizer(model, options)(result.vectors)
+    return {"embedding": _vector_array(codes), **_counts(result.rows)}
 
 
 def _sparse_fields(_model: Model, _options: BulkOptions) -> list[pa.Field]:
@@ -90,12 +92,13 @@ async def _sparse(model: Model, texts: Sequence[str], options: BulkOptions) -> C
 
 
 def _multi_fields(model: Model, options: BulkOptions) -> list[pa.Field]:
-    return [pa.field("embedding", pa.list_(_vector_type(model, options)))]
+    vector = pa.list_(pa.type_for_alias(options.dtype), model.width)
+    return [pa.field("embedding", pa.list_(vector))]
 
 
 async def _multi(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
     result = await model.encode_multi(texts, prompt_name=options.prompt_name, with_offsets=False)
-    vectors = _vector_array(np.concatenate(result.vectors), options.dtype)
+    vectors = _vector_array(np.concatenate(result.vectors).astype(options.dtype, copy=False))
     return {"embedding": _lists(result.vectors, vectors), **_counts(result.rows)}
 
 

@@ -13,7 +13,7 @@ InputFormat = Literal["parquet", "jsonl", "csv", "tsv", "text"]
 OutputFormat = Literal["parquet", "jsonl", "npy"]
 # Kinds of results, by their names on the command line.
 Kind = Literal["dense", "sparse", "multi", "scores", "labels"]
-Dtype = Literal["float32", "float16"]
+Dtype = Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
 
 INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 OUTPUT_FORMATS: tuple[OutputFormat, ...] = get_args(OutputFormat)
@@ -49,7 +49,7 @@ class BulkOptions:
         prompt_name: See `Model.encode`; for rerankers, see `Model.score`.
         kind: Kind of the results; None: that of the model's first output.
         dimensions: Number of leading dimensions to keep; None: all. See `Model.encode`.
-        dtype: Type of the numbers of vectors.
+        dtype: Type of the numbers of vectors; see `Model.quantizer` for integers and bits.
         limit: Maximum number of records; None: all.
         shard: This job's share of the parts: the i-th of n, from (1, 1).
         format: Format of the output.
@@ -57,6 +57,7 @@ class BulkOptions:
         part_rows: Number of records per part, which is the unit of resumption.
         max_memory: Maximum size in bytes of the records and results in memory, besides the model.
         max_errors: Number of records with errors above which the job stops; None: never.
+        verify: Number of random rows that are encoded again, one at a time, and compared.
         engine: See `ModelOptions.engine`.
         precision: See `ModelOptions.precision`.
         threads: See `ModelOptions.threads`.
@@ -82,6 +83,7 @@ class BulkOptions:
     part_rows: int = 8192
     max_memory: int = 256 * 2**20
     max_errors: int | None = None
+    verify: int = 0
     engine: str = "auto"
     precision: Precision = "float32"
     threads: int = 0
@@ -102,6 +104,8 @@ class BulkOptions:
         for name in ("limit", "part_rows", "max_memory"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise OptionError(f"--{name.replace('_', '-')} must be at least 1")
+        if self.verify and (self.format != "parquet" or count > 1):
+            raise OptionError("--verify needs Parquet, and all parts: run once without --shard")
         if self.template is not None and not self.template_columns:
             raise OptionError("--template has no column in braces, such as {title}")
 

@@ -75,7 +75,7 @@ _JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.
 class _NumpyWriter:
     """Writes vectors as one array, and the other columns as lines of JSON.
 
-    A row with an error is NaN in the array.
+    A row with an error is NaN in an array of floats, and 0 in one of integers.
     """
 
     def __init__(self, files: Sequence[Path], schema: pa.Schema) -> None:
@@ -88,7 +88,8 @@ class _NumpyWriter:
     def add(self, rows: pa.RecordBatch) -> None:
         vectors = rows.column(_VECTORS)
         values = vectors.flatten().to_numpy().reshape(-1, self._width)
-        own = np.full((len(rows), self._width), np.nan, values.dtype)
+        is_float = np.issubdtype(values.dtype, np.floating)
+        own = np.full((len(rows), self._width), np.nan if is_float else 0, values.dtype)
         own[vectors.is_valid().to_numpy(zero_copy_only=False)] = values
         self._vectors.append(own)
         self._json.add(rows.drop_columns([_VECTORS]))

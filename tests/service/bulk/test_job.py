@@ -18,9 +18,11 @@ from sentence_transformers import (
 )
 from transformers import pipeline
 
+import vitrine
 from models.artifact import Artifact
 from service.bulk.job import encode_files
 from service.bulk.options import BulkError, BulkOptions, OptionError
+from service.bulk.pipeline import Pipeline
 from service.inference.batcher import Outcome
 from service.inference.loaded_model import LoadedModel
 from service.inference.results import RowResults
@@ -368,3 +370,47 @@ def test_input_without_records_is_an_error(encode: Encode, tmp_path: Path) -> No
     path.write_text("")
     with pytest.raises(BulkError, match="the input has no records"):
         encode(path)
+
+
+def test_quantised_vectors_equal_the_model_s_own(
+    encode: Encode, tmp_path: Path, output: Path, calibrated_artifact: Artifact
+) -> None:
+    path = write_texts(tmp_path, TEXTS)
+    with vitrine.SyncModel(calibrated_artifact.path) as model:
+        vectors = model.encode(TEXTS).vectors
+        for dtype in ("int8", "uint8", "binary", "ubinary"):
+            encode(path, model=calibrated_artifact.path, dtype=dtype, output=output / dtype)
+            actual = np.stack(rows_of(output / dtype)["embedding"].to_numpy())
+            expected = model.quantizer(dtype)(vectors)
+            assert actual.dtype == expected.dtype
+            assert np.abs(actual.astype(int) - expected).max() <= 1
+
+
+def test_quantisation_without_calibration_is_refused(encode: Encode, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="int8 needs the ranges of the model's vectors"):
+        encode(write_texts(tmp_path, TEXTS), dtype="int8")
+
+
+@pytest.mark.parametrize("settings", [{}, {"concat": True}, {"dtype": "float16"}])
+def test_verification_compares_rows_encoded_alone(
+    encode: Encode, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    path = write_texts(tmp_path, [*(f"text {number} " * (number % 9) for number in range(90))])
+    progress = encode(path, part_rows=20, verify=50, **settings)
+    assert progress.verified == 50
+    assert progress.difference < (1e-5 if settings.get("dtype") is None else 1e-3)
+
+
+def test_verification_finds_rows_that_are_not_of_their_records(
+    encode: Encode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_texts(tmp_path, [f"text number {number}" for number in range(90)])
+
+    def rotated(self: Pipeline, pending: Any) -> Any:  # noqa: ANN401 - of another class
+        pending.origins.insert(0, pending.origins.pop())
+        return rows(self, pending)
+
+    rows = Pipeline._rows
+    monkeypatch.setattr(Pipeline, "_rows", rotated)
+    with pytest.raises(BulkError, match=r"row \d+ of .*output differs from its record encoded al"):
+        encode(path, verify=90)
