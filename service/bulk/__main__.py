@@ -10,13 +10,14 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from models.artifact import ArtifactError
 from models.engines import EngineError, Precision
-from service.bulk.job import encode_files
 from service.bulk.options import (
     DTYPES,
     INPUT_FORMATS,
@@ -26,8 +27,10 @@ from service.bulk.options import (
     BulkOptions,
     OptionError,
 )
-from service.bulk.progress import Progress, as_json, duration, reporting
 from service.inference.errors import VitrineError
+
+if TYPE_CHECKING:
+    from service.bulk.progress import Progress
 
 log = logging.getLogger("vitrine")
 
@@ -108,10 +111,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="vitrine-encode: %(message)s", level=logging.WARNING)
     values = vars(parser().parse_args(arguments))
     kind = values.pop("progress")
+    for package in ("pyarrow", "rich"):
+        if find_spec(package) is None:
+            missing = f"the package {package} is not installed; install Vitrine's extra 'bulk'"
+            return _failed(ImportError(missing), 2)
+    # Imported late: these modules need the packages of the extra "bulk".
+    from service.bulk.job import encode_files
+    from service.bulk.progress import as_json, reporting
+
     try:
         options = BulkOptions(**{**values, "inputs": tuple(values["inputs"])})
         with reporting(kind) as report:
-            progress = asyncio.run(_encode(options, report))
+            progress = asyncio.run(_encode(partial(encode_files, options, report)))
     except (OptionError, ArtifactError, EngineError) as error:
         return _failed(error, 2)
     except (BulkError, VitrineError) as error:
@@ -125,9 +136,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 3 if progress.all_errors else 0
 
 
-async def _encode(options: BulkOptions, report: Callable[[Progress], None]) -> Progress:
+async def _encode(
+    encode: "Callable[[asyncio.Event], Coroutine[None, None, Progress]]",
+) -> "Progress":
+    """Run a job until it ends or is interrupted."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    job = asyncio.ensure_future(encode_files(options, report, stop))
+    job = asyncio.ensure_future(encode(stop))
 
     def interrupt() -> None:
         if stop.is_set():
@@ -149,11 +163,15 @@ def _failed(error: Exception, status: int) -> int:
     return status
 
 
-def _summary(progress: Progress) -> str:
-    texts = [
-        f"{progress.rows:,} rows encoded, {progress.tokens:,} tokens in "
-        f"{duration(progress.elapsed_s)}, {progress.tokens_per_s:,.0f} tokens/s"
-    ]
+def _summary(progress: "Progress") -> str:
+    from service.bulk.progress import duration
+
+    texts = []
+    if progress.rows:
+        texts.append(
+            f"{progress.rows:,} rows encoded, {progress.tokens:,} tokens in "
+            f"{duration(progress.elapsed_s)}, {progress.tokens_per_s:,.0f} tokens/s"
+        )
     if progress.kept:
         texts.append(f"{progress.kept:,} rows were there already")
     if progress.truncated:

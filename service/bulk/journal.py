@@ -1,7 +1,7 @@
 """The journal of an output folder: its settings, its finished parts, and its lock.
 
-    _journal.jsonl           a line with the settings, then one per finished part
-    _journal-3-of-16.jsonl   the same for a shard
+    _journal           a line with the settings, then one per finished part
+    _journal-3-of-16   the same for a shard
     _lock                    locked while a process writes to the folder
 
 A line is written after the files of its part were synced and renamed. A kill can only lose the last
@@ -25,7 +25,7 @@ from service.bulk.parts import sync
 log = logging.getLogger("vitrine")
 
 _LOCK = "_lock"
-_PATTERN = "_journal*.jsonl"
+_PATTERN = "_journal*"
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def open_journal(
 
 def _name(shard: tuple[int, int]) -> str:
     index, count = shard
-    return "_journal.jsonl" if count == 1 else f"_journal-{index}-of-{count}.jsonl"
+    return "_journal" if count == 1 else f"_journal-{index}-of-{count}"
 
 
 def _lock(file: BinaryIO, folder: Path, *, is_shared: bool) -> None:
@@ -191,7 +191,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _check_shards(folder: Path, path: Path, shard: tuple[int, int]) -> None:
-    _, _, count = path.stem.partition("-of-")
+    _, _, count = path.name.partition("-of-")
     if count and shard[1] > 1 and int(count) != shard[1]:
         raise OptionError(
             f"{folder} was begun with {count} shards, not {shard[1]}; without --shard one process "

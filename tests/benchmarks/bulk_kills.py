@@ -1,7 +1,7 @@
 """Kill `vitrine-encode` at random moments, start it again each time, and compare the output.
 
-Each kill must repeat at most one part, and the final output must equal that of an uninterrupted job,
-row by row. It also prints the resident memory of the uninterrupted job.
+Each kill must repeat at most one part, and the final output must equal that of an uninterrupted
+job, row by row. It also prints the resident memory of the uninterrupted job.
 
     python -m tests.benchmarks.bulk_kills --artifact artifacts/all-MiniLM-L6-v2
 """

@@ -75,7 +75,7 @@ def test_job_killed_at_random_moments_loses_and_repeats_no_row(
     kept: set[str] = set()
     for target in (0, 2, 3, 7, 12):
         with subprocess.Popen(arguments, env=process_environment) as job:
-            journal = output / "_journal.jsonl"
+            journal = output / "_journal"
             eventually(lambda: journal.exists() and journal.read_bytes().count(b"\n") > target)  # noqa: B023
             job.kill()
         files = {p.name: p.stat().st_mtime_ns for p in output.glob("*.parquet")}
@@ -119,7 +119,7 @@ def test_torn_last_line_of_the_journal_is_dropped(
     encode: Encode, texts: Path, output: Path, expected: pa.Table
 ) -> None:
     encode(texts, part_rows=250, id_column="id")
-    journal = output / "_journal.jsonl"
+    journal = output / "_journal"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:5]) + lines[5][:40])
     again = encode(texts, part_rows=250, id_column="id")
@@ -207,7 +207,7 @@ def test_shards_run_at_the_same_time_but_not_the_same_shard_twice(
     encode: Encode, texts: Path, output: Path
 ) -> None:
     encode(texts, part_rows=1000, shard=(1, 2))
-    with (output / "_lock").open("rb") as lock, (output / "_journal-1-of-2.jsonl").open() as own:
+    with (output / "_lock").open("rb") as lock, (output / "_journal-1-of-2").open() as own:
         fcntl.flock(lock, fcntl.LOCK_SH)
         fcntl.flock(own, fcntl.LOCK_EX)
         with pytest.raises(BulkError, match="another process"):
@@ -274,7 +274,7 @@ def test_standard_input_is_resumed_when_it_is_sent_again(
     stdin[0] = texts.read_bytes()
     settings = {"input_format": "jsonl", "part_rows": 250, "id_column": "id"}
     encode("-", **settings)
-    journal = output / "_journal.jsonl"
+    journal = output / "_journal"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:5]))
     again = encode("-", **settings)
@@ -288,7 +288,7 @@ def test_other_standard_input_is_refused(
     lines = texts.read_bytes().splitlines(keepends=True)
     stdin[0] = b"".join(lines)
     encode("-", input_format="jsonl", part_rows=250)
-    journal = output / "_journal.jsonl"
+    journal = output / "_journal"
     kept = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(kept[:5]))
     stdin[0] = b"".join([*lines[:300], b'{"text": "another"}\n', *lines[300:]])
