@@ -249,7 +249,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/tokenizer.py",
-        "limits = limits[0] + len(self._encode_plain([prompt])[0].ids), limits[1]",
+        "limits = limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]",
         "pass",
         f"{_T}test_reranker_prompts.py::test_limit_of_a_query_does_not_count_the_prompt",
     ),

@@ -10,12 +10,15 @@ from starlette.responses import RedirectResponse
 from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
 from service.api.call_options import lease_with_options
+from service.api.chunk_schemas import ChunksResponse
+from service.api.chunks import encode_chunks
 from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute
 from service.api.responses import (
     OCTETS,
     SeveralResults,
+    accept_header,
     encode_json,
     encode_outputs_json,
     prefers_octets,
@@ -52,7 +55,11 @@ async def root() -> RedirectResponse:
     "/encode",
     summary="Encode texts or token ids",
     dependencies=[require_scope("encode")],
-    response_model=EncodeResponse | TokensResponse | SparseResponse | OutputsResponse,
+    response_model=EncodeResponse
+    | TokensResponse
+    | SparseResponse
+    | OutputsResponse
+    | ChunksResponse,
     openapi_extra={"requestBody": ENCODE_BODY},
     responses={
         200: {"headers": ENCODE_HEADERS, "content": {OCTETS: {"schema": {"format": "binary"}}}},
@@ -67,12 +74,14 @@ async def encode(request: Request, state: State) -> Response:
     duration of each stage. With `"output": "tokens"` the response has one vector per token,
     normalised only on request, with `"output": "sparse"` one sparse vector per input, and with
     `"output": "multi"` multi-vectors; with a list of these and `"pooled"`, all of them. These are
-    always JSON.
+    always JSON. With `chunking` it has one vector per chunk of each input, only as JSON.
     """
     body = await read_inputs(request, state, EncodeRequest)
     model, options = await lease_with_options(request, state, body.model)
     outputs = body.outputs(default=_default_output(model))
     _check_fields(body, outputs)
+    if body.chunking is not None:
+        return await encode_chunks(request, state, model, body, body.chunking, options)
     with pointing_at(body.inputs):
         work = model.encode_outputs(
             body.input_list(),
@@ -94,9 +103,7 @@ async def encode(request: Request, state: State) -> Response:
         return await respond(request, state, model, results, serialize)
     result = encoded[outputs[0]]
     headers = {"Vary": "Accept"} if isinstance(result, Embeddings) else {}
-    if isinstance(result, Embeddings) and prefers_octets(
-        ",".join(request.headers.getlist("accept"))
-    ):
+    if isinstance(result, Embeddings) and prefers_octets(accept_header(request)):
         headers["X-Shape"] = ",".join(map(str, result.vectors.shape))
         serialize = partial(to_bytes, result.vectors)
         return await respond(request, state, model, result, serialize, OCTETS, headers)
@@ -116,16 +123,19 @@ _USERS: Mapping[str, frozenset[OutputName]] = {
     "truncate_dim": frozenset({"pooled"}),
     "normalize": frozenset({"pooled", "tokens", "multi"}),
     "encoding": frozenset({"pooled", "tokens", "multi"}),
+    "chunking": frozenset({"pooled"}),
 }
 
 
 def _check_fields(body: EncodeRequest, outputs: Sequence[OutputName]) -> None:
-    """Raise `InvalidInput` if the request sets a field that applies to none of the outputs."""
+    """Raise `InvalidInput` if the request sets a field that does not apply to the outputs."""
     for field, users in _USERS.items():
         is_set = getattr(body, field) != EncodeRequest.model_fields[field].default
         if is_set and users.isdisjoint(outputs):
             names = " or ".join(f'"{output}"' for output in outputs)
             raise InvalidInput(f"{field} does not apply to the output {names}", pointer=f"/{field}")
+    if body.chunking is not None and isinstance(body.output, list):
+        raise InvalidInput("chunking needs a single output, not a list", pointer="/output")
 
 
 @router.get("/healthz", summary="Liveness")

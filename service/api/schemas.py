@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
+from service.api.chunk_schemas import ChunkingOptions
+
 
 def _inputs_tag(inputs: object) -> str | None:
     """Return the tag of the union member for these inputs, judged by the first element.
@@ -103,6 +105,11 @@ class EncodeRequest(BaseModel):
         "float",
         description="`float`: vectors as JSON numbers; `base64`: vectors as base64 of "
         "little-endian float32",
+    )
+    chunking: ChunkingOptions | None = Field(
+        None,
+        description="How to divide texts of any length into chunks with a vector each, only with "
+        "output `pooled`; null: each input has one vector",
     )
     model: ModelName = None
 
@@ -255,6 +262,12 @@ ENCODE_BODY: dict[str, Any] = {
                 "texts": {"value": {"inputs": [*EXAMPLE_INPUTS], "dimensions": 4}},
                 "one text": {"value": {"inputs": EXAMPLE_INPUTS[0]}},
                 "token ids": {"value": {"inputs": [[101, 1996, 4937, 2938, 102]]}},
+                "chunks": {
+                    "value": {
+                        "inputs": " ".join(EXAMPLE_INPUTS),
+                        "chunking": {"strategy": "sentences", "size": 16},
+                    }
+                },
                 "base64": {"value": {"inputs": EXAMPLE_INPUTS[0], "encoding": "base64"}},
             },
         }
