@@ -125,6 +125,7 @@ async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
     "call",
     [
         lambda model: model.encode("a", priority="bulk"),
+        lambda model: model.encode_chunks("a", vitrine.Chunking(), priority="bulk"),
         lambda model: model.encode_tokens("a", priority="bulk"),
         lambda model: model.encode_sparse("a", priority="bulk"),
         lambda model: model.encode_multi("a", priority="bulk"),
@@ -134,6 +135,7 @@ async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
         lambda model: model.rerank("a", ["b", "c"], priority="bulk"),
         lambda model: model.rerank("a", ["b", "c"], top_n=1, explain=True, priority="bulk"),
         lambda model: model.score("a", ["b"], priority="bulk"),
+        lambda model: model.score("a", ["b"], chunking=vitrine.Chunking(), priority="bulk"),
     ],
 )
 def test_every_method_passes_the_priority_on(
