@@ -49,7 +49,7 @@ GUARDS = (
         "service/inference/chunking.py",
         "    is_free = (starts >= reached[:-1]) & ",
         "    is_free = ",
-        f"{_I}test_chunking.py::test_characters_of_several_tokens_are_never_split",
+        f"{_I}test_chunking.py::test_token_of_parts_of_two_characters_is_never_split",
     ),
     Guard(
         "service/inference/chunked_texts.py",

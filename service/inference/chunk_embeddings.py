@@ -54,7 +54,7 @@ async def encode_chunks(
     chunked = ChunkedTexts(model.tokenizer, texts, chunking, model.max_chunks)
     with chunked.locating(InferenceFailed):
         rows, (results,), seconds = await model.run(
-            texts,
+            chunked.parts,
             len(texts),
             lambda: chunked.rows(prompt_name),
             ("tokens" if chunking.late else "pooled",),

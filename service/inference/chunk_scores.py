@@ -71,7 +71,7 @@ async def score_pairs(
 
     with _after(len(queries), InferenceFailed), chunked.locating(InferenceFailed):
         rows, (results,), seconds = await model.run(
-            *([*queries, *documents], len(documents), tokenize, ("logits",), timeout_s),
+            *([*queries, *chunked.parts], len(documents), tokenize, ("logits",), timeout_s),
             priority=priority,
         )
     logits = np.array(results, np.float64)  # (N, 1)
@@ -108,7 +108,7 @@ async def score_vectors(
 
     try:
         rows, results, seconds = await model.run(
-            *([*queries, *documents], count + len(documents), tokenize),
+            *([*queries, *chunked.parts], count + len(documents), tokenize),
             *((output, "tokens") if chunking.late else (output,), timeout_s),
             max_tokens=token_limit(model, output),
             priority=priority,

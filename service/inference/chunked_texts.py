@@ -17,6 +17,10 @@ from service.inference.results import Vectors
 from service.inference.scores import Scores
 from service.inference.tokenizer import Prompt, Row, Span, TextTokenizer
 
+# Texts are tokenised whole, then in chunks to measure them, and as rows. With the division this
+# takes up to four times as long as the rows alone.
+_PASSES = 4
+
 
 class ChunkedTexts:
     """The chunks of the texts of one call.
@@ -63,7 +67,7 @@ class ChunkedTexts:
         prompt, room = self._tokenizer.prompt(prompt_name), self._tokenizer.room(prompt_name)
         size = self._size(room, "special tokens and the prompt")
         if self._chunking.late:
-            return self._late_rows(prompt, room, size)
+            return self._late_rows(prompt, self._tokenizer.rules(prompt_name).max_tokens, size)
         taken = self._count(prompt.text)
 
         def measure(part: str, _: int) -> tuple[int, int]:
@@ -104,6 +108,11 @@ class ChunkedTexts:
             owners = zip(self.owners, parts, strict=True)
             pairs = [(self._query(queries, owner), part) for owner, part in owners]
             return self._tokenizer.rows_of_pairs(pairs, prompt_name, "error", limits)
+
+    @property
+    def parts(self) -> list[str]:
+        """The texts, as often as they are tokenised; see `LoadedModel.run`."""
+        return [*self.texts] * _PASSES
 
     @property
     def chunk_owners(self) -> list[int]:
@@ -159,7 +168,7 @@ class ChunkedTexts:
             totals[owner] += len(row.ids)
         return totals
 
-    def _late_rows(self, prompt: Prompt, room: int, size: int) -> list[Row]:
+    def _late_rows(self, prompt: Prompt, max_tokens: int, size: int) -> list[Row]:
         """Return the row of each window of each text."""
         rows: list[Row] = []
         start = len(prompt.text)
@@ -171,7 +180,7 @@ class ChunkedTexts:
             last = len(mask) - mask[::-1].index(0)
             spans = [(max(begin - start, 0), end - start) for begin, end in offsets[first:last]]
             pieces = self._divide(index, spans, size, lambda _, tokens: (tokens, 0))
-            text = LateText(encoding.ids, first, last, room, prompt.tokens, pieces)
+            text = LateText(encoding.ids, first, last, max_tokens, prompt.tokens, pieces)
             self._late_texts.append(text)
             windows = text.rows()
             rows += [Row(ids, False, prompt.tokens, prompt.adapter) for ids in windows]

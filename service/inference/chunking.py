@@ -119,7 +119,7 @@ def split(
         measure: Returns the number of tokens of a chunk, and how many of them are too many.
 
     Raises:
-        InvalidInput: A character has more tokens than `size`.
+        InvalidInput: A token, or the tokens of a character, are more than `size` on their own.
     """
     cuts = _cuts(text, spans)
     # Indices of cuts at the starts of paragraphs, sentences and tokens; the coarsest first.
@@ -157,8 +157,7 @@ def split(
         )
         if chosen is None:
             raise InvalidInput(
-                f"chunks of {size} tokens are too small for a character of the text, which has "
-                "more tokens",
+                f"size is too small: an indivisible part of the text has more than {size} tokens",
                 pointer="/chunking/size",
             )
         level, start, end, piece = chosen
@@ -176,14 +175,14 @@ def _cuts(text: str, spans: Sequence[Span]) -> _Cuts:
     reached = np.concatenate(([0], np.maximum.accumulate(ends)))
     is_free = (starts >= reached[:-1]) & (rank_of[starts] < rank_of[-1])
     free = np.flatnonzero(is_free)
-    ranks, firsts = np.unique(rank_of[starts[free]], return_index=True)
-    tokens = free[firsts]
+    _, firsts = np.unique(rank_of[starts[free]], return_index=True)
     # The first chunk has the characters before the first token too, which the tokenizer drops.
+    inner = free[firsts[1:]]
     return _Cuts(
-        [0, *tokens[1:].tolist(), len(spans)],
-        [0, *starts[tokens[1:]].tolist(), len(text)],
-        np.concatenate(([0], ranks[1:], rank_of[-1:])),
-        rank_of[reached[[*tokens, len(spans)]]],
+        [0, *inner.tolist(), len(spans)],
+        [0, *starts[inner].tolist(), len(text)],
+        rank_of[[0, *starts[inner], len(text)]],
+        rank_of[[0, *reached[inner], reached[-1]]],
         rank_of,
     )
 

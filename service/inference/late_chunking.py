@@ -61,7 +61,7 @@ class LateText:
         ids: Token ids, with special tokens and prompt.
         first: Index of the first token of the text.
         last: Index after the last token of the text.
-        room: Maximum number of the text's tokens in a window.
+        max_tokens: Maximum number of tokens of a window, with special tokens and prompt.
         unpooled: Number of leading tokens that are not pooled; see `Row.prompt_tokens`.
         pieces: Chunks of the text.
     """
@@ -69,16 +69,18 @@ class LateText:
     ids: Sequence[int]
     first: int
     last: int
-    room: int
+    max_tokens: int
     unpooled: int
     pieces: Sequence[Piece]
 
     @property
     def windows(self) -> list[Span]:
         """Range of the tokens of each window, among the tokens of the text."""
-        count, step = self.last - self.first, self.room - self.room // 4
-        starts = range(0, max(count - self.room, 0) + step, step)
-        return [(start, min(start + self.room, count)) for start in starts]
+        count = self.last - self.first
+        room = self.max_tokens - (len(self.ids) - count)
+        step = room - room // 4
+        starts = range(0, max(count - room, 0) + step, step)
+        return [(start, min(start + room, count)) for start in starts]
 
     def rows(self) -> list[Sequence[int]]:
         """Return the token ids of each window, with special tokens and prompt."""

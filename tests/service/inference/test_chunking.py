@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
 from service.inference.chunked_texts import ChunkedTexts
-from service.inference.chunking import Chunk, Chunking, Strategy
+from service.inference.chunking import Chunk, Chunking, Strategy, split
 from service.inference.errors import InvalidInput
 from service.inference.sentences import paragraph_starts, sentence_starts
 from service.inference.tokenizer import TextTokenizer
@@ -218,11 +218,21 @@ def test_characters_of_several_tokens_are_never_split(kind: Kind) -> None:
             assert "".join(words_of(text, chunks)) == text
 
 
+def test_token_of_parts_of_two_characters_is_never_split() -> None:
+    # As in byte-level BPE, the second token has the last byte of "a" and the first of "b".
+    spans = [(0, 1), (0, 2), (1, 2), (2, 3)]
+    pieces = list(split("abc", spans, "tokens", 3, 0, lambda _, tokens: (tokens, 0)))
+    assert [(piece.chunk.start, piece.chunk.end) for piece in pieces] == [(0, 2), (2, 3)]
+    assert [(piece.first, piece.last) for piece in pieces] == [(0, 3), (3, 4)]
+    with pytest.raises(InvalidInput, match="size is too small"):
+        list(split("abc", spans, "tokens", 2, 0, lambda _, tokens: (tokens, 0)))
+
+
 def test_character_with_more_tokens_than_a_chunk_is_refused(
     small_artifact: Artifact, tmp_path: Path
 ) -> None:
     kind = kind_of("byte-level BPE", small_artifact, tmp_path)
-    with pytest.raises(InvalidInput, match="too small for a character") as raised:
+    with pytest.raises(InvalidInput, match="size is too small") as raised:
         chunks_of(kind, "ab 𓀀", size=2)
     assert raised.value.pointer == "/chunking/size"
 
