@@ -59,6 +59,12 @@ GUARDS = (
     ),
     Guard(
         "service/inference/chunked_texts.py",
+        "whole = self._count(prompt.text + part) if prompt.text else tokens",
+        "whole = tokens + taken",
+        f"{_I}test_chunking.py::test_chunk_fits_with_a_prompt_whose_tokens_merge_with_the_chunks",
+    ),
+    Guard(
+        "service/inference/chunked_texts.py",
         "            if len(pieces) == room:\n",
         "            if False:\n",
         f"{_I}test_chunking.py::test_number_of_chunks_is_limited",

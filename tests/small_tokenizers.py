@@ -11,10 +11,29 @@ from tests.sentences import SENTENCES
 
 
 def byte_level_bpe(_artifact: Artifact) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer = _trained_bpe(pre_tokenizers.ByteLevel(add_prefix_space=True))
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<mask>"], show_progress=False)
+    return tokenizer
+
+
+def untrimmed_bpe(_artifact: Artifact) -> Tokenizer:
+    """As ModernBERT's: tokens of words have the space before them, in their spans too."""
+    tokenizer = _trained_bpe(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    return tokenizer
+
+
+def _trained_bpe(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<mask>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(SENTENCES, trainer)
     return tokenizer
 

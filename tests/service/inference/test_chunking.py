@@ -1,8 +1,9 @@
 """Chunks of texts: sizes, spans and boundaries, with tokenizers of three kinds."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import pytest
 from hypothesis import assume, given, settings
@@ -16,21 +17,27 @@ from service.inference.errors import InvalidInput
 from service.inference.sentences import paragraph_starts, sentence_starts
 from service.inference.tokenizer import TextTokenizer
 from tests.sentences import SENTENCES
-from tests.small_tokenizers import TOKENIZERS, served_by
+from tests.small_tokenizers import TOKENIZERS, served_by, untrimmed_bpe
 
 MAX_TOKENS = 66
+KINDS = {**TOKENIZERS, "untrimmed BPE": untrimmed_bpe}
 LARGE = 10**6
 
-Kind = tuple[TextTokenizer, Tokenizer]
+
+class Kind(NamedTuple):
+    """A tokenizer of the service, and the same of the tokenizers library."""
+
+    served: TextTokenizer
+    plain: Tokenizer
+    artifact: Artifact
 
 
-@pytest.fixture(scope="module", params=list(TOKENIZERS))
+@pytest.fixture(scope="module", params=list(KINDS))
 def kind(
     request: pytest.FixtureRequest,
     small_artifact: Artifact,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Kind:
-    """A tokenizer of the service, and the same of the tokenizers library."""
     return kind_of(request.param, small_artifact, tmp_path_factory.mktemp("tokenizer"))
 
 
@@ -40,14 +47,14 @@ def word_pieces(small_artifact: Artifact, tmp_path_factory: pytest.TempPathFacto
 
 
 def kind_of(name: str, artifact: Artifact, folder: Path) -> Kind:
-    tokenizer = served_by(TOKENIZERS[name](artifact), artifact, folder, MAX_TOKENS)
+    tokenizer = served_by(KINDS[name](artifact), artifact, folder, MAX_TOKENS)
     plain = Tokenizer.from_file(str(folder / TOKENIZER))
     plain.no_truncation()
-    return tokenizer, plain
+    return Kind(tokenizer, plain, Artifact(folder, tokenizer._manifest))
 
 
 def chunks_of(kind: Kind, text: str, **options: object) -> list[Chunk]:
-    chunked = ChunkedTexts(kind[0], [text], Chunking(**options), LARGE)  # type: ignore[arg-type]
+    chunked = ChunkedTexts(kind.served, [text], Chunking(**options), LARGE)  # type: ignore[arg-type]
     chunked.rows(None)
     return chunked.chunks[0]
 
@@ -87,7 +94,9 @@ passages = st.lists(st.tuples(words, spaces), min_size=1, max_size=80).map(
 def test_chunks_are_ordered_cover_the_text_and_have_at_most_size_tokens(
     kind: Kind, text: str, strategy: Strategy, size: int, overlap: int, late: bool
 ) -> None:
-    assume(text.strip() and "\0" not in text and kind[1].encode(text, add_special_tokens=False).ids)
+    assume(
+        text.strip() and "\0" not in text and kind.plain.encode(text, add_special_tokens=False).ids
+    )
     chunks = chunks_of(kind, text, strategy=strategy, size=size, overlap=overlap, late=late)
     for previous, chunk in pairwise(chunks):
         assert previous.start < chunk.start
@@ -100,7 +109,7 @@ def test_chunks_are_ordered_cover_the_text_and_have_at_most_size_tokens(
         assert part == part.strip() != ""
         assert chunk.tokens <= size
         if not late:
-            assert chunk.tokens == tokens_of(kind[1], part)
+            assert chunk.tokens == tokens_of(kind.plain, part)
 
 
 @pytest.mark.slow
@@ -109,7 +118,7 @@ def test_chunks_are_ordered_cover_the_text_and_have_at_most_size_tokens(
 def test_windows_of_tokens_are_full_and_overlap_exactly(
     word_pieces: Kind, text: str, size: int, overlap: int
 ) -> None:
-    plain = word_pieces[1]
+    plain = word_pieces.plain
     assume(text.strip() and "\0" not in text and tokens_of(plain, text))
     spans = plain.encode(text, add_special_tokens=False).offsets
     starts = [start for start, _ in spans]
@@ -133,10 +142,11 @@ def test_windows_of_tokens_are_full_and_overlap_exactly(
 def test_chunk_ends_at_the_last_boundary_that_fits(
     kind: Kind, text: str, strategy: Strategy, size: int
 ) -> None:
-    assume(text.strip() and "\0" not in text and tokens_of(kind[1], text))
+    assume(text.strip() and "\0" not in text and tokens_of(kind.plain, text))
     chunks = chunks_of(kind, text, strategy=strategy, size=size)
     levels = {"paragraphs": [paragraph_starts, sentence_starts], "sentences": [sentence_starts]}
-    spans = kind[1].encode(text, add_special_tokens=False).offsets
+    offsets = kind.plain.encode(text, add_special_tokens=False).offsets
+    spans = [(b - len(text[a:b].lstrip()), b) for a, b in offsets]
     for starts_of in levels[strategy]:
         # A boundary within a token, such as one of two Chinese characters, is none.
         between = [p for p in starts_of(text) if not any(a < p < b for a, b in spans)]
@@ -245,8 +255,22 @@ def test_chunk_that_grows_when_tokenised_alone_is_shortened(
     text = "".join(SENTENCES).replace(" ", "") * 3
     chunks = chunks_of(kind, text, size=20)
     late = chunks_of(kind, text, size=20, late=True)
-    assert max(tokens_of(kind[1], part) for part in words_of(text, late)) > 20
-    assert max(tokens_of(kind[1], part) for part in words_of(text, chunks)) == 20
+    assert max(tokens_of(kind.plain, part) for part in words_of(text, late)) > 20
+    assert max(tokens_of(kind.plain, part) for part in words_of(text, chunks)) == 20
+
+
+def test_chunk_fits_with_a_prompt_whose_tokens_merge_with_the_chunks(kind: Kind) -> None:
+    # "prereceipt" has more tokens than "pre" and "receipt", for most tokenizers.
+    manifest = replace(kind.artifact.manifest, prompts={"joined": "pre"})
+    tokenizer = TextTokenizer(replace(kind.artifact, manifest=manifest), LARGE)
+    text = "receipt. " * 40 + "except The delivered " * 20
+    chunked = ChunkedTexts(tokenizer, [text], Chunking(), LARGE)
+    rows = chunked.rows("joined")
+    assert MAX_TOKENS - 3 <= max(len(row.ids) for row in rows) <= MAX_TOKENS
+    parts = words_of(text, chunked.chunks[0])
+    assert [row.ids for row in rows] == [
+        row.ids for row in tokenizer.rows_of_texts(parts, "joined", "error")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +299,7 @@ def test_chunks_are_as_large_as_fit_without_a_size(word_pieces: Kind) -> None:
 
 def test_number_of_chunks_is_limited(word_pieces: Kind) -> None:
     texts, chunking = ["cat " * 30] * 3, Chunking(size=10)
-    ChunkedTexts(word_pieces[0], texts, chunking, 9).rows(None)
+    ChunkedTexts(word_pieces.served, texts, chunking, 9).rows(None)
     with pytest.raises(InvalidInput, match="more than 8 chunks") as raised:
-        ChunkedTexts(word_pieces[0], texts, chunking, 8).rows(None)
+        ChunkedTexts(word_pieces.served, texts, chunking, 8).rows(None)
     assert raised.value.code == "too_many_inputs"
