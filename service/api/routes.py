@@ -81,6 +81,8 @@ async def encode(request: Request, state: State) -> Response:
     outputs = body.outputs(default=_default_output(model))
     _check_fields(body, outputs)
     if body.chunking is not None:
+        if isinstance(body.output, list) or outputs != ["pooled"]:
+            raise InvalidInput("chunking applies to the output pooled alone", pointer="/chunking")
         return await encode_chunks(request, state, model, body, body.chunking, options)
     with pointing_at(body.inputs):
         work = model.encode_outputs(
@@ -123,19 +125,16 @@ _USERS: Mapping[str, frozenset[OutputName]] = {
     "truncate_dim": frozenset({"pooled"}),
     "normalize": frozenset({"pooled", "tokens", "multi"}),
     "encoding": frozenset({"pooled", "tokens", "multi"}),
-    "chunking": frozenset({"pooled"}),
 }
 
 
 def _check_fields(body: EncodeRequest, outputs: Sequence[OutputName]) -> None:
-    """Raise `InvalidInput` if the request sets a field that does not apply to the outputs."""
+    """Raise `InvalidInput` if the request sets a field that applies to none of the outputs."""
     for field, users in _USERS.items():
         is_set = getattr(body, field) != EncodeRequest.model_fields[field].default
         if is_set and users.isdisjoint(outputs):
             names = " or ".join(f'"{output}"' for output in outputs)
             raise InvalidInput(f"{field} does not apply to the output {names}", pointer=f"/{field}")
-    if body.chunking is not None and isinstance(body.output, list):
-        raise InvalidInput("chunking needs a single output, not a list", pointer="/output")
 
 
 @router.get("/healthz", summary="Liveness")

@@ -121,8 +121,8 @@ def test_octet_stream_is_refused(client: TestClient) -> None:
     ("fields", "pointer", "message"),
     [
         ({"inputs": [[101, 102]]}, "/chunking", "not to token ids"),
-        ({"output": "tokens"}, "/chunking", 'not apply to the output "tokens"'),
-        ({"output": ["pooled"]}, "/output", "a single output"),
+        ({"output": "tokens"}, "/chunking", "the output pooled alone"),
+        ({"output": ["pooled"]}, "/chunking", "the output pooled alone"),
         ({"chunking": {"size": 255}}, "/chunking/size", "at most 254 tokens"),
         ({"chunking": {"size": 0}}, "/chunking/size", "greater than or equal to 1"),
         ({"chunking": {"size": 9, "overlap": 9}}, "/chunking/overlap", "chunks, 9 tokens"),
