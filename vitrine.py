@@ -11,6 +11,8 @@ from models.artifact import ArtifactError
 from models.engines import EngineError
 from models.quantization import Calibration
 from service.inference.cache import ResultCache
+from service.inference.chunk_embeddings import ChunkEmbeddings
+from service.inference.chunking import Chunk, Chunking
 from service.inference.devices import Devices
 from service.inference.errors import (
     DeadlineExceeded,
@@ -44,6 +46,9 @@ from service.inference.tokenizer import Row
 __all__ = [
     "ArtifactError",
     "Calibration",
+    "Chunk",
+    "ChunkEmbeddings",
+    "Chunking",
     "Classification",
     "DeadlineExceeded",
     "Devices",

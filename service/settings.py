@@ -196,13 +196,15 @@ class CacheSettings(_Group):
 class LimitSettings(_Group):
     """Limits of a request."""
 
-    max_inputs: int = Field(2048, ge=1, description="Maximum number of inputs per request")
+    max_inputs: int = Field(
+        2048, ge=1, description="Maximum number of inputs, and of their chunks, per request"
+    )
     max_chars: int = Field(100_000, ge=1, description="Maximum number of characters per text")
     max_token_vectors: int = Field(
         16_384,
         ge=1,
         description="Maximum number of tokens per request with results per token: token lists, "
-        "token vectors, multi-vectors, tags and explanations of cosines",
+        "token vectors, multi-vectors, tags, late chunking and explanations of cosines",
     )
     max_body_bytes: int = Field(
         4 * 2**20, ge=1, description="Maximum size of a request body in bytes"
@@ -373,6 +375,7 @@ class Settings(BaseSettings):
             max_queue_tokens=self.batch.max_queue_tokens,
             max_chars=self.limits.max_chars,
             max_token_vectors=self.limits.max_token_vectors,
+            max_chunks=self.limits.max_inputs,
         )
 
 

@@ -44,6 +44,55 @@ _D = "tests/service/debug/"
 _E = "tests/models/export/test_families.py::"
 
 GUARDS = (
+    # Long documents.
+    Guard(
+        "service/inference/chunking.py",
+        "    is_free = (starts >= reached[:-1]) & ",
+        "    is_free = ",
+        f"{_I}test_chunking.py::test_token_of_parts_of_two_characters_is_never_split",
+    ),
+    Guard(
+        "service/inference/chunked_texts.py",
+        "return tokens, max(tokens - size, whole - taken - room)",
+        "return tokens, 0",
+        f"{_I}test_chunking.py::test_chunk_that_grows_when_tokenised_alone_is_shortened",
+    ),
+    Guard(
+        "service/inference/chunked_texts.py",
+        "whole = self._count(prompt.text + part) if prompt.text else tokens",
+        "whole = tokens + taken",
+        f"{_I}test_chunking.py::test_chunk_fits_with_a_prompt_whose_tokens_merge_with_the_chunks",
+    ),
+    Guard(
+        "service/inference/chunked_texts.py",
+        "            if len(pieces) == room:\n",
+        "            if False:\n",
+        f"{_I}test_chunking.py::test_number_of_chunks_is_limited",
+    ),
+    Guard(
+        "service/inference/chunked_texts.py",
+        "                error.set_index(self.owners[error.index])\n",
+        "                pass\n",
+        f"{_T}test_chunks.py::test_failure_names_the_text_of_the_chunk",
+    ),
+    Guard(
+        "service/inference/late_chunking.py",
+        "        begin = 0 if is_first else self.first + reached - start\n",
+        "        begin = 0 if is_first else self.first\n",
+        f"{_I}test_late_chunking.py::test_vectors_equal_the_reference_implementation",
+    ),
+    Guard(
+        "service/inference/late_chunking.py",
+        "min(max(start, self.unpooled), end - 1), end",
+        "start, end",
+        f"{_I}test_late_chunking.py::test_only_chunk_of_a_text_has_the_vector_of_the_text",
+    ),
+    Guard(
+        "service/inference/similarity.py",
+        "    if count not in (1, len(pairs)):  # chunks of documents\n",
+        "    if False:\n",
+        f"{_T}test_chunks.py::test_document_has_the_cosine_of_its_best_chunk",
+    ),
     # Several models.
     Guard(
         "service/inference/model_version.py",
@@ -249,7 +298,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/tokenizer.py",
-        "limits = limits[0] + len(self._encode_plain([prompt])[0].ids), limits[1]",
+        "limits = limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]",
         "pass",
         f"{_T}test_reranker_prompts.py::test_limit_of_a_query_does_not_count_the_prompt",
     ),

@@ -94,8 +94,9 @@ def test_metrics_table_agrees_with_the_code(settings: Settings) -> None:
     assert documented == {name for name in described if not name.endswith("_created")}
 
 
-def test_example_response_is_real(minilm_client: TestClient) -> None:
-    match = re.search(r"-d '(\{.*\})'\n(\{.*\})", README)
+@pytest.mark.parametrize("page", PAGES[:2], ids=["README", "service/README"])
+def test_example_response_is_real(minilm_client: TestClient, page: str) -> None:
+    match = re.search(r"-d '(\{.*\})'\n(\{.*\})", page)
     assert match is not None
     actual = minilm_client.post("/encode", json=json.loads(match[1])).json()
     shown = json.loads(match[2])

@@ -138,6 +138,11 @@ def accepted_types(header: str) -> dict[str, float]:
     return weights
 
 
+def accept_header(request: Request) -> str:
+    """Return the Accept headers of a request as one."""
+    return ",".join(request.headers.getlist("accept"))
+
+
 def prefers_octets(accept: str) -> bool:
     """Return whether an Accept header lists octet-stream, with a weight not below that of JSON."""
     weights = accepted_types(accept)

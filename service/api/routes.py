@@ -10,12 +10,15 @@ from starlette.responses import RedirectResponse
 from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
 from service.api.call_options import lease_with_options
+from service.api.chunk_schemas import ChunksResponse
+from service.api.chunks import encode_chunks
 from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute
 from service.api.responses import (
     OCTETS,
     SeveralResults,
+    accept_header,
     encode_json,
     encode_octets,
     encode_outputs_json,
@@ -52,7 +55,11 @@ async def root() -> RedirectResponse:
     "/encode",
     summary="Encode texts or token ids",
     dependencies=[require_scope("encode")],
-    response_model=EncodeResponse | TokensResponse | SparseResponse | OutputsResponse,
+    response_model=EncodeResponse
+    | TokensResponse
+    | SparseResponse
+    | OutputsResponse
+    | ChunksResponse,
     openapi_extra={"requestBody": ENCODE_BODY},
     responses={
         200: {"headers": ENCODE_HEADERS, "content": {OCTETS: {"schema": {"format": "binary"}}}},
@@ -67,7 +74,8 @@ async def encode(request: Request, state: State) -> Response:
     dtype of their numbers. The header `Server-Timing` has the duration of each stage. With
     `"output": "tokens"` the response has one vector per token, normalised only on request, with
     `"output": "sparse"` one sparse vector per input, and with `"output": "multi"` multi-vectors;
-    with a list of these and `"pooled"`, all of them. These are always JSON.
+    with a list of these and `"pooled"`, all of them. These are always JSON. With `chunking` it has
+    one vector per chunk of each input, only as JSON.
     """
     body = await read_inputs(request, state, EncodeRequest)
     model, options = await lease_with_options(request, state, body.model)
@@ -79,6 +87,12 @@ async def encode(request: Request, state: State) -> Response:
         truncate_dim=body.truncate_dim,
         normalize=body.normalize,
     )
+    if body.chunking is not None:
+        if isinstance(body.output, list) or outputs != ["pooled"]:
+            raise InvalidInput("chunking applies to the output pooled alone", pointer="/chunking")
+        return await encode_chunks(
+            *(request, state, model, body, body.chunking, quantizer), options
+        )
     with pointing_at(body.inputs):
         work = model.encode_outputs(
             body.input_list(),
@@ -100,9 +114,7 @@ async def encode(request: Request, state: State) -> Response:
         return await respond(request, state, model, results, serialize)
     result = encoded[outputs[0]]
     headers = {"Vary": "Accept"} if isinstance(result, Embeddings) else {}
-    if isinstance(result, Embeddings) and prefers_octets(
-        ",".join(request.headers.getlist("accept"))
-    ):
+    if isinstance(result, Embeddings) and prefers_octets(accept_header(request)):
         headers["X-Shape"] = f"{len(result.vectors)},{quantizer.columns}"
         headers["X-Dtype"] = quantizer.element
         serialize = partial(encode_octets, result.vectors, quantizer)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from models.quantization import OutputDtype
+from service.api.chunk_schemas import ChunkingOptions
 
 
 def _inputs_tag(inputs: object) -> str | None:
@@ -110,6 +111,11 @@ class EncodeRequest(BaseModel):
         "float32",
         description="Dtype of the vectors of output `pooled`; `int8` and `uint8` need a calibrated "
         "model; `binary` (int8) and `ubinary` (uint8) have the signs of 8 dimensions per number",
+    )
+    chunking: ChunkingOptions | None = Field(
+        None,
+        description="How to divide texts of any length into chunks with a vector each, only with "
+        "output `pooled`; null: each input has one vector",
     )
     model: ModelName = None
 
@@ -267,6 +273,12 @@ ENCODE_BODY: dict[str, Any] = {
                 "texts": {"value": {"inputs": [*EXAMPLE_INPUTS], "dimensions": 4}},
                 "one text": {"value": {"inputs": EXAMPLE_INPUTS[0]}},
                 "token ids": {"value": {"inputs": [[101, 1996, 4937, 2938, 102]]}},
+                "chunks": {
+                    "value": {
+                        "inputs": " ".join(EXAMPLE_INPUTS),
+                        "chunking": {"strategy": "sentences", "size": 16},
+                    }
+                },
                 "base64": {"value": {"inputs": EXAMPLE_INPUTS[0], "encoding": "base64"}},
                 "bits": {"value": {"inputs": EXAMPLE_INPUTS[0], "output_dtype": "ubinary"}},
             },

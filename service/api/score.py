@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from service.api.auth import require_scope
 from service.api.body import read_inputs
 from service.api.call_options import lease_with_options
+from service.api.chunks import chunk_fields
 from service.api.deadline import cancel_on_disconnect
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
@@ -46,6 +47,7 @@ async def score(request: Request, state: State) -> Response:
         body.documents,
         prompt_name=body.prompt_name,
         explain=body.explain,
+        chunking=body.chunking.chunking() if body.chunking else None,
         on_overflow=body.on_overflow,
         **options,
     )
@@ -78,6 +80,7 @@ async def rerank(request: Request, state: State) -> Response:
         max_tokens_per_query=body.max_tokens_per_query,
         max_tokens_per_doc=body.max_tokens_per_doc,
         explain=body.explain,
+        chunking=body.chunking.chunking() if body.chunking else None,
         on_overflow=body.on_overflow,
         **options,
     )
@@ -93,6 +96,7 @@ def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
         for index in range(len(scores))
         if body.explain
     ]
+    chunks = result.best_chunks
     return orjson.dumps(
         {
             "model": model.name,
@@ -101,6 +105,7 @@ def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
             "tokens": result.tokens,
             "truncated": result.truncated,
             **({"explanations": explanations} if body.explain else {}),
+            **({"best_chunks": list(map(chunk_fields, chunks))} if chunks else {}),
         }
     )
 
@@ -115,6 +120,8 @@ def _ranking_json(model: Model, result: PairScores, body: RerankRequest) -> byte
             ranked["document"] = {"text": texts[index]}
         if body.explain:
             ranked["explanation"] = _explanation_json(model, result.explanations[index])
+        if result.best_chunks:
+            ranked["best_chunk"] = chunk_fields(result.best_chunks[index])
         results.append(ranked)
     return orjson.dumps(
         {

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from service.api.chunk_schemas import ChunkInfo, DocumentChunking
 from service.api.classify_schemas import OnOverflow, PromptName, RawScores
 from service.api.schemas import ModelName
 
@@ -114,6 +115,7 @@ class ScoreRequest(BaseModel):
     prompt_name: QueryPromptName = None
     raw_scores: RawScores = False
     explain: Explain = False
+    chunking: DocumentChunking = None
     on_overflow: OnOverflow = "truncate"
     model: ModelName = None
 
@@ -124,12 +126,18 @@ class ScoreResponse(BaseModel):
     model: str
     kind: ScoreKind
     scores: list[float]
-    tokens: list[int] = Field(description="Number of tokens of each query with its document")
+    tokens: list[int] = Field(
+        description="Number of tokens of each query with its document, or with its document's "
+        "chunks; a reranker reads the query with each chunk"
+    )
     truncated: list[bool] = Field(
         description="Whether the query or the document was truncated, for each pair"
     )
     explanations: list[ExplanationInfo] | None = Field(
         None, description="Explanation of each score, if requested"
+    )
+    best_chunks: list[ChunkInfo] | None = Field(
+        None, description="Chunk of each document with the highest score, with `chunking`"
     )
 
 
@@ -152,6 +160,7 @@ class RerankRequest(BaseModel):
     prompt_name: QueryPromptName = None
     raw_scores: RawScores = False
     explain: Explain = False
+    chunking: DocumentChunking = None
     on_overflow: OnOverflow = "truncate"
     model: ModelName = None
 
@@ -168,6 +177,9 @@ class Ranked(BaseModel):
     document: Document | None = Field(None, description="The document, if requested")
     explanation: ExplanationInfo | None = Field(
         None, description="The largest terms of the score, if requested"
+    )
+    best_chunk: ChunkInfo | None = Field(
+        None, description="Chunk of the document with the highest score, with `chunking`"
     )
 
 

@@ -97,7 +97,8 @@ class LoadedModel:
         cache: The batcher behind a cache of the results of rows; None: no cache.
         max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
-            `tag` or `tokenize`.
+            `tag`, `tokenize` or late chunking.
+        max_chunks: Maximum number of chunks of all texts of a call.
         graph_sha256: SHA-256 of the graph and its weights; see `Artifact.graph_sha256`.
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
             output.
@@ -118,6 +119,7 @@ class LoadedModel:
     cache: CachedBatcher[BatchItem, RowResults] | None
     max_cost: int
     max_token_vectors: int
+    max_chunks: int
     graph_sha256: str
     self_check: Mapping[Output, Agreement]
     check: Check

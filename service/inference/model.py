@@ -9,8 +9,10 @@ from typing import Any, cast
 import numpy as np
 
 from models.quantization import OutputDtype
-from service.inference import scoring, tags
+from service.inference import chunk_embeddings, scoring, tags
 from service.inference.batch_former import Priority
+from service.inference.chunk_embeddings import ChunkEmbeddings
+from service.inference.chunking import Chunking
 from service.inference.errors import InvalidInput
 from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import NO_LIMITS
@@ -23,6 +25,7 @@ from service.inference.results import (
     SparseEmbeddings,
     TokenEmbeddings,
     multi_embeddings,
+    pooled_vectors,
     sparse_vectors,
     truncate_and_normalize,
 )
@@ -102,6 +105,45 @@ class Model(LoadedModel):
             priority=priority,
         )
         return encoded["pooled"]
+
+    async def encode_chunks(
+        self,
+        texts: str | Sequence[str],
+        chunking: Chunking,
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_dim: int | None = None,
+        normalize: bool | None = None,
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> ChunkEmbeddings:
+        """Encode texts of any length into one vector per chunk.
+
+        The vector of a chunk is that of its text, or with `chunking.late` the mean of the vectors
+        that its tokens have in the whole text. No part of a text is dropped.
+
+        Args:
+            texts: One text, or a list of texts.
+            chunking: How to divide the texts.
+            prompt_name: Name of the prompt to prepend to each chunk, or to the text in late
+                chunking; None: the model's default prompt.
+            dimensions: See `encode`.
+            truncate_dim: See `encode`.
+            normalize: See `encode`.
+            timeout_s: See `encode`.
+            priority: See `encode`.
+
+        Raises:
+            InvalidInput: The texts have more than `max_chunks` chunks. A chunk of the requested
+                size does not fit into the model's maximum length. Late chunking does not apply to
+                the model, or its texts exceed `max_token_vectors` tokens in total.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        self._check_dimensions(dimensions, truncate_dim)
+        texts = [texts] if isinstance(texts, str) else texts
+        options = dimensions, truncate_dim, normalize, timeout_s, priority
+        return await chunk_embeddings.encode_chunks(self, texts, chunking, prompt_name, *options)
 
     async def encode_tokens(
         self,
@@ -272,9 +314,10 @@ class Model(LoadedModel):
         def convert(output: EncodeOutput, result: Sequence[Any]) -> object:
             match output:
                 case "pooled":
-                    vectors = truncate_and_normalize(np.array(result), dimensions, normalizes)
-                    if truncate_dim is not None:
-                        vectors = truncate_and_normalize(vectors, truncate_dim, normalize is True)
+                    vectors = pooled_vectors(
+                        *(np.array(result), dimensions, truncate_dim, normalize),
+                        is_normalized=self.artifact.manifest.normalize,
+                    )
                     return Embeddings(vectors, rows, seconds)
                 case "tokens":
                     own = [truncate_and_normalize(part, None, bool(normalize)) for part in result]
@@ -416,6 +459,7 @@ class Model(LoadedModel):
         max_tokens_per_query: int | None = None,
         max_tokens_per_doc: int | None = None,
         explain: bool = False,
+        chunking: Chunking | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
         priority: Priority = "interactive",
@@ -435,6 +479,7 @@ class Model(LoadedModel):
                 rerankers refuse a number below their maximum length.
             max_tokens_per_doc: The same for each document.
             explain: Whether to explain scores, see `score`.
+            chunking: See `score`; excludes `max_tokens_per_doc`.
             on_overflow: See `score`.
             timeout_s: See `encode`.
             priority: See `encode`.
@@ -456,7 +501,7 @@ class Model(LoadedModel):
             self.tokenizer.check_text(query, 0)
             return await scoring.rerank(
                 *(self, query, documents, prompt_name, limits),
-                *(explained, on_overflow, timeout_s, priority),
+                *(explained, chunking, on_overflow, timeout_s, priority),
             )
 
     async def score(
@@ -466,6 +511,7 @@ class Model(LoadedModel):
         *,
         prompt_name: str | None = None,
         explain: bool = False,
+        chunking: Chunking | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
         priority: Priority = "interactive",
@@ -485,14 +531,17 @@ class Model(LoadedModel):
                 prompt. Other models refuse it.
             explain: Whether to explain each score by its largest terms. This needs sparse vectors,
                 multi-vectors, or embeddings that are weighted sums of token vectors.
-            on_overflow: See `encode`; of a pair in a reranker, see `classify`.
+            chunking: How to divide the documents; a document has the score of its best chunk. None:
+                a document is one input. Chunks cannot be explained.
+            on_overflow: See `encode`; of a pair in a reranker, see `classify`. With `chunking`, a
+                reranker refuses a query that leaves no room for a chunk.
             timeout_s: See `encode`.
             priority: See `encode`.
 
         Raises:
             InvalidInput: The number of queries is neither 1 nor that of the documents, the model
-                has more than one label, its scores cannot be explained, or a text is invalid;
-                `pointer` names the text.
+                has more than one label, its scores cannot be explained, its documents cannot be
+                divided (see `encode_chunks`), or a text is invalid; `pointer` names the text.
             VitrineError: Any error of `encode`, under the same conditions.
         """
         paths = [
@@ -511,7 +560,7 @@ class Model(LoadedModel):
         with scoring.locating(len(queries), *paths):
             return await scoring.score(
                 *(self, queries, documents, prompt_name, NO_LIMITS),
-                *(explained, on_overflow, timeout_s, priority),
+                *(explained, chunking, on_overflow, timeout_s, priority),
             )
 
     async def tokenize(

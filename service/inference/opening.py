@@ -54,7 +54,8 @@ class ModelOptions:
             `Overloaded`.
         max_chars: Maximum number of characters per text.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
-            `tag` or `tokenize`.
+            `tag`, `tokenize` or late chunking.
+        max_chunks: Maximum number of chunks of all texts of a call.
         cache_bytes: Maximum size of the model's own cache of results, in bytes; 0: no cache.
         share: Weight in the division of the device's time among busy models; above 0.
     """
@@ -69,6 +70,7 @@ class ModelOptions:
     max_queue_tokens: int = 1_000_000
     max_chars: int = 100_000
     max_token_vectors: int = 16_384
+    max_chunks: int = 2048
     cache_bytes: int = 0
     share: float = 1.0
 
@@ -156,6 +158,7 @@ async def open_model(
         cache=_behind_cache(batcher, cache, artifact, engine) if cache.max_bytes else None,
         max_cost=max_cost,
         max_token_vectors=options.max_token_vectors,
+        max_chunks=options.max_chunks,
         graph_sha256=artifact.graph_sha256(engine.name),
         self_check=agreement,
         check=check,

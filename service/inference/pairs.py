@@ -59,6 +59,9 @@ class PairTokenizer:
         max_tokens: Maximum number of tokens of a pair, special tokens included.
         cuts_texts: Whether to tokenise only a part of a long text. This must be False if a token
             can span the boundary between two words.
+
+    Attributes:
+        room: Maximum number of tokens of both texts together.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class PairTokenizer:
         indices = [index for _, _, index in self._template]
         if not {0, 1} <= set(indices):
             raise RuntimeError("cannot tokenise pairs: the tokenizer has no token for 'a'")
-        self._room = max_tokens - indices.count(None)
+        self.room = max_tokens - indices.count(None)
 
     def encode(
         self, pairs: Sequence[Pair], limits: PairLimits = NO_LIMITS, *, drops_left: bool
@@ -142,10 +145,10 @@ class PairTokenizer:
         As in the strategy "longest_first" of the tokenizers library, the longer text loses tokens
         until the pair fits or both texts have the same length. Then both lose tokens alike.
         """
-        if a + b <= self._room:
+        if a + b <= self.room:
             return a, b
-        shorter = min(a, b, self._room // 2)
-        longer = self._room - shorter
+        shorter = min(a, b, self.room // 2)
+        longer = self.room - shorter
         return (longer, shorter) if a > b else (shorter, longer)
 
     def _joined(self, texts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:

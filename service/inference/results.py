@@ -245,6 +245,30 @@ def _largest(ids: Sequence[int], weights: Vectors, rules: TokenRules) -> SparseV
     return SparseVector(entries, largest)
 
 
+def pooled_vectors(
+    vectors: Vectors,
+    dimensions: int | None,
+    truncate_dim: int | None,
+    normalize: bool | None,
+    *,
+    is_normalized: bool,
+) -> Vectors:
+    """Return pooled vectors `(N, W)`, truncated and normalised; see `Model.encode`.
+
+    Args:
+        vectors: Vectors `(N, W)` of the graph.
+        dimensions: See `Model.encode`.
+        truncate_dim: See `Model.encode`.
+        normalize: See `Model.encode`.
+        is_normalized: Whether the model normalises its vectors.
+    """
+    normalizes = is_normalized if normalize is None else normalize
+    vectors = truncate_and_normalize(vectors, dimensions, normalizes)
+    if truncate_dim is not None:
+        vectors = truncate_and_normalize(vectors, truncate_dim, normalize is True)
+    return vectors
+
+
 def truncate_and_normalize(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
     """Return the leading `dimensions` of each vector, scaled to unit length if `normalize`.
 

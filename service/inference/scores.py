@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from service.inference.chunking import Chunk
 from service.inference.explanations import Explanation
 from service.inference.results import SparseVector, Stages, Vectors, truncate_and_normalize
 from service.inference.tokenizer import Row
@@ -65,6 +66,8 @@ class PairScores:
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer"; and "explain",
             if requested.
         explanations: Explanation of the score, by index of the pair; empty if not requested.
+        best_chunks: Chunk of each document with the highest score, which is the score of the pair;
+            empty without chunking.
     """
 
     scores: Scores
@@ -74,6 +77,7 @@ class PairScores:
     truncated: Sequence[bool]
     seconds: Stages
     explanations: Mapping[int, Explanation] = field(default_factory=dict)
+    best_chunks: Sequence[Chunk] = ()
 
     @property
     def size(self) -> int:

@@ -11,20 +11,19 @@ from typing import TypeVar
 import numpy as np
 
 from service.inference.batch_former import Priority
+from service.inference.chunk_scores import check_chunking, score_pairs, score_vectors
+from service.inference.chunking import Chunking
 from service.inference.errors import DeadlineExceeded, InvalidInput, VitrineError
 from service.inference.explanations import check_explainable
 from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import PairLimits
 from service.inference.scores import ACTIVATIONS, Classification, PairScores
-from service.inference.similarity import EncodedTexts, compare, similarity_of
+from service.inference.similarity import EncodedTexts, compare, similarity_of, token_limit
 from service.inference.tokenizer import OnOverflow, Row
 from service.request_trace import TRACE
 
 Item = TypeVar("Item")
 
-# Maximum number of tokens of the multi-vectors that one call compares, in multiples of the model's
-# limit for results per token. Multi-vectors are narrower, and are no part of the response.
-_MULTI_VECTORS = 8
 # Names of the arguments with the limits of a query and of a document.
 LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
 
@@ -68,6 +67,7 @@ async def score(
     prompt_name: str | None,
     limits: PairLimits,
     explained: int,
+    chunking: Chunking | None,
     on_overflow: OnOverflow,
     timeout_s: float | None,
     priority: Priority,
@@ -84,6 +84,7 @@ async def score(
         limits: Maximum number of tokens of each query and of each document. They apply to models
             that read query and document at once.
         explained: Number of best scores to explain.
+        chunking: See `Model.score`.
         on_overflow: See `Model.encode`.
         timeout_s: See `Model.encode`.
         priority: See `Model.encode`.
@@ -93,7 +94,14 @@ async def score(
         _check_labels(model)
     if explained:
         check_explainable(manifest, model.name)
+    if chunking is not None:
+        check_chunking(model, chunking, limits, explained)
     if "logits" in manifest.outputs:
+        if chunking is not None:
+            return await score_pairs(
+                *(model, queries, documents, chunking),
+                *(prompt_name, limits, timeout_s, priority),
+            )
         options = prompt_name, limits, on_overflow, timeout_s, priority
         return await _score_pairs(model, queries, documents, *options)
     if prompt_name is not None:
@@ -107,6 +115,10 @@ async def score(
                 f"{name} applies to rerankers, which read query and document at once",
                 pointer=f"/{name}",
             )
+    if chunking is not None:
+        return await score_vectors(
+            model, queries, documents, chunking, on_overflow, timeout_s, priority
+        )
     return await _score_vectors(
         model, queries, documents, explained, on_overflow, timeout_s, priority
     )
@@ -119,6 +131,7 @@ async def rerank(
     prompt_name: str | None,
     limits: PairLimits,
     explained: int,
+    chunking: Chunking | None,
     on_overflow: OnOverflow,
     timeout_s: float | None,
     priority: Priority,
@@ -129,19 +142,20 @@ async def rerank(
     computed, in a second pass. All of them could take gigabytes.
     """
     _, similarity = similarity_of(model)
-    if explained >= len(documents) or not (explained and similarity.explained_by):
-        options = prompt_name, limits, explained, on_overflow, timeout_s, priority
+    is_single_pass = explained >= len(documents) or not (explained and similarity.explained_by)
+    if is_single_pass or chunking is not None:
+        options = prompt_name, limits, explained, chunking, on_overflow, timeout_s, priority
         return await score(model, [query], documents, *options)
     check_explainable(model.artifact.manifest, model.name)
     model.check_outputs(similarity.explained_by)
     try:
         async with asyncio.timeout(timeout_s):
-            options = prompt_name, limits, 0, on_overflow, timeout_s, priority
+            options = prompt_name, limits, 0, None, on_overflow, timeout_s, priority
             result = await score(model, [query], documents, *options)
             best = result.ranking(explained)
             kept = [documents[index] for index in best]
             try:
-                options = prompt_name, limits, explained, on_overflow, timeout_s, priority
+                options = prompt_name, limits, explained, None, on_overflow, timeout_s, priority
                 second = await score(model, [query], kept, *options)
             except VitrineError as error:
                 if error.index:  # 0 is the query
@@ -214,7 +228,7 @@ async def _score_vectors(
     texts, count = [*queries, *documents], len(queries)
     rows, results, seconds = await model.run(
         *(texts, len(texts), tokenize, outputs, timeout_s),
-        max_tokens=model.max_token_vectors * (_MULTI_VECTORS if output == "multi" else 1),
+        max_tokens=token_limit(model, output),
         priority=priority,
     )
     pairs = [(0 if count == 1 else index, count + index) for index in range(len(documents))]

@@ -27,6 +27,9 @@ from service.inference.scores import (
 )
 from service.inference.tokenizer import Row
 
+# Maximum number of tokens of the multi-vectors that one call compares, in multiples of the model's
+# limit for results per token. Multi-vectors are narrower, and are no part of the response.
+_MULTI_VECTORS = 8
 # Indices of query and document of each pair, among the queries and then the documents.
 Pairs = Sequence[tuple[int, int]]
 # Explains the similarity of the query and the document with two indices.
@@ -93,7 +96,7 @@ def compare(
 
 
 def _compare_pooled(
-    model: LoadedModel, texts: EncodedTexts, _pairs: Pairs
+    model: LoadedModel, texts: EncodedTexts, pairs: Pairs
 ) -> tuple[Scores, ExplainPair]:
     rows, vectors, tokens = texts.rows, texts.results[0], texts.results[-1]
     weighted = cache(lambda index: weigh(model.artifact.manifest, rows[index], tokens[index]))
@@ -102,7 +105,10 @@ def _compare_pooled(
         return explain_cosine(weighted(query), weighted(document))
 
     count = texts.queries
-    return cosines(np.array(vectors[:count]), np.array(vectors[count:])), explain
+    queries = np.array(vectors[:count])
+    if count not in (1, len(pairs)):  # chunks of documents
+        queries = queries[[query for query, _ in pairs]]
+    return cosines(queries, np.array(vectors[count:])), explain
 
 
 def _compare_sparse(
@@ -153,3 +159,8 @@ def similarity_of(model: LoadedModel) -> tuple[Output, Similarity]:
     first = model.artifact.manifest.outputs[0]
     output: Output = first if first in SIMILARITIES else "pooled"
     return output, SIMILARITIES[output]
+
+
+def token_limit(model: LoadedModel, output: Output) -> int:
+    """Return the maximum number of tokens of a call that compares outputs."""
+    return model.max_token_vectors * (_MULTI_VECTORS if output == "multi" else 1)

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from models.quantization import OutputDtype
 from service.inference.batch_former import Priority
+from service.inference.chunk_embeddings import ChunkEmbeddings
+from service.inference.chunking import Chunking
 from service.inference.model import Inputs, Model
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, open_model
 from service.inference.quantization import Quantizer
@@ -82,6 +84,32 @@ class SyncModel:
                 truncate_dim=truncate_dim,
                 normalize=normalize,
                 on_overflow=on_overflow,
+                timeout_s=timeout_s,
+                priority=priority,
+            )
+        )
+
+    def encode_chunks(
+        self,
+        texts: str | Sequence[str],
+        chunking: Chunking,
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_dim: int | None = None,
+        normalize: bool | None = None,
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> ChunkEmbeddings:
+        """Encode texts of any length into one vector per chunk; see `Model.encode_chunks`."""
+        return self._run(
+            self.model.encode_chunks(
+                texts,
+                chunking,
+                prompt_name=prompt_name,
+                dimensions=dimensions,
+                truncate_dim=truncate_dim,
+                normalize=normalize,
                 timeout_s=timeout_s,
                 priority=priority,
             )
@@ -242,6 +270,7 @@ class SyncModel:
         max_tokens_per_query: int | None = None,
         max_tokens_per_doc: int | None = None,
         explain: bool = False,
+        chunking: Chunking | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
         priority: Priority = "interactive",
@@ -256,6 +285,7 @@ class SyncModel:
                 max_tokens_per_query=max_tokens_per_query,
                 max_tokens_per_doc=max_tokens_per_doc,
                 explain=explain,
+                chunking=chunking,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
                 priority=priority,
@@ -269,6 +299,7 @@ class SyncModel:
         *,
         prompt_name: str | None = None,
         explain: bool = False,
+        chunking: Chunking | None = None,
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | None = None,
         priority: Priority = "interactive",
@@ -280,6 +311,7 @@ class SyncModel:
                 documents,
                 prompt_name=prompt_name,
                 explain=explain,
+                chunking=chunking,
                 on_overflow=on_overflow,
                 timeout_s=timeout_s,
                 priority=priority,

@@ -64,7 +64,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class Prompt:
     """A prompt of the model, and the adapter of the same name.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Prompt:
     adapter: int
 
 
-_NO_PROMPT = _Prompt("", 0, NO_ADAPTER)
+_NO_PROMPT = Prompt("", 0, NO_ADAPTER)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class TextTokenizer:
         self._tokens_span_words = tokens_span_words([token.content for token in added])
         adapters = {name: index for index, name in enumerate(manifest.adapters)}
         self._prompts = {
-            name: _Prompt(
+            name: Prompt(
                 text,
                 0 if manifest.include_prompt or not text else self._prompt_tokens(text),
                 adapters.get(name, NO_ADAPTER),
@@ -253,7 +253,7 @@ class TextTokenizer:
                 long, and `on_overflow` is "error". Or the prompt is unknown.
             TooLarge: A text has too many characters.
         """
-        prompt = self._prompt(prompt_name).text
+        prompt = self.prompt(prompt_name).text
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         pairs = {index: pair for index, pair in enumerate(inputs) if not isinstance(pair, str)}
         rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow))
@@ -281,7 +281,7 @@ class TextTokenizer:
                     raise _without_tokens(index)
             pairs = [(prompted[first], second) for first, second in pairs]
             if limits[0] is not None:
-                limits = limits[0] + len(self._encode_plain([prompt])[0].ids), limits[1]
+                limits = limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]
         encoded = self._pairs.encode(pairs, limits, drops_left=self._drops_left(on_overflow))
         for index, tokens in enumerate(encoded):
             if not tokens.has_tokens:
@@ -294,13 +294,13 @@ class TextTokenizer:
     def _pairs(self) -> PairTokenizer:
         return PairTokenizer(
             self._without_truncation,
-            self._encode_plain,
+            self.encode_plain,
             self._manifest.max_tokens,
             cuts_texts=not self._tokens_span_words,
         )
 
-    def _encode_plain(self, texts: Sequence[str]) -> list[Encoding]:
-        """Encode texts without special tokens and without truncation."""
+    def encode_plain(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encode texts without special tokens, prompt and truncation; encodings lack offsets."""
         encodings: list[Encoding] = []
         for part in _slices(texts):
             with _panics_as_errors():
@@ -308,6 +308,43 @@ class TextTokenizer:
                     part, add_special_tokens=False
                 )
         return encodings
+
+    def encode_untruncated(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        """Encode a text without truncation, with the offsets of its tokens in characters."""
+        with _panics_as_errors():
+            (encoding,) = self._without_truncation.encode_batch(
+                [text], add_special_tokens=add_special_tokens
+            )
+        return encoding
+
+    def room(self, prompt_name: str | None) -> int:
+        """Return the number of tokens of a text that fits without truncation, prompt not counted.
+
+        Raises:
+            InvalidInput: The prompt is unknown.
+        """
+        rules, prompt = self.rules(prompt_name), self.prompt(prompt_name).text
+        special = 0 if rules.looks_up else self._special_tokens
+        taken = len(self.encode_plain([prompt])[0].ids) if prompt else 0
+        return rules.max_tokens - special - taken
+
+    def pair_room(self, query: str, prompt_name: str | None, limit: int | None) -> int:
+        """Return the number of tokens of a pair's second text that fit without truncation.
+
+        Args:
+            query: First text of the pair.
+            prompt_name: Name of the prompt of the first text; None: the default prompt.
+            limit: Maximum number of tokens of the first text, prompt not counted; None: no limit.
+
+        Raises:
+            InvalidInput: The prompt is unknown.
+        """
+        prompt = self.prompt(prompt_name).text
+        taken = len(self.encode_plain([prompt + query])[0].ids)
+        if limit is not None:
+            own = len(self.encode_plain([prompt])[0].ids) if prompt else 0
+            taken = min(taken, own + limit)
+        return self._pairs.room - taken
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, truncated to the maximum length, without a prompt."""
@@ -319,7 +356,7 @@ class TextTokenizer:
         Raises:
             InvalidInput: The prompt is unknown.
         """
-        return self._prompt(prompt_name).text + text
+        return self.prompt(prompt_name).text + text
 
     def rows_of_ids(
         self, inputs: Sequence[Sequence[int]], prompt_name: str | None, on_overflow: OnOverflow
@@ -337,7 +374,7 @@ class TextTokenizer:
         rules = self.rules(prompt_name)
         limit = rules.max_tokens
         kept = slice(-limit, None) if self._drops_left(on_overflow) else slice(limit)
-        adapter = self._prompt(prompt_name).adapter
+        adapter = self.prompt(prompt_name).adapter
         rows = [
             Row(ids[kept], len(ids) > limit, 0, adapter, is_looked_up=rules.looks_up)
             for ids in inputs
@@ -381,7 +418,7 @@ class TextTokenizer:
                     index=index,
                 )
         (row,) = self.rows_of_pairs([texts], prompt_name, "error")
-        prompt = self._prompt(prompt_name).text
+        prompt = self.prompt(prompt_name).text
         with _panics_as_errors():
             encoding = self._without_truncation.encode(prompt + text, text_pair)
         if encoding.ids != row.ids:
@@ -442,7 +479,7 @@ class TextTokenizer:
         """
         for index, text in enumerate(texts):
             self.check_text(text, index)
-        prompt = self._prompt(prompt_name).text
+        prompt = self.prompt(prompt_name).text
         tokens: list[list[tuple[int, str, Span | None]]] = []
         for part in _slices(texts):
             prompted = [prompt + text for text in part]
@@ -481,7 +518,7 @@ class TextTokenizer:
     ) -> list[tuple[Row, Encoding]]:
         for index, text in enumerate(texts):
             self.check_text(text, index)
-        prompt, rules = self._prompt(prompt_name), self.rules(prompt_name)
+        prompt, rules = self.prompt(prompt_name), self.rules(prompt_name)
         encoded: list[tuple[Row, Encoding]] = []
         for part in _slices(texts):
             prompted = [prompt.text + text for text in part]
@@ -646,7 +683,7 @@ class TextTokenizer:
                     index=index,
                 )
 
-    def _prompt(self, name: str | None) -> _Prompt:
+    def prompt(self, name: str | None) -> Prompt:
         """Return the named or default prompt."""
         if name is None:
             name = self._manifest.default_prompt

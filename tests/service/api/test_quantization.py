@@ -147,3 +147,11 @@ def test_ranges_of_an_uncalibrated_model_are_an_error(client: TestClient) -> Non
     problem = client.get(f"/models/{name}/calibration")
     assert (problem.status_code, problem.json()["code"]) == (422, "not_calibrated")
     assert client.get("/models/another/calibration").status_code == 404
+
+
+def test_vectors_of_chunks_have_the_requested_dtype(calibrated_client: TestClient) -> None:
+    body = {"inputs": ["One cat. Two cats. Three cats."], "chunking": {"size": 4}}
+    floats = calibrated_client.post("/encode", json=body).json()["embeddings"]
+    codes = calibrated_client.post("/encode", json={**body, "output_dtype": "ubinary"}).json()
+    expected = [np.packbits(np.array(own) > 0, axis=1).tolist() for own in floats]
+    assert codes["embeddings"] == expected

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from models.artifact import TOKENIZER, Artifact
 from service.debug.words import words_of
 from service.inference.tokenizer import Row, TokenizedText, _spans
-from tests.service.inference.test_tokenizer import byte_level_bpe, metaspace_unigram
+from tests.small_tokenizers import byte_level_bpe, metaspace_unigram
 
 TOKENIZERS = {
     "WordPiece": lambda artifact: Tokenizer.from_buffer(artifact.read(TOKENIZER)),

@@ -125,6 +125,7 @@ async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
     "call",
     [
         lambda model: model.encode("a", priority="bulk"),
+        lambda model: model.encode_chunks("a", vitrine.Chunking(), priority="bulk"),
         lambda model: model.encode_tokens("a", priority="bulk"),
         lambda model: model.encode_sparse("a", priority="bulk"),
         lambda model: model.encode_multi("a", priority="bulk"),
@@ -134,6 +135,7 @@ async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
         lambda model: model.rerank("a", ["b", "c"], priority="bulk"),
         lambda model: model.rerank("a", ["b", "c"], top_n=1, explain=True, priority="bulk"),
         lambda model: model.score("a", ["b"], priority="bulk"),
+        lambda model: model.score("a", ["b"], chunking=vitrine.Chunking(), priority="bulk"),
     ],
 )
 def test_every_method_passes_the_priority_on(
@@ -199,7 +201,7 @@ async def test_models_of_a_process_share_its_devices(
             results = await asyncio.gather(
                 *(model.encode([text]) for text in "ab" * 20 for model in (first, second))
             )
-            assert len(engine_threads() - before) <= 2
+            assert len(engine_threads() - before) <= 3  # two streams, and the spare one
         actual = np.concatenate([result.vectors for result in results])
         np.testing.assert_allclose(actual, np.tile(expected.repeat(2, axis=0), (20, 1)), atol=1e-6)
         np.testing.assert_allclose((await first.encode(["a"])).vectors, expected[:1], atol=1e-6)

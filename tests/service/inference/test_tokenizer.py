@@ -6,53 +6,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import (
-    Encoding,
-    Tokenizer,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Encoding, Tokenizer
 
-from models.artifact import TOKENIZER, Artifact, sha256
+from models.artifact import TOKENIZER, Artifact
 from service.inference.errors import InvalidInput
 from service.inference.text_parts import part_of, tokens_span_words
 from service.inference.tokenizer import OnOverflow, TextTokenizer
 from tests.sentences import SENTENCES
+from tests.small_tokenizers import TOKENIZERS, served_by
 
-
-def byte_level_bpe(_artifact: Artifact) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<mask>"], show_progress=False)
-    tokenizer.train_from_iterator(SENTENCES, trainer)
-    return tokenizer
-
-
-def metaspace_unigram(_artifact: Artifact) -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace("▁", "always")]
-    )
-    trainer = trainers.UnigramTrainer(
-        vocab_size=2000,
-        special_tokens=["<unk>"],
-        unk_token="<unk>",  # noqa: S106
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(SENTENCES, trainer)
-    return tokenizer
-
-
-TOKENIZERS = {
-    "WordPiece": lambda artifact: Tokenizer.from_buffer(artifact.read(TOKENIZER)),
-    "byte-level BPE": byte_level_bpe,
-    "unigram": metaspace_unigram,
-}
 MAX_TOKENS = 24
 
 
@@ -64,14 +26,7 @@ def tokenizer(
 ) -> TextTokenizer:
     """A tokenizer that truncates to `MAX_TOKENS` tokens."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    return served_by(TOKENIZERS[request.param](small_artifact), small_artifact, folder)
-
-
-def served_by(tokenizer: Tokenizer, artifact: Artifact, folder: Path) -> TextTokenizer:
-    tokenizer.save(str(folder / TOKENIZER))
-    files = {TOKENIZER: sha256(folder / TOKENIZER)}
-    manifest = replace(artifact.manifest, max_tokens=MAX_TOKENS, files=files)
-    return TextTokenizer(Artifact(folder, manifest), max_chars=10**9)
+    return served_by(TOKENIZERS[request.param](small_artifact), small_artifact, folder, MAX_TOKENS)
 
 
 words = st.one_of(
@@ -160,7 +115,7 @@ def test_text_is_tokenised_whole_if_an_added_token_contains_a_space(
     tokenizer = Tokenizer.from_buffer(small_artifact.read(TOKENIZER))
     # As long as a part, so that every cut of the text is within a token.
     tokenizer.add_tokens(["mat and " * 1000])
-    served = served_by(tokenizer, small_artifact, tmp_path)
+    served = served_by(tokenizer, small_artifact, tmp_path, MAX_TOKENS)
     text = "mat and " * 20_000
     (whole,) = served._encode_whole(served._tokenizer, [text], with_offsets=False)
     assert len(whole.ids) == 2 + 20
@@ -203,7 +158,7 @@ texts_of_pairs = st.builds(str.__mul__, passages, st.sampled_from([1, 10, 30]))
 def test_long_pairs_have_the_tokens_of_the_whole_texts(
     tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow
 ) -> None:
-    has_tokens = all(map(len, tokenizer._encode_plain(list(pair))))
+    has_tokens = all(map(len, tokenizer.encode_plain(list(pair))))
     if has_tokens and all(text.strip() and "\0" not in text for text in pair):  # else refused
         assert_pair(tokenizer, pair, on_overflow)
 
@@ -212,7 +167,7 @@ def test_query_of_many_documents_is_tokenised_once(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    ordinary = tokenizer._encode_plain
+    ordinary = tokenizer.encode_plain
 
     def recording(batch: list[str]) -> list[Encoding]:
         seen.extend(batch)

@@ -1,0 +1,77 @@
+"""Responses about chunks of texts, and `POST /encode` with the field `chunking`."""
+
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+
+from service.api.body import pointing_at
+from service.api.call_options import CallOptions
+from service.api.chunk_schemas import ChunkingOptions
+from service.api.deadline import cancel_on_disconnect
+from service.api.responses import accept_header, prefers_octets, respond, serialize_rows
+from service.api.schemas import EncodeRequest
+from service.api.state import AppState
+from service.inference.chunk_embeddings import ChunkEmbeddings
+from service.inference.chunking import Chunk
+from service.inference.errors import InvalidInput
+from service.inference.model import Model
+from service.inference.quantization import Quantizer
+
+
+async def encode_chunks(
+    request: Request,
+    state: AppState,
+    model: Model,
+    body: EncodeRequest,
+    chunking: ChunkingOptions,
+    quantizer: Quantizer,
+    options: CallOptions,
+) -> Response:
+    """Respond with one vector per chunk of each input.
+
+    Raises:
+        InvalidInput: The inputs are token ids, or the response would not be JSON.
+        VitrineError: Any error of `Model.encode_chunks`, under the same conditions.
+    """
+    if prefers_octets(accept_header(request)):
+        raise InvalidInput(
+            "chunks need a JSON response; use encoding base64 for compact vectors",
+            pointer="/chunking",
+        )
+    inputs = body.input_list()
+    texts = [text for text in inputs if isinstance(text, str)]
+    if len(texts) < len(inputs):
+        raise InvalidInput("chunking applies to texts, not to token ids", pointer="/chunking")
+    with pointing_at(body.inputs):
+        work = model.encode_chunks(
+            texts,
+            chunking.chunking(),
+            prompt_name=body.prompt_name,
+            dimensions=body.dimensions,
+            truncate_dim=body.truncate_dim,
+            normalize=body.normalize,
+            **options,
+        )
+        result = await cancel_on_disconnect(request, work)
+    serialize = partial(_json, model.name, result, body.encoding == "base64", quantizer)
+    return await respond(request, state, model, result, serialize)
+
+
+def chunk_fields(chunk: Chunk) -> dict[str, int]:
+    """Return the fields of `ChunkInfo`."""
+    return {"start": chunk.start, "end": chunk.end, "tokens": chunk.tokens}
+
+
+def _json(model: str, result: ChunkEmbeddings, in_base64: bool, quantizer: Quantizer) -> bytes:
+    """Return the JSON of a `ChunksResponse`."""
+    fields: dict[str, Any] = {
+        "model": model,
+        "dimensions": result.vectors[0].shape[1],
+        "embeddings": [serialize_rows(quantizer(own), in_base64) for own in result.vectors],
+        "chunks": [list(map(chunk_fields, own)) for own in result.chunks],
+        "tokens": result.tokens,
+        "truncated": [False] * len(result.chunks),
+    }
+    return orjson.dumps(fields)
