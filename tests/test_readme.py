@@ -96,12 +96,16 @@ def test_metrics_table_agrees_with_the_code(settings: Settings) -> None:
 
 @pytest.mark.parametrize("page", PAGES[:2], ids=["README", "service/README"])
 def test_example_response_is_real(minilm_client: TestClient, page: str) -> None:
-    match = re.search(r"-d '(\{.*\})'\n(\{.*\})", page)
-    assert match is not None
-    actual = minilm_client.post("/encode", json=json.loads(match[1])).json()
-    shown = json.loads(match[2])
-    np.testing.assert_allclose(actual.pop("embeddings"), shown.pop("embeddings"), rtol=0, atol=1e-5)
-    assert actual == shown
+    examples = re.findall(r"/encode .*\\\n    -d '(\{.*\})'\n(\{.*\})", page)
+    # Others would need an artifact that is calibrated with the author's texts.
+    examples = [example for example in examples if "output_dtype" not in example[0]]
+    assert examples
+    for body, response in examples:
+        actual = minilm_client.post("/encode", json=json.loads(body)).json()
+        shown = json.loads(response)
+        vectors = actual.pop("embeddings"), shown.pop("embeddings")
+        np.testing.assert_allclose(*vectors, rtol=0, atol=1e-5)
+        assert actual == shown
 
 
 def test_layout_names_existing_packages_and_all_of_them() -> None:
