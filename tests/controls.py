@@ -41,9 +41,55 @@ class Guard(NamedTuple):
 _T = "tests/service/api/"
 _I = "tests/service/inference/"
 _D = "tests/service/debug/"
+_B = "tests/service/bulk/"
 _E = "tests/models/export/test_families.py::"
 
 GUARDS = (
+    # Bulk encoding.
+    Guard(
+        "service/bulk/journal.py",
+        "        if before != now:\n",
+        "        if False:\n",
+        f"{_B}test_resume.py::test_other_settings_are_refused_by_name",
+    ),
+    Guard(
+        "service/bulk/journal.py",
+        "        _drop_torn_line(file)\n",
+        "",
+        f"{_B}test_resume.py::test_torn_last_line_of_the_journal_is_dropped",
+    ),
+    Guard(
+        "service/bulk/journal.py",
+        "        _lock(lock, folder, is_shared=shard[1] > 1)\n",
+        "",
+        f"{_B}test_resume.py::test_second_process_on_an_output_is_refused",
+    ),
+    Guard(
+        "service/bulk/job.py",
+        "            self.is_cut = True\n",
+        "",
+        f"{_B}test_job.py::test_stop_ends_the_job_after_the_current_part_and_a_second_run_does_the"
+        "_rest",
+    ),
+    Guard(
+        "service/bulk/job.py",
+        "                self._compare(previous)\n",
+        "                pass\n",
+        f"{_B}test_resume.py::test_other_standard_input_is_refused",
+    ),
+    Guard(
+        "service/bulk/encoder.py",
+        "return before + await self._computed(items, indices[failed + 1 :], errors)",
+        "return before",
+        f"{_B}test_job.py::test_item_that_fails_in_the_engine_is_an_error_and_the_others_are_encode"
+        "d",
+    ),
+    Guard(
+        "service/bulk/sources.py",
+        "            _check_unchanged(file)\n",
+        "",
+        f"{_B}test_readers.py::test_file_that_changes_while_it_is_read_is_an_error",
+    ),
     # Long documents.
     Guard(
         "service/inference/chunking.py",

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -15,8 +15,8 @@ import pyarrow as pa
 from models.artifact import CALIBRATION, TOKENIZER, Artifact
 from service.bulk.encoder import Encoder
 from service.bulk.journal import FinishedPart, Journal, open_journal
-from service.bulk.kinds import kind_of
-from service.bulk.options import DTYPES, ROW, BulkError, BulkOptions, Dtype, Kind, OptionError
+from service.bulk.kinds import RESULT_KINDS, kind_of
+from service.bulk.options import ROW, BulkError, BulkOptions, Kind, OptionError
 from service.bulk.parts import PartFiles, join, with_metadata
 from service.bulk.pipeline import EncodedBlock, Pipeline
 from service.bulk.progress import Progress
@@ -32,13 +32,6 @@ log = logging.getLogger("vitrine")
 _NO_LIMIT = 2**62
 # Name without suffix of the file that replaces all parts.
 _JOINED = "embeddings"
-_DTYPES: Mapping[Kind, Sequence[Dtype]] = {
-    "dense": DTYPES,
-    "multi": ("float32", "float16"),
-    "sparse": ("float32",),
-    "scores": ("float32",),
-    "labels": ("float32",),
-}
 
 
 @dataclass
@@ -50,12 +43,14 @@ class _Plan:
         finished: Numbers of the finished parts.
         reads_all: Whether finished parts are read too, to compare them with the earlier input.
         last: Number of the last part to encode; None: the last part of the input.
+        is_cut: Whether there are records after the last part.
     """
 
     options: BulkOptions
     finished: frozenset[int]
     reads_all: bool
     last: int | None = None
+    is_cut: bool = False
 
     def part_of(self, first: int) -> int:
         return first // self.options.part_rows
@@ -63,6 +58,7 @@ class _Plan:
     def rows_from(self, first: int) -> int:
         part = self.part_of(first)
         if self.last is not None and part > self.last:
+            self.is_cut = True
             return 0
         end = (part + 1) * self.options.part_rows
         return max(0, min(end, self.options.limit or end) - first)
@@ -124,7 +120,7 @@ async def encode_files(
 def _check_kind(options: BulkOptions, kind: Kind) -> None:
     if options.dimensions is not None and kind != "dense":
         raise OptionError(f"--dimensions applies to dense vectors, not to {kind}")
-    if options.dtype not in _DTYPES[kind]:
+    if options.dtype not in RESULT_KINDS[kind].dtypes:
         raise OptionError(f"--dtype {options.dtype} does not apply to {kind}")
     if options.format == "npy" and kind != "dense":
         raise OptionError(f"--format npy applies to dense vectors, not to {kind}")
@@ -217,15 +213,14 @@ class _Run:
                 number = plan.part_of(block.first)
                 if stop.is_set() and plan.last is None:
                     plan.last = number
-                if plan.last is not None and number > plan.last:
+                if not plan.rows_from(block.first):
                     break  # it was read before the stop
                 total = block.first + block.count
                 await self._add(number, block)
                 if plan.rows_from(total) == 0 or plan.part_of(total) > number:
                     await self._end_part()
-        if plan.last is None:
-            await self._end_part()
-        self.progress.is_complete = plan.last is None
+        await self._end_part()
+        self.progress.is_complete = not plan.is_cut
         if self.progress.is_complete and not total:
             raise BulkError("the input has no records")
         if self.progress.is_complete and self._options.shard == (1, 1):

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from models.artifact import Manifest, Output
-from service.bulk.options import TOKENS, TRUNCATED, BulkOptions, Kind, OptionError
+from service.bulk.options import DTYPES, TOKENS, TRUNCATED, BulkOptions, Dtype, Kind, OptionError
 from service.inference.model import Model
 from service.inference.results import Vectors
 
@@ -26,12 +26,14 @@ class ResultKind:
         compute: Returns the columns of the results of some items.
         row_bytes: Returns the approximate size in bytes of the results of a text with a number of
             tokens.
+        dtypes: Types of the output's numbers.
     """
 
     outputs: frozenset[Output]
     fields: Callable[[Model, BulkOptions], list[pa.Field]]
     compute: Callable[[Model, Sequence[Any], BulkOptions], Awaitable[Columns]]
     row_bytes: Callable[[Model, int], int]
+    dtypes: Sequence[Dtype] = ("float32",)
 
 
 def _vector_array(vectors: NDArray[Any]) -> pa.Array:
@@ -139,7 +141,7 @@ async def _labels(model: Model, texts: Sequence[str], options: BulkOptions) -> C
 
 RESULT_KINDS: Mapping[Kind, ResultKind] = {
     "dense": ResultKind(
-        frozenset({"pooled"}), _dense_fields, _dense, lambda model, _: 8 * model.width
+        frozenset({"pooled"}), _dense_fields, _dense, lambda model, _: 8 * model.width, DTYPES
     ),
     "sparse": ResultKind(
         frozenset({"sparse", "weights"}), _sparse_fields, _sparse, lambda _, tokens: 100 * tokens
@@ -149,6 +151,7 @@ RESULT_KINDS: Mapping[Kind, ResultKind] = {
         _multi_fields,
         _multi,
         lambda model, tokens: 8 * model.width * tokens,
+        ("float32", "float16"),
     ),
     "labels": ResultKind(
         frozenset({"logits"}),

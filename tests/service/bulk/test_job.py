@@ -23,6 +23,7 @@ from models.artifact import Artifact
 from service.bulk.job import encode_files
 from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.pipeline import Pipeline
+from service.bulk.progress import Progress
 from service.inference.batcher import Outcome
 from service.inference.loaded_model import LoadedModel
 from service.inference.results import RowResults
@@ -339,6 +340,20 @@ def test_stop_ends_the_job_after_the_current_part_and_a_second_run_does_the_rest
     second = asyncio.run(encode_files(options))
     assert (second.rows, second.kept, second.is_complete) == (2300, 700, True)
     assert rows_of(output)["row"].to_pylist() == list(range(3000))
+
+
+def test_stop_in_the_last_part_completes_the_job(
+    small_artifact: Artifact, tmp_path: Path, output: Path
+) -> None:
+    path = write_texts(tmp_path, [f"text {number}" for number in range(900)])
+    options = BulkOptions(inputs=(str(path),), output=output, model=small_artifact.path, threads=2)
+
+    async def stopped() -> Progress:
+        stop = asyncio.Event()
+        return await encode_files(options, lambda _: stop.set(), stop)
+
+    progress = asyncio.run(stopped())
+    assert (progress.rows, progress.is_complete) == (900, True)
 
 
 @pytest.mark.parametrize(
