@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from models.artifact import ArtifactError
 from models.engines import EngineError, Precision
@@ -27,7 +27,8 @@ from service.bulk.options import (
     BulkOptions,
     OptionError,
 )
-from service.inference.errors import VitrineError
+from service.inference.chunking import Chunking, Strategy
+from service.inference.errors import InvalidInput, VitrineError
 
 if TYPE_CHECKING:
     from service.bulk.progress import Progress
@@ -89,6 +90,10 @@ def parser() -> argparse.ArgumentParser:
     add("--columns", type=_names, default=(), help="further columns to copy: year,author")
     add("--prompt-name", help="name of the model's prompt to put before each text")
     add("--kind", choices=KINDS, help="kind of results (default: by the model)")
+    add("--chunking", choices=get_args(Strategy), help="divide texts, for chunks and scores")
+    add("--chunk-size", type=int, help="tokens per chunk (default: as many as the model takes)")
+    add("--chunk-overlap", type=int, default=0, help="tokens that chunks share (default: 0)")
+    add("--late", action="store_true", help="late chunking: encode the whole text at once")
     add("--dimensions", type=int, help="number of leading dimensions to keep")
     add("--dtype", choices=DTYPES, default="float32", help="type of vectors (default: float32)")
     add("--limit", type=int, help="maximum number of records")
@@ -120,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from service.bulk.progress import as_json, reporting
 
     try:
+        values["chunking"] = _chunking(values)
         options = BulkOptions(**{**values, "inputs": tuple(values["inputs"])})
         with reporting(kind) as report:
             progress = asyncio.run(_encode(partial(encode_files, options, report)))
@@ -134,6 +140,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not progress.is_complete:
         return 4
     return 3 if progress.all_errors else 0
+
+
+def _chunking(values: dict[str, Any]) -> Chunking | None:
+    """Return how texts are divided, and remove the options for it."""
+    strategy = values.pop("chunking")
+    size, overlap, late = (values.pop(name) for name in ("chunk_size", "chunk_overlap", "late"))
+    if strategy is None:
+        if size is not None or overlap or late:
+            raise OptionError("--chunk-size, --chunk-overlap and --late need --chunking")
+        return None
+    if values["kind"] is None:
+        values["kind"] = "chunks"
+    try:
+        return Chunking(strategy=strategy, size=size, overlap=overlap, late=late)
+    except InvalidInput as error:
+        raise OptionError(error.detail) from None
 
 
 async def _encode(

@@ -44,9 +44,8 @@ class Encoder:
 
     def result_bytes(self, items: Sequence[Item]) -> int:
         """Return the approximate size of the results of some items, in bytes."""
-        limit = self._model.artifact.manifest.max_tokens
         sizes = (len(item) if isinstance(item, str) else sum(map(len, item)) for item in items)
-        return sum(self._kind.row_bytes(self._model, min(limit, size)) for size in sizes)
+        return sum(self._kind.row_bytes(self._model, size) for size in sizes)
 
     @classmethod
     async def checked(cls, model: Model, options: BulkOptions, kind: Kind) -> "Encoder":

@@ -5,7 +5,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -118,8 +118,10 @@ async def encode_files(
 
 
 def _check_kind(options: BulkOptions, kind: Kind) -> None:
-    if options.dimensions is not None and kind != "dense":
+    if options.dimensions is not None and kind not in ("dense", "chunks"):
         raise OptionError(f"--dimensions applies to dense vectors, not to {kind}")
+    if options.chunking is not None and kind not in ("chunks", "scores"):
+        raise OptionError(f"chunking applies to chunks and scores, not to {kind}")
     if options.dtype not in RESULT_KINDS[kind].dtypes:
         raise OptionError(f"--dtype {options.dtype} does not apply to {kind}")
     if options.format == "npy" and kind != "dense":
@@ -140,6 +142,7 @@ def _model_options(options: BulkOptions) -> ModelOptions:
         max_queue_tokens=_NO_LIMIT,
         max_chars=_NO_LIMIT,
         max_token_vectors=_NO_LIMIT,
+        max_chunks=_NO_LIMIT,
     )
 
 
@@ -153,6 +156,7 @@ def _settings(options: BulkOptions, kind: Kind, source: Source, model: Model) ->
         "copied columns": {column.name: str(column.type) for column in source.copied},
         "--prompt-name": options.prompt_name,
         "--kind": kind,
+        "chunking": None if options.chunking is None else asdict(options.chunking),
         "--dimensions": options.dimensions,
         "--dtype": options.dtype,
         "--limit": options.limit,

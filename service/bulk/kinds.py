@@ -1,7 +1,7 @@
 """The kinds of results: how a model computes them, and their Arrow columns."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from models.artifact import Manifest, Output
 from service.bulk.options import DTYPES, TOKENS, TRUNCATED, BulkOptions, Dtype, Kind, OptionError
+from service.inference.chunking import Chunking
 from service.inference.model import Model
 from service.inference.results import Vectors
 
@@ -25,7 +26,7 @@ class ResultKind:
         fields: Returns the Arrow fields of the results.
         compute: Returns the columns of the results of some items.
         row_bytes: Returns the approximate size in bytes of the results of a text with a number of
-            tokens.
+            characters.
         dtypes: Types of the output's numbers.
     """
 
@@ -75,6 +76,33 @@ async def _dense(model: Model, texts: Sequence[str], options: BulkOptions) -> Co
     return {"embedding": _vector_array(codes), **_counts(result.rows)}
 
 
+_CHUNK = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("tokens", pa.int32())])
+
+
+def _chunk_fields(model: Model, options: BulkOptions) -> list[pa.Field]:
+    (vector,) = _dense_fields(model, options)
+    return [
+        pa.field("embedding", pa.list_(vector.type)),
+        pa.field("chunks", pa.list_(_CHUNK)),
+    ]
+
+
+async def _chunks(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
+    result = await model.encode_chunks(
+        texts,
+        options.chunking or Chunking(),
+        prompt_name=options.prompt_name,
+        dimensions=options.dimensions,
+    )
+    codes = _quantizer(model, options)(np.concatenate(result.vectors))
+    return {
+        "embedding": _lists(result.vectors, _vector_array(codes)),
+        "chunks": pa.array([list(map(asdict, own)) for own in result.chunks], pa.list_(_CHUNK)),
+        TOKENS: pa.array(result.tokens, pa.int32()),
+        TRUNCATED: pa.array([False] * len(texts)),
+    }
+
+
 def _sparse_fields(_model: Model, _options: BulkOptions) -> list[pa.Field]:
     return [
         pa.field("ids", pa.list_(pa.int32())),
@@ -104,15 +132,19 @@ async def _multi(model: Model, texts: Sequence[str], options: BulkOptions) -> Co
     return {"embedding": _lists(result.vectors, vectors), **_counts(result.rows)}
 
 
-def _score_fields(_model: Model, _options: BulkOptions) -> list[pa.Field]:
-    return [pa.field("score", pa.float64())]
+def _score_fields(_model: Model, options: BulkOptions) -> list[pa.Field]:
+    best = [] if options.chunking is None else [pa.field("best_chunk", _CHUNK)]
+    return [pa.field("score", pa.float64()), *best]
 
 
 async def _scores(model: Model, pairs: Sequence[tuple[str, str]], options: BulkOptions) -> Columns:
     queries, documents = zip(*pairs, strict=True)
-    result = await model.score(queries, documents, prompt_name=options.prompt_name)
+    result = await model.score(
+        queries, documents, prompt_name=options.prompt_name, chunking=options.chunking
+    )
     return {
         "score": pa.array(result.scores),
+        "best_chunk": pa.array(list(map(asdict, result.best_chunks)), _CHUNK),
         TOKENS: pa.array(result.tokens, pa.int32()),
         TRUNCATED: pa.array(result.truncated),
     }
@@ -139,18 +171,33 @@ async def _labels(model: Model, texts: Sequence[str], options: BulkOptions) -> C
     }
 
 
+def _tokens(model: Model, chars: int) -> int:
+    return min(model.artifact.manifest.max_tokens, chars)
+
+
 RESULT_KINDS: Mapping[Kind, ResultKind] = {
     "dense": ResultKind(
         frozenset({"pooled"}), _dense_fields, _dense, lambda model, _: 8 * model.width, DTYPES
     ),
+    "chunks": ResultKind(
+        frozenset({"pooled"}),
+        _chunk_fields,
+        _chunks,
+        # A token has four characters or more, and most chunks have 32 tokens or more.
+        lambda model, chars: 8 * model.width * (1 + chars // 128),
+        DTYPES,
+    ),
     "sparse": ResultKind(
-        frozenset({"sparse", "weights"}), _sparse_fields, _sparse, lambda _, tokens: 100 * tokens
+        frozenset({"sparse", "weights"}),
+        _sparse_fields,
+        _sparse,
+        lambda model, chars: 100 * _tokens(model, chars),
     ),
     "multi": ResultKind(
         frozenset({"multi"}),
         _multi_fields,
         _multi,
-        lambda model, tokens: 8 * model.width * tokens,
+        lambda model, chars: 8 * model.width * _tokens(model, chars),
         ("float32", "float16"),
     ),
     "labels": ResultKind(

@@ -8,11 +8,12 @@ from string import Formatter
 from typing import Literal, get_args
 
 from models.engines import Precision
+from service.inference.chunking import Chunking
 
 InputFormat = Literal["parquet", "jsonl", "csv", "tsv", "text"]
 OutputFormat = Literal["parquet", "jsonl", "npy"]
 # Kinds of results, by their names on the command line.
-Kind = Literal["dense", "sparse", "multi", "scores", "labels"]
+Kind = Literal["dense", "chunks", "sparse", "multi", "scores", "labels"]
 Dtype = Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
 
 INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
@@ -48,6 +49,8 @@ class BulkOptions:
         columns: Columns to copy to the output.
         prompt_name: See `Model.encode`; for rerankers, see `Model.score`.
         kind: Kind of the results; None: that of the model's first output.
+        chunking: How texts are divided into chunks, for the kinds "chunks" and "scores"; None: they
+            are not.
         dimensions: Number of leading dimensions to keep; None: all. See `Model.encode`.
         dtype: Type of the numbers of vectors; see `Model.quantizer` for integers and bits.
         limit: Maximum number of records; None: all.
@@ -74,6 +77,7 @@ class BulkOptions:
     columns: tuple[str, ...] = ()
     prompt_name: str | None = None
     kind: Kind | None = None
+    chunking: Chunking | None = None
     dimensions: int | None = None
     dtype: Dtype = "float32"
     limit: int | None = None

@@ -20,6 +20,8 @@ from service.bulk.texts import items_of
 # or the difference of a score. Batches change float32 vectors by 1e-7; other types round.
 _TOLERANCE = 1e-5
 _ROUNDED_TOLERANCE = 2e-2
+# Columns that must be equal.
+_EXACT = ("chunks", "best_chunk")
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def _difference(stored: dict[str, object], again: dict[str, object], dtype: str)
     """Return the largest difference of two results; infinity if they differ in kind."""
     largest = 0.0
     for name, value in again.items():
-        if name == ERROR or value is None or isinstance(value, str | bool):
+        if name in (ERROR, *_EXACT) or value is None or isinstance(value, str | bool):
             largest = max(largest, 0.0 if stored[name] == value else np.inf)
             continue
         pair = _numbers(stored[name], dtype), _numbers(value, dtype)

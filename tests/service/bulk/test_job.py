@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,39 @@ def test_labels_equal_transformers(
         assert score == pytest.approx(expected["score"], abs=1e-5)
     scores = np.stack(table["scores"].to_numpy())
     np.testing.assert_allclose(scores.sum(axis=1), 1.0, rtol=0, atol=1e-6)
+
+
+def test_chunks_equal_those_of_the_model(
+    encode: Encode, tmp_path: Path, output: Path, small_artifact: Artifact
+) -> None:
+    texts = ["One cat sat. Two cats ran. " * 9, "Short.", ""]
+    chunking = vitrine.Chunking(strategy="sentences", size=12, overlap=4)
+    encode(write_texts(tmp_path, texts), kind="chunks", chunking=chunking, verify=3)
+    table = rows_of(output)
+    with vitrine.SyncModel(small_artifact.path) as model:
+        expected = model.encode_chunks(texts[:2], chunking)
+    for row, chunks, vectors in zip(
+        table.to_pylist(), expected.chunks, expected.vectors, strict=False
+    ):
+        assert row["chunks"] == [asdict(chunk) for chunk in chunks]
+        np.testing.assert_allclose(row["embedding"], vectors, rtol=0, atol=1e-6)
+    assert len(expected.chunks[0]) > 5
+    assert table["tokens"].to_pylist() == [*expected.tokens, None]
+    assert table["embedding"][2].as_py() is None
+
+
+def test_scores_with_chunking_have_the_best_chunk(
+    encode: Encode, tmp_path: Path, output: Path, small_artifact: Artifact
+) -> None:
+    query, text = "Two cats", "One dog sat. Two cats ran. It rained."
+    chunking = vitrine.Chunking(strategy="sentences", size=6)
+    path = write_lines(tmp_path, [{"query": query, "text": text}])
+    encode(path, kind="scores", chunking=chunking)
+    with vitrine.SyncModel(small_artifact.path) as model:
+        expected = model.score([query], [text], chunking=chunking)
+    (row,) = rows_of(output).to_pylist()
+    assert row["score"] == pytest.approx(expected.scores[0], abs=1e-6)
+    assert row["best_chunk"] == asdict(expected.best_chunks[0])
 
 
 def test_records_with_errors_are_rows_with_errors_and_never_stop_the_job(
@@ -359,7 +393,7 @@ def test_stop_in_the_last_part_completes_the_job(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "sparse"}, "cannot compute sparse; it can compute: dense, scores"),
+        ({"kind": "sparse"}, "cannot compute sparse; it can compute: dense, chunks, scores"),
         ({"dimensions": 33}, "dimensions must be from 1 to 32, the model's width"),
         ({"prompt_name": "none"}, "unknown"),
         ({"kind": "scores", "dimensions": 3}, "--dimensions applies to dense vectors, not to sco"),
