@@ -77,7 +77,7 @@ class Encoder:
                 errors[index] = error.detail
         valid = [index for index in range(len(items)) if index not in errors]
         computed = await self._computed(items, valid, errors)
-        order = np.zeros(len(items), np.int64)
+        order = np.full(len(items), -1)
         done = [index for indices, _ in computed for index in indices]
         order[done] = np.arange(len(done))
         batches = [batch for _, batch in computed]

@@ -201,7 +201,11 @@ def test_records_with_errors_are_rows_with_errors_and_never_stop_the_job(
 
 
 def test_item_that_fails_in_the_engine_is_an_error_and_the_others_are_encoded(
-    encode: Encode, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+    encode: Encode,
+    tmp_path: Path,
+    output: Path,
+    small_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from service.inference import opening
     from service.inference.loaded_model import run_batch
@@ -213,12 +217,11 @@ def test_item_that_fails_in_the_engine_is_an_error_and_the_others_are_encoded(
 
     monkeypatch.setattr(opening, "run_batch", run)
     encode(write_texts(tmp_path, TEXTS[:4]))
-    assert rows_of(output)["error"].to_pylist() == [
-        None,
-        "the engine failed on this input",
-        None,
-        None,
-    ]
+    table = rows_of(output)
+    assert table["error"].to_pylist() == [None, "the engine failed on this input", None, None]
+    oracle = SentenceTransformer(str(small_folder), device="cpu").encode(TEXTS[:4])
+    for row in (0, 2, 3):
+        np.testing.assert_allclose(table["embedding"][row].as_py(), oracle[row], rtol=0, atol=1e-5)
 
 
 def test_job_stops_after_more_errors_than_allowed(encode: Encode, tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_torn_last_line_of_the_journal_is_dropped(
     again = encode(texts, part_rows=250, id_column="id")
     assert (again.kept, again.rows) == (1000, ROWS - 1000)
     assert_equal(rows_of(output), expected)
+    assert encode(texts, part_rows=250, id_column="id").kept == ROWS
 
 
 @pytest.mark.parametrize("damage", ["remove", "change"])
