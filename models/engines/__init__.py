@@ -46,6 +46,7 @@ __all__ = [
     "available_cpus",
     "cosines",
     "open_engine",
+    "select_engine",
     "self_check",
     "weight_bytes",
 ]
@@ -118,7 +119,7 @@ def open_engine(
         ArtifactError: A file of the graph cannot be read, or its SHA-256 differs from the
             manifest's.
     """
-    name = _select(artifact, name, precision)
+    name = select_engine(artifact, name, precision)
     graph = artifact.graph(name)
     weights = artifact.verify(graph.weights)
     file = GraphFile(artifact.verify(graph.file), weights.stat().st_size)
@@ -134,12 +135,16 @@ def weight_bytes(artifact: Artifact, name: str = "auto", precision: Precision = 
     Raises:
         EngineError: The engine is unknown or unusable; the message gives the reason.
     """
-    graph = artifact.graph(_select(artifact, name, precision))
+    graph = artifact.graph(select_engine(artifact, name, precision))
     return (artifact.path / graph.weights).stat().st_size
 
 
-def _select(artifact: Artifact, name: str, precision: Precision) -> str:
-    """Return the name of the engine that is usable here, see `open_engine`."""
+def select_engine(artifact: Artifact, name: str, precision: Precision) -> str:
+    """Return the name of the engine that `open_engine` opens; the arguments are the same.
+
+    Raises:
+        EngineError: The engine is unknown or unusable; the message gives the reason.
+    """
     if name != "auto" and name not in ENGINES:
         raise EngineError(f"unknown engine {name!r}; engines: auto, {', '.join(ENGINES)}")
     reasons: list[str] = []

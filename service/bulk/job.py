@@ -13,6 +13,7 @@ import orjson
 import pyarrow as pa
 
 from models.artifact import CALIBRATION, TOKENIZER, Artifact
+from models.engines import ENGINES, select_engine
 from service.bulk.encoder import Encoder
 from service.bulk.journal import FinishedPart, Journal, open_journal
 from service.bulk.kinds import RESULT_KINDS, kind_of
@@ -30,6 +31,9 @@ log = logging.getLogger("vitrine")
 
 # The pipeline bounds what is in flight, so that the model needs no limits of its own.
 _NO_LIMIT = 2**62
+# Maximum cost of a batch on CPU. Batches of 512 tokens in place of the service's 384 take 1.8 % less
+# CPU time per token, and nobody waits for one (all-MiniLM-L6-v2, AMD EPYC with AVX512-BF16).
+_MAX_COST = 512
 # Name without suffix of the file that replaces all parts.
 _JOINED = "embeddings"
 
@@ -91,11 +95,11 @@ async def encode_files(
         EngineError: The engine is unavailable on this machine, or fails the self-check.
         VitrineError: The engine has stopped.
     """
-    manifest = Artifact.load(options.model).manifest
-    kind = kind_of(manifest, options.kind)
+    artifact = Artifact.load(options.model)
+    kind = kind_of(artifact.manifest, options.kind)
     _check_kind(options, kind)
     source = await asyncio.to_thread(open_source, options, kind)
-    async with await open_model(options.model, _model_options(options)) as model:
+    async with await open_model(options.model, _model_options(options, artifact)) as model:
         encoder = await Encoder.checked(model, options, kind)
         _check_columns(source, encoder)
         settings = _settings(options, kind, source, model)
@@ -134,11 +138,13 @@ def _check_columns(source: Source, encoder: Encoder) -> None:
             raise OptionError(f"the output has a column {name!r} of its own; rename the input's")
 
 
-def _model_options(options: BulkOptions) -> ModelOptions:
+def _model_options(options: BulkOptions, artifact: Artifact) -> ModelOptions:
+    engine = select_engine(artifact, options.engine, options.precision)
     return ModelOptions(
         engine=options.engine,
         precision=options.precision,
         threads=options.threads,
+        max_cost=_MAX_COST if ENGINES[engine].target == "cpu" else 0,
         max_queue_tokens=_NO_LIMIT,
         max_chars=_NO_LIMIT,
         max_token_vectors=_NO_LIMIT,
