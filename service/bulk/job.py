@@ -31,8 +31,8 @@ log = logging.getLogger("vitrine")
 
 # The pipeline bounds what is in flight, so that the model needs no limits of its own.
 _NO_LIMIT = 2**62
-# Maximum cost of a batch on CPU. Batches of 512 tokens in place of the service's 384 take 1.8 % less
-# CPU time per token, and nobody waits for one (all-MiniLM-L6-v2, AMD EPYC with AVX512-BF16).
+# Maximum cost of a batch on CPU. Batches of 512 tokens, not the service's 384, take 1.8 % less CPU
+# time per token, and nobody waits for them (all-MiniLM-L6-v2, AMD EPYC with AVX512-BF16).
 _MAX_COST = 512
 # Name without suffix of the file that replaces all parts.
 _JOINED = "embeddings"

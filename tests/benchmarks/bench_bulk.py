@@ -4,8 +4,8 @@ All contenders encode the same file of texts of mixed lengths with all-MiniLM-L6
 Figures are medians of the rounds and of their ratios.
 
 - The bare engine runs the same rows, already tokenised, in batches of its best size.
-- sentence-transformers reads the file and encodes it in one process per core, with each of its
-  backends.
+- sentence-transformers reads the file and encodes it on all cores, with each of its backends; see
+  `sentence_transformers_bulk`.
 
 The CPU time of a job is without that of its start, which a job of one record measures.
 

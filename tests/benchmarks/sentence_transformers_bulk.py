@@ -1,7 +1,9 @@
-"""Encode a file with one process of sentence-transformers per core, in a separate environment.
+"""Encode a file with sentence-transformers on all cores, in a separate environment.
 
 python sentence_transformers_bulk.py MODEL BACKEND TEXTS.jsonl VECTORS.npy
 It prints the duration in seconds, from reading the file to the end, without the load of the model.
+The backend torch runs in one process per core. Models of the others cannot be sent to processes,
+and run in one process on all cores.
 """
 
 import json
@@ -18,14 +20,17 @@ def main() -> None:
     """Encode the file."""
     folder, backend, texts_file, vectors_file = sys.argv[1:]
     model = SentenceTransformer(folder, device="cpu", backend=backend)
-    pool = model.start_multi_process_pool(["cpu"] * len(os.sched_getaffinity(0)))
+    pool = None
+    if backend == "torch":
+        pool = model.start_multi_process_pool(["cpu"] * len(os.sched_getaffinity(0)))
     model.encode(["warm-up"] * 64, pool=pool)
     started = time.perf_counter()
     lines = Path(texts_file).read_text("utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
     np.save(vectors_file, model.encode(texts, pool=pool))
     print(time.perf_counter() - started)
-    model.stop_multi_process_pool(pool)
+    if pool is not None:
+        model.stop_multi_process_pool(pool)
 
 
 if __name__ == "__main__":
