@@ -26,10 +26,15 @@ from service.bulk.options import (
     BulkOptions,
     OptionError,
 )
-from service.bulk.progress import Progress, as_json, duration, reporting
+from service.bulk.progress import Progress, ReportKind, as_json, duration, reporting
 from service.inference.errors import VitrineError
 
 log = logging.getLogger("vitrine")
+
+EPILOG = (
+    "Exit status: 0: done; 1: failed, finished parts are kept; 2: a setting was refused; "
+    "3: done, with errors of records; 4: interrupted."
+)
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -62,16 +67,26 @@ def parser() -> argparse.ArgumentParser:
         "vitrine-encode",
         description="Encode the texts of files with a model. Started again with the same options, "
         "the command continues where it was interrupted.",
-        epilog="Exit status: 0: done; 1: failed, finished parts are kept; 2: a setting was "
-        "refused; 3: done, with errors of records; 4: interrupted.",
+        epilog=EPILOG,
     )
     add = own.add_argument
     add(
         "inputs", nargs="+", metavar="INPUT", help="file, folder or glob pattern; -: standard input"
     )
     add("output", type=Path, metavar="OUTPUT", help="folder for the results")
-    add("--model", type=Path, required=True, help="folder of an artifact by vitrine-export")
     add("--input-format", choices=INPUT_FORMATS, help="default: by the names of the files")
+    add_job_options(own)
+    add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="share of this process: 3/16")
+    add("--format", choices=OUTPUT_FORMATS, default="parquet", help="output (default: parquet)")
+    add("--concat", action="store_true", help="join all parts in one file at the end")
+    add("--threads", type=int, default=0, help="default: all CPUs")
+    return own
+
+
+def add_job_options(own: argparse.ArgumentParser) -> None:
+    """Add the options that apply on one machine and on a cluster."""
+    add = own.add_argument
+    add("--model", type=Path, required=True, help="folder of an artifact by vitrine-export")
     texts = own.add_mutually_exclusive_group()
     texts.add_argument(
         "--text-column", default="text", help="column with the texts (default: text)"
@@ -89,39 +104,55 @@ def parser() -> argparse.ArgumentParser:
     add("--dimensions", type=int, help="number of leading dimensions to keep")
     add("--dtype", choices=DTYPES, default="float32", help="type of vectors (default: float32)")
     add("--limit", type=int, help="maximum number of records")
-    add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="share of this process: 3/16")
-    add("--format", choices=OUTPUT_FORMATS, default="parquet", help="output (default: parquet)")
-    add("--concat", action="store_true", help="join all parts in one file at the end")
     add("--part-rows", type=int, default=8192, help="records per part (default: 8192)")
     add("--max-memory", type=_bytes, default="256M", help="besides the model (default: 256M)")
     add("--max-errors", type=int, help="stop after more records with errors; default: never")
     add("--engine", default="auto", help="onnxruntime, openvino or cuda (default: auto)")
     add("--precision", choices=get_args(Precision), default="float32", help="default: float32")
-    add("--threads", type=int, default=0, help="default: all CPUs")
     add("--progress", choices=("auto", "json", "none"), default="auto", help="default: auto")
-    return own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    logging.basicConfig(format="vitrine-encode: %(message)s", level=logging.WARNING)
     values = vars(parser().parse_args(arguments))
-    kind = values.pop("progress")
-    try:
+
+    def encode(report: Callable[[Progress], None]) -> Progress:
         options = BulkOptions(**{**values, "inputs": tuple(values["inputs"])})
-        with reporting(kind) as report:
-            progress = asyncio.run(_encode(options, report))
+        return asyncio.run(_encode(options, report))
+
+    return run_command("vitrine-encode", values.pop("progress"), encode)
+
+
+def run_command(
+    name: str, progress: ReportKind, encode: Callable[[Callable[[Progress], None]], Progress]
+) -> int:
+    """Run a job, print its summary or its error, and return the exit status of the command.
+
+    Args:
+        name: Name of the command, which begins its messages.
+        progress: Kind of the reports; see `reporting`.
+        encode: Runs the job, given a function that reports its progress.
+    """
+    logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)
+
+    def failed(error: Exception, status: int) -> int:
+        print(f"{name}: {error}", file=sys.stderr)
+        return status
+
+    try:
+        with reporting(progress) as report:
+            result = encode(report)
     except (OptionError, ArtifactError, EngineError) as error:
-        return _failed(error, 2)
+        return failed(error, 2)
     except (BulkError, VitrineError) as error:
-        return _failed(error, 1)
-    if kind == "json":
-        print(json.dumps(as_json(progress)), file=sys.stderr)
+        return failed(error, 1)
+    if progress == "json":
+        print(json.dumps(as_json(result)), file=sys.stderr)
     else:
-        print(f"vitrine-encode: {_summary(progress)}", file=sys.stderr)
-    if not progress.is_complete:
+        print(f"{name}: {_summary(result)}", file=sys.stderr)
+    if not result.is_complete:
         return 4
-    return 3 if progress.all_errors else 0
+    return 3 if result.all_errors else 0
 
 
 async def _encode(options: BulkOptions, report: Callable[[Progress], None]) -> Progress:
@@ -141,11 +172,6 @@ async def _encode(options: BulkOptions, report: Callable[[Progress], None]) -> P
         return await job
     except asyncio.CancelledError:
         raise BulkError("interrupted; finished parts are kept") from None
-
-
-def _failed(error: Exception, status: int) -> int:
-    print(f"vitrine-encode: {error}", file=sys.stderr)
-    return status
 
 
 def _summary(progress: Progress) -> str:

@@ -6,29 +6,22 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
-from models.artifact import TOKENIZER, Artifact
-from service.bulk.encoder import Encoder
 from service.bulk.journal import FinishedPart, Journal, open_journal
-from service.bulk.kinds import kind_of
-from service.bulk.options import ROW, BulkError, BulkOptions, Kind, OptionError
-from service.bulk.parts import PartFiles, join, with_metadata
+from service.bulk.opening import checked_kind, open_job
+from service.bulk.options import BulkError, BulkOptions
+from service.bulk.parts import PartFiles, join
 from service.bulk.pipeline import EncodedBlock, Pipeline
 from service.bulk.progress import Progress
 from service.bulk.readers import Block
 from service.bulk.sources import Source, open_source
-from service.inference.model import Model
-from service.inference.opening import ModelOptions, open_model
 
 log = logging.getLogger("vitrine")
 
-# The pipeline bounds what is in flight, so that the model needs no limits of its own.
-_NO_LIMIT = 2**62
 # Name without suffix of the file that replaces all parts.
 _JOINED = "embeddings"
 
@@ -87,76 +80,15 @@ async def encode_files(
         EngineError: The engine is unavailable on this machine, or fails the self-check.
         VitrineError: The engine has stopped.
     """
-    manifest = Artifact.load(options.model).manifest
-    kind = kind_of(manifest, options.kind)
-    _check_kind(options, kind)
+    kind = checked_kind(options)
     source = await asyncio.to_thread(open_source, options, kind)
-    async with await open_model(options.model, _model_options(options)) as model:
-        encoder = Encoder(model, options, kind)
-        await encoder.check()
-        _check_columns(source, encoder)
-        settings = _settings(options, kind, source, model)
-        with open_journal(options.output, settings, options.shard) as journal:
-            pipeline = Pipeline(encoder, options, kind, source.copied)
-            metadata = {
-                "model": model.name,
-                "version": version("vitrine"),
-                "files": [str(file.path) for file in source.files],
-                **settings,
-            }
-            run = _Run(options, source, journal, with_metadata(pipeline.schema, metadata), report)
+    async with open_job(options, kind, source) as job:
+        with open_journal(options.output, job.settings, options.shard) as journal:
+            run = _Run(options, source, journal, job.schema, report)
             if journal.rows is None:
-                await run.encode(pipeline, stop or asyncio.Event())
+                await run.encode(job.pipeline(), stop or asyncio.Event())
             run.finish()
             return run.progress
-
-
-def _check_kind(options: BulkOptions, kind: Kind) -> None:
-    if options.dimensions is not None and kind != "dense":
-        raise OptionError(f"--dimensions applies to dense vectors, not to {kind}")
-    if options.dtype != "float32" and kind not in ("dense", "multi"):
-        raise OptionError(f"--dtype applies to vectors, not to {kind}")
-    if options.format == "npy" and kind != "dense":
-        raise OptionError(f"--format npy applies to dense vectors, not to {kind}")
-
-
-def _check_columns(source: Source, encoder: Encoder) -> None:
-    for name in source.copied.names:
-        if name in (ROW, *encoder.schema.names):
-            raise OptionError(f"the output has a column {name!r} of its own; rename the input's")
-
-
-def _model_options(options: BulkOptions) -> ModelOptions:
-    return ModelOptions(
-        engine=options.engine,
-        precision=options.precision,
-        threads=options.threads,
-        max_queue_tokens=_NO_LIMIT,
-        max_chars=_NO_LIMIT,
-        max_token_vectors=_NO_LIMIT,
-    )
-
-
-def _settings(options: BulkOptions, kind: Kind, source: Source, model: Model) -> dict[str, object]:
-    """Return all that determines the output. A job is resumed with the same settings only."""
-    return {
-        **{f"input file {i + 1}": file.sha256 for i, file in enumerate(source.files)},
-        "--input-format": source.format,
-        "--template": options.template,
-        "text columns": list(source.text_columns),
-        "copied columns": {column.name: str(column.type) for column in source.copied},
-        "--prompt-name": options.prompt_name,
-        "--kind": kind,
-        "--dimensions": options.dimensions,
-        "--dtype": options.dtype,
-        "--limit": options.limit,
-        "--format": options.format,
-        "--part-rows": options.part_rows,
-        "graph": model.graph_sha256,
-        "tokenizer": model.files[TOKENIZER],
-        "--engine": model.engine.name,
-        "--precision": model.engine.precision,
-    }
 
 
 class _Run:
@@ -227,11 +159,7 @@ class _Run:
             progress.skip(block.count)
             return
         progress.add(block.rows)
-        limit = self._options.max_errors
-        if limit is not None and progress.all_errors > limit:
-            raise BulkError(
-                f"more than {limit} records have errors; the first is {progress.first_error}"
-            )
+        progress.check_errors(self._options.max_errors)
         if self._part is None:
             stem = f"part-{number:05}"
             files = PartFiles(self._options.output, stem, self._options.format, self._schema)

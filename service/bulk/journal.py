@@ -139,7 +139,7 @@ def open_journal(
     for path in journals:
         _check_shards(folder, path, shard)
         if lines := _lines(path):
-            _check_settings(folder, lines[0]["settings"], settings)
+            check_settings(str(folder), lines[0]["settings"], settings)
     if not journals and any(path.name != _LOCK for path in folder.iterdir()):
         raise OptionError(f"{folder} has files, but no job was begun there; choose an empty folder")
     own = folder / _name(shard)
@@ -199,9 +199,14 @@ def _check_shards(folder: Path, path: Path, shard: tuple[int, int]) -> None:
         )
 
 
-def _check_settings(
-    folder: Path, begun: Mapping[str, object], settings: Mapping[str, object]
+def check_settings(
+    folder: str, begun: Mapping[str, object], settings: Mapping[str, object]
 ) -> None:
+    """Compare the settings of a job with those that its output folder was begun with.
+
+    Raises:
+        OptionError: A setting differs; the message has its name.
+    """
     for name in dict.fromkeys((*settings, *begun)):
         before, now = begun.get(name), settings.get(name)
         if before != now:

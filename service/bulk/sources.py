@@ -43,16 +43,25 @@ class InputFile:
     """An input file.
 
     Attributes:
-        path: Path of the file.
+        path: Path of the file in its file system.
         size: Size in bytes.
         sha256: SHA-256 of the content, in hexadecimal.
         modified: Time of the last modification when the file was hashed, in ns.
     """
 
-    path: Path
+    path: str
     size: int
     sha256: str
     modified: int
+
+    def check_unchanged(self, size: int, modified: int) -> None:
+        """Compare the size in bytes and the time of modification in ns with those that were hashed.
+
+        Raises:
+            BulkError: They differ.
+        """
+        if (size, modified) != (self.size, self.modified):
+            raise BulkError(f"{self.path} was changed while it was read; start again")
 
 
 @dataclass(frozen=True)
@@ -73,26 +82,31 @@ class Source:
     copied: pa.Schema
     stream: BinaryIO | None = None
 
+    @property
+    def columns(self) -> Sequence[str]:
+        """Columns that are read."""
+        return tuple(dict.fromkeys((*self.text_columns, *self.copied.names)))
+
     def read(self, plan: Plan) -> Iterator[Block]:
         """Yield blocks of records; `Block.share` is the share of the whole input.
 
         Raises:
             BulkError: A file cannot be read, or was changed.
         """
-        columns = tuple(dict.fromkeys((*self.text_columns, *self.copied.names)))
         read = READERS[self.format]
         if self.stream is not None:
-            with _reading(_STDIN_NAME):
-                yield from read(self.stream, columns, 0, plan)
+            with reading(_STDIN_NAME):
+                yield from read(self.stream, self.columns, 0, plan)
             return
         first, done, total = 0, 0, max(1, sum(file.size for file in self.files))
         for file in self.files:
-            with _reading(str(file.path)), file.path.open("rb") as raw:
-                for block in read(_decompressed(raw, file.path.name), columns, first, plan):
+            with reading(file.path), Path(file.path).open("rb") as raw:
+                for block in read(_decompressed(raw, file.path), self.columns, first, plan):
                     first = block.first + block.rows
                     share = block.share or min(1.0, raw.tell() / max(1, file.size))
                     yield replace(block, share=(done + share * file.size) / total)
-            _check_unchanged(file)
+            status = Path(file.path).stat()
+            file.check_unchanged(status.st_size, status.st_mtime_ns)
             done += file.size
 
 
@@ -109,7 +123,7 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
     paths = _find(options.inputs, options.input_format)
     format_ = _format_of(paths, options.input_format)
     schemas = {str(path): _schema(path, format_, texts) for path in paths}
-    copied = _copied(schemas, texts, options.copied_columns)
+    copied = copied_columns(schemas, texts, options.copied_columns)
     return Source(format_, tuple(map(_fingerprint, paths)), texts, copied)
 
 
@@ -120,9 +134,9 @@ def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
     if format_ == "parquet":
         raise OptionError("Parquet cannot be read from standard input; write it to a file")
     stream = io.BufferedReader(cast(io.RawIOBase, sys.stdin.buffer), _SAMPLE_BYTES)
-    with _reading(_STDIN_NAME):
+    with reading(_STDIN_NAME):
         schema = _inferred(stream.peek(_SAMPLE_BYTES), format_, texts, _STDIN_NAME)
-    copied = _copied({_STDIN_NAME: schema}, texts, options.copied_columns)
+    copied = copied_columns({_STDIN_NAME: schema}, texts, options.copied_columns)
     return Source(format_, (), texts, copied, cast(BinaryIO, stream))
 
 
@@ -167,19 +181,13 @@ def _format_of(paths: Sequence[Path], format_: InputFormat | None) -> InputForma
 
 
 def _fingerprint(path: Path) -> InputFile:
-    with _reading(str(path)), path.open("rb") as file:
+    with reading(str(path)), path.open("rb") as file:
         status = os.fstat(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return InputFile(path, status.st_size, digest, status.st_mtime_ns)
+    return InputFile(str(path), status.st_size, digest, status.st_mtime_ns)
 
 
-def _check_unchanged(file: InputFile) -> None:
-    status = file.path.stat()
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.modified):
-        raise BulkError(f"{file.path} was changed while it was read; start again")
-
-
-def _copied(
+def copied_columns(
     schemas: Mapping[str, pa.Schema], texts: Sequence[str], copied: Sequence[str]
 ) -> pa.Schema:
     """Return the copied columns; check that all files have all columns.
@@ -209,7 +217,7 @@ def _copied(
 
 def _schema(path: Path, format_: InputFormat, texts: Sequence[str]) -> pa.Schema:
     """Return the columns of a file and their types."""
-    with _reading(str(path)), path.open("rb") as raw:
+    with reading(str(path)), path.open("rb") as raw:
         if format_ == "parquet":
             schema: pa.Schema = pq.read_schema(raw)
             return schema
@@ -256,7 +264,8 @@ def _decompressed(raw: BinaryIO, name: str) -> BinaryIO:
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
+def reading(name: str) -> Iterator[None]:
+    """Turn the errors of reading a file into a `BulkError`."""
     try:
         yield
     except (OSError, EOFError, csv.Error, pa.ArrowException) as error:
