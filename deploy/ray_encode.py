@@ -54,8 +54,6 @@ log = logging.getLogger("vitrine")
 _SETTINGS = "_settings.json"
 _PART = re.compile(r"part-(\d+)\.parquet")
 _SUFFIXES = (".parquet", ".pq")
-# A part that kills its actor every time, such as by its need of memory, ends the job.
-_MAX_RETRIES = 4
 # Threads that read the footers of finished parts, because object stores have high latency.
 _FOOTER_THREADS = 32
 
@@ -342,8 +340,6 @@ def _encoded_parts(job: ClusterJob, parts: Sequence[int], actors: int) -> Iterat
         batch_size=1,
         fn_constructor_args=(job,),
         compute=ActorPoolStrategy(size=actors),
-        max_restarts=-1,
-        max_task_retries=_MAX_RETRIES,
         **_resources(job.options),
     ).iter_rows()
 
@@ -525,6 +521,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         options = replace(options, model=options.model.absolute())  # workers run elsewhere
         ray.init(logging_level=logging.WARNING)
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
         DataContext.get_current().enable_progress_bars = False
         signal.signal(signal.SIGTERM, _interrupt)
         try:
