@@ -21,7 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -486,6 +486,27 @@ def _remove_partial_files(output: Location) -> None:
             output.filesystem.delete_file(info.path)
 
 
+@contextmanager
+def connected() -> Iterator[None]:
+    """Connect to the Ray cluster of the environment, or start one on this machine.
+
+    SIGTERM raises KeyboardInterrupt until the block ends.
+    """
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    ray.init(logging_level=logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    DataContext.get_current().enable_progress_bars = False  # the command has its own
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        ray.shutdown()
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     own = argparse.ArgumentParser(
@@ -520,20 +541,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             threads=cpus,
         )
         options = replace(options, model=options.model.absolute())  # workers run elsewhere
-        ray.init(logging_level=logging.WARNING)
-        logging.getLogger("ray.data").setLevel(logging.WARNING)
-        DataContext.get_current().enable_progress_bars = False
-        signal.signal(signal.SIGTERM, _interrupt)
-        try:
+        with connected():
             return encode_on_cluster(options, output, actors, report)
-        finally:
-            ray.shutdown()
 
     return run_command("ray_encode", progress, encode)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

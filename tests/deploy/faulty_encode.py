@@ -1,7 +1,7 @@
 """`deploy.ray_encode` with one fault, while an actor publishes the file of a part.
 
-The environment variable `FAULT` has the signal, its receiver ("actor" or "job"), the name of the file,
-and "before" or "after" its publication; `FAULT_MARK` is a file that is created with the fault.
+The environment variable `FAULT` has the signal, its receiver ("actor" or "job"), the name of the
+file, and "before" or "after" its publication. The fault creates the file `FAULT_MARK`.
 """
 
 import os
