@@ -1,213 +1,26 @@
-"""`vitrine-encode`: the command line of bulk encoding.
+"""`vitrine-encode`, if the packages of the extra "bulk" are installed."""
 
-A first SIGINT or SIGTERM ends the job after the part in hand, a second one at once.
-"""
-
-import argparse
-import asyncio
-import json
-import logging
-import re
-import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
 
-from models.artifact import ArtifactError
-from models.engines import EngineError, Precision
-from service.bulk.options import (
-    DTYPES,
-    INPUT_FORMATS,
-    KINDS,
-    OUTPUT_FORMATS,
-    BulkError,
-    BulkOptions,
-    OptionError,
-)
-from service.inference.chunking import Chunking, Strategy
-from service.inference.errors import InvalidInput, VitrineError
-
-if TYPE_CHECKING:
-    from service.bulk.progress import Progress
-
-log = logging.getLogger("vitrine")
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def _shard(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError("a shard must have the form 3/16")
-    return int(match[1]), int(match[2])
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text)
-    if match is None:
-        raise argparse.ArgumentTypeError("a size must have the form 512M or 2G")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def _unescaped(text: str) -> str:
-    return text.replace("\\n", "\n").replace("\\t", "\t")
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    own = argparse.ArgumentParser(
-        "vitrine-encode",
-        description="Encode the texts of files with a model. Started again with the same options, "
-        "the command continues where it was interrupted.",
-        epilog="Exit status: 0: done; 1: failed, finished parts are kept; 2: a setting was "
-        "refused; 3: done, with errors of records; 4: interrupted.",
-    )
-    add = own.add_argument
-    add(
-        "inputs", nargs="+", metavar="INPUT", help="file, folder or glob pattern; -: standard input"
-    )
-    add("output", type=Path, metavar="OUTPUT", help="folder for the results")
-    add("--model", type=Path, required=True, help="folder of an artifact by vitrine-export")
-    add("--input-format", choices=INPUT_FORMATS, help="default: by the names of the files")
-    texts = own.add_mutually_exclusive_group()
-    texts.add_argument(
-        "--text-column", default="text", help="column with the texts (default: text)"
-    )
-    texts.add_argument(
-        "--template",
-        type=_unescaped,
-        help=r"text of each record, with columns in braces: '{title}\n{body}'",
-    )
-    add("--query-column", default="query", help="column with queries, for scores (default: query)")
-    add("--id-column", help="column with ids, copied to the output")
-    add("--columns", type=_names, default=(), help="further columns to copy: year,author")
-    add("--prompt-name", help="name of the model's prompt to put before each text")
-    add("--kind", choices=KINDS, help="kind of results (default: by the model)")
-    add("--chunking", choices=get_args(Strategy), help="divide texts, for chunks and scores")
-    add("--chunk-size", type=int, help="tokens per chunk (default: as many as the model takes)")
-    add("--chunk-overlap", type=int, default=0, help="tokens that chunks share (default: 0)")
-    add("--late", action="store_true", help="late chunking: encode the whole text at once")
-    add("--dimensions", type=int, help="number of leading dimensions to keep")
-    add("--dtype", choices=DTYPES, default="float32", help="type of vectors (default: float32)")
-    add("--limit", type=int, help="maximum number of records")
-    add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="share of this process: 3/16")
-    add("--format", choices=OUTPUT_FORMATS, default="parquet", help="output (default: parquet)")
-    add("--concat", action="store_true", help="join all parts in one file at the end")
-    add("--part-rows", type=int, default=8192, help="records per part (default: 8192)")
-    add("--max-memory", type=_bytes, default="256M", help="besides the model (default: 256M)")
-    add("--max-errors", type=int, help="stop after more records with errors; default: never")
-    add("--verify", type=int, default=0, metavar="N", help="compare N rows, each encoded alone")
-    add("--engine", default="auto", help="onnxruntime, openvino or cuda (default: auto)")
-    add("--precision", choices=get_args(Precision), default="float32", help="default: float32")
-    add("--threads", type=int, default=0, help="default: all CPUs")
-    add("--progress", choices=("auto", "json", "none"), default="auto", help="default: auto")
-    return own
+_PACKAGES = ("pyarrow", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    logging.basicConfig(format="vitrine-encode: %(message)s", level=logging.WARNING)
-    values = vars(parser().parse_args(arguments))
-    kind = values.pop("progress")
-    for package in ("pyarrow", "rich"):
+    for package in _PACKAGES:
         if find_spec(package) is None:
-            missing = f"the package {package} is not installed; install Vitrine's extra 'bulk'"
-            return _failed(ImportError(missing), 2)
-    # Imported late: these modules need the packages of the extra "bulk".
-    from service.bulk.job import encode_files
-    from service.bulk.progress import as_json, reporting
+            print(
+                f"vitrine-encode: the package {package} is not installed; install Vitrine with its "
+                "extra 'bulk'",
+                file=sys.stderr,
+            )
+            return 2
+    # Imported late: it needs these packages.
+    from service.bulk.command_line import main as command
 
-    try:
-        values["chunking"] = _chunking(values)
-        options = BulkOptions(**{**values, "inputs": tuple(values["inputs"])})
-        with reporting(kind) as report:
-            progress = asyncio.run(_encode(partial(encode_files, options, report)))
-    except (OptionError, ArtifactError, EngineError) as error:
-        return _failed(error, 2)
-    except (BulkError, VitrineError) as error:
-        return _failed(error, 1)
-    if kind == "json":
-        print(json.dumps(as_json(progress)), file=sys.stderr)
-    else:
-        print(f"vitrine-encode: {_summary(progress)}", file=sys.stderr)
-    if not progress.is_complete:
-        return 4
-    return 3 if progress.all_errors else 0
-
-
-def _chunking(values: dict[str, Any]) -> Chunking | None:
-    """Return how texts are divided, and remove the options for it."""
-    strategy = values.pop("chunking")
-    size, overlap, late = (values.pop(name) for name in ("chunk_size", "chunk_overlap", "late"))
-    if strategy is None:
-        if size is not None or overlap or late:
-            raise OptionError("--chunk-size, --chunk-overlap and --late need --chunking")
-        return None
-    if values["kind"] is None:
-        values["kind"] = "chunks"
-    try:
-        return Chunking(strategy=strategy, size=size, overlap=overlap, late=late)
-    except InvalidInput as error:
-        raise OptionError(error.detail) from None
-
-
-async def _encode(
-    encode: "Callable[[asyncio.Event], Coroutine[None, None, Progress]]",
-) -> "Progress":
-    """Run a job until it ends or is interrupted."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    job = asyncio.ensure_future(encode(stop))
-
-    def interrupt() -> None:
-        if stop.is_set():
-            job.cancel()
-            return
-        stop.set()
-        log.warning("the job ends after the current part; a second signal ends it now")
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
-    try:
-        return await job
-    except asyncio.CancelledError:
-        raise BulkError("interrupted; finished parts are kept") from None
-
-
-def _failed(error: Exception, status: int) -> int:
-    print(f"vitrine-encode: {error}", file=sys.stderr)
-    return status
-
-
-def _summary(progress: "Progress") -> str:
-    from service.bulk.progress import duration
-
-    texts = []
-    if progress.rows:
-        texts.append(
-            f"{progress.rows:,} rows encoded, {progress.tokens:,} tokens in "
-            f"{duration(progress.elapsed_s)}, {progress.tokens_per_s:,.0f} tokens/s"
-        )
-    if progress.kept:
-        texts.append(f"{progress.kept:,} rows were there already")
-    if progress.truncated:
-        texts.append(f"{progress.truncated:,} texts were truncated")
-    if progress.all_errors:
-        first = f"; the first: {progress.first_error}" if progress.first_error else ""
-        texts.append(f"{progress.all_errors:,} rows have errors{first}")
-    if progress.verified:
-        texts.append(
-            f"{progress.verified:,} rows verified, largest difference {progress.difference:.1e}"
-        )
-    if not progress.is_complete:
-        texts.append("interrupted: start again with the same options")
-    return "; ".join(texts)
+    return command(arguments)
 
 
 if __name__ == "__main__":

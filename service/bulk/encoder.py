@@ -45,7 +45,7 @@ class Encoder:
     def result_bytes(self, items: Sequence[Item]) -> int:
         """Return the approximate size of the results of some items, in bytes."""
         sizes = (len(item) if isinstance(item, str) else sum(map(len, item)) for item in items)
-        return sum(self._kind.row_bytes(self._model, size) for size in sizes)
+        return sum(self._kind.row_bytes(self._model, self._options, size) for size in sizes)
 
     @classmethod
     async def checked(cls, model: Model, options: BulkOptions, kind: Kind) -> "Encoder":
@@ -106,12 +106,19 @@ class Encoder:
             )
         except (InvalidInput, TooLarge, InferenceFailed) as error:
             match = _INDEX.search(error.pointer or "")
-            if match is None:
-                raise
-            failed = int(match[1])
-            errors[indices[failed]] = error.detail
-            before = await self._computed(items, indices[:failed], errors)
-            return before + await self._computed(items, indices[failed + 1 :], errors)
+            if match is None and len(indices) > 1:
+                parts = _halves(indices)  # such as texts that have too many chunks together
+            else:
+                failed = 0 if match is None else int(match[1])
+                errors[indices[failed]] = error.detail
+                # In halves, because the others may fail as well, one by one.
+                parts = [indices[:failed], *_halves(indices[failed + 1 :])]
+            return [batch for part in parts for batch in await self._computed(items, part, errors)]
         columns[ERROR] = pa.nulls(len(indices), pa.string())
         arrays = [columns[name] for name in self.schema.names]
         return [(indices, pa.record_batch(arrays, self.schema))]
+
+
+def _halves(indices: Sequence[int]) -> list[Sequence[int]]:
+    middle = len(indices) // 2
+    return [indices[:middle], indices[middle:]]

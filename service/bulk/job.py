@@ -4,36 +4,26 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
-from models.artifact import CALIBRATION, TOKENIZER, Artifact
-from models.engines import ENGINES, select_engine
-from service.bulk.encoder import Encoder
 from service.bulk.journal import FinishedPart, Journal, open_journal
-from service.bulk.kinds import RESULT_KINDS, kind_of
-from service.bulk.options import ROW, BulkError, BulkOptions, Kind, OptionError
-from service.bulk.parts import PartFiles, join, with_metadata
+from service.bulk.opening import checked_kind, open_job
+from service.bulk.options import BulkError, BulkOptions, rows_of_part
+from service.bulk.parts import FORMATS, PartFiles, join
 from service.bulk.pipeline import EncodedBlock, Pipeline
 from service.bulk.progress import Progress
 from service.bulk.readers import Block
 from service.bulk.sources import Source, open_source
 from service.bulk.verification import verify_rows
-from service.inference.model import Model
-from service.inference.opening import ModelOptions, open_model
 
 log = logging.getLogger("vitrine")
 
-# The pipeline bounds what is in flight, so that the model needs no limits of its own.
-_NO_LIMIT = 2**62
-# Maximum cost of a batch on CPU. Batches of 512 tokens, not the service's 384, take 1.8 % less CPU
-# time per token, and nobody waits for them (all-MiniLM-L6-v2, AMD EPYC with AVX512-BF16).
-_MAX_COST = 512
 # Name without suffix of the file that replaces all parts.
 _JOINED = "embeddings"
 
@@ -47,32 +37,26 @@ class _Plan:
         finished: Numbers of the finished parts.
         reads_all: Whether finished parts are read too, to compare them with the earlier input.
         last: Number of the last part to encode; None: the last part of the input.
-        is_cut: Whether there are records after the last part.
     """
 
     options: BulkOptions
     finished: frozenset[int]
     reads_all: bool
     last: int | None = None
-    is_cut: bool = False
 
     def part_of(self, first: int) -> int:
         return first // self.options.part_rows
 
     def rows_from(self, first: int) -> int:
-        part = self.part_of(first)
-        if self.last is not None and part > self.last:
-            self.is_cut = True
+        if self.last is not None and self.part_of(first) > self.last:
             return 0
-        end = (part + 1) * self.options.part_rows
-        return max(0, min(end, self.options.limit or end) - first)
+        return rows_of_part(first, self.options.part_rows, self.options.limit)
 
     def is_wanted(self, first: int) -> bool:
         return self.reads_all or self.is_encoded(self.part_of(first))
 
     def is_encoded(self, part: int) -> bool:
-        index, count = self.options.shard
-        return part % count == index - 1 and part not in self.finished
+        return self.options.has_part(part) and part not in self.finished
 
 
 async def encode_files(
@@ -95,85 +79,32 @@ async def encode_files(
         EngineError: The engine is unavailable on this machine, or fails the self-check.
         VitrineError: The engine has stopped.
     """
-    artifact = Artifact.load(options.model)
-    kind = kind_of(artifact.manifest, options.kind)
-    _check_kind(options, kind)
+    kind = checked_kind(options)
     source = await asyncio.to_thread(open_source, options, kind)
-    async with await open_model(options.model, _model_options(options, artifact)) as model:
-        encoder = await Encoder.checked(model, options, kind)
-        _check_columns(source, encoder)
-        settings = _settings(options, kind, source, model)
-        with open_journal(options.output, settings, options.shard) as journal:
-            pipeline = Pipeline(encoder, options, kind, source.copied)
-            metadata = {
-                "model": model.name,
-                "version": version("vitrine"),
-                "files": [str(file.path) for file in source.files],
-                **settings,
-            }
-            run = _Run(options, source, journal, with_metadata(pipeline.schema, metadata), report)
-            if journal.rows is None:
-                await run.encode(pipeline, stop or asyncio.Event())
-            run.finish()
+    async with open_job(options, kind, source) as job:
+        with (
+            writing(options.output),
+            open_journal(options.output, job.settings, options.shard) as journal,
+        ):
+            run = _Run(options, source, journal, job.schema, report)
+            if journal.rows is None or source.stream is not None:
+                await run.encode(job.pipeline(), stop or asyncio.Event())
+            await asyncio.to_thread(run.finish)
             if options.verify and run.progress.is_complete:
-                verified = await verify_rows(source, encoder, options, kind, journal)
-                run.progress.verified, run.progress.difference = verified
+                run.progress.verified, run.progress.difference = await verify_rows(job, journal)
             return run.progress
 
 
-def _check_kind(options: BulkOptions, kind: Kind) -> None:
-    if options.dimensions is not None and kind not in ("dense", "chunks"):
-        raise OptionError(f"--dimensions applies to dense vectors, not to {kind}")
-    if options.chunking is not None and kind not in ("chunks", "scores"):
-        raise OptionError(f"chunking applies to chunks and scores, not to {kind}")
-    if options.dtype not in RESULT_KINDS[kind].dtypes:
-        raise OptionError(f"--dtype {options.dtype} does not apply to {kind}")
-    if options.format == "npy" and kind != "dense":
-        raise OptionError(f"--format npy applies to dense vectors, not to {kind}")
-
-
-def _check_columns(source: Source, encoder: Encoder) -> None:
-    for name in source.copied.names:
-        if name in (ROW, *encoder.schema.names):
-            raise OptionError(f"the output has a column {name!r} of its own; rename the input's")
-
-
-def _model_options(options: BulkOptions, artifact: Artifact) -> ModelOptions:
-    engine = select_engine(artifact, options.engine, options.precision)
-    return ModelOptions(
-        engine=options.engine,
-        precision=options.precision,
-        threads=options.threads,
-        max_cost=_MAX_COST if ENGINES[engine].target == "cpu" else 0,
-        max_queue_tokens=_NO_LIMIT,
-        max_chars=_NO_LIMIT,
-        max_token_vectors=_NO_LIMIT,
-        max_chunks=_NO_LIMIT,
-    )
-
-
-def _settings(options: BulkOptions, kind: Kind, source: Source, model: Model) -> dict[str, object]:
-    """Return all that determines the output. A job is resumed with the same settings only."""
-    return {
-        **{f"input file {i + 1}": file.sha256 for i, file in enumerate(source.files)},
-        "--input-format": source.format,
-        "--template": options.template,
-        "text columns": list(source.text_columns),
-        "copied columns": {column.name: str(column.type) for column in source.copied},
-        "--prompt-name": options.prompt_name,
-        "--kind": kind,
-        "chunking": None if options.chunking is None else asdict(options.chunking),
-        "--dimensions": options.dimensions,
-        "--dtype": options.dtype,
-        "--limit": options.limit,
-        "--format": options.format,
-        "--part-rows": options.part_rows,
-        "graph": model.graph_sha256,
-        "tokenizer": model.files[TOKENIZER],
-        "calibration": model.files.get(CALIBRATION),
-        "--engine": model.engine.name,
-        "--precision": model.engine.precision,
-    }
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn the errors of writing to the output folder into a `BulkError`."""
+    try:
+        yield
+    except OSError as error:
+        raise BulkError(
+            f"{folder} cannot be written: {error.strerror or error}; start again when the cause is "
+            "gone"
+        ) from error
 
 
 class _Run:
@@ -187,8 +118,8 @@ class _Run:
         schema: pa.Schema,
         report: Callable[[Progress], None],
     ) -> None:
-        before = sum(part.errors for part in journal.finished.values())
-        self.progress = Progress(errors_before=before)
+        own = [part for part in journal.finished.values() if options.has_part(part.number)]
+        self.progress = Progress(errors_before=sum(part.errors for part in own))
         self._options = options
         self._source = source
         self._journal = journal
@@ -196,16 +127,12 @@ class _Run:
         self._report = report
         self._hashes: dict[int, Any] = {}  # of the records of each part of standard input
         self._part: _Part | None = None
+        self._tidy()
 
     async def encode(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
         """Encode the parts that are left, until `stop` is set."""
         try:
             await self._encode(pipeline, stop)
-        except OSError as error:
-            raise BulkError(
-                f"{self._options.output} cannot be written: {error.strerror or error}; start again "
-                "when the cause is gone"
-            ) from error
         finally:
             if self._part is not None:
                 self._part.files.discard()
@@ -223,31 +150,28 @@ class _Run:
                 number = plan.part_of(block.first)
                 if stop.is_set() and plan.last is None:
                     plan.last = number
-                if not plan.rows_from(block.first):
+                if plan.last is not None and number > plan.last:
                     break  # it was read before the stop
                 total = block.first + block.count
-                await self._add(number, block)
+                await self._add(number, block, is_kept=number in plan.finished)
                 if plan.rows_from(total) == 0 or plan.part_of(total) > number:
                     await self._end_part()
         await self._end_part()
-        self.progress.is_complete = not plan.is_cut
+        # With rows left to read, the input has ended before the last part.
+        self.progress.is_complete = plan.last is None or plan.rows_from(total) > 0
         if self.progress.is_complete and not total:
             raise BulkError("the input has no records")
         if self.progress.is_complete and self._options.shard == (1, 1):
             self._journal.complete(total)
 
-    async def _add(self, number: int, block: EncodedBlock) -> None:
+    async def _add(self, number: int, block: EncodedBlock, *, is_kept: bool) -> None:
         progress = self.progress
         progress.share = block.share
         if block.rows is None:
-            progress.skip(block.count)
+            progress.skip(block.count if is_kept else 0)
             return
         progress.add(block.rows)
-        limit = self._options.max_errors
-        if limit is not None and progress.all_errors > limit:
-            raise BulkError(
-                f"more than {limit} records have errors; the first is {progress.first_error}"
-            )
+        progress.check_errors(self._options.max_errors)
         if self._part is None:
             stem = f"part-{number:05}"
             files = PartFiles(self._options.output, stem, self._options.format, self._schema)
@@ -277,22 +201,29 @@ class _Run:
         self._part = None
 
     def _checked(self, blocks: Iterator[Block], plan: _Plan) -> Iterator[Block]:
-        """Yield the blocks of standard input; those of finished parts are compared with before."""
-        previous: int | None = None
+        """Yield the blocks of standard input; those of finished parts are compared with before.
+
+        Raises:
+            BulkError: The input differs from the one with which the output was begun.
+        """
+        previous = -1
         for block in blocks:
             number = plan.part_of(block.first)
-            if previous not in (None, number):
+            if previous not in (-1, number):
                 self._compare(previous)
             digest = self._hashes.setdefault(number, hashlib.sha256())
             for values in block.columns.values():
                 digest.update(orjson.dumps(values))
             previous = number
             yield block if plan.is_encoded(number) else replace(block, columns={})
-        self._compare(previous)
+        for number in {previous, *plan.finished} - {-1}:
+            if plan.last is None or number <= plan.last:
+                self._compare(number)
 
-    def _compare(self, number: int | None) -> None:
-        part = self._journal.finished.get(-1 if number is None else number)
-        if part is not None and self._hashes[part.number].hexdigest() != part.records_sha256:
+    def _compare(self, number: int) -> None:
+        part = self._journal.finished.get(number)
+        digest = self._hashes.get(number, hashlib.sha256()).hexdigest()
+        if part is not None and digest != part.records_sha256:
             first = part.number * self._options.part_rows
             raise BulkError(
                 f"the input differs from the one that {self._options.output} was begun with, in "
@@ -302,19 +233,28 @@ class _Run:
     def finish(self) -> None:
         """Join the parts, if that is requested and all parts are finished."""
         progress, journal, options = self.progress, self._journal, self._options
-        if journal.rows is not None:
+        if journal.rows is not None and self._source.stream is None:
             progress.is_complete = True
             progress.kept = journal.rows - progress.rows
             progress.share = 1.0
-        if journal.rows is None or not options.concat:
-            return
-        parts = [journal.finished[number] for number in sorted(journal.finished)]
-        if journal.joined is None:
-            names = [list(part.files) for part in parts]
+        if progress.is_complete and options.concat and journal.joined is None:
+            names = [list(journal.finished[number].files) for number in sorted(journal.finished)]
             journal.join(join(options.output, _JOINED, options.format, names))
-        for part in parts:
-            for name in part.files:
-                (options.output / name).unlink(missing_ok=True)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove the parts that a joined file replaces, or a joined file that is not recorded.
+
+        A job may have ended between the two. Otherwise readers of the folder would find each row
+        twice.
+        """
+        folder, joined = self._options.output, self._journal.joined
+        if joined is None:
+            names = [_JOINED + suffix for suffix in FORMATS[self._options.format].suffixes]
+        else:
+            names = [name for part in self._journal.finished.values() for name in part.files]
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
 
 
 @dataclass

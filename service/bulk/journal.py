@@ -2,7 +2,7 @@
 
     _journal           a line with the settings, then one per finished part
     _journal-3-of-16   the same for a shard
-    _lock                    locked while a process writes to the folder
+    _lock              locked while a process writes to the folder
 
 A line is written after the files of its part were synced and renamed. A kill can only lose the last
 line, whose part is then encoded again.
@@ -135,22 +135,24 @@ def open_journal(
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise OptionError(f"{folder} is not a folder") from None
-    journals = sorted(folder.glob(_PATTERN))
-    for path in journals:
-        _check_shards(folder, path, shard)
-        if lines := _lines(path):
-            _check_settings(folder, lines[0]["settings"], settings)
-    if not journals and any(path.name != _LOCK for path in folder.iterdir()):
+    names = [path.name for path in folder.iterdir()]
+    if not any(name.startswith("_journal") for name in names) and set(names) - {_LOCK}:
         raise OptionError(f"{folder} has files, but no job was begun there; choose an empty folder")
     own = folder / _name(shard)
     with ExitStack() as stack:
         lock = stack.enter_context((folder / _LOCK).open("ab"))
         _lock(lock, folder, is_shared=shard[1] > 1)
+        journals = sorted(folder.glob(_PATTERN))
+        for path in journals:
+            _check_shards(folder, path, shard)
+            if lines := _lines(path):
+                check_settings(str(folder), lines[0]["settings"], settings)
         file = stack.enter_context(own.open("ab+"))
         _lock(file, folder, is_shared=False)
         _drop_torn_line(file)
         journal = Journal(folder, file)
-        for path in sorted({own, *journals}):
+        # The own journal is the last, because it has the newest hashes of parts encoded again.
+        for path in [*(path for path in journals if path != own), own]:
             journal.read(_lines(path))
         if not _lines(own):
             journal.begin(settings)
@@ -199,9 +201,14 @@ def _check_shards(folder: Path, path: Path, shard: tuple[int, int]) -> None:
         )
 
 
-def _check_settings(
-    folder: Path, begun: Mapping[str, object], settings: Mapping[str, object]
+def check_settings(
+    folder: str, begun: Mapping[str, object], settings: Mapping[str, object]
 ) -> None:
+    """Compare the settings of a job with those that its output folder was begun with.
+
+    Raises:
+        OptionError: A setting differs; the message has its name.
+    """
     for name in dict.fromkeys((*settings, *begun)):
         before, now = begun.get(name), settings.get(name)
         if before != now:

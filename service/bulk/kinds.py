@@ -33,7 +33,7 @@ class ResultKind:
     outputs: frozenset[Output]
     fields: Callable[[Model, BulkOptions], list[pa.Field]]
     compute: Callable[[Model, Sequence[Any], BulkOptions], Awaitable[Columns]]
-    row_bytes: Callable[[Model, int], int]
+    row_bytes: Callable[[Model, BulkOptions, int], int]
     dtypes: Sequence[Dtype] = ("float32",)
 
 
@@ -175,36 +175,41 @@ def _tokens(model: Model, chars: int) -> int:
     return min(model.artifact.manifest.max_tokens, chars)
 
 
+def _chunk_bytes(model: Model, options: BulkOptions, chars: int) -> int:
+    size = (options.chunking and options.chunking.size) or model.artifact.manifest.max_tokens
+    chars_per_token = 4
+    return 8 * model.width * (1 + chars // (chars_per_token * size))
+
+
 RESULT_KINDS: Mapping[Kind, ResultKind] = {
     "dense": ResultKind(
-        frozenset({"pooled"}), _dense_fields, _dense, lambda model, _: 8 * model.width, DTYPES
+        frozenset({"pooled"}), _dense_fields, _dense, lambda model, *_: 8 * model.width, DTYPES
     ),
     "chunks": ResultKind(
         frozenset({"pooled"}),
         _chunk_fields,
         _chunks,
-        # A token has four characters or more, and most chunks have 32 tokens or more.
-        lambda model, chars: 8 * model.width * (1 + chars // 128),
+        _chunk_bytes,
         DTYPES,
     ),
     "sparse": ResultKind(
         frozenset({"sparse", "weights"}),
         _sparse_fields,
         _sparse,
-        lambda model, chars: 100 * _tokens(model, chars),
+        lambda model, _, chars: 100 * _tokens(model, chars),
     ),
     "multi": ResultKind(
         frozenset({"multi"}),
         _multi_fields,
         _multi,
-        lambda model, chars: 8 * model.width * _tokens(model, chars),
+        lambda model, _, chars: 8 * model.width * _tokens(model, chars),
         ("float32", "float16"),
     ),
     "labels": ResultKind(
         frozenset({"logits"}),
         _label_fields,
         _labels,
-        lambda model, _: 8 * len(model.artifact.manifest.labels),
+        lambda model, *_: 8 * len(model.artifact.manifest.labels),
     ),
     # Every kind of model can score pairs.
     "scores": ResultKind(

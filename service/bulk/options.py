@@ -100,7 +100,7 @@ class BulkOptions:
         """
         index, count = self.shard
         if not 1 <= index <= count:
-            raise OptionError(f"--shard {index}/{count}: shards are numbered from 1/{count}")
+            raise OptionError("--shard I/N: the number I must be from 1 to N")
         if self.concat and count > 1:
             raise OptionError(
                 "--concat needs all parts: run once without --shard after the shards have finished"
@@ -108,10 +108,20 @@ class BulkOptions:
         for name in ("limit", "part_rows", "max_memory"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise OptionError(f"--{name.replace('_', '-')} must be at least 1")
+        for name in ("verify", "max_errors"):
+            if (getattr(self, name) or 0) < 0:
+                raise OptionError(f"--{name.replace('_', '-')} must be at least 0")
+        if self.verify and "-" in self.inputs:
+            raise OptionError("--verify reads the input again, which standard input does not allow")
         if self.verify and (self.format != "parquet" or count > 1):
             raise OptionError("--verify needs Parquet, and all parts: run once without --shard")
         if self.template is not None and not self.template_columns:
             raise OptionError("--template has no column in braces, such as {title}")
+
+    def has_part(self, number: int) -> bool:
+        """Return whether a part is one of this job's shard."""
+        index, count = self.shard
+        return number % count == index - 1
 
     @property
     def template_columns(self) -> tuple[str, ...]:
@@ -125,7 +135,9 @@ class BulkOptions:
         except ValueError as error:
             raise OptionError(f"--template is invalid: {error}") from None
         for _, name, spec, conversion in fields:
-            if name is not None and (not re.fullmatch(r"[^.\[]+", name) or spec or conversion):
+            if name is not None and (
+                not re.fullmatch(r"(?!\d+$)[^.\[]+", name) or spec or conversion
+            ):
                 raise OptionError("--template takes names of columns in braces alone")
         return tuple(dict.fromkeys(name for _, name, _, _ in fields if name is not None))
 
@@ -139,3 +151,9 @@ class BulkOptions:
         """Return the columns from which the texts of a record are made."""
         texts = (self.text_column,) if self.template is None else self.template_columns
         return (self.query_column, *texts) if kind == "scores" else texts
+
+
+def rows_of_part(first: int, part_rows: int, limit: int | None) -> int:
+    """Return the number of records from `first` to the end of its part; 0 from the limit on."""
+    end = (first // part_rows + 1) * part_rows
+    return max(0, (end if limit is None else min(end, limit)) - first)

@@ -1,5 +1,6 @@
 """The files of a part, by output format: written under temporary names, synced, then renamed."""
 
+import base64
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -60,10 +61,13 @@ class _JsonWriter:
         self._file = files[0].open("wb")
 
     def add(self, rows: pa.RecordBatch) -> None:
-        columns = {name: _values(rows.column(name)) for name in rows.schema.names}
+        columns = {
+            name: _vectors(rows.column(name)) if name == _VECTORS else _values(rows.column(name))
+            for name in rows.schema.names
+        }
         for values in zip(*columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
-            self._file.write(orjson.dumps(row, default=str, option=_JSON_OPTIONS))
+            self._file.write(orjson.dumps(row, default=_as_text, option=_JSON_OPTIONS))
 
     def close(self) -> None:
         self._file.close()
@@ -95,24 +99,29 @@ class _NumpyWriter:
         self._json.add(rows.drop_columns([_VECTORS]))
 
     def close(self) -> None:
-        with self._path.open("wb") as file:
-            np.save(file, np.concatenate(self._vectors))
         self._json.close()
+        if self._vectors:  # there are none if the part is discarded
+            with self._path.open("wb") as file:
+                np.save(file, np.concatenate(self._vectors))
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Return the values of a column, with numbers of vectors as arrays."""
+    return list(column.to_pylist())
+
+
+def _vectors(column: pa.Array) -> list[Any]:
+    """Return vectors, or lists of vectors, as arrays that orjson writes."""
     if not pa.types.is_fixed_size_list(column.type):
-        if pa.types.is_list(column.type) and pa.types.is_fixed_size_list(column.type.value_type):
-            return [None if part is None else _values(part) for part in map(_part, column)]
-        return list(column.to_pylist())
-    width = column.type.list_size
-    rows = iter(column.flatten().to_numpy().astype(np.float32, copy=False).reshape(-1, width))
+        return [None if part.values is None else _vectors(part.values) for part in column]
+    values = column.flatten().to_numpy()
+    if values.dtype == np.float16:
+        values = values.astype(np.float32)
+    rows = iter(values.reshape(-1, column.type.list_size))
     return [next(rows) if is_valid else None for is_valid in column.is_valid().to_pylist()]
 
 
-def _part(scalar: pa.Scalar) -> pa.Array | None:
-    return scalar.values
+def _as_text(value: object) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _join_parquet(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from service.bulk.encoder import Encoder
 from service.bulk.options import ROW, BulkOptions, Kind
 from service.bulk.readers import Block
-from service.bulk.texts import Item, copied_array, items_of
+from service.bulk.texts import Item, records_of
 
 # Maximum number of records in flight. With more, batches have hardly less padding.
 _MAX_ROWS = 4096
@@ -69,6 +69,16 @@ class _Pending:
     chars: int = 0
     size: int = 0
 
+    @property
+    def is_done(self) -> bool:
+        """Whether its own items are encoded."""
+        return self.results is None or self.results.done()
+
+    def release(self) -> None:
+        """Drop everything but the results, so that recent blocks keep no older ones in memory."""
+        self.origins, self.errors, self.copied = [], {}, []
+        self.block = Block(self.block.first, self.block.rows)
+
 
 class Pipeline:
     """Encodes blocks of records.
@@ -92,8 +102,10 @@ class Pipeline:
         self._copied = copied
         self.schema = pa.schema([pa.field(ROW, pa.int64()), *copied, *encoder.schema])
         self._in_flight: deque[_Pending] = deque()
+        self._rows_in_flight = self._chars_in_flight = self._bytes_in_flight = 0
         # Blocks whose results are kept for equal items, the oldest first.
         self._recent: deque[_Pending] = deque()
+        self._recent_bytes = 0
         self._origins: dict[Item, tuple[_Pending, int]] = {}
 
     async def run(self, blocks: Iterator[Block]) -> AsyncGenerator[EncodedBlock, None]:
@@ -105,13 +117,16 @@ class Pipeline:
         """
         try:
             while (block := await asyncio.to_thread(next, blocks, None)) is not None:
+                if not block.columns:
+                    # Nothing is in flight beside skipped blocks, of which there may be millions.
+                    while self._in_flight:
+                        yield await self._finished()
+                    yield EncodedBlock(block.first, block.rows, None, block.share)
+                    continue
                 pending = self._pending(block)
-                while self._in_flight and self._is_full(pending):
+                while self._in_flight and (self._in_flight[0].is_done or self._is_full(pending)):
                     yield await self._finished()
-                if pending.items:
-                    work = self._encoder.encode(pending.items)
-                    pending.results = asyncio.create_task(work)
-                self._in_flight.append(pending)
+                self._start(pending)
             while self._in_flight:
                 yield await self._finished()
         finally:
@@ -121,16 +136,10 @@ class Pipeline:
 
     def _pending(self, block: Block) -> _Pending:
         """Return a block with its own items: those that occur in no recent block."""
-        pending = _Pending(block)
-        if not block.columns:
-            return pending
-        items, pending.errors = items_of(block, self._options, self._kind)
-        pending.copied = [
-            copied_array(column.name, column.type, block.columns[column.name], pending.errors)
-            for column in self._copied
-        ]
+        items, copied, errors = records_of(block, self._options, self._kind, self._copied)
+        pending = _Pending(block, errors=errors, copied=copied)
         for index, item in enumerate(items):
-            if item is None or index in pending.errors:
+            if item is None or index in errors:
                 pending.origins.append(None)
                 continue
             origin = self._origins.get(item)
@@ -140,25 +149,38 @@ class Pipeline:
             pending.origins.append(origin)
         pending.chars = sum(map(_chars, pending.items))
         results = self._encoder.result_bytes(pending.items)
-        pending.size = _CHAR_BYTES * pending.chars + results + sum(a.nbytes for a in pending.copied)
-        self._recent.append(pending)
+        pending.size = _CHAR_BYTES * pending.chars + results + sum(a.nbytes for a in copied)
         return pending
+
+    def _start(self, pending: _Pending) -> None:
+        if pending.items:
+            pending.results = asyncio.create_task(self._encoder.encode(pending.items))
+            self._recent.append(pending)
+            self._recent_bytes += pending.size
+        self._in_flight.append(pending)
+        self._rows_in_flight += pending.block.rows
+        self._chars_in_flight += pending.chars
+        self._bytes_in_flight += pending.size
 
     def _is_full(self, pending: _Pending) -> bool:
         """Return whether one more block exceeds a limit."""
-        blocks = [*self._in_flight, pending]
+        memory = self._options.max_memory * (1 - _RECENT)
         return (
-            sum(len(block.items) for block in blocks) > _MAX_ROWS
-            or sum(block.chars for block in blocks) > _MAX_CHARS
-            or sum(block.size for block in blocks) > self._options.max_memory * (1 - _RECENT)
+            self._rows_in_flight + pending.block.rows > _MAX_ROWS
+            or self._chars_in_flight + pending.chars > _MAX_CHARS
+            or self._bytes_in_flight + pending.size > memory
         )
 
     async def _finished(self) -> EncodedBlock:
         """Return the oldest block in flight, once it is encoded."""
         pending = self._in_flight[0]
         block = pending.block
-        rows = await self._rows(pending) if block.columns else None
+        rows = await self._rows(pending)
         self._in_flight.popleft()
+        self._rows_in_flight -= block.rows
+        self._chars_in_flight -= pending.chars
+        self._bytes_in_flight -= pending.size
+        pending.release()
         self._forget()
         return EncodedBlock(block.first, block.rows, rows, block.share)
 
@@ -183,10 +205,12 @@ class Pipeline:
 
     def _forget(self) -> None:
         """Forget the oldest recent blocks that exceed the memory for them."""
-        size = sum(block.size for block in self._recent)
-        while size > self._options.max_memory * _RECENT and self._recent[0] not in self._in_flight:
+        while (
+            self._recent_bytes > self._options.max_memory * _RECENT
+            and self._recent[0] not in self._in_flight
+        ):
             oldest = self._recent.popleft()
-            size -= oldest.size
+            self._recent_bytes -= oldest.size
             for item in oldest.items:
                 del self._origins[item]
 

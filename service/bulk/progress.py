@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from service.bulk.options import ERROR, ROW, TOKENS, TRUNCATED
+from service.bulk.options import ERROR, ROW, TOKENS, TRUNCATED, BulkError
 
 ReportKind = Literal["auto", "json", "none"]
 # Seconds between two lines of JSON.
@@ -91,11 +91,22 @@ class Progress:
         self.rows += len(rows)
         self.tokens += pc.sum(rows.column(TOKENS)).as_py() or 0
         self.truncated += pc.sum(rows.column(TRUNCATED)).as_py() or 0
-        errors = rows.filter(pc.is_valid(rows.column(ERROR)))
+        errors = rows.select([ROW, ERROR]).filter(pc.is_valid(rows.column(ERROR)))
         self.errors += len(errors)
         if len(errors) and self.first_error is None:
-            row, error = errors.column(ROW)[0].as_py(), errors.column(ERROR)[0].as_py()
+            row, error = (column[0].as_py() for column in errors)
             self.first_error = f"row {row}: {error}"
+
+    def check_errors(self, limit: int | None) -> None:
+        """Check the number of rows with an error, by all runs.
+
+        Raises:
+            BulkError: It exceeds the limit.
+        """
+        if limit is not None and self.all_errors > limit:
+            raise BulkError(
+                f"more than {limit} records have errors; the first is {self.first_error}"
+            )
 
 
 @contextmanager

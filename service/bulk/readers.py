@@ -6,12 +6,15 @@ of Python's, pyarrow's or the csv module.
 
 import codecs
 import csv
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 import orjson
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.bulk.options import BulkError, InputFormat
@@ -24,6 +27,8 @@ _MAX_LINE_BYTES = 2**28
 
 # The csv module refuses cells of more than 128 KiB by default.
 csv.field_size_limit(_MAX_LINE_BYTES)
+
+_LONG_NUMBER = re.compile(rb"\d{19}")
 
 Record = TypeVar("Record")
 # Values of a column: an Arrow array, or a sequence with None for a record with an error.
@@ -74,8 +79,10 @@ def read_parquet(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan)
                 first += rows
                 yield Block(first - rows, rows, share=(first - start) / total)
             continue
-        for batch in parquet.iter_batches(row_groups=[group], columns=list(columns)):
-            offset = 0
+        for batch in parquet.iter_batches(_BLOCK_RECORDS, [group], list(columns)):
+            if not plan.rows_from(first):
+                return
+            batch, offset = _plain(batch), 0
             while offset < len(batch) and (limit := plan.rows_from(first)):
                 rows = batch.slice(offset, min(limit, _BLOCK_RECORDS))
                 while rows.nbytes > _BLOCK_BYTES and len(rows) > 1:
@@ -85,6 +92,19 @@ def read_parquet(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan)
                 own = dict(zip(rows.schema.names, rows.columns, strict=True))
                 own = own if plan.is_wanted(begun) else {}
                 yield Block(begun, len(rows), own, share=(first - start) / total)
+
+
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type of values that are stored in a dictionary or as views."""
+    if pa.types.is_dictionary(type_):
+        return plain_type(type_.value_type)
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(type_, type_)
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    # The size of a slice with a dictionary or with views would be that of the whole batch.
+    schema = pa.schema([column.with_type(plain_type(column.type)) for column in batch.schema])
+    return batch if schema == batch.schema else batch.cast(schema)
 
 
 def _wants_any(plan: Plan, first: int, end: int) -> bool:
@@ -138,7 +158,7 @@ def read_csv(
 
 
 def read_tsv(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan) -> Iterator[Block]:
-    """Yield the records of a file like CSV, with tabs."""
+    """Yield the records of a file with tabs between the cells, and without quoting."""
     return read_csv(file, columns, first, plan, "\t")
 
 
@@ -176,7 +196,7 @@ def _blocks(
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield each line without its end."""
-    line = _without_mark(file.readline(_MAX_LINE_BYTES))
+    line = _strip_bom(file.readline(_MAX_LINE_BYTES))
     while line:
         if len(line) == _MAX_LINE_BYTES:
             raise BulkError(f"the input has a line of more than {_MAX_LINE_BYTES} bytes")
@@ -184,7 +204,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
         line = file.readline(_MAX_LINE_BYTES)
 
 
-def _without_mark(line: bytes) -> bytes:
+def _strip_bom(line: bytes) -> bytes:
     return line.removeprefix(codecs.BOM_UTF8)
 
 
@@ -208,8 +228,9 @@ def _parsed(
 
 def _json_object(line: bytes) -> dict[str, object]:
     try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+        # orjson reads integers beyond 64 bits as floats.
+        record = json.loads(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
+    except json.JSONDecodeError as error:
         raise ValueError(f"the line is not JSON: {error.msg}, at character {error.pos}") from None
     if not isinstance(record, dict):
         raise ValueError("the line is not a JSON object")
@@ -218,10 +239,14 @@ def _json_object(line: bytes) -> dict[str, object]:
 
 def _csv_records(file: BinaryIO, delimiter: str) -> tuple[list[str], Iterator[list[str]]]:
     # Invalid bytes become surrogates, which `_checked_cells` reports.
-    raw = chain([_without_mark(file.readline())], file)
+    raw = chain([_strip_bom(file.readline())], file)
     lines = (line.decode("utf-8", "surrogateescape") for line in raw)
-    records = csv.reader(lines, delimiter=delimiter)
-    return next(records, []), records
+    # Strict, because an unclosed quote would otherwise join all following records into one.
+    if delimiter == "\t":
+        records = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+    else:
+        records = csv.reader(lines, delimiter=delimiter, strict=True)
+    return next(records, []), filter(None, records)  # without blank lines
 
 
 def _checked_cells(cells: Sequence[str], expected: int) -> Sequence[str]:

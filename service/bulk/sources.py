@@ -1,24 +1,26 @@
 """The input of a job: its files, their fingerprints, and the types of their columns."""
 
+import codecs
 import csv
 import glob
 import gzip
 import hashlib
 import io
+import json
 import os
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.bulk.options import BulkError, BulkOptions, InputFormat, Kind, OptionError
-from service.bulk.readers import READERS, Block, Plan, csv_header
+from service.bulk.readers import READERS, Block, Plan, csv_header, plain_type
 
 STDIN = "-"
 _STDIN_NAME = "standard input"
@@ -43,16 +45,25 @@ class InputFile:
     """An input file.
 
     Attributes:
-        path: Path of the file.
+        path: Path of the file in its file system.
         size: Size in bytes.
         sha256: SHA-256 of the content, in hexadecimal.
         modified: Time of the last modification when the file was hashed, in ns.
     """
 
-    path: Path
+    path: str
     size: int
     sha256: str
     modified: int
+
+    def check_unchanged(self, size: int, modified: int) -> None:
+        """Compare the size in bytes and the time of modification in ns with those that were hashed.
+
+        Raises:
+            BulkError: They differ.
+        """
+        if (size, modified) != (self.size, self.modified):
+            raise BulkError(f"{self.path} was changed while it was read; start again")
 
 
 @dataclass(frozen=True)
@@ -73,26 +84,31 @@ class Source:
     copied: pa.Schema
     stream: BinaryIO | None = None
 
+    @property
+    def columns(self) -> Sequence[str]:
+        """Columns that are read."""
+        return tuple(dict.fromkeys((*self.text_columns, *self.copied.names)))
+
     def read(self, plan: Plan) -> Iterator[Block]:
         """Yield blocks of records; `Block.share` is the share of the whole input.
 
         Raises:
             BulkError: A file cannot be read, or was changed.
         """
-        columns = tuple(dict.fromkeys((*self.text_columns, *self.copied.names)))
         read = READERS[self.format]
         if self.stream is not None:
-            with _reading(_STDIN_NAME):
-                yield from read(self.stream, columns, 0, plan)
+            with reading(_STDIN_NAME):
+                yield from read(self.stream, self.columns, 0, plan)
             return
         first, done, total = 0, 0, max(1, sum(file.size for file in self.files))
         for file in self.files:
-            with _reading(str(file.path)), file.path.open("rb") as raw:
-                for block in read(_decompressed(raw, file.path.name), columns, first, plan):
+            with reading(file.path), Path(file.path).open("rb") as raw:
+                for block in read(_decompressed(raw, file.path), self.columns, first, plan):
                     first = block.first + block.rows
                     share = block.share or min(1.0, raw.tell() / max(1, file.size))
                     yield replace(block, share=(done + share * file.size) / total)
-            _check_unchanged(file)
+                status = Path(file.path).stat()
+                file.check_unchanged(status.st_size, status.st_mtime_ns)
             done += file.size
 
 
@@ -106,10 +122,14 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
     texts = tuple(options.text_columns(kind))
     if STDIN in options.inputs:
         return _open_stdin(options, texts)
-    paths = _find(options.inputs, options.input_format)
+    paths = _find(options)
     format_ = _format_of(paths, options.input_format)
-    schemas = {str(path): _schema(path, format_, texts) for path in paths}
-    copied = _copied(schemas, texts, options.copied_columns)
+    if format_ == "text" and len(texts) > 1:
+        raise OptionError("text lines have one column; scores and templates need another format")
+    schemas = {str(path): _schema(path, format_, texts) for path in paths if path.stat().st_size}
+    if format_ == "jsonl":
+        schemas = _with_missing(schemas)
+    copied = copied_columns(schemas, texts, options.copied_columns)
     return Source(format_, tuple(map(_fingerprint, paths)), texts, copied)
 
 
@@ -120,31 +140,37 @@ def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
     if format_ == "parquet":
         raise OptionError("Parquet cannot be read from standard input; write it to a file")
     stream = io.BufferedReader(cast(io.RawIOBase, sys.stdin.buffer), _SAMPLE_BYTES)
-    with _reading(_STDIN_NAME):
+    with reading(_STDIN_NAME):
         schema = _inferred(stream.peek(_SAMPLE_BYTES), format_, texts, _STDIN_NAME)
-    copied = _copied({_STDIN_NAME: schema}, texts, options.copied_columns)
+    copied = copied_columns(_with_missing({_STDIN_NAME: schema}), texts, options.copied_columns)
     return Source(format_, (), texts, copied, cast(BinaryIO, stream))
 
 
-def _find(inputs: Sequence[str], format_: InputFormat | None) -> list[Path]:
+def _find(options: BulkOptions) -> list[Path]:
     paths: list[Path] = []
-    for name in inputs:
+    for name in options.inputs:
         path = Path(name)
         if path.is_dir():
-            found = [file for file in sorted(path.rglob("*")) if _is_input(file, path, format_)]
+            matches = [file for file in sorted(path.rglob("*")) if _is_input(file, path, options)]
         elif path.exists():
-            found = [path]
+            matches = [path]
         else:
-            found = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
-        if not found:
+            matches = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
+            matches = [match for match in matches if not match.is_dir()]
+        if not matches:
             raise OptionError(f"there is no input file at {name}")
-        paths += found
+        paths += matches
+    for path in paths:
+        if not path.is_file():
+            raise OptionError(f"{path} is not a regular file; pipe it to standard input, as -")
     return paths
 
 
-def _is_input(file: Path, folder: Path, format_: InputFormat | None) -> bool:
+def _is_input(file: Path, folder: Path, options: BulkOptions) -> bool:
     hidden = any(part[0] in "._" for part in file.relative_to(folder).parts)
-    return file.is_file() and not hidden and bool(format_ or _suffix_format(file))
+    is_output = file.resolve().is_relative_to(options.output.resolve())
+    is_known = options.input_format is not None or _suffix_format(file) is not None
+    return file.is_file() and is_known and not hidden and not is_output
 
 
 def _suffix_format(path: Path) -> InputFormat | None:
@@ -167,19 +193,13 @@ def _format_of(paths: Sequence[Path], format_: InputFormat | None) -> InputForma
 
 
 def _fingerprint(path: Path) -> InputFile:
-    with _reading(str(path)), path.open("rb") as file:
+    with reading(str(path)), path.open("rb") as file:
         status = os.fstat(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return InputFile(path, status.st_size, digest, status.st_mtime_ns)
+    return InputFile(str(path), status.st_size, digest, status.st_mtime_ns)
 
 
-def _check_unchanged(file: InputFile) -> None:
-    status = file.path.stat()
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.modified):
-        raise BulkError(f"{file.path} was changed while it was read; start again")
-
-
-def _copied(
+def copied_columns(
     schemas: Mapping[str, pa.Schema], texts: Sequence[str], copied: Sequence[str]
 ) -> pa.Schema:
     """Return the copied columns; check that all files have all columns.
@@ -192,9 +212,13 @@ def _copied(
     Raises:
         OptionError: A file lacks a column, or a copied column has another type than in the first.
     """
+    if not schemas:
+        raise BulkError("the input has no records")
     first = next(iter(schemas.values()))
     for file, schema in schemas.items():
         for name in (*texts, *copied):
+            if schema.names.count(name) > 1:
+                raise OptionError(f"{file} has several columns {name!r}")
             if name not in schema.names:
                 names = ", ".join(schema.names)
                 raise OptionError(f"{file} has no column {name!r}; its columns are: {names}")
@@ -209,27 +233,30 @@ def _copied(
 
 def _schema(path: Path, format_: InputFormat, texts: Sequence[str]) -> pa.Schema:
     """Return the columns of a file and their types."""
-    with _reading(str(path)), path.open("rb") as raw:
+    with reading(str(path)), path.open("rb") as raw:
         if format_ == "parquet":
-            schema: pa.Schema = pq.read_schema(raw)
-            return schema
+            columns: pa.Schema = pq.read_schema(raw)
+            return pa.schema([c.with_type(plain_type(c.type)) for c in columns])
         sample = _decompressed(raw, path.name).read(_SAMPLE_BYTES)
     return _inferred(sample, format_, texts, str(path))
 
 
 def _inferred(sample: bytes, format_: InputFormat, texts: Sequence[str], name: str) -> pa.Schema:
-    """Return the columns in the start of a file, and their types."""
+    """Return the columns in the start of a file, and their types.
+
+    A column without values has the type null.
+    """
     if format_ == "text":
         return pa.schema([pa.field(column, pa.string()) for column in texts])
     if format_ in ("csv", "tsv"):
         header = csv_header(io.BytesIO(sample), "\t" if format_ == "tsv" else ",")
         return pa.schema([pa.field(column, pa.string()) for column in header])
     records = []
-    for line in sample.split(b"\n")[: None if len(sample) < _SAMPLE_BYTES else -1]:
+    for line in sample.removeprefix(codecs.BOM_UTF8).splitlines():
         try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue  # an error of this record, when it is read
+            record = json.loads(line)
+        except ValueError:
+            continue  # an error of this record, when it is read; or the end of the sample
         if isinstance(record, dict):
             records.append(record)
     columns = dict.fromkeys(key for record in records for key in record)
@@ -240,13 +267,42 @@ def _inferred(sample: bytes, format_: InputFormat, texts: Sequence[str], name: s
 
 def _inferred_field(name: str, records: Sequence[Mapping[str, object]]) -> pa.Field:
     try:
-        type_ = pa.infer_type([record.get(name) for record in records])
-    except pa.ArrowException:  # values of several types
-        type_ = pa.null()
-    return pa.field(name, pa.string() if type_ == pa.null() else type_)
+        type_ = pa.array([record.get(name) for record in records]).type
+    except (pa.ArrowException, OverflowError):  # values of several types, or of more than 64 bits
+        type_ = pa.string()
+    # Later records may have other fields, which Arrow would drop: nested values are stored as JSON.
+    return pa.field(name, pa.string() if pa.types.is_nested(type_) else type_)
+
+
+def _with_missing(schemas: Mapping[str, pa.Schema]) -> dict[str, pa.Schema]:
+    """Return the columns of JSON Lines files; a column without values has the type of the others.
+
+    A column that only some files have is null in the others.
+    """
+    types: dict[str, pa.DataType] = {}
+    for schema in schemas.values():
+        for column in schema:
+            if types.get(column.name, pa.null()) == pa.null():
+                types[column.name] = column.type
+    fields = [
+        pa.field(name, pa.string() if type_ == pa.null() else type_)
+        for name, type_ in types.items()
+    ]
+    return {
+        file: pa.schema(
+            [
+                field
+                if field.name not in schema.names or schema.field(field.name).type == pa.null()
+                else schema.field(field.name)
+                for field in fields
+            ]
+        )
+        for file, schema in schemas.items()
+    }
 
 
 def _decompressed(raw: BinaryIO, name: str) -> BinaryIO:
+    name = name.lower()
     if name.endswith(".gz"):
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if name.endswith(".zst"):
@@ -256,9 +312,10 @@ def _decompressed(raw: BinaryIO, name: str) -> BinaryIO:
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
+def reading(name: str) -> Iterator[None]:
+    """Turn the errors of reading a file into a `BulkError`."""
     try:
         yield
-    except (OSError, EOFError, csv.Error, pa.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BulkError(f"{name} cannot be read: {reason}") from error

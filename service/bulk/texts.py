@@ -1,5 +1,6 @@
 """The texts of records: a column or a template, and pairs of query and text."""
 
+import json
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -9,6 +10,18 @@ from service.bulk.readers import Block, Values
 
 # A text, or a query and a text.
 Item = str | tuple[str, str]
+
+
+def records_of(
+    block: Block, options: BulkOptions, kind: Kind, copied: pa.Schema
+) -> tuple[list[Item | None], list[pa.Array], dict[int, str]]:
+    """Return the item and the copied columns of each record, and the errors by index."""
+    items, errors = items_of(block, options, kind)
+    columns = [
+        copied_array(column.name, column.type, block.columns[column.name], errors)
+        for column in copied
+    ]
+    return items, columns, errors
 
 
 def items_of(
@@ -77,9 +90,20 @@ def _decoded(index: int, value: bytes | None, errors: dict[int, str]) -> str | N
 
 
 def copied_array(name: str, type_: pa.DataType, values: Values, errors: dict[int, str]) -> pa.Array:
-    """Return a copied column; a value of another type is null, and an error of its record."""
+    """Return a copied column; a value of another type is null, and an error of its record.
+
+    In a column of texts, other values of JSON are stored as JSON.
+    """
     if isinstance(values, pa.Array):
+        try:
+            values.validate(full=True)
+        except pa.ArrowInvalid:  # strings that are not UTF-8
+            return pa.array(_python_values(values, errors), type_)
         return values
+    if type_ == pa.string():
+        values = [
+            value if value is None or isinstance(value, str) else _json(value) for value in values
+        ]
     try:
         return pa.array(values, type_)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
@@ -87,6 +111,10 @@ def copied_array(name: str, type_: pa.DataType, values: Values, errors: dict[int
             [_converted(index, name, type_, value, errors) for index, value in enumerate(values)],
             type_,
         )
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _converted(

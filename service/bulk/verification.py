@@ -1,7 +1,7 @@
 """Comparison of random rows of the output with the same records, each encoded alone."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,67 +10,64 @@ import pyarrow as pa
 import pyarrow.dataset
 from numpy.typing import NDArray
 
-from service.bulk.encoder import Encoder
 from service.bulk.journal import Journal
-from service.bulk.options import ERROR, ROW, BulkError, BulkOptions, Kind, OptionError
-from service.bulk.sources import Source
-from service.bulk.texts import items_of
+from service.bulk.opening import OpenJob
+from service.bulk.options import ROW, BulkError, rows_of_part
+from service.bulk.texts import records_of
 
 # Largest difference between a row of the output and the same record alone: 1 - cosine of vectors,
 # or the difference of a score. Batches change float32 vectors by 1e-7; other types round.
 _TOLERANCE = 1e-5
 _ROUNDED_TOLERANCE = 2e-2
-# Columns that must be equal.
-_EXACT = ("chunks", "best_chunk")
+# The same for bits: values near 0 can have either sign.
+_BITS_TOLERANCE = 0.2
 
 
 @dataclass(frozen=True)
 class _Sample:
     """A plan that reads the parts of some rows; see `readers.Plan`."""
 
-    rows: frozenset[int]
+    parts: frozenset[int]
     part_rows: int
     limit: int
 
     def rows_from(self, first: int) -> int:
-        end = min((first // self.part_rows + 1) * self.part_rows, self.limit)
-        return max(0, end - first)
+        return rows_of_part(first, self.part_rows, self.limit)
 
     def is_wanted(self, first: int) -> bool:
-        part = first // self.part_rows
-        return any(row // self.part_rows == part for row in self.rows)
+        return first // self.part_rows in self.parts
 
 
-async def verify_rows(
-    source: Source, encoder: Encoder, options: BulkOptions, kind: Kind, journal: Journal
-) -> tuple[int, float]:
+async def verify_rows(job: OpenJob, journal: Journal) -> tuple[int, float]:
     """Encode random records again, one at a time, and compare them with the rows of the output.
 
     Returns:
         The number of rows, and the largest difference.
 
     Raises:
-        OptionError: The input is standard input, which cannot be read again.
         BulkError: A row differs from the record's own result.
     """
-    if source.stream is not None:
-        raise OptionError("--verify reads the input again, which standard input does not allow")
-    total = journal.rows or 0
+    options, total = job.options, journal.rows or 0
     rows = frozenset(random.sample(range(total), min(options.verify, total)))
     stored = _stored(options.output, journal, rows)
-    is_exact = options.dtype == "float32" and options.precision == "float32"
-    tolerance = _TOLERANCE if is_exact else _ROUNDED_TOLERANCE
+    tolerance = _ROUNDED_TOLERANCE
+    if options.dtype in ("binary", "ubinary"):
+        tolerance = _BITS_TOLERANCE
+    elif (options.dtype, options.precision) == ("float32", "float32"):
+        tolerance = _TOLERANCE
     largest = 0.0
-    for block in source.read(_Sample(rows, options.part_rows, total)):
+    parts = frozenset(row // options.part_rows for row in rows)
+    for block in job.source.read(_Sample(parts, options.part_rows, total)):
         if not block.columns:
             continue
-        items, errors = items_of(block, options, kind)
-        for row in sorted(rows & set(range(block.first, block.first + block.rows))):
-            item = items[row - block.first]
-            if item is None:
-                again = encoder.failed([errors[row - block.first]])
+        items, _, errors = records_of(block, options, job.kind, job.source.copied)
+        for row in sorted(rows.intersection(range(block.first, block.first + block.rows))):
+            index = row - block.first
+            item = items[index]
+            if item is None or index in errors:
+                again = job.encoder.failed([errors[index]])
             else:
-                again = await encoder.encode([item])
+                again = await job.encoder.encode([item])
             difference = _difference(stored[row], again.to_pylist()[0], options.dtype)
             if difference > tolerance:
                 raise BulkError(
@@ -88,27 +85,46 @@ def _stored(folder: Path, journal: Journal, rows: Iterable[int]) -> dict[int, di
     return {row[ROW]: row for row in dataset.to_table(filter=chosen).to_pylist()}
 
 
-def _difference(stored: dict[str, object], again: dict[str, object], dtype: str) -> float:
+def _difference(stored: Mapping[str, object], again: Mapping[str, object], dtype: str) -> float:
     """Return the largest difference of two results; infinity if they differ in kind."""
+    if "ids" in again and again["ids"] is not None and stored["ids"] is not None:
+        return 1 - _cosine(*_dense(stored, again))  # a weight near 0 may be in one of them alone
     largest = 0.0
     for name, value in again.items():
-        if name in (ERROR, *_EXACT) or value is None or isinstance(value, str | bool):
-            largest = max(largest, 0.0 if stored[name] == value else np.inf)
-            continue
-        pair = _numbers(stored[name], dtype), _numbers(value, dtype)
-        if pair[0].shape != pair[1].shape:
+        numbers, expected = _numbers(value, dtype), _numbers(stored[name], dtype)
+        if numbers is None or expected is None:
+            if value != stored[name]:
+                return np.inf
+        elif numbers.shape != expected.shape:
             return np.inf
-        is_vector = pair[0].size > 1
-        distance = 1 - _cosine(*pair) if is_vector else float(np.abs(pair[0] - pair[1]).max())
-        largest = max(largest, distance)
+        elif numbers.size > 1:
+            largest = max(largest, 1 - _cosine(numbers, expected))
+        else:
+            largest = max(largest, float(abs(numbers - expected).max()))
     return largest
 
 
-def _numbers(value: object, dtype: str) -> NDArray[np.float64]:
-    numbers = np.atleast_1d(np.asarray(value, np.float64))
-    if dtype in ("binary", "ubinary") and len(numbers) > 1:
-        bits = np.unpackbits(numbers.astype(np.int16).astype(np.uint8))
-        return np.where(bits == 1, 1.0, -1.0)
+def _dense(*rows: Mapping[str, object]) -> list[NDArray[np.float64]]:
+    """Return sparse vectors as dense ones."""
+    pairs = [(np.array(row["ids"], int), np.array(row["weights"], float)) for row in rows]
+    width = 1 + max((int(ids.max()) for ids, _ in pairs if len(ids)), default=0)
+    vectors = [np.zeros(width) for _ in pairs]
+    for vector, (ids, weights) in zip(vectors, pairs, strict=True):
+        vector[ids] = weights
+    return vectors
+
+
+def _numbers(value: object, dtype: str) -> NDArray[np.float64] | None:
+    """Return numbers as an array, bits as 1 and -1; None for other values, such as chunks."""
+    if not isinstance(value, float | list) or value == []:
+        return None
+    try:
+        numbers = np.atleast_1d(np.asarray(value, np.float64))
+    except (TypeError, ValueError):
+        return None
+    if dtype in ("binary", "ubinary") and numbers.size > 1:
+        codes = numbers.astype(np.int16) + (128 if dtype == "binary" else 0)
+        return np.where(np.unpackbits(codes.astype(np.uint8)) == 1, 1.0, -1.0)
     return numbers
 
 

@@ -326,7 +326,7 @@ def test_metadata_of_a_file_describes_the_job(
     assert job["model"] == small_artifact.manifest.name
     assert job["graph"] == small_artifact.graph_sha256("onnxruntime")
     assert job["--precision"] == "float32"
-    assert job["files"] == [str(tmp_path / "input.jsonl")]
+    assert len(job["input sha256"]) == 64
 
 
 def test_shards_divide_the_parts_and_their_files_equal_those_of_one_job(
@@ -343,6 +343,57 @@ def test_shards_divide_the_parts_and_their_files_equal_those_of_one_job(
     assert one.drop_columns("embedding") == shards.drop_columns("embedding")
     names = [sorted(p.name for p in (output / o).glob("part-*")) for o in ("one", "shards")]
     assert names[0] == names[1]
+
+
+def test_copied_columns_are_the_same_in_json_lines(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    columns = {
+        "pair": pa.array([[2**24 + 1, 2]], pa.list_(pa.int64(), 2)),
+        "names": pa.array([["a", None]], pa.list_(pa.string(), 2)),
+        "color": pa.array(["red"]).dictionary_encode(),
+        "raw": pa.array([b"\xff"]),
+    }
+    pq.write_table(pa.table({"text": ["x"], **columns}), tmp_path / "a.parquet")
+    encode(tmp_path / "a.parquet", columns=tuple(columns), format="jsonl")
+    row = json.loads((output / "part-00000.jsonl").read_text())
+    assert {name: row[name] for name in columns} == {
+        "pair": [2**24 + 1, 2],
+        "names": ["a", None],
+        "color": "red",
+        "raw": "/w==",
+    }
+
+
+def test_json_values_that_no_column_type_holds_are_copied_as_json(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    records: list[dict[str, object]] = [
+        {"text": "x", "id": 10**30, "meta": {"a": 1}, "mixed": 1},
+        {"text": "y", "id": 5, "meta": {"b": [2]}, "mixed": "two"},
+    ]
+    encode(write_lines(tmp_path, records), columns=("id", "meta", "mixed"))
+    table = rows_of(output)
+    assert table["id"].to_pylist() == [str(10**30), "5"]
+    assert table["meta"].to_pylist() == ['{"a": 1}', '{"b": [2]}']
+    assert table["mixed"].to_pylist() == ["1", "two"]
+
+
+def test_blocks_without_new_texts_are_bounded_in_memory(
+    encode: Encode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 0
+
+    def counted(self: Pipeline, pending: Any) -> None:  # noqa: ANN401 - of another class
+        nonlocal most
+        start(self, pending)
+        most = max(most, len(self._in_flight))
+
+    start = Pipeline._start
+    monkeypatch.setattr(Pipeline, "_start", counted)
+    progress = encode(write_texts(tmp_path, [None] * 10_000 + ["same"] * 10_000))
+    assert (progress.rows, progress.errors) == (20_000, 10_000)
+    assert most <= 17
 
 
 def test_limit_ends_the_input(encode: Encode, tmp_path: Path, output: Path) -> None:
@@ -400,7 +451,7 @@ def test_stop_in_the_last_part_completes_the_job(
         ({"dimensions": 33}, "dimensions must be from 1 to 32, the model's width"),
         ({"prompt_name": "none"}, "unknown"),
         ({"kind": "scores", "dimensions": 3}, "--dimensions applies to dense vectors, not to sco"),
-        ({"shard": (0, 3)}, "--shard 0/3: shards are numbered from 1/3"),
+        ({"shard": (0, 3)}, "--shard I/N: the number I must be from 1 to N"),
         ({"shard": (1, 3), "concat": True}, "--concat needs all parts"),
         ({"template": "text"}, "--template has no column in braces"),
         ({"template": "{a.b}"}, "--template takes names of columns in braces alone"),

@@ -179,6 +179,31 @@ def test_csv_has_quoted_line_ends_and_errors_of_records_with_other_numbers_of_ce
     }
 
 
+def test_unclosed_quote_in_csv_is_an_error_and_tsv_has_no_quotes(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text\nfirst\n"unclosed\nthird\n')
+    with pytest.raises(BulkError, match=r"a.csv cannot be read: unexpected end of data"):
+        texts(open_source(options(tmp_path / "a.csv"), "dense"))
+    (tmp_path / "b.tsv").write_text('text\tid\n"hello\t1\nthere"\t2\n')
+    assert texts(open_source(options(tmp_path / "b.tsv"), "dense")) == {0: '"hello', 1: 'there"'}
+
+
+def test_json_lines_files_may_be_empty_or_lack_columns_of_others(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("")
+    (tmp_path / "b.jsonl").write_text('{"text": "x", "year": null}')
+    (tmp_path / "c.jsonl").write_text('\ufeff{"text": "y", "year": 7}')
+    (tmp_path / "d.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "z"}\n'))
+    source = open_source(options(tmp_path, columns=("year",)), "dense")
+    assert source.copied == pa.schema([("year", pa.int64())])
+    assert texts(source) == {0: "x", 1: "y", 2: "z"}
+
+
+def test_output_folder_in_the_input_folder_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("a.txt", "out/part-00000.jsonl"):
+        (tmp_path / name).write_text("x\n")
+    assert texts(open_source(options(tmp_path, output=tmp_path / "out"), "dense")) == {0: "x"}
+
+
 def test_folders_and_patterns_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("b.txt", "a.txt", "sub/c.txt", "_log.txt", ".hidden.txt", "notes.md"):

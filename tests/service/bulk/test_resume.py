@@ -283,6 +283,41 @@ def test_standard_input_is_resumed_when_it_is_sent_again(
     assert_equal(rows_of(output), expected)
 
 
+def test_complete_output_refuses_other_or_shorter_standard_input(
+    encode: Encode, texts: Path, stdin: list[bytes]
+) -> None:
+    lines = texts.read_bytes().splitlines(keepends=True)
+    settings = {"input_format": "jsonl", "part_rows": 250}
+    stdin[0] = b"".join(lines)
+    encode("-", **settings)
+    assert encode("-", **settings).kept == ROWS
+    for other in (lines[:500], [b'{"text": "another"}\n', *lines[1:]]):
+        stdin[0] = b"".join(other)
+        with pytest.raises(BulkError, match="the input differs from the one that"):
+            encode("-", **settings)
+
+
+@pytest.mark.parametrize("moment", ["before the journal", "before the removal", "damaged"])
+def test_no_row_is_in_two_files_after_an_interrupted_or_damaged_join(
+    encode: Encode, texts: Path, output: Path, expected: pa.Table, moment: str
+) -> None:
+    settings = {"part_rows": 250, "id_column": "id"}
+    encode(texts, **settings)
+    parts = {path: path.read_bytes() for path in output.glob("part-*")}
+    journal = output / "_journal"
+    before = journal.read_bytes()
+    encode(texts, concat=True, **settings)
+    if moment == "damaged":
+        (output / "embeddings.parquet").write_bytes(b"")
+    else:
+        for path, content in parts.items():
+            path.write_bytes(content)
+    if moment == "before the journal":
+        journal.write_bytes(before)
+    encode(texts, **settings)
+    assert_equal(rows_of(output), expected)
+
+
 def test_other_standard_input_is_refused(
     encode: Encode, texts: Path, output: Path, stdin: list[bytes]
 ) -> None:

@@ -1,0 +1,223 @@
+"""`vitrine-encode`: the command line of bulk encoding.
+
+A first SIGINT or SIGTERM ends the job after the current part, a second one at once.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from models.artifact import ArtifactError
+from models.engines import EngineError, Precision
+from service.bulk.job import encode_files
+from service.bulk.options import (
+    DTYPES,
+    INPUT_FORMATS,
+    KINDS,
+    OUTPUT_FORMATS,
+    BulkError,
+    BulkOptions,
+    OptionError,
+)
+from service.bulk.progress import Progress, ReportKind, as_json, duration, reporting
+from service.inference.chunking import Chunking, Strategy
+from service.inference.errors import InvalidInput, VitrineError
+
+log = logging.getLogger("vitrine")
+
+EPILOG = (
+    "Exit status: 0: done; 1: failed, finished parts are kept; 2: an option was refused; "
+    "3: done, with errors of records; 4: interrupted."
+)
+_INTERRUPTED = 4
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError("a shard must have the form 3/16")
+    return int(match[1]), int(match[2])
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError("a size must have the form 512M or 2G")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    own = argparse.ArgumentParser(
+        "vitrine-encode",
+        description="Encode the texts of files with a model. Started again with the same options, "
+        "the command continues where it was interrupted.",
+        epilog=EPILOG,
+    )
+    add = own.add_argument
+    add(
+        "inputs", nargs="+", metavar="INPUT", help="file, folder or glob pattern; -: standard input"
+    )
+    add("output", type=Path, metavar="OUTPUT", help="folder for the results")
+    add("--input-format", choices=INPUT_FORMATS, help="default: by the names of the files")
+    add_job_options(own)
+    add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="share of this process: 3/16")
+    add("--format", choices=OUTPUT_FORMATS, default="parquet", help="output (default: parquet)")
+    add("--concat", action="store_true", help="join all parts in one file at the end")
+    add("--verify", type=int, default=0, metavar="N", help="compare N rows, each encoded alone")
+    add("--threads", type=int, default=0, help="number of threads (default: one per CPU)")
+    return own
+
+
+def add_job_options(own: argparse.ArgumentParser) -> None:
+    """Add the options that apply on one machine and on a cluster."""
+    add = own.add_argument
+    add("--model", type=Path, required=True, help="folder of an artifact by vitrine-export")
+    texts = own.add_mutually_exclusive_group()
+    texts.add_argument(
+        "--text-column", default="text", help="column with the texts (default: text)"
+    )
+    texts.add_argument(
+        "--template",
+        type=_unescaped,
+        help=r"text of each record, with columns in braces: '{title}\n{body}'",
+    )
+    add("--query-column", default="query", help="column with queries, for scores (default: query)")
+    add("--id-column", help="column with ids, copied to the output")
+    add("--columns", type=_names, default=(), help="further columns to copy: year,author")
+    add("--prompt-name", help="name of the model's prompt to put before each text")
+    add("--kind", choices=KINDS, help="kind of results (default: by the model)")
+    add("--chunking", choices=get_args(Strategy), help="divide texts, for chunks and scores")
+    add("--chunk-size", type=int, help="tokens per chunk (default: as many as the model takes)")
+    add("--chunk-overlap", type=int, default=0, help="tokens that chunks share (default: 0)")
+    add("--late", action="store_true", help="late chunking: encode the whole text at once")
+    add("--dimensions", type=int, help="number of leading dimensions to keep")
+    add("--dtype", choices=DTYPES, default="float32", help="type of vectors (default: float32)")
+    add("--limit", type=int, help="maximum number of records")
+    add("--part-rows", type=int, default=8192, help="records per part (default: 8192)")
+    add("--max-memory", type=_bytes, default="256M", help="for records in flight (default: 256M)")
+    add("--max-errors", type=int, help="number of records with errors that ends the job")
+    add("--engine", default="auto", help="onnxruntime, openvino or cuda (default: auto)")
+    add("--precision", choices=get_args(Precision), default="float32", help="default: float32")
+    add("--progress", choices=("auto", "json", "none"), default="auto", help="default: auto")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    values = vars(parser().parse_args(arguments))
+
+    def encode(report: Callable[[Progress], None]) -> Progress:
+        options = options_of(values)
+        return asyncio.run(_encode(options, report))
+
+    return run_command("vitrine-encode", values.pop("progress"), encode)
+
+
+def options_of(values: Mapping[str, Any]) -> BulkOptions:
+    """Return the settings of a job by the values of the command line.
+
+    Raises:
+        OptionError: An option is invalid.
+    """
+    values = {**values, "inputs": tuple(values["inputs"])}
+    strategy = values.pop("chunking")
+    size, overlap, late = (values.pop(name) for name in ("chunk_size", "chunk_overlap", "late"))
+    values["chunking"] = None
+    if strategy is None:
+        if size is not None or overlap or late:
+            raise OptionError("--chunk-size, --chunk-overlap and --late need --chunking")
+        return BulkOptions(**values)
+    try:
+        chunking = Chunking(strategy=strategy, size=size, overlap=overlap, late=late)
+    except InvalidInput as error:
+        raise OptionError(error.detail) from None
+    return BulkOptions(**{**values, "chunking": chunking, "kind": values["kind"] or "chunks"})
+
+
+def run_command(
+    name: str, progress: ReportKind, encode: Callable[[Callable[[Progress], None]], Progress]
+) -> int:
+    """Run a job, print its summary or its error, and return the exit status of the command.
+
+    Args:
+        name: Name of the command, which begins its messages.
+        progress: Kind of the reports; see `reporting`.
+        encode: Runs the job, given a function that reports its progress.
+    """
+    logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)
+
+    def failed(error: Exception, status: int) -> int:
+        print(f"{name}: {error}", file=sys.stderr)
+        return status
+
+    try:
+        with reporting(progress) as report:
+            result = encode(report)
+    except (OptionError, ArtifactError, EngineError) as error:
+        return failed(error, 2)
+    except (BulkError, VitrineError) as error:
+        return failed(error, 1)
+    if progress == "json":
+        print(json.dumps(as_json(result)), file=sys.stderr)
+    else:
+        print(f"{name}: {_summary(result)}", file=sys.stderr)
+    if not result.is_complete:
+        return _INTERRUPTED
+    return 3 if result.all_errors else 0
+
+
+async def _encode(options: BulkOptions, report: Callable[[Progress], None]) -> Progress:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def interrupt() -> None:
+        if stop.is_set():
+            # A thread that waits for standard input would block an orderly end.
+            print("interrupted; finished parts are kept", file=sys.stderr, flush=True)
+            os._exit(_INTERRUPTED)
+        stop.set()
+        log.warning("the job ends after the current part; a second signal ends it now")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    return await encode_files(options, report, stop)
+
+
+def _summary(progress: Progress) -> str:
+    texts = []
+    if progress.rows:
+        texts.append(
+            f"{progress.rows:,} rows encoded, {progress.tokens:,} tokens in "
+            f"{duration(progress.elapsed_s)}, {progress.tokens_per_s:,.0f} tokens/s"
+        )
+    if progress.kept:
+        texts.append(f"{progress.kept:,} rows were there already")
+    if progress.truncated:
+        texts.append(f"{progress.truncated:,} texts were truncated")
+    if progress.all_errors:
+        first = f"; the first: {progress.first_error}" if progress.first_error else ""
+        texts.append(f"{progress.all_errors:,} rows have errors{first}")
+    if progress.verified:
+        texts.append(
+            f"{progress.verified:,} rows verified, largest difference {progress.difference:.1e}"
+        )
+    if not progress.is_complete:
+        texts.append("interrupted: start again with the same options")
+    return "; ".join(texts)

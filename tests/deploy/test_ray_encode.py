@@ -1,0 +1,381 @@
+"""Bulk encoding with Ray Data, on local clusters and, for its settings, without Ray."""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from deploy import ray_encode
+from deploy.ray_encode import ClusterJob, PartEncoder
+from models.artifact import Artifact
+from service.bulk.job import encode_files
+from service.bulk.options import BulkOptions
+from tests.deploy.test_monitoring import ROOT
+from tests.eventually import eventually
+from tests.service.bulk.conftest import rows_of
+from tests.service.bulk.test_resume import assert_equal
+
+# Ray starts a dozen processes: minutes, on a machine whose cores are busy.
+_PATIENCE_S = 3600
+ROWS = 500
+PART_ROWS = 60
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two files; their row groups do not end where parts end."""
+    draw = random.Random(3)  # noqa: S311 - not for secrets
+    texts = [" ".join(["cat"] * draw.randint(0, 30)) or None for _ in range(ROWS)]
+    table = pa.table({"text": texts, "id": [f"id {row}" for row in range(ROWS)]})
+    folder = tmp_path_factory.mktemp("texts")
+    pq.write_table(table.slice(0, 290), folder / "1.parquet", row_group_size=100)
+    pq.write_table(table.slice(290), folder / "2.parquet", row_group_size=37)
+    (folder / "_notes.txt").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(
+    texts: Path, small_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The output of `vitrine-encode`."""
+    output = tmp_path_factory.mktemp("expected") / "output"
+    options = BulkOptions(
+        inputs=(str(texts),),
+        output=output,
+        model=small_artifact.path,
+        id_column="id",
+        part_rows=PART_ROWS,
+        threads=2,
+    )
+    assert asyncio.run(encode_files(options)).errors
+    return output
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+Arguments = Callable[..., list[str]]
+
+
+@pytest.fixture
+def arguments(texts: Path, output: Path, small_artifact: Artifact) -> Arguments:
+    """Return the arguments of the command, followed by others."""
+
+    def with_others(*others: str, inputs: Sequence[str] = (str(texts),)) -> list[str]:
+        own = [f"--model={small_artifact.path}", "--id-column=id", f"--part-rows={PART_ROWS}"]
+        return [*inputs, str(output), *own, "--actors=2", *others]
+
+    return with_others
+
+
+@pytest.fixture
+def ray_environment() -> Iterator[dict[str, str]]:
+    # Ray creates sockets in this folder; their paths are limited to about 100 characters.
+    with tempfile.TemporaryDirectory() as short:
+        yield {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_OVERRIDE_RESOURCES": '{"CPU": 2}',
+            "RAY_TMPDIR": short,
+        }
+
+
+def run(
+    module: str, arguments: Sequence[str], environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def assert_equal_output(output: Path, expected: Path) -> None:
+    files = sorted(path.name for path in expected.glob("*.parquet"))
+    assert sorted(path.name for path in output.iterdir()) == ["_settings.json", *files]
+    for name in files:
+        schema, other = pq.read_schema(output / name), pq.read_schema(expected / name)
+        assert schema.equals(other, check_metadata=True)
+    assert_equal(rows_of(output), rows_of(expected))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_PATIENCE_S)
+def test_cluster_writes_the_files_of_vitrine_encode(
+    arguments: Arguments, ray_environment: dict[str, str], output: Path, expected: Path
+) -> None:
+    command = arguments()
+    command[1] = output.as_uri()
+    job = run("deploy.ray_encode", command, ray_environment)
+    assert job.returncode == 3, job.stderr  # some texts are null
+    assert f"{ROWS} rows encoded" in job.stderr
+    assert "the first: row" in job.stderr
+    assert_equal_output(output, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_PATIENCE_S)
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_part_of_a_killed_actor_is_neither_lost_nor_doubled(
+    arguments: Arguments,
+    ray_environment: dict[str, str],
+    output: Path,
+    expected: Path,
+    tmp_path: Path,
+    step: str,
+) -> None:
+    mark = tmp_path / "mark"
+    fault = {"FAULT": f"SIGKILL actor part-00003.parquet {step}", "FAULT_MARK": str(mark)}
+    job = run("tests.deploy.faulty_encode", arguments(), ray_environment | fault)
+    assert job.returncode == 3, job.stderr
+    assert mark.exists()
+    assert f"{ROWS} rows encoded" in job.stderr
+    assert_equal_output(output, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_PATIENCE_S)
+@pytest.mark.parametrize(("signal", "status"), [("SIGTERM", 4), ("SIGKILL", -9)])
+def test_interrupted_job_keeps_finished_parts_when_it_is_started_again(
+    arguments: Arguments,
+    ray_environment: dict[str, str],
+    output: Path,
+    expected: Path,
+    tmp_path: Path,
+    signal: str,
+    status: int,
+) -> None:
+    fault = {
+        "FAULT": f"{signal} job part-00004.parquet before",
+        "FAULT_MARK": str(tmp_path / "mark"),
+    }
+    job = run("tests.deploy.faulty_encode", arguments(), ray_environment | fault)
+    assert job.returncode == status, job.stderr
+    assert status != 4 or "interrupted: start again" in job.stderr
+    before = {path.name: path.stat().st_mtime_ns for path in output.glob("*.parquet")}
+    assert before
+    job = run("deploy.ray_encode", arguments(), ray_environment)
+    assert job.returncode == 3, job.stderr
+    assert "rows were there already" in job.stderr
+    after = {path.name: path.stat().st_mtime_ns for path in output.glob("*.parquet")}
+    assert before.items() <= after.items()
+    assert_equal_output(output, expected)
+
+
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the calls that a cluster would run in this process, and its parts one after the other."""
+
+    def call(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], **_: int) -> list[Any]:
+        return [function(*arguments) for arguments in calls]
+
+    def encoded_parts(job: ClusterJob, parts: Sequence[int], _actors: int) -> list[dict[str, Any]]:
+        with opened(job) as encoder:
+            rows = [encoder({"part": [number]}) for number in parts]
+        return [{name: value for name, [value] in row.items()} for row in rows]
+
+    monkeypatch.setattr(ray_encode, "connected", nullcontext)
+    monkeypatch.setattr(ray_encode, "_on_cluster", call)
+    monkeypatch.setattr(ray_encode, "_encoded_parts", encoded_parts)
+
+
+@contextmanager
+def opened(job: ClusterJob) -> Iterator[PartEncoder]:
+    """Yield an actor's encoder in this process."""
+    encoder = PartEncoder(job)
+    try:
+        yield encoder
+    finally:
+        closed = asyncio.run_coroutine_threadsafe(encoder._stack.aclose(), encoder._loop)
+        closed.result()
+        encoder._loop.call_soon_threadsafe(encoder._loop.stop)
+        eventually(lambda: not encoder._loop.is_running())
+        encoder._loop.close()
+
+
+@pytest.fixture
+def stderr(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    return lambda: capsys.readouterr().err
+
+
+Stderr = Callable[[], str]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--dimensions=7", "was begun with another --dimensions: None, not 7; use the same, or"),
+        ("--part-rows=61", "was begun with another --part-rows: 60, not 61"),
+        ("--text-column=id", "was begun with another text columns: ['text'], not ['id']"),
+        ("--limit=9", "was begun with another --limit: None, not 9"),
+    ],
+)
+@pytest.mark.usefixtures("without_ray")
+def test_output_of_a_cluster_refuses_other_settings_by_name(
+    arguments: Arguments, stderr: Stderr, option: str, message: str
+) -> None:
+    assert ray_encode.main(arguments()) == 3
+    assert ray_encode.main(arguments(option)) == 2
+    assert message in stderr()
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_output_of_a_cluster_refuses_another_artifact(
+    arguments: Arguments, stderr: Stderr, other_artifact: Artifact
+) -> None:
+    assert ray_encode.main(arguments()) == 3
+    assert ray_encode.main(arguments(f"--model={other_artifact.path}")) == 2
+    assert "was begun with another graph" in stderr()
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_actor_with_another_artifact_at_the_path_ends_the_job(
+    arguments: Arguments,
+    stderr: Stderr,
+    other_artifact: Artifact,
+    monkeypatch: pytest.MonkeyPatch,
+    output: Path,
+) -> None:
+    class OtherMachine(PartEncoder):
+        def __init__(self, job: ClusterJob) -> None:
+            super().__init__(replace(job, options=replace(job.options, model=other_artifact.path)))
+
+    monkeypatch.setattr("tests.deploy.test_ray_encode.PartEncoder", OtherMachine)
+    assert ray_encode.main(arguments()) == 1
+    assert "on the machine" in (message := stderr())
+    assert "another graph" in message
+    assert not list(output.glob("*.parquet"))
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_damaged_part_of_a_cluster_is_encoded_again(
+    arguments: Arguments,
+    stderr: Stderr,
+    output: Path,
+    expected: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert ray_encode.main(arguments()) == 3
+    (output / "part-00002.parquet").write_bytes(b"")
+    (output / ".part-00002.parquet.0123.partial").touch()
+    stderr()
+    assert ray_encode.main(arguments("--progress=json")) == 3
+    progress = json.loads(stderr().splitlines()[-1])
+    assert "part-00002.parquet was changed" in caplog.text
+    assert (progress["rows"], progress["complete"]) == (ROWS, True)
+    assert_equal_output(output, expected)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_complete_output_of_a_cluster_is_not_encoded_again(
+    arguments: Arguments, stderr: Stderr
+) -> None:
+    assert ray_encode.main(arguments()) == 3
+    errors = stderr().partition(" rows have errors")[0].split()[-1]
+    assert ray_encode.main(arguments()) == 3
+    summary = stderr()
+    assert "0 rows encoded" in summary
+    assert f"{ROWS} rows were there already; {errors} rows have errors" in summary
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_limit_and_maximum_number_of_errors_apply_on_a_cluster(
+    arguments: Arguments, stderr: Stderr, output: Path, tmp_path: Path
+) -> None:
+    assert ray_encode.main(arguments("--limit=70")) == 3
+    assert [len(pq.read_table(path)) for path in sorted(output.glob("*.parquet"))] == [60, 10]
+    command = arguments("--max-errors=0")
+    command[1] = str(tmp_path / "other")
+    assert ray_encode.main(command) == 1
+    assert "more than 0 records have errors; the first is row" in stderr()
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_input_that_changes_during_the_job_is_an_error(
+    texts: Path,
+    arguments: Arguments,
+    stderr: Stderr,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = tmp_path / "copy.parquet"
+    pq.write_table(pq.read_table(texts), copy)
+    publish = ray_encode.publish
+
+    def then_touch(*arguments: Any) -> None:  # noqa: ANN401 - publish's
+        publish(*arguments)
+        os.utime(copy, ns=(0, 0))
+
+    monkeypatch.setattr(ray_encode, "publish", then_touch)
+    assert ray_encode.main(arguments(inputs=[str(copy)])) == 1
+    assert "copy.parquet was changed while it was read; start again" in stderr()
+
+
+@pytest.mark.parametrize(
+    ("others", "inputs", "message"),
+    [
+        ([], ["-"], "a cluster cannot read standard input; write the texts to a Parquet file"),
+        ([], ["none"], "there is no Parquet file at none"),
+        ([], ["README.md"], "README.md is not a Parquet file; vitrine-encode reads other formats"),
+        ([], ["other://host/texts"], "other://host/texts cannot be opened"),
+        (["--actors=0"], ["none"], "--actors must be at least 1"),
+        (["--cpus-per-actor=0"], ["none"], "--cpus-per-actor must be at least 1"),
+        (["--part-rows=0"], ["none"], "--part-rows must be at least 1"),
+        (["--kind=sparse"], ["none"], "cannot compute sparse"),
+        (["--columns=year"], None, "has no column 'year'; its columns are: text, id"),
+        (["--engine=abacus"], None, "abacus"),
+    ],
+)
+@pytest.mark.usefixtures("without_ray")
+def test_invalid_option_on_a_cluster_is_refused_with_a_sentence(
+    texts: Path,
+    arguments: Arguments,
+    stderr: Stderr,
+    monkeypatch: pytest.MonkeyPatch,
+    others: list[str],
+    inputs: list[str] | None,
+    message: str,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert ray_encode.main(arguments(*others, inputs=inputs or [str(texts)])) == 2
+    assert message in stderr()
+
+
+@pytest.mark.parametrize("option", ["--shard=1/2", "--concat", "--format=jsonl", "--threads=2"])
+def test_option_of_one_machine_is_unknown_on_a_cluster(
+    arguments: Arguments, stderr: Stderr, option: str
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        ray_encode.main(arguments(option))
+    assert exit_.value.code == 2
+    assert f"unrecognized arguments: {option}" in stderr()
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_folder_with_other_files_is_refused_on_a_cluster(
+    arguments: Arguments, stderr: Stderr, output: Path
+) -> None:
+    output.mkdir()
+    (output / "thesis.doc").touch()
+    assert ray_encode.main(arguments()) == 2
+    assert "has files, but no job was begun there; choose an empty folder" in stderr()
+    assert [path.name for path in output.iterdir()] == ["thesis.doc"]
