@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from sentence_transformers_worker import OPTIONS  # in the same folder
+from sentence_transformers_worker import OPTIONS  # type: ignore[import-not-found]
 
 
 def main() -> None:
