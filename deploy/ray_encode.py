@@ -299,34 +299,40 @@ def encode_on_cluster(
         ArtifactError: The artifact is incomplete or invalid.
         EngineError: The engine is unavailable, or fails the self-check.
     """
-    job = _plan(options, output)
-    if not job.rows:
-        raise BulkError("the input has no records")
-    finished = open_output(job)
-    progress = Progress(errors_before=sum(finished.values()))
-    kept = sum(job.part(number).rows for number in finished)
-    progress.share = kept / job.rows
-    progress.skip(kept)
-    progress.start()
+    progress = Progress()
     try:
-        for row in _encoded_parts(job, [n for n in job.parts if n not in finished], actors):
-            if row["failure"]:
-                raise BulkError(row["failure"])
-            progress.rows += row["rows"]
-            progress.tokens += row["tokens"]
-            progress.truncated += row["truncated"]
-            progress.errors += row["errors"]
-            progress.first_error = progress.first_error or row["first_error"] or None
-            progress.share = (kept + progress.rows) / job.rows
-            report(progress)
-            progress.check_errors(options.max_errors)
+        _encode(_plan(options, output), actors, progress, report)
     except KeyboardInterrupt:
         return progress
     except RayError as error:
         raise BulkError(f"Ray has ended the job: {str(error).strip().splitlines()[-1]}") from error
-    _remove_partial_files(output)
     progress.is_complete = True
     return progress
+
+
+def _encode(
+    job: ClusterJob, actors: int, progress: Progress, report: Callable[[Progress], None]
+) -> None:
+    if not job.rows:
+        raise BulkError("the input has no records")
+    finished = open_output(job)
+    progress.errors_before = sum(finished.values())
+    kept = sum(job.part(number).rows for number in finished)
+    progress.share = kept / job.rows
+    progress.skip(kept)
+    progress.start()
+    for row in _encoded_parts(job, [n for n in job.parts if n not in finished], actors):
+        if row["failure"]:
+            raise BulkError(row["failure"])
+        progress.rows += row["rows"]
+        progress.tokens += row["tokens"]
+        progress.truncated += row["truncated"]
+        progress.errors += row["errors"]
+        progress.first_error = progress.first_error or row["first_error"] or None
+        progress.share = (kept + progress.rows) / job.rows
+        report(progress)
+        progress.check_errors(job.options.max_errors)
+    _remove_partial_files(job.output)
 
 
 def _encoded_parts(job: ClusterJob, parts: Sequence[int], actors: int) -> Iterator[dict[str, Any]]:
@@ -397,7 +403,8 @@ def find(name: str) -> list[Location]:
 
 def _is_input(file: FileInfo, folder: str) -> bool:
     parts = file.path.removeprefix(folder).strip("/").split("/")
-    return file.path.endswith(_SUFFIXES) and not any(part[0] in "._" for part in parts)
+    is_hidden = any(part.startswith((".", "_")) for part in parts)
+    return file.path.lower().endswith(_SUFFIXES) and not is_hidden
 
 
 def _inspect(location: Location) -> Input:
@@ -476,14 +483,15 @@ def _errors_of(job: ClusterJob, part: Part) -> int | None:
         return None
     column = metadata.schema.names.index(ERROR)
     groups = [metadata.row_group(group).column(column) for group in range(metadata.num_row_groups)]
-    return int(rows - sum(group.statistics.null_count for group in groups))
+    return part.rows - sum(int(group.statistics.null_count) for group in groups)
 
 
 def _remove_partial_files(output: Location) -> None:
     """Remove the files that actors have left when they died."""
-    for info in output.filesystem.get_file_info(FileSelector(output.path)):
-        if info.base_name.startswith(".part-") and info.base_name.endswith(".partial"):
-            output.filesystem.delete_file(info.path)
+    with reading(output.path):
+        for info in output.filesystem.get_file_info(FileSelector(output.path)):
+            if info.base_name.startswith(".part-") and info.base_name.endswith(".partial"):
+                output.filesystem.delete_file(info.path)
 
 
 @contextmanager

@@ -1407,6 +1407,25 @@ GUARDS = (
         "        if len(body) <= _INLINE_BYTES:",
         f"{_T}test_process.py::test_json_logs_have_request_ids_and_no_content_of_requests",
     ),
+    # Bulk encoding on a cluster.
+    Guard(
+        "deploy/ray_encode.py",
+        "        check_settings(job.output.path, job.settings, opened.settings)\n",
+        "",
+        "tests/deploy/test_ray_encode.py::test_actor_with_another_artifact_at_the_path_ends_the_job",
+    ),
+    Guard(
+        "deploy/ray_encode.py",
+        "            own.file.check_unchanged(info.size, info.mtime_ns)\n",
+        "",
+        "tests/deploy/test_ray_encode.py::test_input_that_changes_during_the_job_is_an_error",
+    ),
+    Guard(
+        "deploy/ray_encode.py",
+        "return max(0, (self.first if first < self.first else self.end) - first)",
+        "return max(0, self.end - first)",
+        "tests/deploy/test_ray_encode.py::test_damaged_part_of_a_cluster_is_encoded_again",
+    ),
 )
 
 

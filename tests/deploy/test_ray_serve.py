@@ -63,8 +63,8 @@ class Cluster(NamedTuple):
 
 
 @contextmanager
-def serve_run(model: Path, folder: Path, **arguments: float) -> Iterator[Cluster]:
-    """Run a cluster until the block ends."""
+def serve_run(settings: dict[str, str], folder: Path, **arguments: float) -> Iterator[Cluster]:
+    """Run a cluster with settings in its environment until the block ends."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = {
@@ -91,7 +91,7 @@ def serve_run(model: Path, folder: Path, **arguments: float) -> Iterator[Cluster
     with log.open("w") as stream, tempfile.TemporaryDirectory() as short:
         environment = {
             **os.environ,
-            "VITRINE_MODEL__PATH": str(model),
+            **settings,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_OVERRIDE_RESOURCES": '{"GPU": 1}',  # the machine needs none
@@ -182,7 +182,8 @@ def test_replicas_return_the_vectors_of_the_service_scale_with_load_and_survive_
     artifact: Artifact, minilm_client: TestClient, tmp_path: Path
 ) -> None:
     arguments = {"cpus": 1, "gpus": 0.5, "min_replicas": 1, "max_replicas": 2, "requests": 2}
-    with serve_run(artifact.path, tmp_path, **arguments) as cluster:
+    settings = {"VITRINE_MODEL__PATH": str(artifact.path)}
+    with serve_run(settings, tmp_path, **arguments) as cluster:
         url = cluster.url
         cluster.wait_until(lambda: is_ready(url) and len(replicas()) == 1)
         body = {"inputs": list(SENTENCES)}
@@ -201,6 +202,31 @@ def test_replicas_return_the_vectors_of_the_service_scale_with_load_and_survive_
     # Only requests on the killed replica need a second attempt.
     assert outcomes["after retries"] < outcomes["at once"], outcomes
     eventually(lambda: not replicas())
+
+
+def test_replica_serves_several_models(
+    small_artifact: Artifact, other_artifact: Artifact, client: TestClient, tmp_path: Path
+) -> None:
+    models = [
+        {"path": str(artifact.path), "name": name}
+        for name, artifact in (("small", small_artifact), ("other", other_artifact))
+    ]
+    settings = {"VITRINE_MODELS__SERVED": json.dumps(models), "VITRINE_MODELS__DEFAULT": "small"}
+    body = {"inputs": list(SENTENCES)}
+    with serve_run(settings, tmp_path, cpus=1, max_replicas=1) as cluster:
+        cluster.wait_until(lambda: is_ready(cluster.url))
+
+        def vectors(**fields: str) -> list[list[float]]:
+            response = httpx2.post(
+                f"{cluster.url}/encode", json=body | fields, timeout=_PATIENCE_S
+            ).raise_for_status()
+            result: list[list[float]] = response.json()["embeddings"]
+            return result
+
+        expected = client.post("/encode", json=body).json()["embeddings"]
+        np.testing.assert_allclose(vectors(model="small"), expected, atol=2e-6)
+        np.testing.assert_allclose(vectors(), expected, atol=2e-6)
+        assert np.abs(np.subtract(vectors(model="other"), expected)).max() > 0.01
 
 
 async def test_replica_is_unhealthy_once_its_engine_returns_other_vectors(
