@@ -453,7 +453,7 @@ def open_output(job: ClusterJob) -> dict[int, int]:
         if _SETTINGS in names:
             with filesystem.open_input_file(settings.path) as file:
                 check_settings(path, json.loads(file.read()), job.settings)
-        elif names:
+        elif not all(map(_is_partial, names)):
             raise OptionError(
                 f"{path} has files, but no job was begun there; choose an empty folder"
             )
@@ -486,11 +486,15 @@ def _errors_of(job: ClusterJob, part: Part) -> int | None:
     return part.rows - sum(int(group.statistics.null_count) for group in groups)
 
 
+def _is_partial(name: str) -> bool:
+    return name.startswith(".") and name.endswith(".partial")
+
+
 def _remove_partial_files(output: Location) -> None:
     """Remove the files that actors have left when they died."""
     with reading(output.path):
         for info in output.filesystem.get_file_info(FileSelector(output.path)):
-            if info.base_name.startswith(".part-") and info.base_name.endswith(".partial"):
+            if _is_partial(info.base_name):
                 output.filesystem.delete_file(info.path)
 
 

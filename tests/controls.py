@@ -234,6 +234,13 @@ GUARDS = (
         "runner.queued_s > _SPARE_S",
         f"{_I}test_streams.py::test_spare_stream_runs_no_batch_of_a_batcher_that_runs_one",
     ),
+    Guard(
+        "service/inference/streams.py",
+        "            if stream.is_spare:\n",
+        "            if False:\n",
+        f"{_I}test_streams.py::test_batch_that_the_spare_stream_may_not_take_runs_after_the_spare"
+        "_stream",
+    ),
     # Cache, and several outputs of a pass.
     Guard(
         "service/inference/cached_batcher.py",

@@ -283,6 +283,10 @@ class StreamPool:
         with self._lock:
             self._take(stream)
         if stream.run is None:
+            if stream.is_spare:
+                # Its last batch may have kept its runner at the limit, so that other streams found
+                # nothing to do, and it may not take what the runner has queued since.
+                self.wake()
             idle: asyncio.Future[None] = self._loop.create_future()
             (self._idle.appendleft if stream.is_spare else self._idle.append)(idle)
             await idle

@@ -379,3 +379,13 @@ def test_folder_with_other_files_is_refused_on_a_cluster(
     assert ray_encode.main(arguments()) == 2
     assert "has files, but no job was begun there; choose an empty folder" in stderr()
     assert [path.name for path in output.iterdir()] == ["thesis.doc"]
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_job_on_a_cluster_starts_again_after_a_kill_before_its_settings_were_written(
+    arguments: Arguments, output: Path, expected: Path
+) -> None:
+    output.mkdir()
+    (output / "._settings.json.0123.partial").touch()
+    assert ray_encode.main(arguments()) == 3
+    assert_equal_output(output, expected)

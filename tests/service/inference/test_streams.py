@@ -156,6 +156,28 @@ async def test_spare_stream_takes_no_large_queue() -> None:
         await asyncio.gather(first, large)
 
 
+async def test_batch_that_the_spare_stream_may_not_take_runs_after_the_spare_stream() -> None:
+    flood, small, clock = Recorder(), Recorder(), ManualClock()
+    pool = StreamPool(1, clock, has_spare=True)
+    flooded = batcher_of(flood, streams=1, pool=pool)
+
+    def run(items: Sequence[int]) -> Sequence[int]:
+        clock.advance_in_thread(sum(items) / 1000)
+        return small(items)
+
+    other = batcher_of(run, streams=1, pool=pool)
+    async with started(flooded, other):
+        first = await held(flood, flooded)
+        on_spare = await held(small, other)
+        flood.gate.set()
+        await first
+        await eventually_async(lambda: not flooded.running)
+        large = submit(other, 50, 50)  # the other stream finds the batcher at its limit
+        await settled()
+        small.gate.set()
+        await asyncio.wait_for(asyncio.gather(on_spare, large), HANG_S)
+
+
 async def test_idle_batcher_collects_no_credit() -> None:
     log = Log(clock := ManualClock())
     pool = StreamPool(1, clock)
