@@ -292,9 +292,7 @@ def test_complete_output_of_a_cluster_is_not_encoded_again(
     assert ray_encode.main(arguments()) == 3
     errors = stderr().partition(" rows have errors")[0].split()[-1]
     assert ray_encode.main(arguments()) == 3
-    summary = stderr()
-    assert "0 rows encoded" in summary
-    assert f"{ROWS} rows were there already; {errors} rows have errors" in summary
+    assert f"{ROWS} rows were there already; {errors} rows have errors" in stderr()
 
 
 @pytest.mark.usefixtures("without_ray")
