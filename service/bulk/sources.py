@@ -124,8 +124,7 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
         return _open_stdin(options, texts)
     paths = _find(options)
     format_ = _format_of(paths, options.input_format)
-    if format_ == "text" and len(texts) > 1:
-        raise OptionError("text lines have one column; scores and templates need another format")
+    _check_lines(format_, texts)
     schemas = {str(path): _schema(path, format_, texts) for path in paths if path.stat().st_size}
     if format_ == "jsonl":
         schemas = _with_missing(schemas)
@@ -139,11 +138,17 @@ def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
     format_ = options.input_format or "text"
     if format_ == "parquet":
         raise OptionError("Parquet cannot be read from standard input; write it to a file")
+    _check_lines(format_, texts)
     stream = io.BufferedReader(cast(io.RawIOBase, sys.stdin.buffer), _SAMPLE_BYTES)
     with reading(_STDIN_NAME):
         schema = _inferred(stream.peek(_SAMPLE_BYTES), format_, texts, _STDIN_NAME)
     copied = copied_columns(_with_missing({_STDIN_NAME: schema}), texts, options.copied_columns)
     return Source(format_, (), texts, copied, cast(BinaryIO, stream))
+
+
+def _check_lines(format_: InputFormat, texts: Sequence[str]) -> None:
+    if format_ == "text" and len(texts) > 1:
+        raise OptionError("text lines have one column; scores and templates need another format")
 
 
 def _find(options: BulkOptions) -> list[Path]:

@@ -269,6 +269,15 @@ def test_missing_files_formats_and_columns_are_refused(
         open_source(options(tmp_path / inputs), "dense")
 
 
+def test_scores_of_text_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "text lines have one column"
+    with pytest.raises(OptionError, match=message):
+        open_source(options(write_text(tmp_path, ["x"])), "scores")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
+    with pytest.raises(OptionError, match=message):
+        open_source(options("-"), "scores")
+
+
 def test_copied_column_of_another_type_in_a_second_file_is_refused(tmp_path: Path) -> None:
     for name, value in (("a", 1), ("b", "x")):
         pq.write_table(pa.table({"text": ["t"], "id": [value]}), tmp_path / f"{name}.parquet")

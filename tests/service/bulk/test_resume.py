@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.artifact import Artifact
-from service.bulk import parts
+from service.bulk import command_line, parts
 from service.bulk.options import BulkError, OptionError
+from service.bulk.progress import Progress
 from tests.eventually import eventually
 from tests.service.bulk.conftest import Encode, rows_of
 
@@ -88,30 +90,30 @@ def test_job_killed_at_random_moments_loses_and_repeats_no_row(
     assert not list(output.glob(".*"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_the_job_after_the_part_in_hand(
+def test_signal_ends_the_job_after_the_current_part(
     small_artifact: Artifact,
     texts: Path,
     output: Path,
     expected: pa.Table,
-    process_environment: dict[str, str],
     number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    arguments = command(small_artifact, texts, output, "--progress=json")
-    with subprocess.Popen(
-        arguments, env=process_environment, stderr=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stderr is not None
-        first = json.loads(job.stderr.readline())
-        job.send_signal(number)
-        lines = job.stderr.readlines()
-    assert first["complete"] is False
-    assert job.returncode == 4
-    assert "the job ends after the current part" in lines[0]
-    last = json.loads(lines[-1])
-    assert last["rows"] % 250 == 0
-    assert subprocess.run(arguments, env=process_environment).returncode == 3
+    arguments = command(small_artifact, texts, output)[3:]
+
+    def interrupt(progress: Progress) -> None:
+        if progress.rows <= 256:  # once, after the first block
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command_line, "reporting", lambda _: nullcontext(interrupt))
+        assert command_line.main(arguments) == 4
+    assert "the job ends after the current part" in caplog.text
+    rows = rows_of(output).num_rows
+    assert rows % 250 == 0
+    assert 0 < rows < ROWS
+    assert command_line.main(arguments) == 3
     assert_equal(rows_of(output), expected)
 
 
