@@ -526,6 +526,7 @@ def parser() -> argparse.ArgumentParser:
         description="Encode the texts of Parquet files with a model, on a Ray cluster. Started "
         "again with the same options, the command continues where it was interrupted.",
         epilog=EPILOG,
+        allow_abbrev=False,
     )
     add = own.add_argument
     add("inputs", nargs="+", metavar="INPUT", help="path or URI of a Parquet file or a folder")

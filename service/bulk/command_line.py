@@ -71,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
         description="Encode the texts of files with a model. Started again with the same options, "
         "the command continues where it was interrupted.",
         epilog=EPILOG,
+        allow_abbrev=False,
     )
     add = own.add_argument
     add(
