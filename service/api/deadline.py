@@ -116,14 +116,20 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
     # The coroutine runs in this task: a separate task would cost two iterations of the event loop.
     caller = asyncio.current_task()
     assert caller is not None  # noqa: S101 - a coroutine runs in a task
+    watch: asyncio.Task[None] | None = None
     is_done = False
 
     def cancel(_: asyncio.Task[None]) -> None:
         if not is_done:
             caller.cancel()
 
-    disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
-    disconnect.add_done_callback(cancel)
+    def start() -> None:
+        nonlocal watch
+        watch = asyncio.ensure_future(_wait_for_disconnect(request))
+        watch.add_done_callback(cancel)
+
+    # The watch starts once the coroutine waits: one that finds its results in the cache needs none.
+    starting = asyncio.get_running_loop().call_soon(start)
     try:
         return await work
     except DeadlineExceeded:
@@ -132,13 +138,15 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
             raise
         raise _deadline_exceeded(whole_s) from None
     except asyncio.CancelledError:
-        if disconnect.done():
+        if watch is not None and watch.done():
             caller.uncancel()
-            raise disconnect.exception() or ClientDisconnect from None
+            raise watch.exception() or ClientDisconnect from None
         raise
     finally:
         is_done = True
-        disconnect.cancel()
+        starting.cancel()
+        if watch is not None:
+            watch.cancel()
 
 
 async def _wait_for_disconnect(request: Request) -> None:

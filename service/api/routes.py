@@ -137,12 +137,13 @@ _USERS: Mapping[str, frozenset[OutputName]] = {
     "encoding": frozenset({"pooled", "tokens", "multi"}),
     "output_dtype": frozenset({"pooled"}),
 }
+_DEFAULTS = {field: EncodeRequest.model_fields[field].default for field in _USERS}
 
 
 def _check_fields(body: EncodeRequest, outputs: Sequence[OutputName]) -> None:
     """Raise `InvalidInput` if the request sets a field that applies to none of the outputs."""
     for field, users in _USERS.items():
-        is_set = getattr(body, field) != EncodeRequest.model_fields[field].default
+        is_set = getattr(body, field) != _DEFAULTS[field]
         if is_set and users.isdisjoint(outputs):
             names = " or ".join(f'"{output}"' for output in outputs)
             raise InvalidInput(f"{field} does not apply to the output {names}", pointer=f"/{field}")

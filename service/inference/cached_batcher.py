@@ -98,14 +98,17 @@ class CachedBatcher(Generic[Item, Result]):
         while missing:
             length = sum([lengths[index] for index in missing.values()])
             shared = self._wait(missing, length, priority)
-            own = {key: index for key, index in missing.items() if key not in shared}
-            if own:
+            own = missing
+            if shared:
+                own = {key: index for key, index in missing.items() if key not in shared}
                 length = sum([lengths[index] for index in own.values()])
+            if own:
                 run = await self._run(items, own, length, results, timeout_s, priority)
                 queue_s, run_s = queue_s + run.queue_s, run_s + run.run_s
                 misses, computed = misses + len(own), computed + length
-            if shared:
-                await _collect(shared, missing, results)
+            if not shared:
+                break
+            await _collect(shared, missing, results)
             # What is still missing is of requests that have failed or were cancelled.
             missing = self._look_up(missing, results)
         counts = CacheCounts(hits, len(items) - hits - misses, misses, sum(lengths) - computed)

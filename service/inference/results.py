@@ -281,6 +281,6 @@ def truncate_and_normalize(vectors: Vectors, dimensions: int | None, normalize: 
     """
     kept = vectors[:, :dimensions]
     if normalize:
-        lengths = np.sqrt(np.einsum("nd,nd->n", kept, kept))[:, None]  # faster than linalg.norm
+        lengths = np.sqrt(np.vecdot(kept, kept))[:, None]  # faster than linalg.norm
         kept = kept / np.maximum(lengths, _TINY)
     return np.ascontiguousarray(kept, np.float32)
