@@ -13,6 +13,7 @@ from models.artifact import TOKENIZER, Artifact, TokenRules
 from models.packing import NO_ADAPTER
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.pairs import NO_LIMITS, PairLimits, PairTokenizer
+from service.inference.shared_tokenizers import shared_tokenizer
 from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of, tokens_span_words
 
 # Maximum number of characters per call of the tokenizers library; a longer text gets its own call.
@@ -116,15 +117,14 @@ class TextTokenizer:
 
     def __init__(self, artifact: Artifact, max_chars: int) -> None:
         manifest = artifact.manifest
-        self._tokenizer = Tokenizer.from_buffer(artifact.read(TOKENIZER))
-        self._tokenizer.enable_truncation(manifest.max_tokens)
+        self._shared = shared_tokenizer(artifact.read(TOKENIZER))
+        self._tokenizer = self._shared.variant(manifest.max_tokens)
         self._manifest = manifest
         self._max_chars = max_chars
         self._network_rules = TokenRules(max_tokens=manifest.max_tokens)
         self._rules = {"": self._network_rules, **manifest.token_rules}
-        self._truncating = {(manifest.max_tokens, False): self._tokenizer}
         for rules in self._rules.values():  # in advance, because it takes long
-            self._truncating_at(rules.max_tokens, is_left=self._drops_left("truncate"))
+            self._shared.variant(rules.max_tokens, is_left=self._drops_left("truncate"))
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._tokens_span_words = tokens_span_words([token.content for token in added])
@@ -293,7 +293,7 @@ class TextTokenizer:
     @cached_property
     def _pairs(self) -> PairTokenizer:
         return PairTokenizer(
-            self._without_truncation,
+            self._shared.variant(None),
             self.encode_plain,
             self._manifest.max_tokens,
             cuts_texts=not self._tokens_span_words,
@@ -304,7 +304,7 @@ class TextTokenizer:
         encodings: list[Encoding] = []
         for part in _slices(texts):
             with _panics_as_errors():
-                encodings += self._without_truncation.encode_batch_fast(
+                encodings += self._shared.variant(None).encode_batch_fast(
                     part, add_special_tokens=False
                 )
         return encodings
@@ -312,7 +312,7 @@ class TextTokenizer:
     def encode_untruncated(self, text: str, *, add_special_tokens: bool) -> Encoding:
         """Encode a text without truncation, with the offsets of its tokens in characters."""
         with _panics_as_errors():
-            (encoding,) = self._without_truncation.encode_batch(
+            (encoding,) = self._shared.variant(None).encode_batch(
                 [text], add_special_tokens=add_special_tokens
             )
         return encoding
@@ -420,7 +420,7 @@ class TextTokenizer:
         (row,) = self.rows_of_pairs([texts], prompt_name, "error")
         prompt = self.prompt(prompt_name).text
         with _panics_as_errors():
-            encoding = self._without_truncation.encode(prompt + text, text_pair)
+            encoding = self._shared.variant(None).encode(prompt + text, text_pair)
         if encoding.ids != row.ids:
             raise RuntimeError("the tokenizers library gives a pair other tokens than the service")
         starts = {0: len(prompt), 1: 0}
@@ -484,7 +484,7 @@ class TextTokenizer:
         for part in _slices(texts):
             prompted = [prompt + text for text in part]
             with _panics_as_errors():
-                encodings = self._without_truncation.encode_batch(
+                encodings = self._shared.variant(None).encode_batch(
                     prompted, add_special_tokens=add_special_tokens
                 )
             limit -= sum(map(len, encodings))
@@ -572,7 +572,7 @@ class TextTokenizer:
         rules = rules or self._network_rules
         limit, has_special = rules.max_tokens, not rules.looks_up
         is_left = self._drops_left(on_overflow)
-        tokenizer = self._truncating_at(limit, is_left=is_left)
+        tokenizer = self._shared.variant(limit, is_left=is_left)
         # Offsets count from the start of the text, which is missing in a part from its end.
         is_cut = not (self._tokens_span_words or (is_left and with_offsets))
         chars = CHARS_PER_TOKEN * limit
@@ -613,20 +613,6 @@ class TextTokenizer:
         """Return the number of truncated tokens of a text, special tokens excluded."""
         special = self._special_tokens if has_special else 0
         return sum(len(part) - special for part in encoding.overflowing)
-
-    @cached_property
-    def _without_truncation(self) -> Tokenizer:
-        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
-        tokenizer.no_truncation()
-        return tokenizer
-
-    def _truncating_at(self, limit: int, *, is_left: bool) -> Tokenizer:
-        """Return a tokenizer that truncates texts to `limit` tokens."""
-        if (limit, is_left) not in self._truncating:
-            tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
-            tokenizer.enable_truncation(limit, direction="left" if is_left else "right")
-            self._truncating[limit, is_left] = tokenizer
-        return self._truncating[limit, is_left]
 
     def rules(self, prompt_name: str | None) -> TokenRules:
         """Return the rules for the tokens of texts with a prompt; None: with the default prompt."""

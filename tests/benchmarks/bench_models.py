@@ -1,7 +1,8 @@
 """Several models in one process: memory, latency, and latency beside the load of another model.
 
 - "ten": resident memory of ten copies of the artifact, and the median latency of one client that
-  sends each request to the next of them, compared with a service of one model.
+  sends each request to the next of them, compared with a service of one model. The copies share a
+  tokenizer, as all models with equal tokenizer files do.
 - "flood": latency of short texts at a fixed rate, alone and while 16 clients send documents to
   another model of the same process without pause.
 

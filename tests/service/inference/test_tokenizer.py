@@ -52,7 +52,7 @@ def test_part_of_a_text_gives_the_tokens_of_the_whole(
     tokenizer: TextTokenizer, text: str, on_overflow: OnOverflow
 ) -> None:
     is_left = on_overflow == "truncate_left"
-    truncating = tokenizer._truncating_at(tokenizer._manifest.max_tokens, is_left=is_left)
+    truncating = tokenizer._shared.variant(tokenizer._manifest.max_tokens, is_left=is_left)
     (whole,) = tokenizer._encode_whole(truncating, [text], with_offsets=False)
     (part,) = tokenizer._encode([text], on_overflow, with_offsets=False)
     assert part.ids == whole.ids
@@ -63,7 +63,7 @@ def test_offsets_of_a_part_are_those_of_the_whole(tokenizer: TextTokenizer) -> N
     text = " ".join(SENTENCES) * 20
     for on_overflow in ("truncate", "truncate_left"):
         is_left = on_overflow == "truncate_left"
-        truncating = tokenizer._truncating_at(tokenizer._manifest.max_tokens, is_left=is_left)
+        truncating = tokenizer._shared.variant(tokenizer._manifest.max_tokens, is_left=is_left)
         (whole,) = tokenizer._encode_whole(truncating, [text], with_offsets=True)
         (part,) = tokenizer._encode([text], on_overflow, with_offsets=True)
         assert part.offsets == whole.offsets
@@ -124,7 +124,7 @@ def test_text_is_tokenised_whole_if_an_added_token_contains_a_space(
 
 def assert_pair(tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow) -> None:
     is_left = on_overflow == "truncate_left"
-    oracle = tokenizer._truncating_at(tokenizer._manifest.max_tokens, is_left=is_left)
+    oracle = tokenizer._shared.variant(tokenizer._manifest.max_tokens, is_left=is_left)
     expected = oracle.encode(*pair)
     (row,) = tokenizer.rows_of_pairs([pair], None, on_overflow)
     assert row.ids == expected.ids
