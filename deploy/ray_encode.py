@@ -182,15 +182,15 @@ class ClusterJob:
             BulkError: A file cannot be read, or was changed.
         """
         starts = accumulate((file.rows for file in self.inputs), initial=0)
-        for start, own in zip(starts, self.inputs, strict=False):
-            if start >= part.end or start + own.rows <= part.first:
+        for start, entry in zip(starts, self.inputs, strict=False):
+            if start >= part.end or start + entry.rows <= part.first:
                 continue
-            filesystem, path = own.location
+            filesystem, path = entry.location
             with reading(path), filesystem.open_input_file(path) as raw:
                 blocks = read_parquet(raw, self.source.columns, start, part)
                 yield from (block for block in blocks if block.columns)
-                info = own.location.info
-            own.file.check_unchanged(info.size, info.mtime_ns)
+                info = entry.location.info
+            entry.file.check_unchanged(info.size, info.mtime_ns)
 
 
 async def encode_part(job: ClusterJob, opened: OpenJob, part: Part) -> Progress:
@@ -360,9 +360,9 @@ def _plan(options: BulkOptions, output: Location) -> ClusterJob:
     locations = [location for name in options.inputs for location in find(name)]
     inputs = _on_cluster(_inspect, [(location,) for location in locations], num_cpus=1)
     texts = options.text_columns(kind)
-    schemas = {own.file.path: own.columns for own in inputs}
+    schemas = {entry.file.path: entry.columns for entry in inputs}
     copied = copied_columns(schemas, texts, options.copied_columns)
-    source = Source("parquet", tuple(own.file for own in inputs), tuple(texts), copied)
+    source = Source("parquet", tuple(entry.file for entry in inputs), tuple(texts), copied)
     [settings] = _on_cluster(_settings, [(options, kind, source)], **_resources(options))
     # All actors use the engine that "auto" has selected.
     options = replace(options, engine=str(settings["--engine"]))
@@ -422,8 +422,8 @@ def _inspect(location: Location) -> Input:
                     f"{path} is not a Parquet file; vitrine-encode reads other formats, on one "
                     "machine"
                 ) from error
-            own = InputFile(path, info.size, digest, info.mtime_ns)
-            return Input(location, own, parquet.metadata.num_rows, parquet.schema_arrow)
+            hashed = InputFile(path, info.size, digest, info.mtime_ns)
+            return Input(location, hashed, parquet.metadata.num_rows, parquet.schema_arrow)
 
 
 def _settings(options: BulkOptions, kind: Kind, source: Source) -> dict[str, object]:
@@ -519,27 +519,27 @@ def connected() -> Iterator[None]:
         ray.shutdown()
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    own = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         "ray_encode",
         description="Encode the texts of Parquet files with a model, on a Ray cluster. Started "
         "again with the same options, the command continues where it was interrupted.",
         epilog=EPILOG,
         allow_abbrev=False,
     )
-    add = own.add_argument
+    add = parser.add_argument
     add("inputs", nargs="+", metavar="INPUT", help="path or URI of a Parquet file or a folder")
     add("output", metavar="OUTPUT", help="path or URI of the folder for the results")
-    add_job_options(own)
+    add_job_options(parser)
     add("--actors", type=int, required=True, help="number of actors, each with a model")
     add("--cpus-per-actor", type=int, default=1, help="default: 1")
-    return own
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    values = vars(parser().parse_args(arguments))
+    values = vars(build_parser().parse_args(arguments))
     progress = values.pop("progress")
 
     def encode(report: Callable[[Progress], None]) -> Progress:

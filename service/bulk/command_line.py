@@ -64,35 +64,35 @@ def _unescaped(text: str) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    own = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         "vitrine-encode",
         description="Encode the texts of files with a model. Started again with the same options, "
         "the command continues where it was interrupted.",
         epilog=EPILOG,
         allow_abbrev=False,
     )
-    add = own.add_argument
+    add = parser.add_argument
     add(
         "inputs", nargs="+", metavar="INPUT", help="file, folder or glob pattern; -: standard input"
     )
     add("output", type=Path, metavar="OUTPUT", help="folder for the results")
     add("--input-format", choices=INPUT_FORMATS, help="default: by the names of the files")
-    add_job_options(own)
+    add_job_options(parser)
     add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="share of this process: 3/16")
     add("--format", choices=OUTPUT_FORMATS, default="parquet", help="output (default: parquet)")
     add("--concat", action="store_true", help="join all parts in one file at the end")
     add("--verify", type=int, default=0, metavar="N", help="compare N rows, each encoded alone")
     add("--threads", type=int, default=0, help="number of threads (default: one per CPU)")
-    return own
+    return parser
 
 
-def add_job_options(own: argparse.ArgumentParser) -> None:
+def add_job_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that apply on one machine and on a cluster."""
-    add = own.add_argument
+    add = parser.add_argument
     add("--model", type=Path, required=True, help="folder of an artifact by vitrine-export")
-    texts = own.add_mutually_exclusive_group()
+    texts = parser.add_mutually_exclusive_group()
     texts.add_argument(
         "--text-column", default="text", help="column with the texts (default: text)"
     )
@@ -123,7 +123,7 @@ def add_job_options(own: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    values = vars(parser().parse_args(arguments))
+    values = vars(build_parser().parse_args(arguments))
 
     def encode(report: Callable[[Progress], None]) -> Progress:
         options = options_of(values)

@@ -1,7 +1,7 @@
 """Results of records as Arrow record batches, with an error for each record that fails."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -77,14 +77,29 @@ class Encoder:
                 errors[index] = error.detail
         valid = [index for index in range(len(items)) if index not in errors]
         computed = await self._computed(items, valid, errors)
-        order = np.full(len(items), -1)
         done = [index for indices, _ in computed for index in indices]
-        order[done] = np.arange(len(done))
-        batches = [batch for _, batch in computed]
+        order = {index: position for position, index in enumerate(done)}
+        return self.in_order([batch for _, batch in computed], order, errors)
+
+    def in_order(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        order: Mapping[int, int],
+        errors: Mapping[int, str],
+    ) -> pa.RecordBatch:
+        """Return a row per record, with its results or its error.
+
+        Args:
+            batches: Results.
+            order: Index in all results together, for each record that has any.
+            errors: Errors of the other records.
+        """
         failed = sorted(errors)
-        order[failed] = len(done) + np.arange(len(failed))
-        batches.append(self.failed([errors[index] for index in failed]))
-        return pa.concat_batches(batches).take(pa.array(order))
+        indices = np.empty(len(order) + len(failed), np.int64)
+        indices[list(order)] = list(order.values())
+        indices[failed] = sum(map(len, batches)) + np.arange(len(failed))
+        rows = [*batches, self.failed([errors[index] for index in failed])]
+        return pa.concat_batches(rows).take(pa.array(indices))
 
     def failed(self, errors: Sequence[str]) -> pa.RecordBatch:
         """Return rows without results."""

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from service.bulk.journal import FinishedPart, Journal, open_journal
+from service.bulk.journal import FinishedPart, Journal, check_unlocked, open_journal
 from service.bulk.opening import checked_kind, open_job
 from service.bulk.options import BulkError, BulkOptions, rows_of_part
 from service.bulk.parts import FORMATS, PartFiles, join
@@ -80,6 +80,8 @@ async def encode_files(
         VitrineError: The engine has stopped.
     """
     kind = checked_kind(options)
+    with writing(options.output):
+        check_unlocked(options.output, options.shard)
     source = await asyncio.to_thread(open_source, options, kind)
     async with open_job(options, kind, source) as job:
         with (
@@ -118,8 +120,8 @@ class _Run:
         schema: pa.Schema,
         report: Callable[[Progress], None],
     ) -> None:
-        own = [part for part in journal.finished.values() if options.has_part(part.number)]
-        self.progress = Progress(errors_before=sum(part.errors for part in own))
+        finished = [part for part in journal.finished.values() if options.has_part(part.number)]
+        self.progress = Progress(errors_before=sum(part.errors for part in finished))
         self._options = options
         self._source = source
         self._journal = journal
@@ -169,6 +171,7 @@ class _Run:
         progress.share = block.share
         if block.rows is None:
             progress.skip(block.count if is_kept else 0)
+            self._report(progress)
             return
         progress.add(block.rows)
         progress.check_errors(self._options.max_errors)

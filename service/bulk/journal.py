@@ -121,6 +121,18 @@ class Journal:
         return False
 
 
+def check_unlocked(folder: Path, shard: tuple[int, int]) -> None:
+    """Check early that no other process writes to an output folder. This keeps no lock.
+
+    Raises:
+        BulkError: Another process writes to the folder.
+    """
+    for name, is_shared in ((_LOCK, shard[1] > 1), (_name(shard), False)):
+        if (folder / name).exists():
+            with (folder / name).open("rb") as file:
+                _lock(file, folder, is_shared=is_shared)
+
+
 @contextmanager
 def open_journal(
     folder: Path, settings: Mapping[str, object], shard: tuple[int, int]
@@ -138,7 +150,7 @@ def open_journal(
     names = [path.name for path in folder.iterdir()]
     if not any(name.startswith("_journal") for name in names) and set(names) - {_LOCK}:
         raise OptionError(f"{folder} has files, but no job was begun there; choose an empty folder")
-    own = folder / _name(shard)
+    shard_journal = folder / _name(shard)
     with ExitStack() as stack:
         lock = stack.enter_context((folder / _LOCK).open("ab"))
         _lock(lock, folder, is_shared=shard[1] > 1)
@@ -147,14 +159,14 @@ def open_journal(
             _check_shards(folder, path, shard)
             if lines := _lines(path):
                 check_settings(str(folder), lines[0]["settings"], settings)
-        file = stack.enter_context(own.open("ab+"))
+        file = stack.enter_context(shard_journal.open("ab+"))
         _lock(file, folder, is_shared=False)
         _drop_torn_line(file)
         journal = Journal(folder, file)
-        # The own journal is the last, because it has the newest hashes of parts encoded again.
-        for path in [*(path for path in journals if path != own), own]:
+        # This shard's is the last, because it has the newest hashes of parts encoded again.
+        for path in [*(path for path in journals if path != shard_journal), shard_journal]:
             journal.read(_lines(path))
-        if not _lines(own):
+        if not _lines(shard_journal):
             journal.begin(settings)
             sync(folder)
         journal.drop_damaged()

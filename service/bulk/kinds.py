@@ -97,7 +97,9 @@ async def _chunks(model: Model, texts: Sequence[str], options: BulkOptions) -> C
     codes = _quantizer(model, options)(np.concatenate(result.vectors))
     return {
         "embedding": _lists(result.vectors, _vector_array(codes)),
-        "chunks": pa.array([list(map(asdict, own)) for own in result.chunks], pa.list_(_CHUNK)),
+        "chunks": pa.array(
+            [list(map(asdict, chunks)) for chunks in result.chunks], pa.list_(_CHUNK)
+        ),
         TOKENS: pa.array(result.tokens, pa.int32()),
         TRUNCATED: pa.array([False] * len(texts)),
     }
@@ -227,7 +229,7 @@ def kind_of(manifest: Manifest, kind: Kind | None) -> Kind:
     Raises:
         OptionError: The model cannot compute the kind.
     """
-    own = {
+    available = {
         name: result
         for name, result in RESULT_KINDS.items()
         if not result.outputs.isdisjoint(manifest.outputs)
@@ -235,10 +237,12 @@ def kind_of(manifest: Manifest, kind: Kind | None) -> Kind:
     if kind is None and manifest.outputs[0] == "logits" and len(manifest.labels) == 1:
         return "scores"  # a reranker
     if kind is None:
-        kind = next((name for name in own if manifest.outputs[0] in own[name].outputs), None)
-    if kind not in own:
+        kind = next(
+            (name for name in available if manifest.outputs[0] in available[name].outputs), None
+        )
+    if kind not in available:
         raise OptionError(
             f"the model {manifest.name} cannot compute {kind or 'vectors or scores'}; "
-            f"it can compute: {', '.join(own) or 'nothing that is stored by row'}"
+            f"it can compute: {', '.join(available) or 'nothing that is stored by row'}"
         )
     return kind

@@ -93,9 +93,9 @@ class _NumpyWriter:
         vectors = rows.column(_VECTORS)
         values = vectors.flatten().to_numpy().reshape(-1, self._width)
         is_float = np.issubdtype(values.dtype, np.floating)
-        own = np.full((len(rows), self._width), np.nan if is_float else 0, values.dtype)
-        own[vectors.is_valid().to_numpy(zero_copy_only=False)] = values
-        self._vectors.append(own)
+        filled = np.full((len(rows), self._width), np.nan if is_float else 0, values.dtype)
+        filled[vectors.is_valid().to_numpy(zero_copy_only=False)] = values
+        self._vectors.append(filled)
         self._json.add(rows.drop_columns([_VECTORS]))
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class _Pending:
     """A block in flight.
 
     Attributes:
-        block: The block.
+        block: The block; without columns, it is skipped.
         origins: Block and index there of the result of each record; None: the record has an error.
         errors: Errors of records, by index in the block.
         copied: Columns that are copied to the output.
@@ -71,8 +71,13 @@ class _Pending:
 
     @property
     def is_done(self) -> bool:
-        """Whether its own items are encoded."""
+        """Whether its items are encoded."""
         return self.results is None or self.results.done()
+
+    @property
+    def rows_in_flight(self) -> int:
+        """Number of records that it counts as: 1 for a skipped block, which has no values."""
+        return self.block.rows if self.block.columns else 1
 
     def release(self) -> None:
         """Drop everything but the results, so that recent blocks keep no older ones in memory."""
@@ -116,26 +121,39 @@ class Pipeline:
             BulkError: The input cannot be read.
         """
         try:
-            while (block := await asyncio.to_thread(next, blocks, None)) is not None:
-                if not block.columns:
-                    # Nothing is in flight beside skipped blocks, of which there may be millions.
-                    while self._in_flight:
-                        yield await self._finished()
-                    yield EncodedBlock(block.first, block.rows, None, block.share)
-                    continue
-                pending = self._pending(block)
+            while True:
+                read = asyncio.create_task(asyncio.to_thread(next, blocks, None))
+                # The reader may wait for standard input.
+                while self._in_flight and await self._is_finished_before(read):
+                    yield await self._finished()
+                block = await read
+                if block is None:
+                    break
+                pending = self._pending(block) if block.columns else _Pending(block)
                 while self._in_flight and (self._in_flight[0].is_done or self._is_full(pending)):
                     yield await self._finished()
                 self._start(pending)
             while self._in_flight:
                 yield await self._finished()
         finally:
+            read.cancel()
             for pending in self._in_flight:
                 if pending.results is not None:
                     pending.results.cancel()
 
+    async def _is_finished_before(self, read: "asyncio.Task[Block | None]") -> bool:
+        """Wait for the oldest block in flight or the reader; return whether it is the block.
+
+        A reader that is done has precedence, so that the engine gets its next items first.
+        """
+        results = self._in_flight[0].results
+        if results is None:
+            return True
+        await asyncio.wait({read, results}, return_when=asyncio.FIRST_COMPLETED)
+        return not read.done()
+
     def _pending(self, block: Block) -> _Pending:
-        """Return a block with its own items: those that occur in no recent block."""
+        """Return a block with its items: those that occur in no recent block."""
         items, copied, errors = records_of(block, self._options, self._kind, self._copied)
         pending = _Pending(block, errors=errors, copied=copied)
         for index, item in enumerate(items):
@@ -158,7 +176,7 @@ class Pipeline:
             self._recent.append(pending)
             self._recent_bytes += pending.size
         self._in_flight.append(pending)
-        self._rows_in_flight += pending.block.rows
+        self._rows_in_flight += pending.rows_in_flight
         self._chars_in_flight += pending.chars
         self._bytes_in_flight += pending.size
 
@@ -166,7 +184,7 @@ class Pipeline:
         """Return whether one more block exceeds a limit."""
         memory = self._options.max_memory * (1 - _RECENT)
         return (
-            self._rows_in_flight + pending.block.rows > _MAX_ROWS
+            self._rows_in_flight + pending.rows_in_flight > _MAX_ROWS
             or self._chars_in_flight + pending.chars > _MAX_CHARS
             or self._bytes_in_flight + pending.size > memory
         )
@@ -175,9 +193,9 @@ class Pipeline:
         """Return the oldest block in flight, once it is encoded."""
         pending = self._in_flight[0]
         block = pending.block
-        rows = await self._rows(pending)
+        rows = await self._rows(pending) if block.columns else None
         self._in_flight.popleft()
-        self._rows_in_flight -= block.rows
+        self._rows_in_flight -= pending.rows_in_flight
         self._chars_in_flight -= pending.chars
         self._bytes_in_flight -= pending.size
         pending.release()
@@ -185,20 +203,18 @@ class Pipeline:
         return EncodedBlock(block.first, block.rows, rows, block.share)
 
     async def _rows(self, pending: _Pending) -> pa.RecordBatch:
-        failed = sorted(pending.errors)
-        batches = [self._encoder.failed([pending.errors[index] for index in failed])]
+        batches: list[pa.RecordBatch] = []
         starts: dict[_Pending, int] = {}
-        total = len(failed)
         for origin in dict.fromkeys(origin[0] for origin in pending.origins if origin):
             assert origin.results is not None  # noqa: S101 - it has items
+            starts[origin] = sum(map(len, batches))
             batches.append(await origin.results)
-            starts[origin], total = total, total + len(batches[-1])
-        position = {index: place for place, index in enumerate(failed)}
-        order = [
-            position[index] if origin is None else starts[origin[0]] + origin[1]
+        order = {
+            index: starts[origin[0]] + origin[1]
             for index, origin in enumerate(pending.origins)
-        ]
-        results = pa.concat_batches(batches).take(pa.array(order))
+            if origin is not None
+        }
+        results = self._encoder.in_order(batches, order, pending.errors)
         first = pending.block.first
         numbers = pa.array(range(first, first + len(results)), pa.int64())
         return pa.record_batch([numbers, *pending.copied, *results.columns], self.schema)

@@ -23,10 +23,10 @@ from service.bulk.options import BulkError, InputFormat
 _BLOCK_RECORDS = 256
 _BLOCK_BYTES = 2**20
 # A longer line is an error: the file probably has no lines.
-_MAX_LINE_BYTES = 2**28
+MAX_LINE_BYTES = 2**28
 
 # The csv module refuses cells of more than 128 KiB by default.
-csv.field_size_limit(_MAX_LINE_BYTES)
+csv.field_size_limit(MAX_LINE_BYTES)
 
 _LONG_NUMBER = re.compile(rb"\d{19}")
 
@@ -89,9 +89,9 @@ def read_parquet(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan)
                     rows = rows.slice(0, len(rows) // 2)
                 offset, first = offset + len(rows), first + len(rows)
                 begun = first - len(rows)
-                own = dict(zip(rows.schema.names, rows.columns, strict=True))
-                own = own if plan.is_wanted(begun) else {}
-                yield Block(begun, len(rows), own, share=(first - start) / total)
+                values = dict(zip(rows.schema.names, rows.columns, strict=True))
+                values = values if plan.is_wanted(begun) else {}
+                yield Block(begun, len(rows), values, share=(first - start) / total)
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
@@ -196,12 +196,12 @@ def _blocks(
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield each line without its end."""
-    line = _strip_bom(file.readline(_MAX_LINE_BYTES))
+    line = _strip_bom(file.readline(MAX_LINE_BYTES))
     while line:
-        if len(line) == _MAX_LINE_BYTES:
-            raise BulkError(f"the input has a line of more than {_MAX_LINE_BYTES} bytes")
+        if len(line) == MAX_LINE_BYTES:
+            raise BulkError(f"the input has a line of more than {MAX_LINE_BYTES} bytes")
         yield line.removesuffix(b"\n")
-        line = file.readline(_MAX_LINE_BYTES)
+        line = file.readline(MAX_LINE_BYTES)
 
 
 def _strip_bom(line: bytes) -> bytes:
@@ -238,9 +238,14 @@ def _json_object(line: bytes) -> dict[str, object]:
 
 
 def _csv_records(file: BinaryIO, delimiter: str) -> tuple[list[str], Iterator[list[str]]]:
-    # Invalid bytes become surrogates, which `_checked_cells` reports.
     raw = chain([_strip_bom(file.readline())], file)
-    lines = (line.decode("utf-8", "surrogateescape") for line in raw)
+    # A carriage return alone ends a line too, as in pyarrow, pandas and the csv module. Bytes that
+    # are not UTF-8 become surrogates, which `_checked_cells` reports.
+    lines = (
+        line.decode("utf-8", "surrogateescape")
+        for lines in raw
+        for line in lines.splitlines(keepends=True)
+    )
     # Strict, because an unclosed quote would otherwise join all following records into one.
     if delimiter == "\t":
         records = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)

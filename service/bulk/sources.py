@@ -20,11 +20,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.bulk.options import BulkError, BulkOptions, InputFormat, Kind, OptionError
-from service.bulk.readers import READERS, Block, Plan, csv_header, plain_type
+from service.bulk.readers import (
+    MAX_LINE_BYTES,
+    READERS,
+    Block,
+    Plan,
+    csv_header,
+    plain_type,
+)
 
 STDIN = "-"
 _STDIN_NAME = "standard input"
-# Size in bytes of the start of the first file, from which the types of columns are inferred.
+# Size in bytes of the start of a file, from which the types of columns are inferred. It goes on to
+# the end of a line, because a first record may be larger.
 _SAMPLE_BYTES = 2**20
 
 _SUFFIXES: Mapping[str, InputFormat] = {
@@ -139,11 +147,32 @@ def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
     if format_ == "parquet":
         raise OptionError("Parquet cannot be read from standard input; write it to a file")
     _check_lines(format_, texts)
-    stream = io.BufferedReader(cast(io.RawIOBase, sys.stdin.buffer), _SAMPLE_BYTES)
+    stdin = cast(io.BufferedReader, sys.stdin.buffer)
     with reading(_STDIN_NAME):
-        schema = _inferred(stream.peek(_SAMPLE_BYTES), format_, texts, _STDIN_NAME)
+        # A single read: the writer may wait for results before it sends more.
+        sample = _whole_lines(stdin.read1(_SAMPLE_BYTES), stdin)
+        schema = _inferred(sample, format_, texts, _STDIN_NAME)
     copied = copied_columns(_with_missing({_STDIN_NAME: schema}), texts, options.copied_columns)
+    stream = io.BufferedReader(_Replayed(sample, stdin), _SAMPLE_BYTES)
     return Source(format_, (), texts, copied, cast(BinaryIO, stream))
+
+
+class _Replayed(io.RawIOBase):
+    """The start of a stream, which was read before, and then the rest of the stream."""
+
+    def __init__(self, start: bytes, rest: io.BufferedIOBase) -> None:
+        self._start = memoryview(start)
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._start:
+            return self._rest.readinto1(buffer)
+        size = min(len(buffer), len(self._start))
+        buffer[:size], self._start = self._start[:size], self._start[size:]
+        return size
 
 
 def _check_lines(format_: InputFormat, texts: Sequence[str]) -> None:
@@ -242,8 +271,14 @@ def _schema(path: Path, format_: InputFormat, texts: Sequence[str]) -> pa.Schema
         if format_ == "parquet":
             columns: pa.Schema = pq.read_schema(raw)
             return pa.schema([c.with_type(plain_type(c.type)) for c in columns])
-        sample = _decompressed(raw, path.name).read(_SAMPLE_BYTES)
+        file = _decompressed(raw, path.name)
+        sample = _whole_lines(file.read(_SAMPLE_BYTES), file)
     return _inferred(sample, format_, texts, str(path))
+
+
+def _whole_lines(start: bytes, file: BinaryIO | io.BufferedIOBase) -> bytes:
+    """Return the start of a file, and what it lacks to the end of its last line."""
+    return start if start.endswith(b"\n") else start + file.readline(MAX_LINE_BYTES)
 
 
 def _inferred(sample: bytes, format_: InputFormat, texts: Sequence[str], name: str) -> pa.Schema:
@@ -261,12 +296,12 @@ def _inferred(sample: bytes, format_: InputFormat, texts: Sequence[str], name: s
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # an error of this record, when it is read; or the end of the sample
+            continue  # an error of this record, when it is read
         if isinstance(record, dict):
             records.append(record)
     columns = dict.fromkeys(key for record in records for key in record)
     if not columns:
-        raise BulkError(f"{name} has no JSON object in its first {_SAMPLE_BYTES} bytes")
+        raise BulkError(f"{name} has no JSON object in its first {len(sample)} bytes")
     return pa.schema([_inferred_field(column, records) for column in columns])
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,20 @@ from transformers import pipeline
 
 import vitrine
 from models.artifact import Artifact
+from service.bulk.encoder import Encoder
 from service.bulk.job import encode_files
+from service.bulk.opening import open_job
 from service.bulk.options import BulkError, BulkOptions, OptionError
-from service.bulk.pipeline import Pipeline
+from service.bulk.pipeline import EncodedBlock, Pipeline
 from service.bulk.progress import Progress
+from service.bulk.readers import Block
+from service.bulk.sources import Source
+from service.bulk.texts import Item
 from service.inference.batcher import Outcome
 from service.inference.loaded_model import LoadedModel
 from service.inference.results import RowResults
 from service.inference.tokenizer import Row
+from tests.eventually import HANG_S, eventually_async
 from tests.service.bulk.conftest import Encode, rows_of
 
 TEXTS = ["The cat sat on the mat.", "Strassenbahn", "a b c " * 40, "x", "The cat sat on the mat."]
@@ -394,6 +402,95 @@ def test_blocks_without_new_texts_are_bounded_in_memory(
     progress = encode(write_texts(tmp_path, [None] * 10_000 + ["same"] * 10_000))
     assert (progress.rows, progress.errors) == (20_000, 10_000)
     assert most <= 17
+
+
+class HeldEncoder(Encoder):
+    """Encodes no items before `release` is set.
+
+    Attributes:
+        started: Number of calls that have started.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        vars(self).update(vars(encoder))
+        self.started = 0
+        self.release = asyncio.Event()
+
+    async def encode(self, items: Sequence[Item]) -> pa.RecordBatch:
+        self.started += 1
+        await self.release.wait()
+        return await super().encode(items)
+
+
+def blocks(*texts: str | None) -> Iterator[Block]:
+    """Yield a block per text; None: a skipped block."""
+    for first, text in enumerate(texts):
+        yield Block(first, 1, {} if text is None else {"text": [text]})
+
+
+@asynccontextmanager
+async def held(options: BulkOptions) -> AsyncIterator[tuple[HeldEncoder, Pipeline]]:
+    """Yield the encoder and the pipeline of a job."""
+    source = Source("jsonl", (), ("text",), pa.schema([]))
+    async with open_job(options, "dense", source) as job:
+        encoder = HeldEncoder(job.encoder)
+        yield encoder, Pipeline(encoder, options, "dense", source.copied)
+
+
+def test_skipped_blocks_do_not_wait_for_the_engine(small_artifact: Artifact, output: Path) -> None:
+    options = BulkOptions(inputs=("-",), output=output, model=small_artifact.path, threads=1)
+
+    async def run() -> list[tuple[int, bool]]:
+        async with held(options) as (encoder, pipeline):
+            read = blocks(None, "one", None, None, "two", None)
+            encoded: list[EncodedBlock] = []
+
+            async def collect() -> None:
+                encoded.extend([block async for block in pipeline.run(read)])
+
+            task = asyncio.create_task(collect())
+            await eventually_async(lambda: encoder.started == 2)
+            encoder.release.set()
+            await task
+            return [(block.first, block.rows is not None) for block in encoded]
+
+    assert asyncio.run(run()) == list(enumerate([False, True, False, False, True, False]))
+
+
+def test_encoded_blocks_are_yielded_while_the_reader_waits(
+    small_artifact: Artifact, output: Path
+) -> None:
+    options = BulkOptions(inputs=("-",), output=output, model=small_artifact.path, threads=1)
+    is_yielded = threading.Event()
+
+    def read() -> Iterator[Block]:
+        yield from blocks("one")
+        assert is_yielded.wait(HANG_S)
+
+    async def run() -> int:
+        async with held(options) as (encoder, pipeline):
+            encoder.release.set()
+            count = 0
+            async for _ in pipeline.run(read()):
+                is_yielded.set()
+                count += 1
+            return count
+
+    assert asyncio.run(run()) == 1
+
+
+def test_progress_is_reported_while_finished_parts_are_skipped(
+    small_artifact: Artifact, tmp_path: Path, output: Path
+) -> None:
+    path = write_texts(tmp_path, [f"text {number}" for number in range(50)])
+    options = BulkOptions(
+        inputs=(str(path),), output=output, model=small_artifact.path, part_rows=10, threads=1
+    )
+    asyncio.run(encode_files(options))
+    (output / "part-00004.parquet").unlink()
+    kept: list[int] = []
+    asyncio.run(encode_files(options, lambda progress: kept.append(progress.kept)))
+    assert kept == [10, 20, 30, 40, 40]
 
 
 def test_limit_ends_the_input(encode: Encode, tmp_path: Path, output: Path) -> None:

@@ -4,11 +4,13 @@ import csv
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import zstandard
@@ -179,6 +181,16 @@ def test_csv_has_quoted_line_ends_and_errors_of_records_with_other_numbers_of_ce
     }
 
 
+def test_carriage_return_alone_ends_a_record_of_csv_as_in_pyarrow(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'text\na\rb\nc\r\n"d\re\r\nf"\ng')
+    expected = pyarrow.csv.read_csv(
+        path, parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True)
+    )
+    found = texts(open_source(options(path), "dense"))
+    assert list(found.values()) == expected["text"].to_pylist() == ["a", "b", "c", "d\re\r\nf", "g"]
+
+
 def test_unclosed_quote_in_csv_is_an_error_and_tsv_has_no_quotes(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('text\nfirst\n"unclosed\nthird\n')
     with pytest.raises(BulkError, match=r"a.csv cannot be read: unexpected end of data"):
@@ -195,6 +207,38 @@ def test_json_lines_files_may_be_empty_or_lack_columns_of_others(tmp_path: Path)
     source = open_source(options(tmp_path, columns=("year",)), "dense")
     assert source.copied == pa.schema([("year", pa.int64())])
     assert texts(source) == {0: "x", 1: "y", 2: "z"}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_first_record_of_json_lines_may_exceed_the_sample(tmp_path: Path, name: str) -> None:
+    long = "x" * 2**21
+    content = (json.dumps({"text": long}) + '\n{"text": "end"}\n').encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert texts(open_source(options(path), "dense")) == {0: long, 1: "end"}
+
+
+def test_first_record_of_standard_input_may_come_in_several_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long = "x" * 2**21  # exceeds the sample, and what a pipe holds
+    content = json.dumps({"text": long}) + '\n{"text": "end"}\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    source = open_source(options("-", input_format="jsonl"), "dense")
+    assert texts(source) == {0: long, 1: "end"}
+
+
+def test_standard_input_is_opened_before_its_second_record_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading_end, writing_end = os.pipe()
+    with open(reading_end) as stdin, open(writing_end, "wb", 0) as sender:
+        monkeypatch.setattr("sys.stdin", stdin)
+        sender.write(b'{"text": "one"}\n')
+        source = open_source(options("-", input_format="jsonl"), "dense")
+        sender.write(b'{"text": "two"}\n')
+        sender.close()
+        assert texts(source) == {0: "one", 1: "two"}
 
 
 def test_output_folder_in_the_input_folder_is_no_input(tmp_path: Path) -> None:

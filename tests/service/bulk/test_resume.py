@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.artifact import Artifact
-from service.bulk import command_line, parts
+from service.bulk import command_line, job, parts
 from service.bulk.options import BulkError, OptionError
 from service.bulk.progress import Progress
 from tests.eventually import eventually
@@ -204,6 +204,17 @@ def test_second_process_on_an_output_is_refused(encode: Encode, texts: Path, out
         with pytest.raises(BulkError, match=r"another process writes to .*output"):
             encode(texts, limit=10)
     assert encode(texts, limit=10).is_complete
+
+
+def test_lock_is_tried_before_the_input_is_hashed(
+    encode: Encode, texts: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode(texts, limit=10)
+    monkeypatch.setattr(job, "open_source", lambda *_: pytest.fail("the input was opened"))
+    with (output / "_lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BulkError, match="another process writes"):
+            encode(texts, limit=10)
 
 
 def test_shards_run_at_the_same_time_but_not_the_same_shard_twice(
