@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,14 +230,22 @@ def test_first_record_of_standard_input_may_come_in_several_reads(
 def test_standard_input_is_opened_before_its_second_record_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reading_end, writing_end = os.pipe()
-    with open(reading_end) as stdin, open(writing_end, "wb", 0) as sender:
-        monkeypatch.setattr("sys.stdin", stdin)
-        sender.write(b'{"text": "one"}\n')
-        source = open_source(options("-", input_format="jsonl"), "dense")
-        sender.write(b'{"text": "two"}\n')
-        sender.close()
-        assert texts(source) == {0: "one", 1: "two"}
+    reads = iter([b'{"text": "one"}\n', b'{"text": "two"}\n', b""])
+    source: Source | None = None
+
+    class Pipe(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+            content = next(reads)
+            assert source is not None or b"one" in content
+            buffer[: len(content)] = content
+            return len(content)
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(Pipe())))
+    source = open_source(options("-", input_format="jsonl"), "dense")
+    assert texts(source) == {0: "one", 1: "two"}
 
 
 def test_output_folder_in_the_input_folder_is_no_input(tmp_path: Path) -> None:
