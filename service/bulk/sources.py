@@ -20,14 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.bulk.options import BulkError, BulkOptions, InputFormat, Kind, OptionError
-from service.bulk.readers import (
-    MAX_LINE_BYTES,
-    READERS,
-    Block,
-    Plan,
-    csv_header,
-    plain_type,
-)
+from service.bulk.readers import MAX_LINE_BYTES, READERS, Block, Plan, csv_header, plain_type
 
 STDIN = "-"
 _STDIN_NAME = "standard input"
@@ -149,8 +142,7 @@ def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
     _check_lines(format_, texts)
     stdin = cast(io.BufferedReader, sys.stdin.buffer)
     with reading(_STDIN_NAME):
-        # A single read: the writer may wait for results before it sends more.
-        sample = _whole_lines(stdin.read1(_SAMPLE_BYTES), stdin)
+        sample = _whole_lines(stdin.read(_SAMPLE_BYTES), stdin)
         schema = _inferred(sample, format_, texts, _STDIN_NAME)
     copied = copied_columns(_with_missing({_STDIN_NAME: schema}), texts, options.copied_columns)
     stream = io.BufferedReader(_Replayed(sample, stdin), _SAMPLE_BYTES)
@@ -161,18 +153,14 @@ class _Replayed(io.RawIOBase):
     """The start of a stream, which was read before, and then the rest of the stream."""
 
     def __init__(self, start: bytes, rest: io.BufferedIOBase) -> None:
-        self._start = memoryview(start)
+        self._start = io.BytesIO(start)
         self._rest = rest
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if not self._start:
-            return self._rest.readinto1(buffer)
-        size = min(len(buffer), len(self._start))
-        buffer[:size], self._start = self._start[:size], self._start[size:]
-        return size
+        return self._start.readinto(buffer) or self._rest.readinto1(buffer)
 
 
 def _check_lines(format_: InputFormat, texts: Sequence[str]) -> None:

@@ -217,35 +217,14 @@ def test_first_record_of_json_lines_may_exceed_the_sample(tmp_path: Path, name: 
     assert texts(open_source(options(path), "dense")) == {0: long, 1: "end"}
 
 
-def test_first_record_of_standard_input_may_come_in_several_reads(
+def test_first_record_of_standard_input_may_exceed_the_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    long = "x" * 2**21  # exceeds the sample, and what a pipe holds
+    long = "x" * 2**21
     content = json.dumps({"text": long}) + '\n{"text": "end"}\n'
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
     source = open_source(options("-", input_format="jsonl"), "dense")
     assert texts(source) == {0: long, 1: "end"}
-
-
-def test_standard_input_is_opened_before_its_second_record_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reads = iter([b'{"text": "one"}\n', b'{"text": "two"}\n', b""])
-    source: Source | None = None
-
-    class Pipe(io.RawIOBase):
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-            content = next(reads)
-            assert source is not None or b"one" in content
-            buffer[: len(content)] = content
-            return len(content)
-
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(Pipe())))
-    source = open_source(options("-", input_format="jsonl"), "dense")
-    assert texts(source) == {0: "one", 1: "two"}
 
 
 def test_output_folder_in_the_input_folder_is_no_input(tmp_path: Path) -> None:
