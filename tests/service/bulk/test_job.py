@@ -423,9 +423,10 @@ class HeldEncoder(Encoder):
 
 
 def blocks(*texts: str | None) -> Iterator[Block]:
-    """Yield a block per text; None: a skipped block."""
-    for first, text in enumerate(texts):
-        yield Block(first, 1, {} if text is None else {"text": [text]})
+    """Yield a block per text; None: a skipped block, of more records than may be in flight."""
+    for number, text in enumerate(texts):
+        first = 10_000 * number
+        yield Block(first, 10_000) if text is None else Block(first, 1, {"text": [text]})
 
 
 @asynccontextmanager
@@ -454,7 +455,8 @@ def test_skipped_blocks_do_not_wait_for_the_engine(small_artifact: Artifact, out
             await task
             return [(block.first, block.rows is not None) for block in encoded]
 
-    assert asyncio.run(run()) == list(enumerate([False, True, False, False, True, False]))
+    is_encoded = [False, True, False, False, True, False]
+    assert asyncio.run(run()) == [(10_000 * n, encoded) for n, encoded in enumerate(is_encoded)]
 
 
 def test_encoded_blocks_are_yielded_while_the_reader_waits(

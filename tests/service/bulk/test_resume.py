@@ -217,6 +217,17 @@ def test_lock_is_tried_before_the_input_is_hashed(
             encode(texts, limit=10)
 
 
+def test_process_that_locks_the_output_meanwhile_is_not_joined(
+    encode: Encode, texts: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode(texts, limit=10)
+    monkeypatch.setattr(job, "check_unlocked", lambda *_: None)  # it was not locked then
+    with (output / "_lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BulkError, match="another process writes"):
+            encode(texts, limit=10)
+
+
 def test_shards_run_at_the_same_time_but_not_the_same_shard_twice(
     encode: Encode, texts: Path, output: Path
 ) -> None:
