@@ -1007,6 +1007,12 @@ GUARDS = (
     ),
     Guard(
         "service/api/server.py",
+        "_LISTENERS = 8",
+        "_LISTENERS = 1",
+        f"{_T}test_server.py::test_an_iteration_of_the_event_loop_accepts_several_connections",
+    ),
+    Guard(
+        "service/api/server.py",
         "timeout_graceful_shutdown=settings.grace_s,",
         "",
         f"{_T}test_stopping.py::test_incomplete_body_is_answered_503_after_the_grace_period",

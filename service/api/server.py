@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -20,6 +21,10 @@ from service.api.state import AppState
 from service.settings import ServerSettings
 
 log = logging.getLogger("vitrine")
+
+# uvloop accepts one connection per listener in an iteration of the event loop. Under load an
+# iteration takes long, and clients that open many connections would fill the queue of connections.
+_LISTENERS = 8
 
 
 class Server(uvicorn.Server):
@@ -67,6 +72,27 @@ class Server(uvicorn.Server):
         self._log_state = log_state
         self._drain_s = settings.drain_s
         self._scanning: asyncio.Future[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the port, with several listeners; see `_LISTENERS`."""
+        await super().startup(sockets)
+        if self.should_exit:
+            return
+        loop = asyncio.get_running_loop()
+        for listening in [listener for server in self.servers for listener in server.sockets]:
+            for _ in range(_LISTENERS - 1):
+                self.servers.append(
+                    await loop.create_server(
+                        self._make_protocol,
+                        sock=socket.socket(fileno=os.dup(listening.fileno())),
+                        backlog=self.config.backlog,
+                    )
+                )
+
+    def _make_protocol(self) -> asyncio.BaseProtocol:
+        return BoundedReads(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
