@@ -1009,7 +1009,7 @@ GUARDS = (
         "service/api/server.py",
         "_LISTENERS = 8",
         "_LISTENERS = 1",
-        f"{_T}test_server.py::test_an_iteration_of_the_event_loop_accepts_several_connections",
+        f"{_T}test_listeners.py::test_an_iteration_of_the_event_loop_accepts_several_connections",
     ),
     Guard(
         "service/api/server.py",

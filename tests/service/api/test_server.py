@@ -1,45 +1,123 @@
-"""Tests of the HTTP server's listeners."""
+"""The HTTP protocol on a transport without a socket."""
 
 import asyncio
-import socket
-from types import SimpleNamespace
-from typing import cast
+from collections.abc import Iterable
 
-import uvloop
-from fastapi import FastAPI
+import pytest
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
 
-from service.api.server import Server
-from service.api.state import AppState
-from service.settings import ServerSettings
+from service.api import http_protocol
+from service.api.http_protocol import CoalescingTransport, HttpProtocol
 from tests.eventually import eventually_async
 
-CLIENTS = 64
+
+class Wire(asyncio.Transport):
+    """Keeps what is written, write by write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.closed = False
+        self.is_read = True
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.written.append(b"".join(list_of_data))
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
 
 
-def test_an_iteration_of_the_event_loop_accepts_several_connections() -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        iterations = runner.run(_iterations_to_accept(CLIENTS))
-    # A single listener of uvloop takes an iteration for each connection.
-    assert iterations <= CLIENTS / 4
+def protocol_of(wire: Wire, app: ASGIApp) -> HttpProtocol:
+    config = uvicorn.Config(app, log_config=None)
+    protocol = HttpProtocol(config=config, server_state=ServerState(), app_state={})
+    protocol.connection_made(wire)
+    return protocol
 
 
-async def _iterations_to_accept(clients: int) -> int:
-    """Return the number of iterations in which a server accepts clients that wait already."""
-    state = cast(AppState, SimpleNamespace(stopping=False))
-    server = Server(FastAPI(), state, ServerSettings(port=0), lambda: None)
-    serving = asyncio.create_task(server.serve())
-    await eventually_async(lambda: server.started)
-    address = server.servers[0].sockets[0].getsockname()
-    # The calls block, so no iteration comes between them.
-    connections = [socket.create_connection(address) for _ in range(clients)]
-    iterations = 0
-    while len(server.server_state.connections) < clients and iterations < 10 * clients:
+async def no_app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """Serve nothing."""
+
+
+def coalescing(wire: Wire) -> CoalescingTransport:
+    """A transport whose protocol has nothing left to read."""
+    protocol = protocol_of(wire, no_app)
+    assert isinstance(protocol.transport, CoalescingTransport)
+    return protocol.transport
+
+
+async def test_head_and_body_are_written_in_one_piece_and_in_order() -> None:
+    wire = Wire()
+    transport = coalescing(wire)
+    for _ in range(2):
+        transport.write(b"head ")
+        transport.write(b"body")
         await asyncio.sleep(0)
-        iterations += 1
-    accepted = len(server.server_state.connections)
-    for connection in connections:
-        connection.close()
-    server.should_exit = True
-    await serving
-    assert accepted == clients
-    return iterations
+    assert wire.written == [b"head body", b"head body"]
+
+
+async def test_close_sends_pending_data_and_drops_later_writes() -> None:
+    wire = Wire()
+    transport = coalescing(wire)
+    transport.write(b"last")
+    transport.close()
+    assert (wire.written, transport.is_closing()) == ([b"last"], True)
+    transport.write(b"late")
+    await asyncio.sleep(0)
+    assert wire.written == [b"last"]
+
+
+async def test_connection_is_not_read_while_pipelined_input_is_held() -> None:
+    begun: asyncio.Queue[str] = asyncio.Queue()
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await begun.put(scope["path"])
+        while (await receive()).get("more_body"):
+            pass
+        receiving = asyncio.ensure_future(receive())  # as a handler that waits for a disconnect
+        await go_on.wait()
+        receiving.cancel()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    wire = Wire()
+    protocol = protocol_of(wire, app)
+    protocol.data_received(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert await begun.get() == "/1"
+    many = b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % i for i in range(2, 3000))
+    protocol.data_received(many[:60_000])
+    assert wire.is_read
+    protocol.data_received(many[60_000:])
+    assert not wire.is_read
+    await asyncio.sleep(0)
+    assert begun.empty()
+    go_on.set()
+    assert [await begun.get() for _ in range(2, 3000)] == [f"/{i}" for i in range(2, 3000)]
+    assert wire.is_read
+    protocol.connection_lost(None)
+
+
+async def test_connection_with_unread_body_is_closed_after_the_linger_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    monkeypatch.setattr(http_protocol, "_LINGER_S", 0.0)
+    wire = Wire()
+    protocol = protocol_of(wire, refuse)
+    protocol.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+    await eventually_async(lambda: wire.closed)
+    assert protocol.is_lingering
