@@ -9,7 +9,8 @@
     calibration.json  ranges of the vectors' dimensions, for quantised vectors (optional)
     source/           weights and config of the reference model, for gradients (optional)
 
-With `--target cuda` there are model.cuda.onnx and model.cuda.weights as well.
+With `--target cuda` there are model.cuda.onnx and model.cuda.weights as well, and with
+`--precision int8` model.int8.onnx and model.int8.weights, for OpenVINO.
 
 An artifact is written to a temporary directory, which is renamed when complete. Each file is
 hashed, and rejected if it is a symbolic link or its SHA-256 differs from the manifest's. Engines
@@ -47,6 +48,30 @@ class ArtifactError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Quality of an int8 graph, relative to the float32 graph of the artifact.
+
+    Attributes:
+        is_generated: Whether the texts were generated from the vocabulary.
+        calibration_texts: Number of texts with which weights were rounded.
+        evaluated_texts: Number of other texts, with which `measures` were measured.
+        measures: Results by measure, see `models.export.int8.quality`.
+        check: Worst `cosine` and `norm` of the self-check, as in `models.engines.Agreement`, by
+            output.
+        costs: Relative error of each quantised layer alone, by layer name; the greatest first.
+        float_layers: Names of the layers that stay in float.
+    """
+
+    is_generated: bool
+    calibration_texts: int
+    evaluated_texts: int
+    measures: Mapping[str, float]
+    check: Mapping[Output, Mapping[str, float]]
+    costs: Mapping[str, float]
+    float_layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Graph:
     """One ONNX file of an artifact.
 
@@ -54,11 +79,12 @@ class Graph:
         file: File name in the directory.
         weights: Name of the file with the graph's weights, in the same directory.
         engine: Name of the engine that runs the graph, in `models.engines.ENGINES`.
-        dtype: Dtype of the weights, "float32" or "float16".
+        dtype: Dtype of the weights, "float32", "float16" or "int8".
         opset: Opset version of the default ONNX domain.
         parity: Worst agreement with PyTorch, measured at export: the fields `worst_cosine`,
             `worst_norm` and `max_abs` of `models.export.parity.Parity`. None if the engine was
-            not usable.
+            not usable, and for int8.
+        quality: Quality measured at export, for int8; else None.
     """
 
     file: str
@@ -67,6 +93,7 @@ class Graph:
     dtype: str
     opset: int
     parity: Mapping[str, float] | None
+    quality: Quality | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,26 +287,32 @@ class Artifact:
                 "its SHA-256 differs from the manifest's; export again"
             )
 
-    def graph(self, engine: str) -> Graph:
-        """Return the description of the graph for an engine, a name in `models.engines.ENGINES`.
+    def graph(self, engine: str, dtype: str | None = None) -> Graph:
+        """Return the description of the graph for an engine.
+
+        Args:
+            engine: Name in `models.engines.ENGINES`.
+            dtype: Dtype of the graph's weights; None: that of the engine's first graph.
 
         Raises:
-            ArtifactError: The artifact has no graph for the engine.
+            ArtifactError: The artifact has no such graph.
         """
         for graph in self.manifest.graphs:
-            if graph.engine == engine:
+            if graph.engine == engine and dtype in (None, graph.dtype):
                 return graph
-        raise ArtifactError(f"the artifact {self.path.name} has no graph for {engine}")
+        kind = f"{engine} in {dtype}" if dtype else engine
+        raise ArtifactError(f"the artifact {self.path.name} has no graph for {kind}")
 
-    def graph_sha256(self, engine: str) -> str:
+    def graph_sha256(self, engine: str, dtype: str | None = None) -> str:
         """Return the SHA-256 of an engine's graph and weights, in hexadecimal.
 
         The hash is computed from the two files' hexadecimal SHA-256, concatenated, graph first.
+        Arguments are those of `graph`.
 
         Raises:
-            ArtifactError: The artifact has no graph for the engine.
+            ArtifactError: The artifact has no such graph.
         """
-        graph = self.graph(engine)
+        graph = self.graph(engine, dtype)
         digests = self.manifest.files[graph.file] + self.manifest.files[graph.weights]
         return hashlib.sha256(digests.encode()).hexdigest()
 
@@ -348,7 +381,7 @@ def _parse(content: bytes) -> Manifest:
             raise ArtifactError(
                 f"{MANIFEST} has format {version!r}; format {FORMAT} is required: export again"
             )
-        values["graphs"] = tuple(Graph(**graph) for graph in values["graphs"])
+        values["graphs"] = tuple(map(_parse_graph, values["graphs"]))
         values["pooling"] = tuple(values["pooling"])
         values["heads"] = tuple(values["heads"])
         values["outputs"] = tuple(values["outputs"])
@@ -386,3 +419,11 @@ def _open_regular(folder: Path, name: str) -> BufferedReader:
         os.close(descriptor)
         raise ArtifactError(f"{name} is not a regular file")
     return open(descriptor, "rb")
+
+
+def _parse_graph(values: dict[str, Any]) -> Graph:
+    quality = values.pop("quality", None)
+    if quality is not None:
+        quality["float_layers"] = tuple(quality["float_layers"])
+        quality = Quality(**quality)
+    return Graph(**values, quality=quality)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, Check, Output
+from models.artifact import Artifact, Check, Graph, Output
 from models.engines import with_onnxruntime, with_openvino
 from models.engines.cpus import available_cpus
 from models.engines.engine import (
@@ -24,7 +24,7 @@ from models.engines.engine import (
     Hardware,
     Run,
 )
-from models.engines.outputs import OUTPUTS, Agreement, Precision, compare, cosines
+from models.engines.outputs import OUTPUTS, Agreement, Precision, compare, cosines, int8_bounds
 from models.packing import pack
 
 __all__ = [
@@ -45,6 +45,8 @@ __all__ = [
     "Run",
     "available_cpus",
     "cosines",
+    "graph_of",
+    "measure_check",
     "open_engine",
     "select_engine",
     "self_check",
@@ -74,6 +76,9 @@ class EngineSpec:
 # batches take hundreds of megabytes.
 _MAX_PADDED = 512
 
+# Options of `vitrine-export` that add a graph with weights of a dtype, besides `--dtype`.
+_EXPORT_OPTIONS = {"int8": "--precision int8"}
+
 # "auto" selects the first usable engine in this order.
 ENGINES: dict[str, EngineSpec] = {
     "cuda": EngineSpec(
@@ -87,7 +92,7 @@ ENGINES: dict[str, EngineSpec] = {
     ),
     "openvino": EngineSpec(
         "cpu",
-        {"float32": "float32", "bfloat16": "float32"},
+        {"float32": "float32", "bfloat16": "float32", "int8": "int8"},
         with_openvino.cpu_unusable,
         with_openvino.open_on_cpu,
     ),
@@ -120,7 +125,7 @@ def open_engine(
             manifest's.
     """
     name = select_engine(artifact, name, precision)
-    graph = artifact.graph(name)
+    graph = graph_of(artifact, name, precision)
     weights = artifact.verify(graph.weights)
     file = GraphFile(artifact.verify(graph.file), weights.stat().st_size)
     hardware = Hardware(threads or available_cpus(), gpu, cpu_runs or CpuRuns())
@@ -135,8 +140,22 @@ def weight_bytes(artifact: Artifact, name: str = "auto", precision: Precision = 
     Raises:
         EngineError: The engine is unknown or unusable; the message gives the reason.
     """
-    graph = artifact.graph(select_engine(artifact, name, precision))
+    graph = graph_of(artifact, select_engine(artifact, name, precision), precision)
     return (artifact.path / graph.weights).stat().st_size
+
+
+def graph_of(artifact: Artifact, name: str, precision: Precision) -> Graph:
+    """Return the description of the graph that an engine runs in a precision.
+
+    Args:
+        artifact: Artifact of the graph.
+        name: Name in `ENGINES`.
+        precision: Precision of the engine.
+
+    Raises:
+        ArtifactError: The artifact has no such graph.
+    """
+    return artifact.graph(name, ENGINES[name].precisions[precision])
 
 
 def select_engine(artifact: Artifact, name: str, precision: Precision) -> str:
@@ -162,9 +181,10 @@ def _unusable(name: str, precision: Precision, artifact: Artifact) -> str | None
         return f"it supports only {', '.join(spec.precisions)}"
     dtype = spec.precisions[precision]
     if (name, dtype) not in {(graph.engine, graph.dtype) for graph in artifact.manifest.graphs}:
+        options = _EXPORT_OPTIONS.get(dtype, f"--target {spec.target} --dtype {dtype}")
         return (
             f"the artifact {artifact.path.name} has no graph for {name} in {dtype}; "
-            f"export it with --target {spec.target} --dtype {dtype}"
+            f"export it with {options}"
         )
     return spec.unusable(precision)
 
@@ -177,28 +197,39 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
 
     Raises:
         EngineError: The agreement of an output is outside the bounds in `OUTPUTS` for the engine's
-            precision.
+            precision, or outside those of the int8 graph.
     """
+    agreements = measure_check(engine, artifact)
+    quality = artifact.graph(engine.name, "int8").quality if engine.precision == "int8" else None
+    for output, worst in agreements.items():
+        bounds = (
+            int8_bounds(quality.check[output])
+            if quality
+            else OUTPUTS[output].bounds[engine.precision]
+        )
+        if not worst.is_within(bounds):
+            raise EngineError(
+                f"self-check failed: the output {output!r} of {engine.name} in {engine.precision} "
+                f"has a worst cosine of {worst.cosine:.7f} ({bounds.cosine:.7g} required) and a "
+                f"worst norm difference of {worst.norm:.1e} ({bounds.norm:.3g} allowed)"
+            )
+    return agreements
+
+
+def measure_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
+    """Return the worst agreement with the artifact's reference vectors; see `self_check`."""
     check = artifact.check()
     agreements: dict[Output, Agreement] = {}
     for output in artifact.manifest.outputs:
-        spec = OUTPUTS[output]
         reference = np.asarray(check.outputs[output], np.float64)
         runs = [
             compare(output, _results(run, output, check)[: len(reference)], reference)
             for run in engine.runs
         ]
         # np.min and np.max propagate NaN, which is outside any bounds.
-        worst = Agreement(
+        agreements[output] = Agreement(
             float(np.min([run.cosine for run in runs])), float(np.max([run.norm for run in runs]))
         )
-        if not worst.is_within(bounds := spec.bounds[engine.precision]):
-            raise EngineError(
-                f"self-check failed: the output {output!r} of {engine.name} in {engine.precision} "
-                f"has a worst cosine of {worst.cosine:.7f} ({bounds.cosine} required) and a worst "
-                f"norm difference of {worst.norm:.1e} ({bounds.norm} allowed)"
-            )
-        agreements[output] = worst
     return agreements
 
 

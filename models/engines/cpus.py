@@ -1,4 +1,4 @@
-"""Number of CPUs that this process may use."""
+"""The CPUs that this process may use: their number, and their instructions."""
 
 import math
 import os
@@ -26,3 +26,17 @@ def available_cpus(root: Path = Path("/")) -> int:
         if quota[0] not in ("max", "-1"):
             return max(1, min(allowed, math.ceil(int(quota[0]) / int(quota[1]))))
     return allowed
+
+
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """Return the names of the CPU's instruction sets, as Linux lists them; elsewhere none.
+
+    Args:
+        root: Root of the file system with /proc.
+    """
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.partition(":")[2].split())

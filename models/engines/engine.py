@@ -160,6 +160,7 @@ class Engine(Protocol):
 _ON_CPU: dict[Precision, BatchSizes] = {
     "float32": BatchSizes(max_tokens=384, min_split_tokens=64, fixed_cost=8),
     "bfloat16": BatchSizes(max_tokens=512, min_split_tokens=64, fixed_cost=32),
+    "int8": BatchSizes(max_tokens=512, min_split_tokens=64, fixed_cost=32),
 }
 
 

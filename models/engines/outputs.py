@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from models.artifact import Output
 
-Precision = Literal["float32", "float16", "bfloat16"]
+Precision = Literal["float32", "float16", "bfloat16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class OutputSpec:
 
     Attributes:
         shape: Shape of the output for one input, for documentation.
-        bounds: Worst acceptable agreement with PyTorch, by precision of the engine.
+        bounds: Worst acceptable agreement with PyTorch, by precision of the engine. For int8 it
+            depends on the graph, see `int8_bounds`.
         per_token: Whether a batch has one vector per token, `(T, W)`, in place of one per row.
         per_element: Whether each element is compared on its own, as `compare` describes.
     """
@@ -72,6 +73,9 @@ _OF_TOKENS: Bounds = {
 # to 9, the worst of 6,000 are 0.99993 and 9e-3 in float16, and 0.997 and 6e-2 in bfloat16.
 _OF_TAGS: Bounds = {**_OF_TOKENS, "bfloat16": Agreement(0.99, 0.1)}
 
+# No int8 graph may be worse, whatever was measured: a check with wider bounds detects no fault.
+_WORST_INT8 = Agreement(0.95, 0.1)
+
 OUTPUTS: dict[Output, OutputSpec] = {
     "pooled": OutputSpec("(W,)", _OF_ROWS),
     "tokens": OutputSpec("(L, D)", _OF_TOKENS, per_token=True),
@@ -81,6 +85,18 @@ OUTPUTS: dict[Output, OutputSpec] = {
     "tags": OutputSpec("(L, C)", _OF_TAGS, per_token=True, per_element=True),
     "multi": OutputSpec("(L, W)", _OF_TOKENS, per_token=True),
 }
+
+
+def int8_bounds(measured: Mapping[str, float]) -> Agreement:
+    """Return bounds for an output of an int8 graph: twice the deviations measured at its export.
+
+    Args:
+        measured: Worst `cosine` and `norm` in the self-check at export.
+    """
+    return Agreement(
+        cosine=max(_WORST_INT8.cosine, 1 - 2 * (1 - measured["cosine"])),
+        norm=min(_WORST_INT8.norm, 2 * measured["norm"]),
+    )
 
 
 def compare(

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.artifact import Output
+from models.engines.cpus import cpu_flags
 from models.engines.engine import (
     CompiledGraph,
     CpuEngine,
@@ -23,6 +24,14 @@ from models.packing import PackedBatch, round_up
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
+# Number of channels of a token that share a scale in int8; `models.export.int8` rounds weights for
+# this number.
+INT8_GROUP = 128
+# With these instructions, OpenVINO multiplies int8 codes. Without them, it restores float32
+# weights, which is slower than a float32 graph.
+_INT8_FLAG = "avx512_vnni"
+
+
 def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> Engine:
     """Return the engine "openvino" for a graph; see `models.engines.EngineSpec`."""
     import openvino
@@ -30,13 +39,15 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
     core = openvino.Core()
     model = core.read_model(graph.path)
     names = [port.any_name for port in model.inputs]
+    hint = "bf16" if precision == "bfloat16" or (precision == "int8" and _has_bf16()) else "f32"
 
     def compile_graph(concurrent_runs: int) -> CompiledGraph:
         compiled = core.compile_model(
             model,
             "CPU",
             {
-                "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
+                "INFERENCE_PRECISION_HINT": hint,
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": INT8_GROUP if precision == "int8" else 0,
                 "INFERENCE_NUM_THREADS": hardware.threads,
                 "NUM_STREAMS": concurrent_runs,
                 # Two processes on one machine would pin their threads to the same cores.
@@ -79,10 +90,14 @@ def cpu_unusable(precision: Precision) -> str | None:
     """Return why "openvino" is unusable in a precision on this machine; None if it is usable."""
     if reason := missing("openvino", "cpu"):
         return reason
+    if precision == "bfloat16" and not _has_bf16():
+        return "this CPU has no bfloat16 instructions (AVX512-BF16 or AMX)"
+    if precision == "int8" and _INT8_FLAG not in cpu_flags():
+        return "this CPU has no AVX512-VNNI instructions, without which int8 is slower than float32"
+    return None
+
+
+def _has_bf16() -> bool:
     import openvino
 
-    if precision == "bfloat16":
-        capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        if "BF16" not in capabilities:
-            return "this CPU has no bfloat16 instructions (AVX512-BF16 or AMX)"
-    return None
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

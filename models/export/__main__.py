@@ -8,12 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.artifact import ArtifactError
+from models.artifact import ArtifactError, Quality
 from models.engines import EngineError
 
 if TYPE_CHECKING:
     from models.export.parity import Parity
     from models.quantization import Calibration
+
+# Bounds of `QualityBounds`, with what they bound.
+_BOUNDS = {
+    "min_cosine": "mean cosine between int8 and float32 vectors",
+    "min_recall": "recall of the 10 nearest neighbours",
+    "min_rank_correlation": "rank correlation of scores, or share of equal labels",
+}
+# Number of layers that the export prints; the manifest has all.
+_SHOWN_LAYERS = 8
 
 
 def _named_prompt(text: str) -> tuple[str, str]:
@@ -34,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from models.add_layer_norm.onnx_nodes import TARGETS
     from models.export.calibration import MIN_TEXTS
     from models.export.exporter import DTYPES, export
+    from models.export.int8.quality import QualityBounds
     from models.export.model_folder import CheckpointError
     from models.export.sentence_config import Overrides
     from models.export.sources import SourceError, resolve
@@ -63,6 +73,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="float32",
         help="dtype of the weights in the graph for GPUs (default: %(default)s)",
     )
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "int8"),
+        default="float32",
+        help="int8 adds a graph for OpenVINO on CPUs with AVX512-VNNI, and measures its quality "
+        "(default: %(default)s)",
+    )
+    for name, what in _BOUNDS.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=float,
+            default=getattr(QualityBounds, name),
+            help=f"with --precision int8: lowest acceptable {what}; below it, the export fails "
+            "(default: %(default)s)",
+        )
     parser.add_argument(
         "--sparse",
         action="store_true",
@@ -118,8 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="TEXTS",
         type=Path,
         help="UTF-8 file with the model's kind of texts, one per line: every second one gives the "
-        "ranges of int8 and uint8 vectors, and the others measure the recall of quantised vectors; "
-        f"at least {MIN_TEXTS} texts (default: no ranges)",
+        "ranges of int8 and uint8 vectors and calibrates an int8 graph, and the others measure the "
+        f"quality of both; at least {MIN_TEXTS} texts (default: no ranges, and texts from the "
+        "vocabulary for an int8 graph)",
     )
     options = parser.parse_args(arguments)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -133,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prompts=dict(options.prompt),
         default_prompt=options.default_prompt,
     )
+    bounds = QualityBounds(**{name: getattr(options, name) for name in _BOUNDS})
     try:
         if options.out.exists():
             raise ArtifactError(f"{options.out} already exists; remove it or choose another --out")
@@ -145,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             overrides=overrides,
             copy_source=options.source,
             calibration_texts=texts,
+            int8=bounds if options.precision == "int8" else None,
             report=lambda line: print(line, flush=True),
         )
     except (SourceError, CheckpointError, ArtifactError, EngineError, OSError) as error:
@@ -152,7 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     print(_table(parity))
     for graph in artifact.manifest.graphs:
-        if graph.parity is None:
+        if graph.quality is not None:
+            print(_quality(graph.quality))
+        elif graph.parity is None:
             print(
                 f"The graph for {graph.engine} was not compared with PyTorch: its engine is not "
                 "usable on this machine."
@@ -167,6 +197,20 @@ def _lines(file: Path) -> list[str]:
         return file.read_text("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{file} is not UTF-8: {error.reason}, at byte {error.start}") from None
+
+
+def _quality(quality: Quality) -> str:
+    source = "generated texts" if quality.is_generated else "texts"
+    measures = ", ".join(f"{name} {value:.4f}" for name, value in quality.measures.items())
+    lines = [
+        f"int8, calibrated with {quality.calibration_texts:,} {source} and measured with "
+        f"{quality.evaluated_texts:,} others: {measures}",
+        f"{'Costliest layers in int8':41} {'relative error':>15}",
+    ]
+    for name, cost in list(quality.costs.items())[:_SHOWN_LAYERS]:
+        kept = "  stays in float" if name in quality.float_layers else ""
+        lines.append(f"{name:41} {cost:15.1e}{kept}")
+    return "\n".join(lines)
 
 
 def _recall(calibration: "Calibration") -> str:

@@ -12,14 +12,15 @@ https://huggingface.co/blog/embedding-quantization. By method:
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from models.artifact import Artifact, ArtifactError, Manifest
+from models.artifact import Artifact, ArtifactError, Manifest, Output
 from models.engines import Engine, open_engine
-from models.packing import NO_ADAPTER, pack
+from models.packing import NO_ADAPTER, PackedBatch, pack
 from models.quantization import Calibration, Vectors, dequantize, quantize
 
 Indices = NDArray[np.intp]
@@ -27,7 +28,7 @@ Indices = NDArray[np.intp]
 # Half of these calibrate: of 500 texts, the ranges leave out 2 of 501 further values, 0.4 %. The
 # 40 candidates of `ubinary` are then less than a tenth of the other half.
 MIN_TEXTS = 1000
-_NEAREST = 10
+NEAREST = 10
 _CANDIDATES = 40
 # Number of texts that are queries; the standard error of recall is then about 0.006.
 _MAX_QUERIES = 1000
@@ -66,7 +67,7 @@ def calibrate(artifact: Artifact, tokenizer: Tokenizer, texts: Sequence[str]) ->
     manifest = artifact.manifest
     engine = open_engine(artifact)
     try:
-        vectors = _encode(engine, manifest, tokenizer, texts)
+        vectors = run_rows(engine, text_rows(manifest, tokenizer, texts))
     finally:
         engine.close()
     calibrating, evaluated = vectors[::2], vectors[1::2]
@@ -91,8 +92,8 @@ def measure_recall(
         ranges: Minimum and maximum of each dimension, `(2, W)`.
         candidates: Number of the nearest texts by Hamming distance that are rescored.
     """
-    documents = _unit(vectors)
-    restored = _unit(dequantize(quantize(vectors, "int8", ranges), "int8", ranges))
+    documents = unit(vectors)
+    restored = unit(dequantize(quantize(vectors, "int8", ranges), "int8", ranges))
     bits = None
     if vectors.shape[1] % 8 == 0:
         bits = dequantize(quantize(vectors, "ubinary"), "ubinary")
@@ -100,19 +101,21 @@ def measure_recall(
     hits: dict[str, list[float]] = {}
     for start in range(0, len(queries), _QUERIES):
         chunk = queries[start : start + _QUERIES]
-        expected = _nearest(documents, documents, chunk, _NEAREST)
-        found = {"int8": _nearest(documents, restored, chunk, _NEAREST)}
+        expected = nearest(documents, documents, chunk, NEAREST)
+        found = {"int8": nearest(documents, restored, chunk, NEAREST)}
         if bits is not None:
             # W minus twice the Hamming distance is the dot product of bits as ±1, exact in float32.
-            close = _nearest(bits, bits, chunk, candidates)
+            close = nearest(bits, bits, chunk, candidates)
             found["ubinary"] = _rescored(documents[chunk], bits, close)
             found["ubinary_int8"] = _rescored(documents[chunk], restored, close)
         for method, own in found.items():
-            hits.setdefault(method, []).extend(map(_overlap, expected, own))
+            hits.setdefault(method, []).extend(map(overlap, expected, own))
     return {method: round(float(np.mean(own)), 4) for method, own in hits.items()}
 
 
-def _nearest(queries: Vectors, documents: Vectors, indices: Indices, count: int) -> Indices:
+def nearest(
+    queries: Vectors, documents: Vectors, indices: Indices, count: int = NEAREST
+) -> Indices:
     """Return the documents with the highest dot products `(Q, count)` with the queries at indices.
 
     A text is not its own neighbour. Of equal scores, the document with the lower index is first.
@@ -125,12 +128,13 @@ def _nearest(queries: Vectors, documents: Vectors, indices: Indices, count: int)
 def _rescored(queries: Vectors, documents: Vectors, candidates: Indices) -> Indices:
     """Return the candidates `(Q, C)` with the highest dot products `(Q, 10)` with the queries."""
     scores = np.einsum("qw,qcw->qc", queries, documents[candidates])
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :_NEAREST]
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :NEAREST]
     return np.take_along_axis(candidates, best, axis=1)
 
 
-def _overlap(expected: Indices, actual: Indices) -> float:
-    return len({*expected.tolist()} & {*actual.tolist()}) / _NEAREST
+def overlap(expected: Indices, actual: Indices) -> float:
+    """Return the share of the nearest documents of a query that are in `actual`."""
+    return len({*expected.tolist()} & {*actual.tolist()}) / NEAREST
 
 
 def _ranges(vectors: Vectors) -> Vectors:
@@ -139,18 +143,45 @@ def _ranges(vectors: Vectors) -> Vectors:
 
 def _truncated(vectors: Vectors, width: int, *, normalize: bool) -> Vectors:
     kept = vectors[:, :width]
-    return _unit(kept) if normalize else kept
+    return unit(kept) if normalize else kept
 
 
-def _unit(vectors: Vectors) -> Vectors:
+def unit(vectors: Vectors) -> Vectors:
+    """Return the vectors `(N, W)`, scaled to unit length."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
 
 
-def _encode(
-    engine: Engine, manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]
-) -> Vectors:
-    """Return the vectors `(N, W)` of texts with the default prompt, before any normalisation."""
+@dataclass(frozen=True)
+class TextRows:
+    """Token ids of texts with the default prompt, or of pairs of texts.
+
+    Attributes:
+        ids: Token ids of each row.
+        prompt_tokens: Number of leading tokens of each row that are not pooled.
+        adapter: Index of the prompt's adapter, or `NO_ADAPTER`.
+        types: Type of each token; None: type 0.
+    """
+
+    ids: Sequence[Sequence[int]]
+    prompt_tokens: int = 0
+    adapter: int = NO_ADAPTER
+    types: Sequence[Sequence[int]] | None = None
+
+    def batches(self, max_tokens: int) -> Iterator[tuple[list[int], PackedBatch]]:
+        """Yield batches of rows of similar length, with the indices of the rows."""
+        for batch in _batches(self.ids, max_tokens):
+            size = len(batch)
+            ids = [self.ids[index] for index in batch]
+            types = [self.types[index] for index in batch] if self.types else None
+            yield (
+                batch,
+                pack(ids, [self.prompt_tokens] * size, [self.adapter] * size, types),
+            )
+
+
+def text_rows(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) -> TextRows:
+    """Return the rows of texts with the default prompt; texts without tokens have none."""
     tokenizer.enable_truncation(manifest.max_tokens, direction=manifest.truncation_side)
     name = manifest.default_prompt
     prompt = "" if name is None else manifest.prompts[name]
@@ -162,16 +193,19 @@ def _encode(
     encodings = tokenizer.encode_batch([prompt + text for text in texts])
     # The service refuses texts without tokens.
     rows = [encoding.ids for encoding in encodings if len(encoding.ids) > skipped]
-    batches = list(_batches(rows, engine.batches.max_tokens))
+    return TextRows(rows, skipped, adapter)
 
-    def run(batch: Sequence[int]) -> Mapping[int, Vectors]:
-        own = [rows[index] for index in batch]
-        packed = pack(own, [skipped] * len(own), [adapter] * len(own))
-        return dict(zip(batch, engine.run(packed), strict=True))
+
+def run_rows(engine: Engine, rows: TextRows, output: Output = "pooled") -> Vectors:
+    """Return the vectors or logits `(N, W)` of rows, before any normalisation."""
+    batches = list(rows.batches(engine.batches.max_tokens))
+
+    def run(batch: tuple[list[int], PackedBatch]) -> Mapping[int, Vectors]:
+        return dict(zip(batch[0], engine.run(batch[1], output), strict=True))
 
     with ThreadPoolExecutor(engine.streams) as streams:
         vectors = {i: vector for part in streams.map(run, batches) for i, vector in part.items()}
-    return np.stack([vectors[index] for index in range(len(rows))])
+    return np.stack([vectors[index] for index in range(len(rows.ids))])
 
 
 def _batches(rows: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:

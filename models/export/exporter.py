@@ -29,10 +29,13 @@ from models.artifact import (
     write_manifest,
     writing,
 )
-from models.engines import ENGINES, Precision
+from models.engines import ENGINES, EngineError, Precision
 from models.engines.engine import missing
 from models.export.calibration import calibrate, distinct
 from models.export.checkpoint import NO_OVERRIDES, load
+from models.export.int8.graph import add_int8_graph
+from models.export.int8.quality import QualityBounds, check_outputs
+from models.export.int8.texts import vocabulary_texts
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
 from models.export.parity import (
@@ -88,6 +91,7 @@ def export(
     overrides: Overrides = NO_OVERRIDES,
     copy_source: bool = True,
     calibration_texts: Sequence[str] | None = None,
+    int8: QualityBounds | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Artifact, list[Parity]]:
     """Write the artifact of `source` to the directory `out`.
@@ -99,7 +103,9 @@ def export(
         target: "cpu", or "cuda" to export a graph for GPUs in addition to those for CPUs.
         overrides: Replacements for the model's settings.
         copy_source: Whether to copy the weights and config, which the gradient routes need.
-        calibration_texts: Texts that calibrate quantised vectors; None: no calibration.
+        calibration_texts: Texts that calibrate quantised vectors and the int8 graph; None: no
+            calibration of vectors, and texts from the vocabulary for the int8 graph.
+        int8: Lowest acceptable quality of an int8 graph; None: no int8 graph.
         report: Called with a progress message at each step.
 
     Returns:
@@ -107,12 +113,15 @@ def export(
 
     Raises:
         CheckpointError: The model is invalid or unsupported, or has no output "pooled" to
-            calibrate.
+            calibrate, or an output whose quality in int8 is not measured.
         ArtifactError: `out` already exists, or `dtype` is "float16" and `target` is "cpu", or there
             are too few texts that calibrate.
         EngineError: The vectors of a graph differ from PyTorch's beyond the bounds in
-            `models.engines.OUTPUTS`.
+            `models.engines.OUTPUTS`, or the quality of the int8 graph is below its bounds, or int8
+            is not usable on this machine.
     """
+    if int8 and (reason := ENGINES["openvino"].unusable("int8")):
+        raise EngineError(f"the quality of int8 cannot be measured on this machine: {reason}")
     if (dtype, target) == ("float16", "cpu"):
         raise ArtifactError("--dtype float16 needs --target cuda; CPU engines need float32")
     texts = None if calibration_texts is None else distinct(calibration_texts)
@@ -121,7 +130,7 @@ def export(
     report(f"Reading {source.name}")
     files = ModelFolder(source.folder)
     model, config = load(files, overrides, report)
-    if texts is not None:
+    if texts is not None and not int8:
         _check_has_pooled(source.name, config)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
     table = read_query_table(files, config, tokenizer, model.encoder.config.vocab_size)
@@ -140,6 +149,8 @@ def export(
             graphs += _write_graphs(model, target, graph_dtype, folder)
         manifest = _manifest(source, files, model, config, rules, graphs, hashes(folder))
         write_manifest(folder, manifest)
+        if int8:
+            check_outputs(manifest)
         report("Computing PyTorch's vectors")
         cases = reference_cases(model, config.max_tokens, check)
         del model  # frees memory for the engines; gc frees the exporter's reference cycles
@@ -152,14 +163,35 @@ def export(
                 parity += measure_parity(cases, Artifact.load(folder), graph.engine, precision)
         manifest = replace(manifest, graphs=tuple(_with_parity(g, parity) for g in graphs))
         write_manifest(folder, manifest)
-        if texts is not None:
-            report(f"Calibrating with {len(texts):,} texts")
-            write_calibration(folder, calibrate(Artifact(folder, manifest), tokenizer, texts))
-            digest = sha256(folder / CALIBRATION)
-            manifest = replace(manifest, files={**manifest.files, CALIBRATION: digest})
-            write_manifest(folder, manifest)
+        manifest = _calibrated(Artifact(folder, manifest), tokenizer, texts, int8, report)
     report(f"Wrote {out} in {time.monotonic() - started:.0f} s")
     return Artifact(out, manifest), parity
+
+
+def _calibrated(
+    artifact: Artifact,
+    tokenizer: Tokenizer,
+    texts: Sequence[str] | None,
+    int8: QualityBounds | None,
+    report: Callable[[str], None],
+) -> Manifest:
+    """Add what texts calibrate to an artifact, and return its manifest; see `export`."""
+    folder, manifest = artifact.path, artifact.manifest
+    if texts is not None and "pooled" in manifest.outputs:
+        report(f"Calibrating with {len(texts):,} texts")
+        write_calibration(folder, calibrate(artifact, tokenizer, texts))
+        digest = sha256(folder / CALIBRATION)
+        manifest = replace(manifest, files={**manifest.files, CALIBRATION: digest})
+        write_manifest(folder, manifest)
+    if int8 is None:
+        return manifest
+    is_generated = texts is None
+    if texts is None:
+        report("No --calibrate: generating calibration texts from the vocabulary")
+        texts = vocabulary_texts(tokenizer, manifest.max_tokens)
+    artifact = replace(artifact, manifest=manifest)
+    with_int8 = add_int8_graph(artifact, tokenizer, texts, int8, report, is_generated=is_generated)
+    return with_int8.manifest
 
 
 def _check_has_pooled(name: str, config: SentenceConfig) -> None:

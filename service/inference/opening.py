@@ -14,7 +14,15 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from models.artifact import MANIFEST, Artifact, sha256
-from models.engines import Agreement, Engine, Output, Precision, open_engine, self_check
+from models.engines import (
+    ENGINES,
+    Agreement,
+    Engine,
+    Output,
+    Precision,
+    open_engine,
+    self_check,
+)
 from models.packing import pack
 from models.quantization import Calibration, read_calibration
 from service.inference.attention_cost import AttentionCost
@@ -159,7 +167,7 @@ async def open_model(
         max_cost=max_cost,
         max_token_vectors=options.max_token_vectors,
         max_chunks=options.max_chunks,
-        graph_sha256=artifact.graph_sha256(engine.name),
+        graph_sha256=_graph_sha256(artifact, engine),
         self_check=agreement,
         check=check,
         files={**artifact.manifest.files, MANIFEST: sha256(artifact.path / MANIFEST)},
@@ -191,6 +199,10 @@ def _open(
     return artifact, tokenizer, query_weights, calibration, engine, agreement, self_check_s
 
 
+def _graph_sha256(artifact: Artifact, engine: Engine) -> str:
+    return artifact.graph_sha256(engine.name, ENGINES[engine.name].precisions[engine.precision])
+
+
 def _behind_cache(
     batcher: Batcher[BatchItem, RowResults],
     cache: ResultCache[RowResults],
@@ -198,7 +210,7 @@ def _behind_cache(
     engine: Engine,
 ) -> CachedBatcher[BatchItem, RowResults]:
     """Return a batcher whose results are those of the artifact's graph on this engine alone."""
-    computed_by = f"{artifact.graph_sha256(engine.name)} {engine.name} {engine.precision}"
+    computed_by = f"{_graph_sha256(artifact, engine)} {engine.name} {engine.precision}"
     prefix = hashlib.sha256(computed_by.encode()).digest()
     return CachedBatcher(
         batcher,
