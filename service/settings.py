@@ -151,7 +151,7 @@ class EngineSettings(_Group):
 
     name: str = Field("auto", description="Name of the engine; `auto`: the first usable engine")
     precision: Precision = Field(
-        "float32", description="Precision of the engine: `float32`, `float16` or `bfloat16`"
+        "float32", description="Precision of the engine: `float32`, `float16`, `bfloat16` or `int8`"
     )
     threads: int = Field(
         0, ge=0, description="Number of CPUs for a CPU engine; 0: all CPUs available to the process"

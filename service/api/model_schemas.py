@@ -58,6 +58,21 @@ class CalibrationRanges(BaseModel):
     )
 
 
+class QualityInfo(BaseModel):
+    """Quality of an int8 graph relative to float32, measured at export."""
+
+    measures: dict[str, float] = Field(
+        description="`mean_cosine`, `worst_cosine` and `recall_at_10` of pooled vectors, or "
+        "`rank_correlation` or `label_agreement` of logits"
+    )
+    is_generated: bool = Field(
+        description="Whether the texts were generated from the vocabulary, without --calibrate"
+    )
+    calibration_texts: int = Field(description="Number of texts that calibrated the graph")
+    evaluated_texts: int = Field(description="Number of other texts, which measured the quality")
+    float_layers: list[str] = Field(description="Layers that stay in float")
+
+
 class ServiceInfo(BaseModel):
     """The served model and its engine."""
 
@@ -108,6 +123,9 @@ class ServiceInfo(BaseModel):
     tokenizer_sha256: str
     engine: str
     precision: str
+    quality: QualityInfo | None = Field(
+        description="Quality of the int8 graph; null: another precision"
+    )
     threads: int
     self_check: dict[str, AgreementInfo] = Field(
         description="Agreement of the engine's vectors with the artifact's reference vectors, by "

@@ -19,6 +19,7 @@ from service.api.model_schemas import (
     LoadResponse,
     ModelList,
     ModelSummary,
+    QualityInfo,
     ServiceInfo,
 )
 from service.api.openapi import error_responses, request_body
@@ -215,6 +216,7 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         tokenizer_sha256=manifest.files["tokenizer.json"],
         engine=engine.name,
         precision=engine.precision,
+        quality=_quality(model),
         threads=engine.threads,
         self_check={
             output: AgreementInfo(cosine=agreement.cosine, norm=agreement.norm)
@@ -222,6 +224,18 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         },
         limits=Limits(**state.settings.limits.model_dump(), max_tokens=manifest.max_tokens),
         version=VERSION,
+    )
+
+
+def _quality(model: Model) -> QualityInfo | None:
+    if (quality := model.quality) is None:
+        return None
+    return QualityInfo(
+        measures=dict(quality.measures),
+        is_generated=quality.is_generated,
+        calibration_texts=quality.calibration_texts,
+        evaluated_texts=quality.evaluated_texts,
+        float_layers=list(quality.float_layers),
     )
 
 

@@ -96,7 +96,7 @@ async def respond(
         headers={
             "Server-Timing": _server_timing(result.seconds, serialize_s),
             "X-Model-Version": model.version,
-            "X-Engine": f"{model.engine.name}; precision={model.engine.precision}",
+            "X-Engine": model.engine_label,
             **headers,
         },
         media_type=media_type,

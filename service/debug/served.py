@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.engines.outputs import Agreement, compare
+from models.engines.outputs import Agreement, compare, int8_bounds
 from models.gradients.inputs import Row
 from service.debug.responses import VectorParity
 from service.inference import tokenizer
@@ -13,7 +13,7 @@ from service.inference.model import Model
 from service.inference.results import RowResult, SparseVector
 
 # Bounds of the agreement of a served vector with the reference model's vector. Every engine keeps
-# them in every precision, so a vector beyond them means that another model is served.
+# them in every precision but int8, so a vector beyond them means that another model is served.
 _BOUNDS = Agreement(cosine=0.999, norm=0.05)
 
 
@@ -51,6 +51,14 @@ def _dense(row: Row, result: RowResult, width: int) -> NDArray[np.float32]:
     return vectors[list(row.vector_positions)] if row.vector_positions else vectors
 
 
+def _bounds(model: Model) -> Agreement:
+    """Return the bounds for a model; those of an int8 graph follow from its measured quality."""
+    if model.quality is None:
+        return _BOUNDS
+    own = int8_bounds(model.quality.check[model.artifact.manifest.outputs[0]])
+    return Agreement(min(own.cosine, _BOUNDS.cosine), max(own.norm, _BOUNDS.norm))
+
+
 def parity_of(
     model: Model, served: NDArray[np.float32], reference: NDArray[np.float32]
 ) -> VectorParity:
@@ -59,7 +67,7 @@ def parity_of(
     return VectorParity(
         cosine=agreement.cosine,
         norm=agreement.norm,
-        agrees=agreement.is_within(_BOUNDS),
+        agrees=agreement.is_within(_bounds(model)),
         max_abs=float(np.abs(served - reference).max()),
-        engine=f"{model.engine.name}; precision={model.engine.precision}",
+        engine=model.engine_label,
     )

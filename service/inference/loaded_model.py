@@ -5,12 +5,13 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, Check
+from models.artifact import Artifact, Check, Quality
 from models.engines import OUTPUTS, Agreement, Engine, Output
 from models.packing import pack
 from models.quantization import Calibration
@@ -131,6 +132,20 @@ class LoadedModel:
     def width(self) -> int:
         """Number of dimensions of a pooled vector, W."""
         return self.artifact.manifest.width
+
+    @property
+    def quality(self) -> Quality | None:
+        """Quality of the int8 graph, measured at export; None in other precisions."""
+        if self.engine.precision != "int8":
+            return None
+        return self.artifact.graph(self.engine.name, "int8").quality
+
+    @cached_property
+    def engine_label(self) -> str:
+        """Engine, precision and, in int8, measured quality, as in the header X-Engine."""
+        label = f"{self.engine.name}; precision={self.engine.precision}"
+        measures = self.quality.measures if self.quality else {}
+        return label + "".join(f"; {name}={value:.4f}" for name, value in measures.items())
 
     @property
     def version(self) -> str:

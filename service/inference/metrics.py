@@ -140,6 +140,12 @@ class InferenceMetrics:
         )
         self.unloads = Counter("vitrine_model_unloads", "Unloads of the model", **options)
         self.info = Info("vitrine_model", "Served model", **options)
+        self.quality = Gauge(
+            "vitrine_model_quality",
+            "Quality of the served int8 graph relative to float32, measured at export",
+            ["model", "measure"],
+            registry=registry,
+        )
 
 
 class ModelMetrics:
@@ -169,7 +175,8 @@ class ModelMetrics:
         metrics.oldest_age.labels(model).set_function(
             lambda: max((queue.oldest_s for queue in self._queues), default=0.0)
         )
-        self._model, self._info = model, metrics.info
+        self._model, self._info, self._quality = model, metrics.info, metrics.quality
+        self._measures: set[str] = set()
 
     def add_queue(self, queue: Queue) -> None:
         """Include the queue of a version of the model."""
@@ -184,9 +191,18 @@ class ModelMetrics:
         """Set the labels of `vitrine_model_info`, which describe the version that is served."""
         self._info.labels(self._model).info(labels)
 
+    def set_quality(self, measures: Mapping[str, float]) -> None:
+        """Set `vitrine_model_quality` of the version that is served; empty: it is not in int8."""
+        for measure in self._measures - measures.keys():
+            self._quality.remove(self._model, measure)
+        for measure, value in measures.items():
+            self._quality.labels(self._model, measure).set(value)
+        self._measures = set(measures)
+
     def clear_info(self) -> None:
-        """Remove `vitrine_model_info` of a model that is no longer served."""
+        """Remove the description and the quality of a model that is no longer served."""
         self._info.remove(self._model)
+        self.set_quality({})
 
 
 def observe_stages(

@@ -534,6 +534,7 @@ class ModelRegistry:
             engine=model.engine.name,
             precision=model.engine.precision,
         )
+        entry.metrics.set_quality(model.quality.measures if model.quality else {})
 
     async def _make_room(self, size: int, keep: _Entry | None) -> None:
         """Unload the least recently used models until `size` bytes fit into the memory budget."""
