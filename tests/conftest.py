@@ -238,6 +238,18 @@ def calibrated_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: 
     return _shared(tmp_path_factory)("calibrated-artifact", write)
 
 
+@pytest.fixture(scope="session")
+def int8_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: Path) -> Artifact:
+    """The small model with an int8 graph, whose recall is not bounded."""
+    from models.export.int8.quality import QualityBounds
+
+    def write(out: Path) -> None:
+        bounds = QualityBounds(min_recall=0)
+        _export(str(small_folder), out, calibration_texts=calibration_texts(), int8=bounds)
+
+    return _shared(tmp_path_factory)("int8-artifact", write)
+
+
 def _export(source: str, out: Path, **options: Any) -> None:  # noqa: ANN401 - export's
     export(resolve(source), out, **options)
 

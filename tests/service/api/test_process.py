@@ -191,7 +191,7 @@ def test_failed_startup_exits_with_the_reason(
         ({"VITRINE_SERVER__PROT": "1"}, "VITRINE_SERVER__PROT is not a setting"),
         ({"VITRINE_MODEL_PATH": "x"}, "not a setting; did you mean VITRINE_MODEL__PATH?"),
         ({"VITRINE_ENGIN__NAME": "x"}, "VITRINE_ENGIN__NAME is not a setting"),
-        ({"VITRINE_ENGINE__PRECISION": "int8"}, "engine.precision: Input should be 'float32'"),
+        ({"VITRINE_ENGINE__PRECISION": "int4"}, "engine.precision: Input should be 'float32'"),
         ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "No such file or directory: '/nowhere'"),
         ({"VITRINE_AUTH__KEYS": "[{"}, "auth"),
     ],

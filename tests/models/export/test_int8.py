@@ -1,0 +1,323 @@
+"""`vitrine-export --precision int8`: rounding, the graph, its measured quality and its refusals."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from scipy.stats import spearmanr
+from tokenizers import Tokenizer
+
+from models.artifact import TOKENIZER, Artifact
+from models.engines import (
+    ENGINES,
+    Agreement,
+    Engine,
+    EngineError,
+    Output,
+    cosines,
+    open_engine,
+    self_check,
+)
+from models.engines.cpus import cpu_flags
+from models.engines.outputs import int8_bounds
+from models.engines.with_openvino import INT8_GROUP
+from models.export.__main__ import main
+from models.export.calibration import TextRows, text_rows
+from models.export.int8.quality import QualityBounds, measure, quality_rows
+from models.export.int8.rounding import quantize_activations, round_product, round_weights
+from models.export.int8.texts import vocabulary_texts
+from models.packing import PackedBatch, pack
+from tests.models.checkpoints import save_masked_lm, save_tokenizer
+from tests.models.test_engines import ALTERATIONS, AlteredEngine
+from tests.sentences import calibration_texts
+
+UNUSABLE = ENGINES["openvino"].unusable("int8")
+needs_int8 = pytest.mark.skipif(UNUSABLE is not None, reason=str(UNUSABLE))
+Matrix = NDArray[np.float32]
+
+
+def correlated(count: int, width: int) -> Matrix:
+    """Activations whose channels depend on each other, with a mean, and with an outlier channel."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(count, width // 4)) @ rng.normal(size=(width // 4, width))
+    x += 0.3 * rng.normal(size=x.shape) + rng.normal(size=width) * 5
+    x[:, 7] *= 40
+    return x.astype(np.float32)
+
+
+def random_weights(outputs: int, width: int) -> Matrix:
+    return np.random.default_rng(2).normal(size=(outputs, width)).astype(np.float32)
+
+
+@pytest.mark.parametrize("width", [INT8_GROUP, 2 * INT8_GROUP + 64])
+def test_activations_are_those_of_torchs_fake_quantization(width: int) -> None:
+    x = correlated(50, width)
+    x[3, :INT8_GROUP] = 0
+    for start in range(0, width, INT8_GROUP):
+        part = torch.tensor(x[:, start : start + INT8_GROUP])
+        scales = part.abs().amax(1) / 127
+        scales[scales == 0] = 1
+        zeros = torch.zeros(len(part), dtype=torch.int32)
+        expected = torch.fake_quantize_per_channel_affine(part, scales, zeros, 0, -127, 127)
+        actual = quantize_activations(x)[:, start : start + INT8_GROUP]
+        # A value at the middle of two codes may be rounded to either.
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=float(scales.max()) * 1.001)
+        assert np.mean(np.abs(actual - expected.numpy()) > 1e-6 * scales.numpy()[:, None]) < 1e-3
+
+
+def test_weights_of_independent_channels_are_rounded_to_the_nearest_code() -> None:
+    x, weights = np.eye(16, dtype=np.float32), random_weights(5, 16)
+    codes, scales = round_weights(weights, x)
+    np.testing.assert_allclose(scales, np.abs(weights).max(1) / 127, rtol=1e-6)
+    np.testing.assert_array_equal(codes, np.round(weights / scales[:, None]))
+
+
+def test_rounding_compensates_errors_of_correlated_channels() -> None:
+    x, weights = correlated(2000, 300), random_weights(40, 300)
+    x -= x.mean(0)
+    codes, scales = round_weights(weights, x)
+    assert np.abs(codes.astype(int)).max() <= 127
+
+    def error(rounded: NDArray[np.floating]) -> float:
+        return float(((x @ (rounded * scales[:, None] - weights).T) ** 2).mean())
+
+    assert error(codes) < 0.5 * error(np.round(weights / scales[:, None]))
+
+
+def test_quantised_product_is_that_of_float64_within_its_cost() -> None:
+    x, weights = correlated(3000, 256), random_weights(30, 256)
+    rounded = round_product(x[:2000], weights)
+    assert rounded.weights.dtype == np.int8
+    others = x[2000:].astype(np.float64)  # did not calibrate
+    expected = others @ weights.T.astype(np.float64)
+    smoothed = ((others - rounded.shift) / rounded.smoothing).astype(np.float32)
+    dequantised = rounded.weights * rounded.scales[:, None].astype(np.float64)
+    actual = quantize_activations(smoothed) @ dequantised.T + rounded.bias
+    variance = expected.var(0)
+    error = float(((actual - expected) ** 2 / variance).mean())
+    assert rounded.cost / 2 < error < rounded.cost * 2
+    # Without shifts and smoothing, the outlier channel leaves few codes to the others.
+    scales = np.abs(weights).max(1, keepdims=True) / 127
+    plain = (
+        quantize_activations(others.astype(np.float32)) @ (np.round(weights / scales) * scales).T
+    )
+    assert error < 0.1 * float(((plain - expected) ** 2 / variance).mean())
+
+
+@needs_int8
+def test_graph_has_int8_weights_that_stand_for_the_models(int8_artifact: Artifact) -> None:
+    exact = onnx.load(int8_artifact.path / int8_artifact.graph("openvino", "float32").file)
+    graph = onnx.load(int8_artifact.path / int8_artifact.graph("openvino", "int8").file)
+    tensors = {t.name: numpy_helper.to_array(t) for t in graph.graph.initializer}
+    codes = {name: own for name, own in tensors.items() if own.dtype == np.int8}
+    # Each of 2 layers has q, k, v, out, and two of the feed-forward network.
+    assert len(codes) == 12
+    gemms = {n.output[0]: n for n in exact.graph.node if n.op_type == "Gemm"}
+    weights = {t.name: numpy_helper.to_array(t) for t in exact.graph.initializer}
+    smoothing = {n.input[0]: n.input[1] for n in graph.graph.node if n.op_type == "Mul"}
+    for name, own in codes.items():
+        output = name.removesuffix("_codes")
+        gemm = gemms[output]
+        inverse = tensors[smoothing[gemm.input[0]]]
+        actual = own * tensors[f"{output}_scales"] * inverse[:, None]
+        expected = weights[gemm.input[1]].T
+        assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@needs_int8
+def test_results_are_close_to_float32_and_to_onnxruntimes_of_the_same_graph(
+    int8_artifact: Artifact,
+) -> None:
+    rows = [np.random.default_rng(i).integers(5, 60, 3 + i).tolist() for i in range(20)]
+    batch = pack(rows)
+    actual = open_engine(int8_artifact, "auto", "int8").run(batch)
+    expected = open_engine(int8_artifact, "onnxruntime").run(batch)
+    session = onnxruntime.InferenceSession(
+        int8_artifact.path / int8_artifact.graph("openvino", "int8").file
+    )
+    (oracle,) = session.run(["pooled"], batch.inputs([p.name for p in session.get_inputs()]))
+    assert cosines(actual, expected).min() > 0.999
+    assert cosines(actual, oracle).min() > 0.999
+    assert not np.array_equal(actual, expected)
+
+
+@needs_int8
+@pytest.mark.parametrize("name", ALTERATIONS)
+def test_self_check_rejects_altered_int8_vectors(int8_artifact: Artifact, name: str) -> None:
+    engine = open_engine(int8_artifact, "openvino", "int8")
+    self_check(engine, int8_artifact)
+    altered = AlteredEngine(engine, ALTERATIONS[name])
+    altered.name, altered.precision = "openvino", "int8"
+    with pytest.raises(EngineError, match=r"self-check failed: .* openvino in int8"):
+        self_check(altered, int8_artifact)
+
+
+def test_bounds_are_twice_the_measured_deviations_and_limited() -> None:
+    bounds = int8_bounds({"cosine": 0.998, "norm": 0.01})
+    assert (bounds.cosine, bounds.norm) == pytest.approx((0.996, 0.02))
+    assert int8_bounds({"cosine": 0.5, "norm": 3.0}) == Agreement(0.95, 0.1)
+
+
+class FixedEngine(AlteredEngine):
+    """An engine whose vectors are rows of a matrix, by the first token of each row."""
+
+    def __init__(self, vectors: Matrix) -> None:
+        self.vectors = vectors
+
+    def run(self, batch: PackedBatch, _output: Output = "pooled") -> Matrix:
+        first = batch.input_ids[batch.padded_index[:, 0]]
+        return self.vectors[first]
+
+
+def rows_of(count: int) -> TextRows:
+    return TextRows([[index, 0] for index in range(count)])
+
+
+def test_quality_of_vectors_equals_a_search_for_neighbours(int8_artifact: Artifact) -> None:
+    rng = np.random.default_rng(3)
+    expected = rng.normal(size=(60, 8)).astype(np.float32)
+    actual = expected + rng.normal(size=expected.shape).astype(np.float32) * np.float32(0.3)
+    engines: Sequence[Engine] = FixedEngine(expected), FixedEngine(actual)
+    measures = measure(*engines, int8_artifact.manifest, rows_of(60))
+    units = [own / np.linalg.norm(own, axis=1, keepdims=True) for own in (expected, actual)]
+    shared = 0
+    for query in range(60):
+        near = [
+            set(sorted(set(range(60)) - {query}, key=(u @ u[query]).__getitem__)[-10:])
+            for u in units
+        ]
+        shared += len(near[0] & near[1])
+    both = (units[0] * units[1]).sum(1)
+    assert measures == pytest.approx(
+        {"mean_cosine": both.mean(), "worst_cosine": both.min(), "recall_at_10": shared / 600},
+        abs=1e-4,
+    )
+    assert 0.3 < measures["recall_at_10"] < 0.95
+
+
+def test_quality_of_scores_is_spearmans_correlation(int8_artifact: Artifact) -> None:
+    rng = np.random.default_rng(4)
+    expected = rng.normal(size=(60, 1)).astype(np.float32)
+    actual = expected + rng.normal(size=expected.shape).astype(np.float32)
+    manifest = replace(int8_artifact.manifest, outputs=("logits",), labels=("score",))
+    engines: Sequence[Engine] = FixedEngine(expected), FixedEngine(actual)
+    measures = measure(*engines, manifest, rows_of(60))
+    own = [
+        spearmanr(expected[start : start + 20, 0], actual[start : start + 20, 0]).statistic
+        for start in (0, 20, 40)
+    ]
+    assert measures == pytest.approx({"rank_correlation": np.mean(own)}, abs=1e-4)
+
+
+def test_quality_of_labels_is_the_share_of_equal_ones(int8_artifact: Artifact) -> None:
+    expected = np.eye(4, 3, dtype=np.float32)
+    actual = expected.copy()
+    actual[0] = [0, 1, 0]
+    manifest = replace(int8_artifact.manifest, outputs=("logits",), labels=("a", "b", "c"))
+    engines: Sequence[Engine] = FixedEngine(expected), FixedEngine(actual)
+    assert measure(*engines, manifest, rows_of(4)) == {"label_agreement": 0.75}
+
+
+def test_rows_of_a_reranker_are_queries_with_twenty_documents(int8_artifact: Artifact) -> None:
+    tokenizer = Tokenizer.from_buffer(int8_artifact.read(TOKENIZER))
+    texts = [f"w{index}" for index in range(5, 55)]
+    manifest = replace(int8_artifact.manifest, outputs=("logits",), labels=("score",))
+    rows = quality_rows(manifest, tokenizer, texts)
+    pairs = [(texts[start], texts[start + 1 + i]) for start in (0, 21) for i in range(20)]
+    assert rows.ids == [tokenizer.encode(*pair).ids for pair in pairs]
+    assert quality_rows(int8_artifact.manifest, tokenizer, texts) == text_rows(
+        int8_artifact.manifest, tokenizer, texts
+    )
+
+
+def test_nan_is_below_every_bound() -> None:
+    broken = QualityBounds().broken({"mean_cosine": float("nan"), "recall_at_10": 0.97})
+    assert broken == ["mean_cosine is nan (0.995 required)"]
+
+
+def test_texts_of_the_vocabulary_are_the_same_at_every_call(int8_artifact: Artifact) -> None:
+    tokenizer = Tokenizer.from_buffer(int8_artifact.read(TOKENIZER))
+    texts = vocabulary_texts(tokenizer, 40)
+    assert texts == vocabulary_texts(tokenizer, 40)
+    words = {word for text in texts for word in text.split()}
+    assert words <= {tokenizer.decode([index]) for index in range(tokenizer.get_vocab_size())}
+
+
+def test_flags_are_those_of_cpuinfo(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("model name\t: A\nflags\t\t: fpu avx512_vnni\n\n")
+    assert cpu_flags(tmp_path) == {"fpu", "avx512_vnni"}
+    assert cpu_flags(tmp_path / "elsewhere") == frozenset()
+
+
+def test_cpu_without_vnni_is_refused(
+    small_folder: Path,
+    tmp_path: Path,
+    int8_artifact: Artifact,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("models.engines.with_openvino.cpu_flags", lambda: {"avx2"})
+    with pytest.raises(EngineError, match="openvino in int8 is not usable: this CPU has no AVX512"):
+        open_engine(int8_artifact, "auto", "int8")
+    arguments = [str(small_folder), "--out", str(tmp_path / "out"), "--precision=int8"]
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert "the quality of int8 cannot be measured on this machine: this CPU has" in captured.err
+    assert not captured.out
+
+
+@needs_int8
+def test_artifact_without_int8_graph_names_the_option(small_artifact: Artifact) -> None:
+    with pytest.raises(EngineError, match="no graph for openvino in int8; export it with --prec"):
+        open_engine(small_artifact, "openvino", "int8")
+
+
+@needs_int8
+@pytest.mark.slow
+def test_quality_below_a_bound_fails_and_names_the_costliest_layers(
+    small_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(small_folder), "--out", str(tmp_path / "out"), "--precision=int8"]
+    assert main([*arguments, "--min-cosine=1.1"]) == 1
+    captured = capsys.readouterr()
+    assert "No --calibrate: generating calibration texts from the vocabulary" in captured.out
+    assert "below the bounds even with 2 of 8 layers in float: mean_cosine is" in captured.err
+    assert "layers.0.linear2" in captured.err
+    assert not (tmp_path / "out").exists()
+
+
+@needs_int8
+@pytest.mark.slow
+def test_command_line_prints_quality_and_costs(
+    small_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(calibration_texts()))
+    arguments = [str(small_folder), "--out", str(tmp_path / "out"), f"--calibrate={file}"]
+    assert main([*arguments, "--precision=int8", "--min-recall=0"]) == 0
+    out = capsys.readouterr().out
+    assert "int8, calibrated with 600 texts and measured with 600 others: mean_cosine" in out
+    quality = Artifact.load(tmp_path / "out").graph("openvino", "int8").quality
+    assert quality is not None
+    assert list(quality.costs.values()) == sorted(quality.costs.values(), reverse=True)
+    assert {f"layers.{i}.self_attn.in_proj" for i in range(2)} < quality.costs.keys()
+    assert not quality.is_generated
+
+
+@needs_int8
+def test_output_without_a_measure_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_masked_lm(tmp_path / "model", "bert")
+    save_tokenizer(tmp_path / "model")
+    arguments = [str(tmp_path / "model"), "--out", str(tmp_path / "out"), "--sparse"]
+    assert main([*arguments, "--precision=int8"]) == 1
+    assert "the quality of sparse is not measured" in capsys.readouterr().err
