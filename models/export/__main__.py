@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Bounds of `QualityBounds`, with what they bound.
 _BOUNDS = {
     "min_cosine": "mean cosine between int8 and float32 vectors",
-    "min_recall": "recall of the 10 nearest neighbours",
+    "min_recall": "recall of the 10 nearest neighbours among the texts of --calibrate",
     "min_rank_correlation": "rank correlation of scores, or share of equal labels",
 }
 # Number of layers that the export prints; the manifest has all.

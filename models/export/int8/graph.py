@@ -78,7 +78,7 @@ def add_int8_graph(
         added = _with_graph(artifact, graph)
         engine = open_engine(added, "openvino", "int8")
         measures = measure(exact, engine, manifest, held_out)
-        broken = bounds.broken(measures)
+        broken = bounds.broken(measures, is_generated=is_generated)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
         report(f"int8 with {len(kept)} of {len(rounded)} layers in float: {shown}")
         if broken:

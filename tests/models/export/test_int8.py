@@ -1,6 +1,5 @@
 """`vitrine-export --precision int8`: rounding, the graph, its measured quality and its refusals."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from scipy.stats import spearmanr
+from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
 from models.engines import (
     ENGINES,
     Agreement,
-    Engine,
     EngineError,
     Output,
     cosines,
@@ -88,7 +86,7 @@ def test_rounding_compensates_errors_of_correlated_channels() -> None:
     def error(rounded: NDArray[np.floating]) -> float:
         return float(((x @ (rounded * scales[:, None] - weights).T) ** 2).mean())
 
-    assert error(codes) < 0.5 * error(np.round(weights / scales[:, None]))
+    assert error(codes.astype(np.float32)) < 0.5 * error(np.round(weights / scales[:, None]))
 
 
 def test_quantised_product_is_that_of_float64_within_its_cost() -> None:
@@ -184,8 +182,9 @@ def test_quality_of_vectors_equals_a_search_for_neighbours(int8_artifact: Artifa
     rng = np.random.default_rng(3)
     expected = rng.normal(size=(60, 8)).astype(np.float32)
     actual = expected + rng.normal(size=expected.shape).astype(np.float32) * np.float32(0.3)
-    engines: Sequence[Engine] = FixedEngine(expected), FixedEngine(actual)
-    measures = measure(*engines, int8_artifact.manifest, rows_of(60))
+    measures = measure(
+        FixedEngine(expected), FixedEngine(actual), int8_artifact.manifest, rows_of(60)
+    )
     units = [own / np.linalg.norm(own, axis=1, keepdims=True) for own in (expected, actual)]
     shared = 0
     for query in range(60):
@@ -207,8 +206,7 @@ def test_quality_of_scores_is_spearmans_correlation(int8_artifact: Artifact) -> 
     expected = rng.normal(size=(60, 1)).astype(np.float32)
     actual = expected + rng.normal(size=expected.shape).astype(np.float32)
     manifest = replace(int8_artifact.manifest, outputs=("logits",), labels=("score",))
-    engines: Sequence[Engine] = FixedEngine(expected), FixedEngine(actual)
-    measures = measure(*engines, manifest, rows_of(60))
+    measures = measure(FixedEngine(expected), FixedEngine(actual), manifest, rows_of(60))
     own = [
         spearmanr(expected[start : start + 20, 0], actual[start : start + 20, 0]).statistic
         for start in (0, 20, 40)
@@ -221,8 +219,9 @@ def test_quality_of_labels_is_the_share_of_equal_ones(int8_artifact: Artifact) -
     actual = expected.copy()
     actual[0] = [0, 1, 0]
     manifest = replace(int8_artifact.manifest, outputs=("logits",), labels=("a", "b", "c"))
-    engines: Sequence[Engine] = FixedEngine(expected), FixedEngine(actual)
-    assert measure(*engines, manifest, rows_of(4)) == {"label_agreement": 0.75}
+    assert measure(FixedEngine(expected), FixedEngine(actual), manifest, rows_of(4)) == {
+        "label_agreement": 0.75
+    }
 
 
 def test_rows_of_a_reranker_are_queries_with_twenty_documents(int8_artifact: Artifact) -> None:
@@ -238,8 +237,16 @@ def test_rows_of_a_reranker_are_queries_with_twenty_documents(int8_artifact: Art
 
 
 def test_nan_is_below_every_bound() -> None:
-    broken = QualityBounds().broken({"mean_cosine": float("nan"), "recall_at_10": 0.97})
+    measures = {"mean_cosine": float("nan"), "recall_at_10": 0.97}
+    broken = QualityBounds().broken(measures, is_generated=False)
     assert broken == ["mean_cosine is nan (0.995 required)"]
+
+
+def test_recall_is_bounded_for_the_users_own_texts_alone() -> None:
+    bounds, measures = QualityBounds(), {"mean_cosine": 0.999, "recall_at_10": 0.96}
+    assert bounds.broken(measures, is_generated=True) == []
+    broken = bounds.broken(measures, is_generated=False)
+    assert broken == ["recall_at_10 is 0.9600 (0.97 required)"]
 
 
 def test_texts_of_the_vocabulary_are_the_same_at_every_call(int8_artifact: Artifact) -> None:
