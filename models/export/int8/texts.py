@@ -30,4 +30,9 @@ def vocabulary_texts(tokenizer: Tokenizer, max_tokens: int) -> list[str]:
     lengths = rng.integers(
         _MIN_WORDS, min(_MAX_WORDS, max(_MIN_WORDS + 1, max_tokens // 2)), _TEXTS
     )
-    return [" ".join(rng.choice(words, length, p=chances)) for length in lengths.tolist()]
+    drawn = rng.choice(len(words), lengths.sum(), p=chances).tolist()
+    ends = np.cumsum(lengths).tolist()
+    return [
+        " ".join(words[index] for index in drawn[end - length : end])
+        for length, end in zip(lengths.tolist(), ends, strict=True)
+    ]

@@ -93,19 +93,24 @@ def test_quantised_product_is_that_of_float64_within_its_cost() -> None:
     x, weights = correlated(3000, 256), random_weights(30, 256)
     rounded = round_product(x[:2000], weights)
     assert rounded.weights.dtype == np.int8
-    others = x[2000:].astype(np.float64)  # did not calibrate
-    expected = others @ weights.T.astype(np.float64)
-    smoothed = ((others - rounded.shift) / rounded.smoothing).astype(np.float32)
     dequantised = rounded.weights * rounded.scales[:, None].astype(np.float64)
-    actual = quantize_activations(smoothed) @ dequantised.T + rounded.bias
+
+    def product(own: Matrix) -> NDArray[np.float64]:
+        smoothed = (own - rounded.shift) / rounded.smoothing
+        result: NDArray[np.float64] = quantize_activations(smoothed) @ dequantised.T + rounded.bias
+        return result
+
+    others = x[2000:]  # did not calibrate
+    actual, expected = product(others), others @ weights.T.astype(np.float64)
     variance = expected.var(0)
     error = float(((actual - expected) ** 2 / variance).mean())
     assert rounded.cost / 2 < error < rounded.cost * 2
+    # The bias has the mean error of the calibration.
+    errors = product(x[:2000]) - x[:2000] @ weights.T.astype(np.float64)
+    assert np.all(np.abs(errors.mean(0)) < 0.002 * errors.std(0))
     # Without shifts and smoothing, the outlier channel leaves few codes to the others.
     scales = np.abs(weights).max(1, keepdims=True) / 127
-    plain = (
-        quantize_activations(others.astype(np.float32)) @ (np.round(weights / scales) * scales).T
-    )
+    plain = quantize_activations(others) @ (np.round(weights / scales) * scales).T
     assert error < 0.1 * float(((plain - expected) ** 2 / variance).mean())
 
 
