@@ -97,8 +97,7 @@ def test_quantised_product_is_that_of_float64_within_its_cost() -> None:
 
     def product(own: Matrix) -> NDArray[np.float64]:
         smoothed = (own - rounded.shift) / rounded.smoothing
-        result: NDArray[np.float64] = quantize_activations(smoothed) @ dequantised.T + rounded.bias
-        return result
+        return quantize_activations(smoothed).astype(np.float64) @ dequantised.T + rounded.bias
 
     others = x[2000:]  # did not calibrate
     actual, expected = product(others), others @ weights.T.astype(np.float64)
