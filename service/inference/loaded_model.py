@@ -314,9 +314,13 @@ class LoadedModel:
             {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s},
             outcome.cache_counts,
         )
+        observed: Mapping[str, float] = seconds
         if outcome.cache_s is not None:
             seconds["cache"] = outcome.cache_s
-        observe_stages(self.metrics.stage_seconds, started, seconds)
+        if outcome.cache_counts is not None and not outcome.cache_counts.misses:
+            # Stages of 0 s, in which nothing was queued or ran, would hide the others' durations.
+            observed = {"tokenize": tokenize_s, "cache": outcome.cache_s or 0.0}
+        observe_stages(self.metrics.stage_seconds, started, observed)
         return rows, list(zip(*outcome.results, strict=True)), seconds
 
     async def run_tokenizer(

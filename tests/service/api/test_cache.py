@@ -68,6 +68,24 @@ def test_cached_vectors_are_those_of_the_engine(client: TestClient) -> None:
     assert 'cache;desc="hits=4 shared=0 misses=0";dur=' in again.headers["Server-Timing"]
 
 
+def test_stages_are_observed_only_if_something_was_computed(client: TestClient) -> None:
+    def counts() -> dict[str, float]:
+        values = values_of(client.get("/metrics").text)
+        return {
+            stage: values[f'vitrine_stage_seconds_count{{stage="{stage}"}}']
+            for stage in ("tokenize", "cache", "queue", "infer")
+        }
+
+    def change(*texts: str) -> list[float]:
+        before = counts()
+        ask(client, inputs=texts)
+        return [after - before[stage] for stage, after in counts().items()]
+
+    assert change("a text", "another") == [1, 1, 1, 1]
+    assert change("a text", "another") == [1, 1, 0, 0]
+    assert change("a text", "a third") == [1, 1, 1, 1]
+
+
 def test_routes_share_results_and_post_processing_does_not_change_them(client: TestClient) -> None:
     vectors = ask(client, inputs=TEXTS).json()["embeddings"]
     truncated = ask(client, inputs=TEXTS, dimensions=4, normalize=False).json()["embeddings"]
