@@ -47,7 +47,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.received.append((self.path, body))
         expected = {self.server.field} | ({"model"} if self.server.models else set())
         if self.path != self.server.path:
             self._send(404, {"error": "no such route"})
@@ -56,7 +55,8 @@ class Handler(BaseHTTPRequestHandler):
         elif len(body[self.server.field]) > 32:
             self._send(413, {"error": "too many texts"})
         else:
-            vectors = [vector(text) for text in body[self.server.field]]
+            texts = body[self.server.field]
+            vectors = [vector(text) for text in texts[: len(texts) - self.server.dropped]]
             entries = [
                 {"index": index, "object": "embedding", "embedding": of_text}
                 for index, of_text in enumerate(vectors)
@@ -78,13 +78,14 @@ class FakePeer(ThreadingHTTPServer):
     """Peer over loopback.
 
     Attributes:
-        received: Path and body of each POST.
+        path, field, models: Its API. A peer with a route for models requires the first one's name.
+        dropped: Number of texts that get no vector.
     """
 
     def __init__(self, path: str, field: str, models: str | None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.path, self.field, self.models = path, field, models
-        self.received: list[tuple[str, dict[str, object]]] = []
+        self.dropped = 0
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -145,6 +146,14 @@ def test_peer_that_stops_answering_with_vectors_is_named() -> None:
         server.path = "/moved"
         with pytest.raises(ComparisonError, match=r"'tei' did not return 1 vectors .* status 404"):
             peer.encode(["a text"])
+
+
+def test_peer_that_drops_texts_is_named() -> None:
+    with serving(*SHAPES["tei"]) as server:
+        peer = Peer("tei", server.url)
+        server.dropped = 1
+        with pytest.raises(ComparisonError, match="'tei' did not return 2 vectors"):
+            peer.encode(["one", "two"])
 
 
 def test_peer_with_other_vectors_is_refused_by_name() -> None:
