@@ -205,8 +205,8 @@ def compare_servers(options: argparse.Namespace) -> None:
                         )
                     if not load.requests:
                         raise ComparisonError(
-                            f"{name!r} completed no request of {workload!r} in {options.seconds} s; "
-                            "raise --seconds"
+                            f"{name!r} completed no request of {workload!r} in "
+                            f"{options.seconds} s; raise --seconds"
                         )
                     by_server[name] += [load] if round_ else []  # the first round is the warm-up
             print(f"Measured {workload}", flush=True)
