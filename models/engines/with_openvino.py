@@ -63,8 +63,9 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
             idle.put(request)
 
         def run(batch: PackedBatch, outputs: Sequence[Output]) -> list[NDArray[np.float32]]:
-            # Rounding makes shapes repeat: OpenVINO recompiles for every new shape.
-            rounded = round_up(batch, tokens=16, length=8)
+            # Rounding makes shapes repeat: OpenVINO recompiles for every new shape. Attention is
+            # slow on rows whose length is no multiple of 16, the number of floats in a register.
+            rounded = round_up(batch, tokens=16, length=16)
             request = idle.get()
             try:
                 request.infer(rounded.inputs(names), share_inputs=True, share_outputs=True)
