@@ -204,47 +204,25 @@ def _packed(nodes: _Nodes, a: _Attention, context: ir.Value) -> ir.Value:
     return nodes("Gather", flat, a.packed_index, axis=0)
 
 
-def _padded(nodes: _Nodes, a: _Attention, *, fused: bool = False) -> ir.Value:
-    """Return attention on padded rows, with all scores `(B, H, L, L)` in memory.
-
-    `fused` is that of `_attend`.
-    """
+def _padded(nodes: _Nodes, a: _Attention) -> ir.Value:
+    """Return attention on padded rows, with all scores `(B, H, L, L)` in memory."""
     q, k, v = _heads(nodes, a)
     bias = a.padding if a.bias is None else nodes("Add", a.bias, a.padding)
     L = nodes("Gather", a.shape, nodes.constant(1), axis=0)
     positions = nodes("Range", nodes.constant(0), L, nodes.constant(1))
     queries = nodes("Unsqueeze", positions, nodes.constant([1]))
     bias = _with_positions(nodes, a, nodes("Sub", positions, queries), bias)
-    return _packed(nodes, a, _attend(nodes, a, q, k, v, bias, fused=fused))
+    return _packed(nodes, a, _attend(nodes, a, q, k, v, bias))
 
 
 def _attend(
-    nodes: _Nodes,
-    a: _Attention,
-    q: ir.Value,
-    k: ir.Value,
-    v: ir.Value,
-    bias: ir.Value,
-    *,
-    fused: bool = False,
+    nodes: _Nodes, a: _Attention, q: ir.Value, k: ir.Value, v: ir.Value, bias: ir.Value
 ) -> ir.Value:
-    """Return the attention of queries `(N, L, H, K)` to keys and values, with a bias.
-
-    Args:
-        nodes: Builder of nodes.
-        a: Inputs of the attention.
-        q, k, v: Queries, keys and values, `(N, L, H, K)`.
-        bias: Attention bias, broadcastable to the scores.
-        fused: Transpose the keys within the product, by onnxruntime's `FusedMatMul`.
-    """
+    """Return the attention of queries `(N, L, H, K)` to keys and values, with a bias."""
     # Scaling the query (L x K) is L / K times cheaper than scaling the scores (L x L).
     scale = nodes("CastLike", nodes.constant((a.width / a.num_heads) ** -0.5, np.float32), a.q)
     q = nodes("Transpose", nodes("Mul", q, scale), perm=[0, 2, 1, 3])
-    if fused:
-        k = nodes("Transpose", k, perm=[0, 2, 1, 3])
-        scores = nodes("FusedMatMul", q, k, domain="com.microsoft", transB=1)  # (N, H, L, L)
-    else:
-        scores = nodes("MatMul", q, nodes("Transpose", k, perm=[0, 2, 3, 1]))
+    scores = nodes("MatMul", q, nodes("Transpose", k, perm=[0, 2, 3, 1]))  # (N, H, L, L)
     weights = nodes("Softmax", nodes("Add", scores, bias), axis=-1)
     context = nodes("MatMul", weights, nodes("Transpose", v, perm=[0, 2, 1, 3]))
     return nodes("Transpose", context, perm=[0, 2, 1, 3])
@@ -438,21 +416,11 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
     return nodes.branches(is_covered, a.q, whole_rows, part_of_rows)
 
 
-def _for_openvino(nodes: _Nodes, a: _Attention) -> ir.Value:
-    """Return attention by the nodes of `_padded`.
-
-    OpenVINO fuses them, except for the transposition of the keys, and then does not keep the scores
-    in memory. With `FusedMatMul`, that transposition copies whole heads instead of single elements,
-    which takes 3 % less of a model's time in bfloat16. With `If` nodes, OpenVINO 2026.4 returns
-    wrong results.
-    """
-    return _padded(nodes, a, fused=True)
-
-
-# Alternatives for CUDA are not measured.
+# OpenVINO fuses the nodes of `_padded`, and then does not keep the scores in memory. With `If`
+# nodes, OpenVINO 2026.4 returns wrong results. Alternatives for CUDA are not measured.
 _LOWERINGS: dict[str, Callable[[_Nodes, _Attention], ir.Value]] = {
     "onnxruntime": _for_onnxruntime,
-    "openvino": _for_openvino,
+    "openvino": _padded,
     "cuda": _padded,
 }
 
