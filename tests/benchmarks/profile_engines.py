@@ -53,7 +53,7 @@ def openvino_profile(graph: Path, batches: list[PackedBatch], precision: str) ->
     times: Counter[str] = Counter()
     for round_ in range(ROUNDS + 1):
         for batch in batches:
-            request.infer(round_up(batch, tokens=16, length=8).inputs(), share_inputs=True)
+            request.infer(round_up(batch, tokens=16, length=16).inputs(), share_inputs=True)
             for node in request.profiling_info if round_ else ():
                 times[node.node_type] += round(node.real_time.total_seconds() * 1e6)
     return times
