@@ -762,8 +762,8 @@ GUARDS = (
     ),
     Guard(
         "models/engines/__init__.py",
-        "if not worst.is_within(bounds := spec.bounds[engine.precision]):",
-        "if not (bounds := spec.bounds[engine.precision]):",
+        "if not worst.is_within(bounds):",
+        "if not bounds:",
         "tests/models/test_engines.py",
     ),
     Guard(
@@ -1258,8 +1258,8 @@ GUARDS = (
     ),
     Guard(
         "service/debug/served.py",
-        "agrees=agreement.is_within(_BOUNDS),",
-        "agrees=agreement.cosine >= _BOUNDS.cosine,",
+        "agrees=agreement.is_within(_bounds(model)),",
+        "agrees=agreement.cosine >= _bounds(model).cosine,",
         f"{_D}test_routes.py::test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning",
     ),
     Guard(
@@ -1441,7 +1441,7 @@ GUARDS = (
     ),
     Guard(
         "deploy/ray_encode.py",
-        "            own.file.check_unchanged(info.size, info.mtime_ns)\n",
+        "            entry.file.check_unchanged(info.size, info.mtime_ns)\n",
         "",
         "tests/deploy/test_ray_encode.py::test_input_that_changes_during_the_job_is_an_error",
     ),
