@@ -388,7 +388,7 @@ def test_tokenizer_panic_returns_500_and_the_next_request_works(
     for inputs in ("a", ["a"] * 100):
         with monkeypatch.context() as patch:
             tokenizer = ready_model(client).tokenizer
-            patch.setattr(tokenizer, "_truncating_at", lambda *_, **__: Panicking())
+            patch.setattr(tokenizer._shared, "variant", lambda *_, **__: Panicking())
             response = client.post("/encode", json={"inputs": inputs})
         assert (response.status_code, response.json()["code"]) == (500, "internal")
         assert caplog.text.count("RuntimeError: the tokenizer panicked") == 1
