@@ -3,7 +3,6 @@
 import queue
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +19,6 @@ from models.engines.engine import (
 )
 from models.engines.outputs import OUTPUTS, Precision
 from models.packing import PackedBatch, round_up
-
-if TYPE_CHECKING:
-    import openvino
 
 # Makes OpenVINO's import of its telemetry package fail, so that OpenVINO sends no telemetry.
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
@@ -42,7 +38,6 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
 
     core = openvino.Core()
     model = core.read_model(graph.path)
-    transpose_keys_in_products(model)
     names = [port.any_name for port in model.inputs]
     hint = "bf16" if precision == "bfloat16" or (precision == "int8" and _has_bf16()) else "f32"
 
@@ -90,28 +85,6 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
         return CompiledGraph(run, cancel)
 
     return CpuEngine("openvino", precision, hardware, graph.weight_bytes, compile_graph)
-
-
-def transpose_keys_in_products(model: "openvino.Model") -> None:
-    """Let the products of attention transpose the keys, in place.
-
-    OpenVINO fuses the nodes of attention except for the transposition of the keys. What is left of
-    it before the product copies heads instead of elements, which saves 3 % of a model's time in
-    bfloat16. ONNX has no such product.
-    """
-    from openvino import opset13
-
-    for product in model.get_ordered_ops():
-        if product.get_type_name() != "MatMul" or any(product.get_attributes().values()):
-            continue
-        keys = product.input_value(1).get_node()
-        if keys.get_type_name() != "Transpose":
-            continue
-        order = keys.input_value(1).get_node()
-        if order.get_type_name() == "Constant" and list(order.get_data()) == [0, 2, 3, 1]:
-            heads = opset13.transpose(keys.input_value(0), np.array([0, 2, 1, 3]))  # (B, H, L, K)
-            scores = opset13.matmul(product.input_value(0), heads, False, True)
-            product.output(0).replace(scores.output(0))
 
 
 def cpu_unusable(precision: Precision) -> str | None:
