@@ -317,9 +317,9 @@ class LoadedModel:
         observed: Mapping[str, float] = seconds
         if outcome.cache_s is not None:
             seconds["cache"] = outcome.cache_s
-        if outcome.cache_counts is not None and not outcome.cache_counts.misses:
-            # Stages of 0 s, in which nothing was queued or ran, would hide the others' durations.
-            observed = {"tokenize": tokenize_s, "cache": outcome.cache_s or 0.0}
+            if not outcome.run_s:
+                # Zeros of requests that computed nothing would hide the durations of the others.
+                observed = {stage: seconds[stage] for stage in ("tokenize", "cache")}
         observe_stages(self.metrics.stage_seconds, started, observed)
         return rows, list(zip(*outcome.results, strict=True)), seconds
 
