@@ -28,7 +28,7 @@ exclude_patterns = [".*", "build", "artifacts", "**/*.egg-info", "**/node_module
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
-# Sections may skip a level, and shell commands of several lines are no valid "console" for Pygments.
+# Sections may skip a level, and Pygments takes some shell commands of several lines for invalid.
 suppress_warnings = ["myst.header", "misc.highlighting_failure"]
 highlight_language = "text"
 
