@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import cast
 
 import httpx2
@@ -52,7 +53,9 @@ def flat_routes(routes: list[BaseRoute]) -> list[Route]:
 
 
 @contextmanager
-def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def process(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """Run the service, or `python` with the arguments, until the block ends."""
     settings = {"VITRINE_SERVER__PORT": "0", "VITRINE_ENGINE__THREADS": "2", **environment}
     # A file, because a full pipe would block a process whose output nobody reads.
@@ -62,6 +65,7 @@ def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[st
         subprocess.Popen(
             [sys.executable, *(arguments or ["-m", "service"])],
             env={**os.environ, **settings},
+            cwd=cwd,
             stderr=stderr,
             stdout=subprocess.DEVNULL,
             text=True,
