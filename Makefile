@@ -20,6 +20,9 @@
 # make bench-gpu  benchmark: the engine `cuda` and sentence-transformers, on the same GPU
 # make bench-op   benchmark: the fused operator, eager torch and compiled torch, on this machine's device
 
+# make docs     the documentation as a site, in build/docs
+# make image    the image for CPUs, as vitrine
+# make release  wheel, sdist, images and bills of materials, in dist/ (needs Docker, git and the network)
 # make lock     pin the packages of the images by hash
 # make audit    find known vulnerabilities of the pinned packages, and write bills of materials (needs the network)
 
@@ -44,7 +47,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve docs check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-bulk bench-models bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-bulk bench-models bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -198,6 +201,21 @@ lock: $(PEERS)/supply-chain.done
 	$(LOCK) --extra gpu --extra otel --output-file $(LOCKS)/gpu.txt pyproject.toml
 	$(LOCK) --extra gpu --extra otel --extra torch $(TORCH_CUDA) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
 
+image:
+	docker build --tag vitrine --target serve .
+
+# Built from the files of the last commit, with its time, so that two builds have equal bytes.
+dist: $(PEERS)/supply-chain.done
+	rm -rf dist build/source
+	mkdir -p build/source
+	git archive HEAD | tar --extract --directory build/source
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PIP_CONSTRAINT=$(CURDIR)/deploy/requirements/build.txt \
+	  $(PEERS)/supply-chain/bin/python -m build --outdir dist build/source
+
+release: dist audit
+	for target in serve debug export gpu gpu-debug; do docker build --tag vitrine-$$target --target $$target . || exit; done
+	cp build/*.cdx.json dist
+
 audit: $(PEERS)/supply-chain.done
 	mkdir -p build
 	for lock in serve debug gpu gpu-debug; do \
@@ -209,7 +227,7 @@ audit: $(PEERS)/supply-chain.done
 
 $(PEERS)/supply-chain.done: | $(VENV)/serve.done
 	$(CREATE) $(PEERS)/supply-chain
-	$(PEERS)/supply-chain/bin/pip install --quiet pip-tools==7.6.2 pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	$(PEERS)/supply-chain/bin/pip install --quiet build==1.6.1 pip-tools==7.6.2 pip-audit==2.10.1 cyclonedx-bom==7.5.0
 	touch $@
 
 clean:

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import cast
 
 import httpx2
@@ -53,9 +52,7 @@ def flat_routes(routes: list[BaseRoute]) -> list[Route]:
 
 
 @contextmanager
-def process(
-    *arguments: str, cwd: Path | None = None, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
+def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Run the service, or `python` with the arguments, until the block ends."""
     settings = {"VITRINE_SERVER__PORT": "0", "VITRINE_ENGINE__THREADS": "2", **environment}
     # A file, because a full pipe would block a process whose output nobody reads.
@@ -65,7 +62,6 @@ def process(
         subprocess.Popen(
             [sys.executable, *(arguments or ["-m", "service"])],
             env={**os.environ, **settings},
-            cwd=cwd,
             stderr=stderr,
             stdout=subprocess.DEVNULL,
             text=True,

@@ -7,6 +7,7 @@ network have their own tests, which `ELSEWHERE` names.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,10 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md")))]
+CLIENTS_PAGE = "docs/how-to/use-clients.md"
 URL = "http://127.0.0.1:8000"
+# Made by the Makefile: the clients do not agree on versions with what the service is tested with.
+INSTALLED = ROOT / ".venv-bench"
 
 # Beginning of a command: the test that runs it.
 ELSEWHERE = {
@@ -61,43 +65,50 @@ def commands(block: str) -> Iterator[Command]:
         yield Command("\n".join(lines[: end + 1]), "\n".join(lines[end + 1 :]))
 
 
-@pytest.fixture(scope="module")
-def folder(
-    artifact: Artifact, minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+@pytest.fixture
+def folder(artifact: Artifact, minilm_folder: Path, tmp_path: Path) -> Path:
     """A folder as `make serve` leaves it, with a model and texts of the reader's own."""
-    folder = tmp_path_factory.mktemp("reader")
-    (folder / ".venv").symlink_to(sys.prefix)
-    (folder / "artifacts").mkdir()
-    (folder / "artifacts/all-MiniLM-L6-v2").symlink_to(artifact.path)
-    (folder / "path/to").mkdir(parents=True)
-    (folder / "path/to/model").symlink_to(minilm_folder)
-    (folder / "docs").mkdir()
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts/all-MiniLM-L6-v2").symlink_to(artifact.path)
+    (tmp_path / "path/to").mkdir(parents=True)
+    (tmp_path / "path/to/model").symlink_to(minilm_folder)
+    (tmp_path / "docs").mkdir()
     pq.write_table(
         pa.table({"id": ["a1", "a2"], "text": ["The cat sat.", "It rained."]}),
-        folder / "docs/texts.parquet",
+        tmp_path / "docs/texts.parquet",
     )
-    return folder
-
-
-def served(folder: Path, **settings: str) -> Iterator[str]:
-    with process(cwd=folder, **settings) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        yield match[1]
+    return tmp_path
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    # No deadline is hit by accident on a slow machine.
-    deadlines = {"VITRINE_DEBUG__DEADLINE_S": "300", "VITRINE_LIMITS__REQUEST_S": "300"}
-    yield from served(folder, VITRINE_DEBUG__ENABLED="true", **deadlines)
+def url(artifact: Artifact) -> Iterator[str]:
+    settings = {
+        "VITRINE_MODEL__PATH": str(artifact.path),
+        "VITRINE_DEBUG__ENABLED": "true",
+        # No deadline is hit by accident on a slow machine.
+        "VITRINE_DEBUG__DEADLINE_S": "300",
+        "VITRINE_LIMITS__REQUEST_S": "300",
+    }
+    with process(**settings) as started:
+        yield url_of(started)
 
 
 @pytest.fixture(scope="module")
-def admin_url(folder: Path) -> Iterator[str]:
-    """A service with API keys."""
+def admin_url(artifact: Artifact) -> Iterator[str]:
+    """A service with an API key."""
     key = {"name": "reader", "key": KEY, "scopes": ["admin", "encode"]}
-    yield from served(folder, VITRINE_AUTH__KEYS=json.dumps([key]))
+    settings = {
+        "VITRINE_MODEL__PATH": str(artifact.path),
+        "VITRINE_AUTH__KEYS": json.dumps([key]),
+    }
+    with process(**settings) as started:
+        yield url_of(started)
+
+
+def url_of(started: subprocess.Popen[str]) -> str:
+    _, match = lines_until(started, r"Serving .* on (http://\S+)")
+    return str(match[1])
 
 
 def run(text: str, folder: Path) -> str:
@@ -139,7 +150,7 @@ def check_output(actual: str, shown: str) -> None:
     compare(json.loads(actual), json.loads(shown))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "console")])
 def test_commands_run_and_print_what_the_page_shows(
     page: str, folder: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -154,9 +165,9 @@ def test_commands_run_and_print_what_the_page_shows(
         elif text.startswith("curl "):
             url = request.getfixturevalue("admin_url" if "$KEY" in text else "url")
             assert URL in text
-            answer = run(
-                text.replace("curl ", "curl -sS --fail-with-body ").replace(URL, url), folder
-            )
+            text = text.replace("curl ", "curl -sS --fail-with-body ").replace(URL, url)
+            # The service has another working directory than the reader.
+            answer = run(text.replace('"artifacts/', f'"{folder}/artifacts/'), folder)
             if command.output:
                 check_output(answer, command.output)
         elif "vitrine-serve" in text:
@@ -167,10 +178,34 @@ def test_commands_run_and_print_what_the_page_shows(
                 check_output(output, command.output)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != CLIENTS_PAGE and blocks(page, "python")]
+)
 def test_python_runs(page: str, folder: Path) -> None:
     for block in blocks(page, "python"):
         run(f"PYTHONPATH={ROOT} {sys.executable} - <<'END'\n{block}\nEND", folder)
+
+
+@pytest.mark.skipif(not (INSTALLED / "clients").exists(), reason="no clients: make test installs")
+def test_python_clients_run(url: str, tmp_path: Path) -> None:
+    scripts = blocks(CLIENTS_PAGE, "python")
+    assert len(scripts) == 4
+    for script in scripts:
+        assert URL in script
+        (tmp_path / "script.py").write_text(script.replace(URL, url))
+        run(f"DO_NOT_TRACK=1 {INSTALLED}/clients/bin/python script.py", tmp_path)
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (INSTALLED / "node_modules").exists(),
+    reason="no Node.js client: make test installs it, where there is npm",
+)
+def test_javascript_client_runs(url: str, tmp_path: Path) -> None:
+    # A module is looked for beside the script that imports it.
+    (tmp_path / "node_modules").symlink_to(INSTALLED / "node_modules")
+    (script,) = blocks(CLIENTS_PAGE, "javascript")
+    (tmp_path / "script.mjs").write_text(script.replace(URL, url))
+    assert run("node script.mjs", tmp_path).startswith("[")
 
 
 def test_commands_that_do_not_run_here_have_a_test_of_their_own() -> None:
