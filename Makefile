@@ -204,13 +204,20 @@ lock: $(PEERS)/supply-chain.done
 image:
 	docker build --tag vitrine --target serve .
 
-# Built from the files of the last commit, with its time, so that two builds have equal bytes.
+# Built from the files of the last commit, with its time, so that two builds have equal bytes. setuptools gives the
+# files that it adds to the sdist the time of the build, so the sdist is packed again.
+EPOCH = $(shell git log -1 --format=%ct)
 dist: $(PEERS)/supply-chain.done
-	rm -rf dist build/source
-	mkdir -p build/source
+	rm -rf dist build/source build/sdist
+	mkdir -p dist build/source build/sdist
 	git archive HEAD | tar --extract --directory build/source
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PIP_CONSTRAINT=$(CURDIR)/deploy/requirements/build.txt \
-	  $(PEERS)/supply-chain/bin/python -m build --outdir dist build/source
+	SOURCE_DATE_EPOCH=$(EPOCH) PIP_CONSTRAINT=$(CURDIR)/deploy/requirements/build.txt \
+	  $(PEERS)/supply-chain/bin/python -m build --outdir build/sdist build/source
+	mv build/sdist/*.whl dist
+	tar --extract --gzip --file build/sdist/*.tar.gz --directory build/sdist
+	cd build/sdist && for name in vitrine-*/; do \
+	  tar --create --sort=name --mtime=@$(EPOCH) --owner=0 --group=0 --numeric-owner $$name \
+	    | gzip --no-name > $(CURDIR)/dist/$${name%/}.tar.gz || exit; done
 
 release: dist audit
 	for target in serve debug export gpu gpu-debug; do docker build --tag vitrine-$$target --target $$target . || exit; done
