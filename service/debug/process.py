@@ -85,8 +85,10 @@ class GradientProcess:
             return None
         return self._process.pid
 
-    async def run(self, reference: ReferenceModel, job: Job) -> Done:
-        """Run a job on a reference model, and return its result.
+    async def run(self, reference: ReferenceModel, job: Job) -> tuple[Done, bytes]:
+        """Run a job on a reference model, and return its result and its file.
+
+        The file is empty for most jobs.
 
         Raises:
             Overloaded: `settings.max_waiting` jobs are already queued.
@@ -101,12 +103,12 @@ class GradientProcess:
         self._callers += 1
         try:
             async with self._turn:
-                reply = await self._exchange(reference, job)
+                reply, file = await self._exchange(reference, job)
         finally:
             self._callers -= 1
         match reply:
             case Done():
-                return reply
+                return reply, file
             case Refused():
                 raise InvalidInput(reply.detail, code=reply.code, pointer=reply.pointer)
         raise VitrineError("the gradient job failed; see the log", code="gradients_failed")
@@ -136,7 +138,7 @@ class GradientProcess:
             process.kill()
             await process.wait()
 
-    async def _exchange(self, reference: ReferenceModel, job: Job) -> Reply:
+    async def _exchange(self, reference: ReferenceModel, job: Job) -> tuple[Reply, bytes]:
         process = await self._running(reference)
         assert process.stdin is not None  # noqa: S101 - it was started with pipes
         assert process.stdout is not None  # noqa: S101
@@ -145,6 +147,8 @@ class GradientProcess:
                 process.stdin.write(frames.frame(JOB.dump_json(job)))
                 await process.stdin.drain()
                 reply = REPLY.validate_json(await frames.receive(process.stdout))
+                has_file = isinstance(reply, Done) and reply.has_file
+                file = await frames.receive(process.stdout) if has_file else b""
         except TimeoutError:
             await self._kill()
             raise DeadlineExceeded(
@@ -165,7 +169,7 @@ class GradientProcess:
         # A new process starts with the next job, so memory leaks do not add up.
         if self._jobs >= self._settings.max_jobs:
             await self._kill()
-        return reply
+        return reply, file
 
     async def _running(self, reference: ReferenceModel) -> asyncio.subprocess.Process:
         if self._process is not None and self.pid is not None:
