@@ -431,7 +431,10 @@ class ActivationsRequest(ModelRequest):
     )
 
 
-Position = Annotated[int, Field(ge=0)]
+PairOfPositions = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
+Positions = (
+    Literal["each"] | Annotated[list[PairOfPositions], Field(min_length=1, max_length=4096)] | None
+)
 
 
 class PatchRequest(ModelRequest):
@@ -447,14 +450,7 @@ class PatchRequest(ModelRequest):
         description="Scalar to compute; /debug/capabilities lists those of the model"
     )
     taps: TapNames
-    positions: (
-        Literal["each"]
-        | Annotated[
-            list[Annotated[list[Position], Field(min_length=2, max_length=2)]],
-            Field(min_length=1, max_length=4096),
-        ]
-        | None
-    ) = Field(
+    positions: Positions = Field(
         None,
         description="Replaced tokens. Null: all at once, if both texts have as many tokens. "
         "`each`: each one alone, likewise. A list of pairs: all of these at once; a pair is an "

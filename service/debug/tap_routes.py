@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from fastapi import APIRouter, Request, Response
 
@@ -17,7 +17,8 @@ from service.api.schemas import VERSION
 from service.debug.access import ACCESS
 from service.debug.kinds import check_target
 from service.debug.messages import ActivationsJob, Opened, PatchJob
-from service.debug.model_inputs import ModelInput, Texts, model_inputs_of, tokens_of_inputs
+from service.debug.model_inputs import Texts, model_inputs_of, tokens_of_inputs
+from service.debug.patches import patches_of
 from service.debug.request_models import ActivationsRequest, PatchRequest, TensorFormat
 from service.debug.responses import (
     ActivationsCostResponse,
@@ -160,7 +161,7 @@ async def patch(request: Request, state: State) -> Response:
         Texts(body.source, source_pair, body.target, ("/source", "/source_pair", "/target/versus")),
     )
     rows, source_rows = ([each.row for each in own] for own in (inputs, sources))
-    patches = _patches(body, inputs, sources)
+    patches = patches_of(body.positions, inputs, sources)
     length, source_length = (sum(len(row.ids) for row in own) for own in (rows, source_rows))
     cost = cost_of(state, patch_token_steps(length, source_length, len(points), len(patches)))
     if body.dry_run:
@@ -220,56 +221,3 @@ def _points(
             )
         points[name] = point
     return points
-
-
-def _patches(
-    body: PatchRequest, inputs: Sequence[ModelInput], sources: Sequence[ModelInput]
-) -> list[list[tuple[int, int]]]:
-    """Return the patches of a request, each a list of pairs of positions.
-
-    Raises:
-        InvalidInput: Positions are missing, and two texts have different numbers of tokens. A
-            position does not exist or occurs twice, or a pair belongs to different model inputs.
-    """
-    if isinstance(body.positions, list):
-        return [_given_pairs(body.positions, inputs, sources)]
-    for own, other in zip(inputs, sources, strict=True):
-        count, source_count = len(own.row.ids), len(other.row.ids)
-        if count != source_count:
-            raise InvalidInput(
-                f"{own.pointer[1:]} has {count} tokens and {other.pointer[1:]} has {source_count}; "
-                "without a list of positions, both must have as many. Set positions to pairs: an "
-                "index of a token, and that of the source's token which replaces it",
-                code="token_counts",
-                pointer="/positions",
-            )
-    everything = [(index, index) for index in range(sum(len(each.row.ids) for each in inputs))]
-    return [[pair] for pair in everything] if body.positions == "each" else [everything]
-
-
-def _given_pairs(
-    positions: Sequence[Sequence[int]],
-    inputs: Sequence[ModelInput],
-    sources: Sequence[ModelInput],
-) -> list[tuple[int, int]]:
-    owners, source_owners = (
-        [number for number, each in enumerate(own) for _ in each.row.ids]
-        for own in (inputs, sources)
-    )
-    pairs: dict[int, int] = {}
-    for index, (position, source) in enumerate(positions):
-        problem = None
-        if position >= len(owners) or source >= len(source_owners):
-            problem = f"the texts have {len(owners)} tokens and the sources {len(source_owners)}"
-        elif owners[position] != source_owners[source]:
-            problem = "the two tokens belong to different inputs of the model"
-        elif position in pairs:
-            problem = f"position {position} occurs twice"
-        if problem is not None:
-            raise InvalidInput(
-                f"{problem}; a pair is an index in tokens and an index in source_tokens",
-                code="position",
-                pointer=f"/positions/{index}",
-            )
-        pairs[position] = source
-    return list(pairs.items())

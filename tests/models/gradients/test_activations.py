@@ -262,16 +262,10 @@ def test_cost_of_a_patch_bounds_the_tokens_that_run_through_the_model(
     model, ran = toy_model(), 0
     vectors = ReferenceModel.vectors
 
-    def counted(
-        self: ReferenceModel,
-        row: Row,
-        *others: Any,  # noqa: ANN401
-        versions: int = 1,
-        **options: Any,  # noqa: ANN401
-    ) -> Tensor:
+    def counted(self: ReferenceModel, row: Row, *options: Any, **named: Any) -> Tensor:  # noqa: ANN401
         nonlocal ran
-        ran += len(row.ids) * versions
-        return vectors(self, row, *others, versions=versions, **options)
+        ran += len(row.ids) * named.get("versions", 1)
+        return vectors(self, row, *options, **named)
 
     monkeypatch.setattr(ReferenceModel, "vectors", counted)
     taps = {name: name for name in ("layers.0.norm1", "layers.0.norm2")}

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,9 @@ def arrays_of(response: Any) -> tuple[dict[str, np.ndarray], Json]:  # noqa: ANN
 @pytest.mark.parametrize("file_format", ["safetensors", "npz"])
 def test_activations_equal_the_hidden_states_of_transformers(
     embedder: TestClient,
-    roberta: Any,
+    roberta: Any,  # noqa: ANN401
     file_format: str,
-    tmp_path: Any,  # noqa: ANN401
+    tmp_path: Path,
 ) -> None:
     names = ["embeddings", "layers.0", "output", "layers.1.linear1"]
     texts = ["w5 w6 w7", {"text": "w9  w33"}]
@@ -115,7 +116,7 @@ def test_reduction_is_over_all_tokens_of_each_text(embedder: TestClient) -> None
             expected = by_numpy(whole[f"{index}/layers.0"])
             np.testing.assert_allclose(reduced[f"{index}/layers.0"], expected, rtol=1e-5)
             vector = whole[f"{index}/pooling"]
-            expected = np.linalg.norm(vector) if reduction == "norm" else vector
+            expected = np.array(np.linalg.norm(vector)) if reduction == "norm" else vector
             np.testing.assert_allclose(reduced[f"{index}/pooling"], expected, rtol=1e-5)
         size = sum(array.nbytes for array in reduced.values())
         dry = post_activations(embedder, **body, reduction=reduction, dry_run=True).json()
@@ -151,7 +152,7 @@ def test_activations_of_other_kinds(
     document = {"text": "The cat sat.", "prompt_name": "document"}
     arrays, metadata = arrays_of(post_activations(colbert, texts=[document], taps=["heads.0"]))
     tokens = [token["token"] for token in metadata["tokens"][0]]
-    kept = [index for index, token in enumerate(tokens) if token not in "[],."]
+    kept = [index for index, spelled in enumerate(tokens) if spelled not in "[],."]
     vectors = torch.nn.functional.normalize(torch.tensor(arrays["0/heads.0"][kept]), dim=-1)
     np.testing.assert_allclose(vectors, multi_encoder[0].encode_document("The cat sat."), atol=1e-5)
 
@@ -281,9 +282,9 @@ def check_patches(
     result = ask(client, "patch", **body, taps=[TAP, "embeddings"], positions="each")
     assert len(result["tokens"]) == len(result["source_tokens"]) == length
     at_tap, at_embeddings = result["taps"]
-    expected = [patched([pair]) for pair in everything]
-    np.testing.assert_allclose(at_tap["values"], expected, rtol=1e-4, atol=1e-5)
-    effects = [(each - clean) / whole for each in expected]
+    alone = [patched([pair]) for pair in everything]
+    np.testing.assert_allclose(at_tap["values"], alone, rtol=1e-4, atol=1e-5)
+    effects = [(each - clean) / whole for each in alone]
     np.testing.assert_allclose(at_tap["effect"], effects, rtol=1e-2, atol=1e-3)
     assert at_tap["value"] is None
     assert at_embeddings["effect"][0] == pytest.approx(0, abs=1e-4)  # both start with [CLS]
