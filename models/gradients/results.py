@@ -486,6 +486,8 @@ class Comparison:
         share_of_bound: Largest ratio of an absolute error to its bound.
         worst_index: Index of the element with the largest ratio; for finite differences, index of
             the direction.
+        actual: Value of the implementation at `worst_index`.
+        expected: Value of the reference at `worst_index`.
         passes: Whether `share_of_bound` is at most 1.
     """
 
@@ -495,6 +497,8 @@ class Comparison:
     ulp: float
     share_of_bound: float
     worst_index: tuple[int, ...]
+    actual: float
+    expected: float
     passes: bool
 
 
@@ -521,6 +525,28 @@ class ImplementationVerdict:
     missing: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
     invariants: tuple[Invariant, ...]
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """One sentence per missing gradient, failed comparison and failed invariant."""
+        return (
+            *(f"{name} is missing" for name in self.missing),
+            *(
+                f"{c.value}[{', '.join(map(str, c.worst_index))}] is {c.actual:.9g}; it should be "
+                f"{c.expected:.9g}, so its error is {c.share_of_bound:.3g} times the bound"
+                if c.against == "float64"
+                else f"{c.value} gives a directional derivative of {c.actual:.9g}; finite "
+                f"differences give {c.expected:.9g}, so its error is {c.share_of_bound:.3g} times "
+                "the bound"
+                for c in self.comparisons
+                if not c.passes
+            ),
+            *(
+                f"{i.name} is off by {i.residual:.3g} on row {i.row}; the bound is {i.bound:.3g}"
+                for i in self.invariants
+                if not i.passes
+            ),
+        )
 
 
 @dataclass(frozen=True)

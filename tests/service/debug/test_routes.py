@@ -344,7 +344,14 @@ def test_layernorm_judges_the_results_of_a_candidate(client: TestClient) -> None
         result = ask(client, "layernorm", source={**source, "candidate": wrong})
         (verdict,) = result["verdicts"]
         assert (result["passes"], verdict["passes"], verdict["phase"]) == (False, False, phase)
-        assert verdict["comparisons"][0]["worst_index"] == index
+        comparison = verdict["comparisons"][0]
+        assert comparison["worst_index"] == index
+        name, row, column = comparison["value"], *index
+        assert comparison["expected"] == pytest.approx(right[name][row][column], rel=1e-6)
+        assert comparison["actual"] == wrong[name][row][column]
+        (failure,) = verdict["failures"]
+        assert failure.startswith(f"{name}[{row}, {column}] is ")
+        assert f"it should be {comparison['expected']:.9g}, so its error is " in failure
 
 
 def test_layernorm_row_out_of_range_is_refused(client: TestClient) -> None:
