@@ -255,7 +255,7 @@ async def vjp(request: Request, state: State) -> Response:
     "/capabilities",
     summary="Capabilities of the gradient routes",
     response_model=Capabilities,
-    responses=error_responses(401, 403, 404, 422, 503),
+    responses=error_responses(401, 403, 404, 422, 429, 503),
 )
 async def capabilities(request: Request, state: State) -> Response:
     """Return the allowed field values, limits and device of the gradient routes."""

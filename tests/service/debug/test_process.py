@@ -148,6 +148,21 @@ async def test_full_queue_refuses_at_once_and_the_other_jobs_finish(tmp_path: Pa
         assert (await running).result["pid"] == (await waiting).result["pid"] == process.pid
 
 
+async def test_full_queue_refuses_to_start_the_process_for_another_model(tmp_path: Path) -> None:
+    other = replace(REFERENCE, version="2")
+    async with process_of(max_waiting=1) as process:
+        running = await held_job(process, tmp_path)
+        waiting = asyncio.create_task(process.start(other))
+        await asyncio.sleep(0)  # it has been queued
+        with pytest.raises(Overloaded):
+            await process.start(other)
+        assert (await process.start(REFERENCE)).layers  # the running one has sent its description
+        (tmp_path / "released").touch()
+        await running
+        assert (await waiting).layers
+        assert process.reference == other
+
+
 async def test_job_beyond_its_deadline_is_killed_and_the_next_one_works(tmp_path: Path) -> None:
     async with process_of(deadline_s=0.3) as process:
         await process.start(REFERENCE)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -27,6 +28,7 @@ from service.debug.request_models import FlowRequest
 from service.debug.responses import ParityResponse
 from service.settings import DebugSettings, Settings
 from tests.conftest import FamilyArtifact
+from tests.eventually import eventually
 from tests.models.jina_v3 import TASKS, save_with_tokenizer
 from tests.service.debug.held_worker import held, held_workers
 from tests.serving import flat_routes, ready_model, serving, state_of
@@ -681,6 +683,31 @@ def test_client_timeout_header_bounds_a_job(client: TestClient, hold: Path) -> N
         )
         assert (response.status_code, response.json()["code"]) == (400, "timeout")
     ask(client, "attribute", text=CAT, target=COSINE)
+
+
+@pytest.mark.slow  # the gradient process is ended and started again
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("attribute", {"text": CAT, "target": COSINE, "faithfulness": "words"}),
+        ("activations", {"texts": [CAT], "taps": ["output"]}),
+        ("patch", {"text": CAT, "source": CAT, "target": COSINE, "taps": ["output"]}),
+    ],
+)
+def test_job_of_every_kind_ends_at_the_deadline_of_its_request(
+    client: TestClient, hold: Path, path: str, body: Json
+) -> None:
+    def post(**headers: str) -> httpx2.Response:
+        response: httpx2.Response = client.post(f"/debug/{path}", json=body, headers=headers)
+        return response
+
+    assert post().status_code == 200
+    process = state_of(client).gradients.pid
+    with held(hold):
+        response = post(**{"X-Request-Timeout-Ms": "50"})
+        assert (response.status_code, response.json()["code"]) == (504, "deadline")
+        eventually(lambda: state_of(client).gradients.pid != process)
+    assert post().status_code == 200
 
 
 def test_flow_and_parity_cost_counts_every_traced_step(
