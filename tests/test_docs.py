@@ -1,9 +1,11 @@
 """The documentation site builds without warnings, such as those of dead links, and offline."""
 
+import html
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -39,6 +41,21 @@ def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
     assert not loaded
     styles = "".join(style.read_text() for style in site.rglob("*.css"))
     assert not re.findall(r"(?:@import|url\()\s*['\"]?(?:https?:)?//", styles)
+
+
+def test_local_links_and_pictures_exist(site: Path) -> None:
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    checked = 0
+    for page, text in pages.items():
+        for url in re.findall(r'\b(?:href|src|srcset)="([^":]+)"', text):
+            name, _, anchor = html.unescape(unquote(url)).partition("#")
+            target = page.parent / name.partition("?")[0] if name else page
+            assert target.exists(), f"{page.relative_to(site)} links to {url}"
+            if anchor and target.suffix == ".html":
+                there = pages[target.resolve()]
+                assert re.search(rf'\bid="{re.escape(anchor)}"', there), f"{page}: {url}"
+            checked += 1
+    assert checked > 1000
 
 
 def test_http_api_has_every_native_route_and_links_to_its_schemas(site: Path) -> None:
