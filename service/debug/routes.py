@@ -66,6 +66,7 @@ from service.debug.responses import (
     PairResponse,
     ParityResponse,
     VjpResponse,
+    WordSpan,
 )
 from service.debug.served import encode, parity_of
 from service.debug.state import DebugState, State
@@ -78,9 +79,11 @@ from service.debug.texts import (
     tokenize_all,
     tokens_of,
 )
+from service.debug.words import words_of
 from service.inference.errors import InvalidInput
 from service.inference.metrics import record_outcome
 from service.inference.model import Model
+from service.inference.tokenizer import TokenizedText
 
 _MAX_BODY_BYTES = 2**20
 
@@ -117,11 +120,11 @@ async def attribute(request: Request, state: State) -> Response:
     options = MethodOptions(
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )
+    sides = [Side(text.row, baseline_of(text.text, body.baseline, text.pointer)) for text in texts]
     cost = _cost(state, token_steps(body.method, sum(len(row.ids) for row in rows), options))
     if body.dry_run:
         return _json(CostResponse(model=_hashes(model), cost=cost))
 
-    sides = [Side(text.row, baseline_of(text.text, body.baseline, text.pointer)) for text in texts]
     words = await asyncio.to_thread(words_of_inputs, texts)
     job = AttributeJob(sides, words, target, body.method, body.layer, options, compare=rows)
     label = model.artifact.manifest.labels[target.index] if target.type == "label" else None
@@ -140,21 +143,33 @@ async def pair(request: Request, state: State) -> Response:
     body = await read_body(request, state, PairRequest, _MAX_BODY_BYTES)
     model, _ = await state.lease_for("attribute/pair", request, body.model)
     a, b = await tokenize(state, model, body.a, "/a"), await tokenize(state, model, body.b, "/b")
+    side_a = Side(row_of(a), baseline_of(a, body.baseline, "/a"))
+    side_b = Side(row_of(b), baseline_of(b, body.baseline, "/b"))
     steps = pair_token_steps(body.layer, len(a.row.ids), len(b.row.ids), body.max_evaluations)
     cost = _cost(state, steps)
     if body.dry_run:
         return _json(CostResponse(model=_hashes(model), cost=cost))
 
     job = PairJob(
-        Side(row_of(a), baseline_of(a, body.baseline, "/a")),
-        Side(row_of(b), baseline_of(b, body.baseline, "/b")),
+        side_a,
+        side_b,
         body.layer,
         body.tolerance,
         body.max_evaluations,
         compare=[row_of(a), row_of(b)],
     )
+    words_a, words_b = await asyncio.to_thread(lambda: (_word_spans(a), _word_spans(b)))
     return await _run(
-        request, state, model, job, cost, PairResponse, tokens_a=tokens_of(a), tokens_b=tokens_of(b)
+        request,
+        state,
+        model,
+        job,
+        cost,
+        PairResponse,
+        tokens_a=tokens_of(a),
+        tokens_b=tokens_of(b),
+        words_a=words_a,
+        words_b=words_b,
     )
 
 
@@ -173,7 +188,8 @@ async def flow(request: Request, state: State) -> Response:
             vectors = body.objective.vectors
     rows = list(map(row_of, texts))
     job = FlowJob(rows, body.objective.type, vectors, body.emulate, body.loss_scale, compare=rows)
-    return await _run(request, state, model, job, cost, FlowResponse)
+    tokens = [tokens_of(text) for text in texts]
+    return await _run(request, state, model, job, cost, FlowResponse, tokens=tokens)
 
 
 @router.post("/layernorm", **_route(LayerNormRequest, LayerNormResponse, "Check of add + norm"))
@@ -331,6 +347,13 @@ async def _run(
         "nonfinite": done.nonfinite,
     }
     return _json(response.model_validate({**common, **fields, **done.result}))
+
+
+def _word_spans(text: TokenizedText) -> list[WordSpan]:
+    return [
+        WordSpan(start=word.start, end=word.end, tokens=list(word.tokens))
+        for word in words_of(text)
+    ]
 
 
 def _files(model: Model) -> list[tuple[str, str, str | None]]:
