@@ -41,6 +41,7 @@ class Guard(NamedTuple):
 _T = "tests/service/api/"
 _I = "tests/service/inference/"
 _D = "tests/service/debug/"
+_G = "tests/models/gradients/"
 _B = "tests/service/bulk/"
 _E = "tests/models/export/test_families.py::"
 
@@ -1234,6 +1235,37 @@ GUARDS = (
         "cpu_runs or CpuRuns()",
         "CpuRuns()",
         f"{_I}test_python_api.py::test_models_of_a_process_share_its_devices",
+    ),
+    # Faithfulness of attributions.
+    Guard(
+        "models/gradients/inputs.py",
+        "token_types=[row.token_types[position] for position in kept] if row.token_types else (),",
+        "token_types=row.token_types[: len(kept)],",
+        f"{_G}test_faithfulness.py::test_removal_keeps_the_other_fields_of_the_tokens",
+    ),
+    Guard(
+        "models/gradients/faithfulness.py",
+        "for tokens in (first, everything - first)",
+        "for tokens in (first, everything)",
+        f"{_G}test_faithfulness.py::test_faithfulness_equals_transformers_on_ids_without_the_tokens",
+    ),
+    Guard(
+        "models/gradients/faithfulness.py",
+        "np.argsort(-unit_scores",
+        "np.argsort(unit_scores",
+        f"{_G}test_faithfulness.py::test_faithfulness_equals_transformers_on_ids_without_the_tokens",
+    ),
+    Guard(
+        "service/debug/model_inputs.py",
+        "            key = word.text, word.start, word.end\n",
+        "            key = tuple(word.tokens)\n",
+        f"{_D}test_faithfulness.py::test_words_of_a_query_are_removed_from_both_pairs",
+    ),
+    Guard(
+        "service/debug/routes.py",
+        "        steps += faithfulness_token_steps(length, len(units.tokens))\n",
+        "",
+        f"{_D}test_faithfulness.py::test_cost_of_faithfulness_is_part_of_the_budget",
     ),
     # Gradients of every kind of model.
     Guard(

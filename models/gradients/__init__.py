@@ -5,6 +5,7 @@
 - `reference_model`: the PyTorch model of an artifact; hidden states can be replaced between layers.
 - `integration`: path integrals with adaptive refinement.
 - `attribution`: attribution of a scalar to the tokens of a text.
+- `faithfulness`: effect of removing the parts of a text with the largest scores.
 - `pair`: attribution of a cosine similarity to pairs of tokens.
 - `flow`: statistics of activations and gradients at every step of a training step. `flow_tap`
   records the steps, and `objectives` has the training objectives.

@@ -4,6 +4,7 @@ A token step is one token run once through the reference model. The service chec
 request before running its method.
 """
 
+import math
 from collections.abc import Callable, Iterable
 
 from models.gradients.inputs import Method, MethodOptions
@@ -22,6 +23,27 @@ COSTS: dict[Method, Callable[[int, MethodOptions], int]] = {
 def token_steps(method: Method, length: int, options: MethodOptions) -> int:
     """Return the maximum number of token steps of a method for a text of `length` tokens."""
     return length * COSTS[method](length, options)
+
+
+# Shares of the units that are removed, or kept alone, to measure faithfulness.
+SHARES = (0.05, 0.1, 0.2, 0.5)
+# Number of random orders of the units that faithfulness is compared with.
+RANDOM_ORDERS = 5
+
+
+def removal_counts(units: int) -> dict[int, float]:
+    """Return the numbers of removed units, each with its share: rounded up, without duplicates."""
+    counts: dict[int, float] = {}
+    for share in SHARES if units else ():
+        # Without the rounding, the product can exceed an integer by a rounding error.
+        counts.setdefault(math.ceil(round(share * units, 9)), share)
+    return counts
+
+
+def faithfulness_token_steps(length: int, units: int) -> int:
+    """Return the maximum number of token steps of a faithfulness for inputs of `length` tokens."""
+    orders = 1 + RANDOM_ORDERS
+    return length * (1 + 2 * orders * len(removal_counts(units)))
 
 
 def pair_token_steps(layer_name: str, length_a: int, length_b: int, max_evaluations: int) -> int:

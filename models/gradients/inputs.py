@@ -1,7 +1,7 @@
 """Inputs of the gradient methods and names of their options. This module does not import torch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from models.packing import NO_ADAPTER
@@ -13,6 +13,7 @@ ObjectiveName = Literal["cosine", "mnrl", "dot", "mse", "cotangent"]
 EmulatedPrecision = Literal["float16", "bfloat16"]
 Distribution = Literal["normal", "constant_row", "large_mean", "tiny_var", "huge"]
 Reduction = Literal["norm", "dot", "full"]
+UnitKind = Literal["words", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Row:
         adapter: Index of the adapter, or `NO_ADAPTER`.
         token_types: Type of each token of a pair of texts; empty: all tokens have type 0.
         unattended: Number of last tokens that no token attends to.
-        vector_positions: Positions of the tokens whose vectors are the row's multi-vector; empty:
+        vector_positions: Positions of the tokens whose vectors are the row's multi-vector; None:
             all tokens. Only for multi-vector models.
     """
 
@@ -34,7 +35,43 @@ class Row:
     adapter: int = NO_ADAPTER
     token_types: Sequence[int] = ()
     unattended: int = 0
-    vector_positions: Sequence[int] = ()
+    vector_positions: Sequence[int] | None = None
+
+
+def without(row: Row, removed: Collection[int]) -> Row:
+    """Return a row without some of its tokens.
+
+    Args:
+        row: Input of the model.
+        removed: Positions of the removed tokens.
+    """
+    kept = [position for position in range(len(row.ids)) if position not in removed]
+    places = {old: new for new, old in enumerate(kept)}
+    first_unattended = len(row.ids) - row.unattended
+    return replace(
+        row,
+        ids=[row.ids[position] for position in kept],
+        prompt_tokens=sum(position < row.prompt_tokens for position in kept),
+        token_types=[row.token_types[position] for position in kept] if row.token_types else (),
+        unattended=sum(position >= first_unattended for position in kept),
+        vector_positions=None
+        if row.vector_positions is None
+        else [places[position] for position in row.vector_positions if position in places],
+    )
+
+
+@dataclass(frozen=True)
+class Units:
+    """Parts of the texts that are removed from the model inputs, to measure faithfulness.
+
+    Attributes:
+        kind: Kind of the parts.
+        tokens: Indices of each part's tokens, among the tokens of all model inputs. A part of a
+            text that several inputs contain has tokens in each of them.
+    """
+
+    kind: UnitKind
+    tokens: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +111,8 @@ class MethodOptions:
         max_evaluations: Evaluation limit of integrated gradients; see `integration.integrate`.
         samples: Number of noisy copies of the text for SmoothGrad.
         sigma: Standard deviation of SmoothGrad's noise, relative to the RMS of the token vectors.
-        seed: Random seed of SmoothGrad.
+        seed: Random seed of SmoothGrad, and of the random orders that faithfulness is compared
+            with.
     """
 
     tolerance: float = 0.01

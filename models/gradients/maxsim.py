@@ -34,12 +34,16 @@ def maxsim(normalize: bool) -> Target:
     """
 
     def target(query: Tensor, *documents: Tensor) -> Tensor:
-        score, *versus = (
-            _products(query, document, normalize).amax(-1).sum(-1) for document in documents
-        )  # (S,) each
+        score, *versus = (_score(_products(query, document, normalize)) for document in documents)
         return score - versus[0] if versus else score
 
     return target
+
+
+def _score(products: Tensor) -> Tensor:
+    """Return the MaxSim `(S,)` of dot products `(S, L', L'')`; 0 if a text has no vectors."""
+    has_vectors = products.shape[-1] > 0  # the maximum of no numbers is an error
+    return products.amax(-1).sum(-1) if has_vectors else products.sum((-2, -1))
 
 
 def alignment(
@@ -66,7 +70,10 @@ def _aligned(model: ReferenceModel, query: Row, document: Row) -> Iterator[tuple
     """Yield the position of each query token, that of its document token, and the dot product."""
     products = _products(model.vector(query), model.vector(document), model.normalize)
     values, nearest = products.max(-1)  # (L',)
-    rows, columns = (row.vector_positions or range(len(row.ids)) for row in (query, document))
+    rows, columns = (
+        range(len(row.ids)) if row.vector_positions is None else row.vector_positions
+        for row in (query, document)
+    )
     for i, j, value in zip(rows, nearest.tolist(), values.tolist(), strict=True):
         yield i, columns[j], value
 

@@ -77,18 +77,49 @@ class ReferenceModel:
 
     def vector(self, row: Row) -> Tensor:
         """Return the row's vector `(W,)` or multi-vector `(L', W)`, not normalised."""
-        with torch.no_grad():
-            return _selected(self.run(row, NO_TAP), row)[0]
+        return self.vectors(row)[0]
 
-    def run(self, row: Row, tap: Tap) -> Tensor:
-        """Run every step through a tap and return the row's vector, not normalised.
+    def vectors(
+        self,
+        row: Row,
+        tap: Tap = NO_TAP,
+        entries: Sequence[int] | None = None,
+        versions: int = 1,
+    ) -> Tensor:
+        """Return the vectors `(S, W)` or multi-vectors `(S, L', W)` of a row, without gradients.
 
-        The shape is `(1, W)`, or `(1, L, W)` with a vector for each token of a multi-vector model.
+        They are not normalised. See `run` for the arguments.
         """
-        masks = self._attention_mask(row), self._pooling_mask(row)
-        return self.network(
-            self._ids(row.ids), *masks, tap, self._adapters(row), self._token_types(row)
+        with torch.no_grad():
+            return _selected(self.run(row, tap, entries, versions), row)
+
+    def run(
+        self, row: Row, tap: Tap, entries: Sequence[int] | None = None, versions: int = 1
+    ) -> Tensor:
+        """Run every step through a tap and return the row's vectors, not normalised.
+
+        The shape is `(S, W)`, or `(S, L, W)` with a vector for each token of a multi-vector model.
+
+        Args:
+            row: Input of the model.
+            tap: Tap that each step passes through.
+            entries: Elements of sparse vectors to compute; None: all.
+            versions: Number of equal rows in the batch, S, which a tap can change.
+        """
+
+        def batch(x: Tensor) -> Tensor:
+            return x.expand(versions, *x.shape[1:])
+
+        mask, types = self._attention_mask(row), self._token_types(row)
+        adapters = self._adapters(row)
+        tokens = self.network.encoder(
+            batch(self._ids(row.ids)),
+            None if mask is None else batch(mask),
+            None if types is None else batch(types),
+            tap=tap,
+            adapters=None if adapters is None else batch(adapters),
         )
+        return self.network.row_vectors(tokens, batch(self._pooling_mask(row)), tap, entries)
 
     def tokens(self, layer_name: str, row: Row, ids: Sequence[int] | None = None) -> Tensor:
         """Return the row's token vectors `(L, D)` at a layer.
@@ -176,4 +207,4 @@ class ReferenceModel:
 
 def _selected(vectors: Tensor, row: Row) -> Tensor:
     """Return the vectors `(S, W)` of a row, or of `(S, L, W)` those of its multi-vector."""
-    return vectors[:, list(row.vector_positions)] if row.vector_positions else vectors
+    return vectors if row.vector_positions is None else vectors[:, list(row.vector_positions)]

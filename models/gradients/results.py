@@ -87,6 +87,60 @@ class AlignedTokens:
 
 
 @dataclass(frozen=True)
+class RemovalEffect:
+    """Mean effects of removals, over all points of a faithfulness and several random orders.
+
+    Attributes:
+        comprehensiveness: Mean decrease of the value by the removal of units.
+        sufficiency: Mean decrease of the value by the removal of all other units.
+    """
+
+    comprehensiveness: float
+    sufficiency: float
+
+
+@dataclass(frozen=True)
+class FaithfulnessPoint:
+    """Effect of the removal of the units with the largest scores, and of all other units.
+
+    An effect is null if an input has no tokens left.
+
+    Attributes:
+        share: Share of the units.
+        count: Number of units, `share` of all units rounded up.
+        comprehensiveness: Value of the texts, less the value without these units.
+        sufficiency: Value of the texts, less the value with these units alone.
+    """
+
+    share: float
+    count: int
+    comprehensiveness: float
+    sufficiency: float
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """Faithfulness of an attribution: change of the value when units are removed from the inputs.
+
+    Tokens of removed units are deleted. Special tokens and prompts stay. If scores are faithful to
+    the model, comprehensiveness is large and sufficiency is small, compared with `random`.
+
+    Attributes:
+        units: Units that are removed, "words" or "tokens".
+        points: Effects by number of units.
+        comprehensiveness: Mean of `comprehensiveness` over the points.
+        sufficiency: Mean of `sufficiency` over the points.
+        random: Mean effects of as many units that are chosen at random.
+    """
+
+    units: Literal["words", "tokens"]
+    points: tuple[FaithfulnessPoint, ...]
+    comprehensiveness: float
+    sufficiency: float
+    random: RemovalEffect
+
+
+@dataclass(frozen=True)
 class Attribution:
     """Attribution of a scalar to the tokens of a text, or of several model inputs.
 
@@ -100,6 +154,8 @@ class Attribution:
             scalar at this position; null except for integrated gradients.
         alignment: Aligned tokens of query and document, by token of the query; with `versus`, then
             those of query and second document. Null for targets other than "maxsim".
+        faithfulness: Faithfulness of the scores; null if it was not requested, or the texts have no
+            units.
     """
 
     scores: Vector
@@ -108,6 +164,7 @@ class Attribution:
     completeness: Completeness | None = None
     path: tuple[tuple[float, float], ...] | None = None
     alignment: tuple[AlignedTokens, ...] | None = None
+    faithfulness: Faithfulness | None = None
 
     @property
     def sum(self) -> float:

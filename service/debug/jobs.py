@@ -19,6 +19,7 @@ from models.engines import available_cpus
 from models.export.tokenizer_file import tokenizer_of_source
 from models.gradients import attribution, results
 from models.gradients.attribution import attribute_together, vjp
+from models.gradients.faithfulness import faithfulness
 from models.gradients.flow import flow
 from models.gradients.inputs import Objective
 from models.gradients.layer_norm_check import judge, judge_candidate
@@ -177,19 +178,25 @@ class Jobs:
 
 
 def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
+    target = _target(model, job.target)
+    entries = [job.target.index] if job.target.type == "sparse" else None
     result = attribute_together(
         model,
         job.sides,
-        _target(model, job.target),
+        target,
         method=job.method,
         layer_name=_layer(model, job.layer),
         options=job.options,
-        entries=[job.target.index] if job.target.type == "sparse" else None,
+        entries=entries,
     )
-    if job.target.type != "maxsim":
-        return result
-    query, *documents = (side.row for side in job.sides)
-    return replace(result, alignment=alignment(model, query, documents))
+    rows = [side.row for side in job.sides]
+    if job.units is not None:
+        seed, scores = job.options.seed, result.scores
+        measured = faithfulness(model, rows, target, job.units, scores, seed=seed, entries=entries)
+        result = replace(result, faithfulness=measured)
+    if job.target.type == "maxsim":
+        result = replace(result, alignment=alignment(model, rows[0], rows[1:]))
+    return result
 
 
 def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:

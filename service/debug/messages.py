@@ -20,6 +20,7 @@ from models.gradients.inputs import (
     Row,
     Side,
     TargetName,
+    Units,
 )
 from service.debug.request_models import GivenRows, RandomRows
 
@@ -75,6 +76,16 @@ class AttributeJob:
 
     Several are: for "maxsim", the query and each document; for "score", the pair of a query and a
     document, and the pair with the document whose score is subtracted.
+
+    Attributes:
+        sides: Model inputs and their baselines.
+        words: Words of the texts.
+        target: Scalar to attribute.
+        method: Attribution method.
+        layer: Name of the layer whose tokens are scored.
+        options: Options of the method.
+        units: Units of the faithfulness; None: faithfulness is not measured.
+        compare: See above.
     """
 
     sides: Sequence[Side]
@@ -83,6 +94,7 @@ class AttributeJob:
     method: Method
     layer: str
     options: MethodOptions
+    units: Units | None
     compare: Sequence[Row]
     kind: Literal["attribute"] = "attribute"
 

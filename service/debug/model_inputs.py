@@ -1,9 +1,10 @@
 """Model inputs of an attribution: the texts of a request as the rows whose tokens are scored."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from models.gradients.inputs import Row
+from models.gradients.inputs import Row, UnitKind, Units
 from service.debug.kinds import TAKES_PAIRS, Kind
 from service.debug.messages import Word
 from service.debug.request_models import AttributeRequest, MaxSim, PromptedText, Score, Text
@@ -138,6 +139,28 @@ def words_of_inputs(inputs: Sequence[ModelInput]) -> list[Word]:
         ]
         start += len(each.row.ids)
     return words
+
+
+def units_of_inputs(inputs: Sequence[ModelInput], words: Sequence[Word], kind: UnitKind) -> Units:
+    """Return the words or tokens of all texts; special tokens and prompts belong to none.
+
+    A text that several inputs contain has each of its units once, with tokens in all inputs.
+    """
+    units: dict[tuple[int, ...], list[int]] = {}
+    if kind == "words":
+        for word in words:
+            key = word.text, word.start, word.end
+            units.setdefault(key, []).extend(word.tokens)
+        return Units(kind, list(units.values()))
+    start = 0
+    for each in inputs:
+        counts = Counter[int]()
+        for position, number in enumerate(each.text.sequence_ids):
+            if number is not None:
+                units.setdefault((each.fields[number], counts[number]), []).append(start + position)
+                counts[number] += 1
+        start += len(each.row.ids)
+    return Units(kind, list(units.values()))
 
 
 def tokens_of_inputs(inputs: Sequence[ModelInput]) -> list[Token]:

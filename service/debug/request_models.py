@@ -10,6 +10,7 @@ from models.gradients.inputs import (
     EmulatedPrecision,
     Method,
     Reduction,
+    UnitKind,
 )
 from service.api.schemas import ModelName
 
@@ -168,7 +169,17 @@ class AttributeRequest(ModelRequest):
         description="Standard deviation of SmoothGrad's noise, relative to the root mean square of "
         "the token vectors",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Random seed of SmoothGrad")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="Random seed of SmoothGrad, and of the random orders in `faithfulness`",
+    )
+    faithfulness: UnitKind | None = Field(
+        None,
+        description="Units whose removal measures the faithfulness of the scores; null: it is not "
+        "measured",
+    )
     dry_run: bool = Field(False, description="Return only the cost, without running the method")
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from models.artifact import sha256
 from models.gradients import inputs
 from models.gradients.budget import (
+    faithfulness_token_steps,
     flow_token_steps,
     pair_token_steps,
     parity_token_steps,
@@ -43,7 +44,12 @@ from service.debug.messages import (
     ParityJob,
     VjpJob,
 )
-from service.debug.model_inputs import model_inputs_of, tokens_of_inputs, words_of_inputs
+from service.debug.model_inputs import (
+    model_inputs_of,
+    tokens_of_inputs,
+    units_of_inputs,
+    words_of_inputs,
+)
 from service.debug.process import reference_model
 from service.debug.request_models import (
     AttributeRequest,
@@ -121,12 +127,18 @@ async def attribute(request: Request, state: State) -> Response:
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )
     sides = [Side(text.row, baseline_of(text.text, body.baseline, text.pointer)) for text in texts]
-    cost = _cost(state, token_steps(body.method, sum(len(row.ids) for row in rows), options))
+    length = sum(len(row.ids) for row in rows)
+    steps = token_steps(body.method, length, options)
+    words = await asyncio.to_thread(words_of_inputs, texts)
+    units = None
+    if body.faithfulness is not None:
+        units = units_of_inputs(texts, words, body.faithfulness)
+        steps += faithfulness_token_steps(length, len(units.tokens))
+    cost = _cost(state, steps)
     if body.dry_run:
         return _json(CostResponse(model=_hashes(model), cost=cost))
 
-    words = await asyncio.to_thread(words_of_inputs, texts)
-    job = AttributeJob(sides, words, target, body.method, body.layer, options, compare=rows)
+    job = AttributeJob(sides, words, target, body.method, body.layer, options, units, compare=rows)
     label = model.artifact.manifest.labels[target.index] if target.type == "label" else None
     tokens = tokens_of_inputs(texts)
     return await _run(

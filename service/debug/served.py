@@ -48,7 +48,7 @@ def _dense(row: Row, result: RowResult, width: int) -> NDArray[np.float32]:
         vector[0, result.ids] = result.weights
         return vector
     vectors = np.atleast_2d(result)
-    return vectors[list(row.vector_positions)] if row.vector_positions else vectors
+    return vectors if row.vector_positions is None else vectors[list(row.vector_positions)]
 
 
 def _bounds(model: Model) -> Agreement:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,13 @@ from models.export.sources import resolve
 from service.app import create_app
 from service.debug.kinds import ROUTES, TARGETS, kind_for
 from service.inference.errors import InvalidInput
-from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.models.checkpoints import (
     edit_json,
     save_checkpoint,
     save_multi_vector,
     save_tokenizer,
 )
-from tests.service.debug.held_worker import NO_FILE, held_workers
+from tests.service.debug.conftest import ask, client_of, debugging
 from tests.serving import ready_model, serving
 
 pytestmark = pytest.mark.slow
@@ -42,48 +40,6 @@ MAXSIM = {"text": QUESTION, "text_pair": CAT, "target": {"type": "maxsim"}}
 MAXSIM_VERSUS = {**MAXSIM, "target": {"type": "maxsim", "versus": RAIN}}
 
 Json = dict[str, Any]
-
-
-def debugging(artifact: Artifact) -> Settings:
-    # No deadline is hit by accident on a slow machine.
-    return Settings(
-        model=ModelSettings(path=artifact.path),
-        engine=EngineSettings(threads=1, timeout_s=300),
-        limits=LimitSettings(request_s=300),
-        debug=DebugSettings(enabled=True, hosts=("testserver",), device="cpu", deadline_s=300),
-    )
-
-
-def client_of(artifact: Artifact) -> Iterator[TestClient]:
-    with held_workers(Path(NO_FILE)), serving(create_app(debugging(artifact))) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def ranker(reranker: Artifact) -> Iterator[TestClient]:
-    yield from client_of(reranker)
-
-
-@pytest.fixture(scope="module")
-def labeler(classifier: Artifact) -> Iterator[TestClient]:
-    yield from client_of(classifier)
-
-
-@pytest.fixture(scope="module")
-def splade(sparse_encoder: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:
-    yield from client_of(sparse_encoder[1])
-
-
-@pytest.fixture(scope="module")
-def colbert(multi_encoder: tuple[MultiVectorEncoder, Artifact]) -> Iterator[TestClient]:
-    yield from client_of(multi_encoder[1])
-
-
-def ask(client: TestClient, path: str, **body: object) -> Json:
-    response = client.post(f"/debug/{path}", json=body)
-    assert response.status_code == 200, response.text
-    result: Json = response.json()
-    return result
 
 
 def integrated(forward: Callable[[Tensor], Tensor], oracle: Any, ids: list[int]) -> np.ndarray:  # noqa: ANN401

@@ -1,0 +1,150 @@
+"""Faithfulness, against transformers' models on ids without the removed tokens."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models.export.checkpoint import load
+from models.export.sentence_config import Overrides
+from models.gradients import attribution
+from models.gradients.budget import RANDOM_ORDERS, faithfulness_token_steps, removal_counts
+from models.gradients.faithfulness import faithfulness
+from models.gradients.inputs import Row, Units, without
+from models.gradients.maxsim import maxsim
+from models.gradients.reference_model import ReferenceModel
+from models.gradients.results import FaithfulnessPoint
+from tests.models.checkpoints import CONFIGS, save_checkpoint, save_tokenizer
+from tests.models.gradients.toys import toy_model
+
+# Id 1 is the padding token of RoBERTa, from which its positions are computed.
+IDS = [0, 7, 21, 4, 9, 33, 12, 51, 8, 44, 17, 2]
+UNITS = Units("words", [[1], [2, 3], [4], [5], [6, 7, 8], [9], [10]])
+SCORES = np.array([9.0, 0.3, -0.2, 0.9, 0.1, -1.0, 0.2, 0.3, 0.1, 0.0, 0.4, 9.0])
+# Units by descending sum of their tokens' scores.
+ORDER = [1, 4, 6, 0, 2, 5, 3]
+
+
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_faithfulness_equals_transformers_on_ids_without_the_tokens(
+    family: str, tmp_path: Path
+) -> None:
+    oracle = save_checkpoint(tmp_path, family).double()
+    save_tokenizer(tmp_path)
+    network = load(tmp_path, Overrides(pooling=["mean"]))[0].double()
+    model = ReferenceModel(network, normalize=True)
+    other = torch.linspace(-1, 1, 32, dtype=torch.float64)
+
+    def cosine(removed: set[int]) -> float:
+        ids = [token for position, token in enumerate(IDS) if position not in removed]
+        with torch.no_grad():
+            hidden = oracle(input_ids=torch.tensor([ids])).last_hidden_state
+        return float(torch.cosine_similarity(hidden.mean(1)[0], other, dim=0))
+
+    def effects(order: Sequence[int]) -> list[tuple[float, float]]:
+        parts = [set(UNITS.tokens[unit]) for unit in order]
+        kept = set.union(*parts)
+        first = [set.union(*parts[:count]) for count in (1, 2, 4)]
+        whole = cosine(set())
+        return [(whole - cosine(part), whole - cosine(kept - part)) for part in first]
+
+    result = faithfulness(model, [Row(IDS)], attribution.cosine(other), UNITS, SCORES, seed=5)
+    assert result is not None
+    assert [(point.share, point.count) for point in result.points] == [
+        (0.05, 1),
+        (0.2, 2),
+        (0.5, 4),
+    ]
+    expected = np.array(effects(ORDER))
+    actual = [(point.comprehensiveness, point.sufficiency) for point in result.points]
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+    assert np.abs(expected).min() > 1e-5
+    means = result.comprehensiveness, result.sufficiency
+    np.testing.assert_allclose(means, expected.mean(0), rtol=1e-4, atol=1e-6)
+    draw = np.random.default_rng(5)
+    random = np.array([effects(draw.permutation(7).tolist()) for _ in range(RANDOM_ORDERS)])
+    means = result.random.comprehensiveness, result.random.sufficiency
+    np.testing.assert_allclose(means, random.mean((0, 1)), rtol=1e-4, atol=1e-6)
+
+
+def test_removal_keeps_the_other_fields_of_the_tokens() -> None:
+    row = Row(
+        [0, 5, 6, 7, 8, 9],
+        prompt_tokens=2,
+        adapter=1,
+        token_types=[0, 0, 0, 1, 1, 1],
+        unattended=2,
+        vector_positions=[0, 2, 3, 5],
+    )
+    assert without(row, {1, 3, 4}) == Row(
+        [0, 6, 9],
+        prompt_tokens=1,
+        adapter=1,
+        token_types=[0, 0, 1],
+        unattended=1,
+        vector_positions=[0, 1, 2],
+    )
+    assert without(row, {0, 2, 3, 5}).vector_positions == []
+    assert without(Row([0, 5]), {1}) == Row([0])
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        (0, []),
+        (1, [1]),
+        (2, [1]),
+        (3, [1, 2]),
+        (10, [1, 2, 5]),
+        (20, [1, 2, 4, 10]),
+        (21, [2, 3, 5, 11]),
+        (60, [3, 6, 12, 30]),
+    ],
+)
+def test_counts_are_the_shares_rounded_up_without_duplicates(
+    units: int, expected: list[int]
+) -> None:
+    assert list(removal_counts(units)) == expected
+
+
+def test_input_without_tokens_has_no_effect_of_removal() -> None:
+    model, row = toy_model(), Row([5])
+    target = attribution.dim(0, normalize=False)
+    result = faithfulness(model, [row], target, Units("tokens", [[0]]), np.ones(1))
+    assert result is not None
+    (point,) = result.points
+    assert np.isnan(point.comprehensiveness)
+    assert point == FaithfulnessPoint(0.05, 1, point.comprehensiveness, 0.0)
+    assert faithfulness(model, [row], target, Units("tokens", []), np.ones(1)) is None
+
+
+def test_maxsim_of_a_text_without_vectors_is_zero() -> None:
+    draw = torch.Generator().manual_seed(0)
+    query, document = (torch.randn(1, n, 4, generator=draw) for n in (3, 2))
+    none: Tensor = torch.empty(1, 0, 4)
+    for normalize in (True, False):
+        target = maxsim(normalize)
+        assert target(query, none).item() == target(none, document).item() == 0
+        margin = target(query, document, none)
+        torch.testing.assert_close(margin, target(query, document))
+
+
+def test_cost_bounds_the_tokens_that_run_through_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, ran = toy_model(), 0
+    vectors = ReferenceModel.vectors
+
+    def counted(self: ReferenceModel, row: Row, **options: Any) -> Tensor:  # noqa: ANN401
+        nonlocal ran
+        ran += len(row.ids)
+        return vectors(self, row, **options)
+
+    monkeypatch.setattr(ReferenceModel, "vectors", counted)
+    row, target = Row([token % 40 for token in IDS]), attribution.dim(0, normalize=False)
+    faithfulness(model, [row], target, UNITS, SCORES)
+    assert len(IDS) < ran <= faithfulness_token_steps(len(IDS), len(UNITS.tokens)) < 3 * ran
