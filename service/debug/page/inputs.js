@@ -15,7 +15,7 @@ export function inputs() {
 }
 
 export function onInput(listener) {
-  for (const input of named) input.addEventListener("input", () => listener(input));
+  for (const input of named) input.addEventListener(input.tagName === "SELECT" ? "change" : "input", () => listener(input));
 }
 
 // Every input that differs from its default, except the API key, which has no name. An edited text
