@@ -40,7 +40,7 @@ from service.api.openapi import openapi
 from service.api.raw_route import dispatch_table
 from service.api.routes import raw_router, router
 from service.api.schemas import ENCODE_HEADERS, VERSION, EncodeRequest
-from service.debug import operations, page
+from service.debug import operations, page, tap_routes
 from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
 from service.debug.request_models import BODIES
@@ -182,11 +182,12 @@ def create_app(
     for included in routers:
         app.include_router(included)
     app.include_router(operations.router)
-    app.include_router(debug.router, include_in_schema=settings.debug.enabled)
+    for debug_router in (debug.router, tap_routes.router):
+        app.include_router(debug_router, include_in_schema=settings.debug.enabled)
     tei_paths = tei.ROOT_PATHS if settings.server.tei_at_root else frozenset()
     app.add_middleware(
         RequestMiddleware,
-        dispatch_table=dispatch_table([*routers, debug.router]),
+        dispatch_table=dispatch_table([*routers, debug.router, tap_routes.router]),
         metrics=metrics,
         render_error=partial(_render_error, tei_paths),
         hosts=settings.server.hosts,

@@ -246,6 +246,11 @@ class DebugSettings(_Group):
         description="Maximum cost of a gradient request: tokens that run through the model, summed "
         "over all its evaluations",
     )
+    max_activation_bytes: int = Field(
+        16_777_216,
+        ge=1,
+        description="Maximum size in bytes of the tensors of a request for activations",
+    )
     max_waiting: int = Field(4, ge=0, description="Maximum number of queued gradient requests")
     deadline_s: float = Field(
         60.0, gt=0, description="Seconds after which a gradient job is aborted"

@@ -7,7 +7,7 @@ request before running its method.
 import math
 from collections.abc import Callable, Iterable
 
-from models.gradients.inputs import Method, MethodOptions
+from models.gradients.inputs import Method, MethodOptions, TapPoint, TokenReduction
 
 # Number of versions of a text at which each method evaluates the model, an upper limit for
 # integrated gradients. The arguments are the number of tokens of the text and the method's options.
@@ -44,6 +44,24 @@ def faithfulness_token_steps(length: int, units: int) -> int:
     """Return the maximum number of token steps of a faithfulness for inputs of `length` tokens."""
     orders = 1 + RANDOM_ORDERS
     return length * (1 + 2 * orders * len(removal_counts(units)))
+
+
+def activation_shape(point: TapPoint, length: int, reduction: TokenReduction) -> tuple[int, ...]:
+    """Return the shape of a step's output after a reduction, for a row of `length` tokens."""
+    vector: tuple[int, ...] = () if reduction == "norm" else (point.width,)
+    return (length, *vector) if point.per_token and reduction in ("none", "norm") else vector
+
+
+def patch_token_steps(lengths: int, source_length: int, taps: int, patches: int) -> int:
+    """Return the maximum number of token steps of patching.
+
+    Args:
+        lengths: Number of tokens of the inputs whose vectors are replaced.
+        source_length: Number of tokens of the other inputs.
+        taps: Number of taps.
+        patches: Number of patches at each tap.
+    """
+    return lengths * (1 + taps * patches) + source_length
 
 
 def pair_token_steps(layer_name: str, length_a: int, length_b: int, max_evaluations: int) -> int:

@@ -81,13 +81,17 @@ class LoadedGraph(NamedTuple):
 def compare_weights(graph: LoadedGraph, model: ReferenceModel) -> tuple[WeightDifference, ...]:
     """Compare every weight of the reference model with the corresponding weight in the graph.
 
+    The differences are in the order of the forward pass.
+
     Args:
         graph: CPU graph in float32, or that graph after onnxruntime's dynamic quantization.
         model: Reference model of the graph.
     """
+    names = [name for name, _ in _in_order_of_use(model.network)]
+    order = {name: index for index, name in enumerate(names)}
     used = _weights_of_nodes(graph)
     computed = _distance_tables(model.network.encoder).keys()
-    return tuple(
+    differences = [
         WeightDifference(
             name,
             _weight_difference(kind, expected, actual, _ROUNDING if name in computed else 0.0),
@@ -95,7 +99,9 @@ def compare_weights(graph: LoadedGraph, model: ReferenceModel) -> tuple[WeightDi
         for kind, weights in _model_weights(model).items()
         for (name, expected), actual in zip_longest(weights.items(), used[kind][: len(weights)])
         if expected is not None
-    )
+    ]
+    # Parts of a parameter follow its name in brackets.
+    return tuple(sorted(differences, key=lambda weight: order[weight.name.partition("[")[0]]))
 
 
 def _weight_difference(

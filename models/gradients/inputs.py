@@ -14,6 +14,7 @@ EmulatedPrecision = Literal["float16", "bfloat16"]
 Distribution = Literal["normal", "constant_row", "large_mean", "tiny_var", "huge"]
 Reduction = Literal["norm", "dot", "full"]
 UnitKind = Literal["words", "tokens"]
+TokenReduction = Literal["none", "mean", "norm", "first", "last"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,21 @@ class Units:
 
     kind: UnitKind
     tokens: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class TapPoint:
+    """A step of the forward pass whose output belongs to one row.
+
+    Attributes:
+        name: Name of the step.
+        width: Width of the output's vectors.
+        per_token: Whether the output has a vector for each token, or a single one.
+    """
+
+    name: str
+    width: int
+    per_token: bool
 
 
 @dataclass(frozen=True)

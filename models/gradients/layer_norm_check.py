@@ -265,6 +265,8 @@ def _compare(
         ulp=float(error.max() / np.spacing(largest)),
         share_of_bound=float(share[worst]),
         worst_index=tuple(map(int, worst)),
+        actual=float(actual[worst]),
+        expected=float(expected[worst]),
         passes=bool(share[worst] <= 1),
     )
 

@@ -130,7 +130,8 @@ class ReferenceModel:
             ids: Token ids to run instead of `row.ids`, of the same number; None: `row.ids`.
                 Positions are always computed from `row.ids`, and token types are the row's.
         """
-        encoder, tap = self.network.encoder, OutputTap()
+        step = self.steps[layer_name]
+        encoder, tap = self.network.encoder, OutputTap([step])
         positions = encoder.positions(self._ids(row.ids))  # (1, L)
         with torch.no_grad():
             encoder(
@@ -141,7 +142,7 @@ class ReferenceModel:
                 tap=tap,
                 adapters=self._adapters(row),
             )
-        return tap.outputs[self.steps[layer_name]][0]
+        return tap.outputs[step][0]
 
     def continue_from(
         self, layer_name: str, tokens: Tensor, row: Row, entries: Sequence[int] | None = None

@@ -4,8 +4,9 @@ The network passes every step, with its name, to a tap. The default tap only run
 flow, layer parity and norm traces run the same forward pass with other taps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+import torch
 from torch import Tensor, nn
 
 from models.network.attention import LayerInputs, SelfAttention
@@ -21,7 +22,8 @@ class Tap:
     "layers.0.product", "layers.0.linear2", "layers.0.norm2" and so on, "final_norm", "pooling",
     "heads.0". A model has only the steps of its parts. Some models also have
     "layers.0.branch_norm1" and "layers.0.branch_norm2". The last step of a pre-norm layer is
-    "layers.0.sum2".
+    "layers.0.sum2". Sums that are fused with a norm are "embeddings.sum", "layers.0.sum1",
+    "layers.0.sum2" and "layers.0.branch_sum1".
     """
 
     def step(
@@ -75,29 +77,69 @@ NO_TAP = Tap()
 
 
 class OutputTap(Tap):
-    """Tap that records the output of every step, except sums that are fused with a norm.
+    """Tap that records the outputs of steps, sums that are fused with a norm included.
+
+    Args:
+        names: Names of the recorded steps; None: all.
 
     Attributes:
-        outputs: Output of each step, by step name, in order of execution.
+        outputs: Output of each recorded step, by step name, in order of execution.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str] | None = None) -> None:
+        self.names = names
         self.outputs: dict[str, Tensor] = {}
+
+    def _record(self, name: str, output: Tensor) -> None:
+        if self.names is None or name in self.names:
+            self.outputs[name] = output
 
     def step(
         self, name: str, module: nn.Module | None, function: Callable[..., Tensor], *inputs: Tensor
     ) -> Tensor:
         """Return `function(*inputs)` and record it as the output of the step."""
-        self.outputs[name] = super().step(name, module, function, *inputs)
-        return self.outputs[name]
+        output = super().step(name, module, function, *inputs)
+        self._record(name, output)
+        return output
 
     def add_norm(
         self, sum_name: str, name: str, norm: AddNorm, x: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return `norm(x + residual)` and `x + residual`; record the norm's output."""
+        """Return `norm(x + residual)` and `x + residual`; record both."""
         y, total = super().add_norm(sum_name, name, norm, x, residual)
-        self.outputs[name] = y
+        self._record(sum_name, total)
+        self._record(name, y)
         return y, total
+
+
+class PatchTap(Tap):
+    """Tap that changes the output of one step.
+
+    Args:
+        name: Name of the step.
+        change: Returns the changed output.
+    """
+
+    def __init__(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
+        self.name = name
+        self.change = change
+
+    def step(
+        self, name: str, module: nn.Module | None, function: Callable[..., Tensor], *inputs: Tensor
+    ) -> Tensor:
+        """Return `function(*inputs)`, changed if it is the output of the step."""
+        output = super().step(name, module, function, *inputs)
+        return self.change(output) if name == self.name else output
+
+    def add_norm(
+        self, sum_name: str, name: str, norm: AddNorm, x: Tensor, residual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return `norm(x + residual)` and `x + residual`; change the one that is the step's."""
+        if sum_name == self.name:
+            total = self.change(x + residual)
+            return norm(total, torch.zeros_like(total)), total
+        y, total = super().add_norm(sum_name, name, norm, x, residual)
+        return (self.change(y) if name == self.name else y), total
 
 
 class NormTap(Tap):

@@ -1,4 +1,7 @@
-"""Execution of gradient jobs. This is the only module of the service that imports torch."""
+"""Execution of gradient jobs.
+
+This module imports torch, so only the gradient process may import it.
+"""
 
 import math
 import time
@@ -18,40 +21,37 @@ from models.artifact import Artifact
 from models.engines import available_cpus
 from models.export.tokenizer_file import tokenizer_of_source
 from models.gradients import attribution, results
+from models.gradients.activations import activations, patch, tap_points
 from models.gradients.attribution import attribute_together, vjp
 from models.gradients.faithfulness import faithfulness
 from models.gradients.flow import flow
 from models.gradients.inputs import Objective
-from models.gradients.layer_norm_check import judge, judge_candidate
-from models.gradients.layer_norm_operands import (
-    Operands,
-    draw,
-    rounded_to,
-    with_random_gradients,
-)
-from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
+from models.gradients.layer_norm_trace import norm_names
 from models.gradients.maxsim import alignment, maxsim
 from models.gradients.pair import explain_pair
 from models.gradients.parity import Served, Tokenized, parity
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import FileHash, LayerNormCheck, TokenGradient, as_dict
+from models.gradients.results import FileHash, TokenGradient, as_dict
+from service.debug.layer_norm_rows import layer_norm_check
 from service.debug.messages import (
     MAX_NONFINITE,
+    ActivationsJob,
     AttributeJob,
     Done,
     FlowJob,
     Job,
+    JobRefused,
     LayerNormJob,
     NonFinite,
-    NormOfRow,
     Opened,
     PairJob,
     ParityJob,
+    PatchJob,
     Target,
     VjpJob,
     Word,
 )
-from service.debug.request_models import Candidate, GivenRows, RandomRows
+from service.debug.tensor_files import WRITERS
 
 Result = (
     results.Attribution
@@ -60,21 +60,9 @@ Result = (
     | results.LayerNormCheck
     | results.Parity
     | results.TokenGradient
+    | results.Patching
 )
-
-
-class JobRefused(Exception):
-    """A field of the job is invalid, such as a layer that the reference model does not have.
-
-    Attributes:
-        code: Error code for the HTTP response.
-        pointer: JSON pointer to the invalid field of the request.
-    """
-
-    def __init__(self, detail: str, code: str, pointer: str) -> None:
-        super().__init__(detail)
-        self.code = code
-        self.pointer = pointer
+JobWithResult = AttributeJob | PairJob | FlowJob | LayerNormJob | ParityJob | VjpJob | PatchJob
 
 
 class Jobs:
@@ -104,7 +92,7 @@ class Jobs:
         """Return the layers, norms, device, PyTorch version and kernels of the reference model."""
         weight = self._model.network.encoder.embeddings.word.weight
         return Opened(
-            layers=self._model.layer_names,
+            layers=dict(self._model.steps),
             norms=norm_names(self._model),
             device=self._device,
             torch=torch.__version__,
@@ -112,20 +100,25 @@ class Jobs:
                 "forward": implementation(weight),
                 "backward": implementation(weight, backward=True),
             },
+            taps=tap_points(self._model),
         )
 
-    def run(self, job: Job) -> Done:
-        """Run a job and return its result.
+    def run(self, job: Job) -> tuple[Done, bytes]:
+        """Run a job and return its result and its file, which is empty for most jobs.
 
         Raises:
             JobRefused: A field of the job is invalid.
         """
         started = time.perf_counter()
-        result = self._result(job)
-        fields = as_dict(result)
+        result, file = None, b""
+        if isinstance(job, ActivationsJob):
+            file = _activations(self._model, job)
+        else:
+            result = self._result(job)
+        fields = {} if result is None else as_dict(result)
         if isinstance(job, AttributeJob):
             fields["words"] = _word_scores(job.words, fields["scores"])
-        return Done(
+        done = Done(
             result=fields,
             nonfinite=nonfinite(fields),
             converged=_has_converged(result),
@@ -135,9 +128,11 @@ class Jobs:
                 for vector in self._model.vector(row).view(-1, self._model.network.width).tolist()
             ],
             wall_ms=1e3 * (time.perf_counter() - started),
+            has_file=bool(file),
         )
+        return done, file
 
-    def _result(self, job: Job) -> Result:
+    def _result(self, job: JobWithResult) -> Result:
         model = self._model
         match job:
             case AttributeJob():
@@ -154,11 +149,13 @@ class Jobs:
             case FlowJob():
                 return _flow(model, job)
             case LayerNormJob():
-                return _layer_norm(model, job)
+                return layer_norm_check(model, job)
             case ParityJob():
                 return self._parity(job)
             case VjpJob():
                 return _vjp(model, job)
+            case PatchJob():
+                return _patch(model, job)
 
     def _parity(self, job: ParityJob) -> results.Parity:
         served = Served(job.engine, job.precision, np.array(job.vectors, np.float32))
@@ -179,7 +176,7 @@ class Jobs:
 
 def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
     target = _target(model, job.target)
-    entries = [job.target.index] if job.target.type == "sparse" else None
+    entries = _entries(job.target)
     result = attribute_together(
         model,
         job.sides,
@@ -197,6 +194,28 @@ def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
     if job.target.type == "maxsim":
         result = replace(result, alignment=alignment(model, rows[0], rows[1:]))
     return result
+
+
+def _activations(model: ReferenceModel, job: ActivationsJob) -> bytes:
+    arrays = {
+        f"{index}/{name}": array
+        for index, row in enumerate(job.rows)
+        for name, array in activations(model, row, job.taps, job.reduction).items()
+    }
+    return WRITERS[job.format](arrays, job.metadata)
+
+
+def _patch(model: ReferenceModel, job: PatchJob) -> results.Patching:
+    return patch(
+        model,
+        job.rows,
+        job.source_rows,
+        _target(model, job.target),
+        job.taps,
+        job.patches,
+        is_each=job.is_each,
+        entries=_entries(job.target),
+    )
 
 
 def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:
@@ -217,125 +236,6 @@ def _vjp(model: ReferenceModel, job: VjpJob) -> TokenGradient:
     return TokenGradient(reduced[job.reduce]().cpu().numpy())
 
 
-def _layer_norm(model: ReferenceModel, job: LayerNormJob) -> LayerNormCheck:
-    operands = _operands(model, job)
-    N = len(operands.x)
-    if job.row is not None and job.row >= N:
-        raise JobRefused(
-            f"row {job.row} does not exist; the rows are 0 to {N - 1}",
-            code="no_such_row",
-            pointer="/row",
-        )
-    traced = trace(operands, row=job.row)
-    dtype = np.dtype(job.dtype).type
-    rounded = rounded_to(operands, dtype)
-    candidate = job.source.candidate if isinstance(job.source, GivenRows) else None
-    if candidate is None:
-        verdicts = judge(rounded)
-    else:
-        results = {n: np.array(r, dtype) for n, r in candidate if r is not None}
-        verdicts = judge_candidate(rounded, results)
-    return LayerNormCheck(traced.steps, traced.invariants, verdicts)
-
-
-def _operands(model: ReferenceModel, job: LayerNormJob) -> Operands:
-    match job.source:
-        case RandomRows(shape=(N, D), distribution=distribution, kind=kind):
-            try:
-                centred = kind == "layer_norm"
-                operands = draw((N, D), distribution, job.seed, centred=centred)
-            except ValueError as error:
-                raise JobRefused(str(error), code="source", pointer="/source/shape") from None
-        case NormOfRow(row=row, norm=norm):
-            names = norm_names(model)
-            if norm not in names:
-                raise JobRefused(
-                    f"unknown norm; the model's norms: {', '.join(names)}",
-                    code="unknown_norm",
-                    pointer="/source/norm",
-                )
-            operands = norm_operands(model, row, norm)
-        case GivenRows():
-            source = job.source
-            _check_given(source)
-            if source.candidate is not None:
-                _check_candidate(source, source.candidate, random_dout=job.dout == "random")
-            operands = _given(source)
-            if source.dout is not None:
-                return operands
-    if job.dout == "ones":
-        return operands._replace(dout=np.ones_like(operands.x), dsum=None)
-    return with_random_gradients(operands, np.random.default_rng(job.seed))
-
-
-def _check_given(source: GivenRows) -> None:
-    N, D = len(source.x), len(source.x[0])
-    fields = [(f"/source/{name}", value) for name, value in source]
-    fields += [(f"/source/candidate/{name}", value) for name, value in source.candidate or ()]
-    for pointer, value in fields:
-        name = pointer.rpartition("/")[2]
-        match value:
-            case [list(), *_]:
-                if len(value) != N or {len(row) for row in value} != {D}:
-                    raise _source_refused(
-                        f"{name} must have {N} rows of {D} numbers each: the number of rows in x, "
-                        "and the length of the first row of x",
-                        pointer,
-                    )
-            case list():
-                if len(value) != D:
-                    raise _source_refused(
-                        f"{name} has {len(value)} numbers; it must have {D}, the width of x",
-                        pointer,
-                    )
-    if source.kind == "rms_norm":
-        for pointer, value in fields:
-            if pointer.endswith("beta") and value is not None:
-                raise _source_refused("RMS norm has no beta; omit it", pointer)
-    if source.dsum is not None and (source.dout is None or source.residual is None):
-        raise _source_refused("dsum requires residual and dout in source", "/source/dsum")
-
-
-def _check_candidate(source: GivenRows, candidate: Candidate, *, random_dout: bool) -> None:
-    names = {name for name, value in candidate if value is not None}
-    if not names:
-        raise _source_refused(
-            "candidate has no results; set at least one of out, sum, dx, dresidual, dgamma and "
-            "dbeta",
-            "/source/candidate",
-        )
-    for name in ("sum", "dresidual"):
-        if name in names and source.residual is None:
-            raise _source_refused(
-                f"{name} requires residual in source", f"/source/candidate/{name}"
-            )
-    if random_dout and source.dout is None and names - {"out", "sum"}:
-        raise _source_refused(
-            "gradients in candidate require the dout from which they were computed; set dout in "
-            "source, or the dout of the request to 'ones'",
-            "/source/dout",
-        )
-
-
-def _source_refused(detail: str, pointer: str) -> JobRefused:
-    return JobRefused(detail, code="source", pointer=pointer)
-
-
-def _given(source: GivenRows) -> Operands:
-    x = np.array(source.x, np.float64)
-    D = x.shape[1]
-    return Operands(
-        x,
-        None if source.residual is None else np.array(source.residual, np.float64),
-        np.ones(D) if source.gamma is None else np.array(source.gamma, np.float64),
-        np.zeros(D) if source.beta is None else np.array(source.beta, np.float64),
-        source.eps,
-        np.ones_like(x) if source.dout is None else np.array(source.dout, np.float64),
-        None if source.dsum is None else np.array(source.dsum, np.float64),
-        source.kind == "layer_norm",
-    )
-
-
 def _layer(model: ReferenceModel, layer_name: str) -> str:
     if layer_name not in model.layer_names:
         raise JobRefused(
@@ -344,6 +244,11 @@ def _layer(model: ReferenceModel, layer_name: str) -> str:
             pointer="/layer",
         )
     return layer_name
+
+
+def _entries(target: Target) -> list[int] | None:
+    """Return the vocabulary entries that a job computes; None: all elements of the vectors."""
+    return [target.index] if target.type == "sparse" else None
 
 
 def _target(model: ReferenceModel, target: Target) -> attribution.Target:
@@ -376,7 +281,7 @@ def _word_scores(words: Sequence[Word], scores: NDArray[np.float64]) -> list[dic
     return [{**asdict(word), "score": float(scores[list(word.tokens)].sum())} for word in words]
 
 
-def _has_converged(result: Result) -> bool:
+def _has_converged(result: Result | None) -> bool:
     match result:
         case results.Attribution(completeness=completeness):
             return completeness is None or completeness.converged

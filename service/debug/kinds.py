@@ -32,11 +32,14 @@ ROUTES: Mapping[str, tuple[Kind, ...]] = {
     "layernorm": _ALL,
     "parity": ("embedding",),
     "vjp": ("embedding",),
+    "activations": _ALL,
+    "patch": _ALL,
     "capabilities": _ALL,
 }
-# Kinds with attributions of a pair of texts. Multi-vector models encode each text on its own; the
-# others read both at once.
-TAKES_PAIRS: tuple[Kind, ...] = ("reranker", "classifier", "multi")
+# Kinds that read a pair of texts at once.
+READS_PAIRS: tuple[Kind, ...] = ("reranker", "classifier")
+# Kinds with targets of a pair of texts. Multi-vector models encode each text on its own.
+TAKES_PAIRS: tuple[Kind, ...] = (*READS_PAIRS, "multi")
 
 
 def kind_of(manifest: Manifest) -> Kind | None:

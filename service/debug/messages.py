@@ -19,10 +19,12 @@ from models.gradients.inputs import (
     Reduction,
     Row,
     Side,
+    TapPoint,
     TargetName,
+    TokenReduction,
     Units,
 )
-from service.debug.request_models import GivenRows, RandomRows
+from service.debug.request_models import GivenRows, RandomRows, TensorFormat
 
 # Maximum number of non-finite numbers that a reply lists.
 MAX_NONFINITE = 64
@@ -188,7 +190,57 @@ class VjpJob:
     kind: Literal["vjp"] = "vjp"
 
 
-Job = AttributeJob | PairJob | FlowJob | LayerNormJob | ParityJob | VjpJob
+@dataclass(frozen=True)
+class ActivationsJob:
+    """Job: write the outputs of steps of the forward pass to a file.
+
+    Attributes:
+        rows: Inputs of the model.
+        taps: Name of each tensor, and the step whose output it is.
+        reduction: Reduction of each output over its tokens.
+        format: Format of the file.
+        metadata: Metadata of the file, as JSON.
+        compare: See above.
+    """
+
+    rows: Sequence[Row]
+    taps: dict[str, str]
+    reduction: TokenReduction
+    format: TensorFormat
+    metadata: str
+    compare: Sequence[Row]
+    kind: Literal["activations"] = "activations"
+
+
+@dataclass(frozen=True)
+class PatchJob:
+    """Job: replace token vectors of some inputs by those of others, and compute the scalar.
+
+    Attributes:
+        rows: Inputs whose token vectors are replaced.
+        source_rows: As many inputs, from which the token vectors are.
+        target: Scalar to compute.
+        taps: Name of each tap, and the step at which the vectors are replaced.
+        patches: Patches at each tap. A patch is a list of pairs of tokens: the index of the
+            replaced one among the tokens of `rows`, and that of the other one among the tokens of
+            `source_rows`.
+        is_each: Whether the result has a value for each patch, and not the value of the only one.
+        compare: See above.
+    """
+
+    rows: Sequence[Row]
+    source_rows: Sequence[Row]
+    target: Target
+    taps: dict[str, str]
+    patches: Sequence[Sequence[tuple[int, int]]]
+    is_each: bool
+    compare: Sequence[Row]
+    kind: Literal["patch"] = "patch"
+
+
+Job = (
+    AttributeJob | PairJob | FlowJob | LayerNormJob | ParityJob | VjpJob | ActivationsJob | PatchJob
+)
 KINDS: tuple[str, ...] = tuple(job.kind for job in get_args(Job))
 JOB: TypeAdapter[Job] = TypeAdapter(Annotated[Job, Discriminator("kind")])
 
@@ -201,18 +253,20 @@ class Opened:
     """First reply of a gradient process, sent once it has loaded the reference model.
 
     Attributes:
-        layers: Names of the layers of the reference model.
+        layers: Names of the layers of the reference model, each with the step that is its last.
         norms: Names of the norms of the reference model.
         device: Device of the reference model.
         torch: Version of PyTorch.
         op: Implementation of add + LayerNorm, by pass: "forward" and "backward".
+        taps: Steps of the forward pass whose outputs belong to a row, in order.
     """
 
-    layers: Sequence[str]
+    layers: dict[str, str]
     norms: Sequence[str]
     device: str
     torch: str
     op: dict[str, str]
+    taps: Sequence[TapPoint]
     outcome: Literal["opened"] = "opened"
 
 
@@ -235,6 +289,7 @@ class Done:
         vectors: Reference model's vectors of the job's `compare` rows, before normalisation; those
             of multi-vectors are concatenated.
         wall_ms: Duration of the job, in milliseconds.
+        has_file: Whether a frame with the file that the job wrote follows this reply.
     """
 
     result: dict[str, Any]
@@ -242,6 +297,7 @@ class Done:
     converged: bool
     vectors: Sequence[Sequence[float]]
     wall_ms: float
+    has_file: bool = False
     outcome: Literal["done"] = "done"
 
 
@@ -259,6 +315,22 @@ class Refused:
     code: str
     pointer: str
     outcome: Literal["refused"] = "refused"
+
+
+class JobRefused(Exception):
+    """A field of a job is invalid, such as a layer that the reference model does not have.
+
+    The reply to the job is `Refused`.
+
+    Attributes:
+        code: Error code for the HTTP response.
+        pointer: JSON pointer to the invalid field of the request.
+    """
+
+    def __init__(self, detail: str, code: str, pointer: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.pointer = pointer
 
 
 @dataclass(frozen=True)

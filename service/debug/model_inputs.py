@@ -1,4 +1,4 @@
-"""Model inputs of an attribution: the texts of a request as the rows whose tokens are scored."""
+"""Model inputs of a target: the texts of a request, as the rows that its scalar depends on."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from models.gradients.inputs import Row, UnitKind, Units
 from service.debug.kinds import TAKES_PAIRS, Kind
 from service.debug.messages import Word
-from service.debug.request_models import AttributeRequest, MaxSim, PromptedText, Score, Text
+from service.debug.request_models import MaxSim, PromptedText, Score, Target, Text
 from service.debug.responses import Token
 from service.debug.state import DebugState
 from service.debug.texts import row_of, tokenize, tokenize_pair, tokens_of
@@ -17,8 +17,23 @@ from service.inference.model import Model
 from service.inference.results import vector_positions
 from service.inference.tokenizer import TokenizedText
 
-# JSON pointers to the texts of a request. Tokens and words name their text by its index here.
-_FIELDS = ("/text", "/text_pair", "/target/versus")
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of a request that a target depends on.
+
+    Attributes:
+        text: First text.
+        text_pair: Second text, if there is one.
+        target: Target, which can have a third text, `versus`.
+        pointers: JSON pointers to the three texts. Tokens and words name their text by its index
+            here.
+    """
+
+    text: Text
+    text_pair: str | None
+    target: Target
+    pointers: tuple[str, str, str] = ("/text", "/text_pair", "/target/versus")
 
 
 @dataclass(frozen=True)
@@ -28,7 +43,7 @@ class ModelInput:
     Attributes:
         text: Its tokens, for display.
         row: Its tokens, as input of the reference model.
-        fields: Index of each of its texts in `_FIELDS`.
+        fields: Index of each of its texts in `Texts.pointers`.
         pointer: JSON pointer to the field of the request that an error names.
     """
 
@@ -39,7 +54,7 @@ class ModelInput:
 
 
 async def model_inputs_of(
-    state: DebugState, model: Model, kind: Kind, body: AttributeRequest
+    state: DebugState, model: Model, kind: Kind, texts: Texts
 ) -> list[ModelInput]:
     """Return the model inputs of a request.
 
@@ -51,23 +66,26 @@ async def model_inputs_of(
             the same document. A text is invalid or too long, or has no vectors.
         TooLarge: A text has too many characters.
     """
-    if body.text_pair is not None and kind not in TAKES_PAIRS:
+    if texts.text_pair is not None and kind not in TAKES_PAIRS:
+        pointer = texts.pointers[1]
         raise InvalidInput(
-            "text_pair applies to rerankers, classifiers and multi-vector models",
-            pointer="/text_pair",
+            f"{pointer[1:]} applies to rerankers, classifiers and multi-vector models",
+            pointer=pointer,
         )
-    match body.target:
+    match texts.target:
         case MaxSim(versus=versus):
-            return await _multi_vectors(state, model, body.text, _documents(body.text_pair, versus))
+            return await _multi_vectors(state, model, texts, _documents(texts, versus))
         case Score(versus=str(versus)):
-            return await _pairs(state, model, body.text, _documents(body.text_pair, versus))
-    if body.text_pair is not None:
-        return await _pairs(state, model, body.text, [body.text_pair])
-    text = await tokenize(state, model, body.text, _FIELDS[0])
-    return [ModelInput(text, row_of(text), (0,), _FIELDS[0])]
+            return await _pairs(state, model, texts, _documents(texts, versus))
+    if texts.text_pair is not None:
+        return await _pairs(state, model, texts, [texts.text_pair])
+    pointer = texts.pointers[0]
+    text = await tokenize(state, model, texts.text, pointer)
+    return [ModelInput(text, row_of(text), (0,), pointer)]
 
 
-def _documents(text_pair: str | None, versus: str | None) -> list[str]:
+def _documents(texts: Texts, versus: str | None) -> list[str]:
+    text_pair = texts.text_pair
     if text_pair is None:
         raise InvalidInput(
             "the target compares a query with documents; set text to the query and text_pair to a "
@@ -76,51 +94,54 @@ def _documents(text_pair: str | None, versus: str | None) -> list[str]:
         )
     if versus == text_pair:
         raise InvalidInput(
-            "versus must be another document than text_pair: the margin of a document over itself "
-            "is 0",
+            f"versus must be another document than {texts.pointers[1][1:]}: the margin of a "
+            "document over itself is 0",
             pointer="/target/versus",
         )
     return [text_pair] if versus is None else [text_pair, versus]
 
 
 async def _pairs(
-    state: DebugState, model: Model, text: Text, others: Sequence[str]
+    state: DebugState, model: Model, texts: Texts, others: Sequence[str]
 ) -> list[ModelInput]:
-    """Return the pairs of a text with each of the other texts."""
-    inputs = []
+    """Return the pairs of the first text with each of the other texts."""
+    first, inputs = texts.pointers[0], []
     for field, other in enumerate(others, start=1):
         # A text that is valid in its first pair is valid in the second, unless it is too long.
-        pointers = (_FIELDS[0], _FIELDS[1]) if field == 1 else (_FIELDS[field], _FIELDS[field])
-        pair = await tokenize_pair(state, model, text, other, pointers)
+        own = texts.pointers[field]
+        pointers = (first, own) if field == 1 else (own, own)
+        pair = await tokenize_pair(state, model, texts.text, other, pointers)
         inputs.append(ModelInput(pair, row_of(pair), (0, field), pointers[0]))
     return inputs
 
 
 async def _multi_vectors(
-    state: DebugState, model: Model, query: Text, documents: Sequence[str]
+    state: DebugState, model: Model, texts: Texts, documents: Sequence[str]
 ) -> list[ModelInput]:
     """Return a query and its documents, with the prompts and token rules of /score."""
+    query = texts.text
     if isinstance(query, PromptedText):
         if query.prompt_name not in (None, "query"):
             raise InvalidInput(
                 "the text is a query and has the prompt query; omit prompt_name",
-                pointer="/text/prompt_name",
+                pointer=f"{texts.pointers[0]}/prompt_name",
             )
         query = query.text
-    texts = [(query, "query"), *((document, "document") for document in documents)]
+    roles = [(query, "query"), *((document, "document") for document in documents)]
     inputs = []
-    for field, (text, prompt_name) in enumerate(texts):
+    for field, (text, prompt_name) in enumerate(roles):
+        pointer = texts.pointers[field]
         prompted = PromptedText(text=text, prompt_name=prompt_name)
-        tokenized = await tokenize(state, model, prompted, _FIELDS[field])
+        tokenized = await tokenize(state, model, prompted, pointer)
         positions = vector_positions(tokenized.row, model.tokenizer.rules(prompt_name)).tolist()
         if not positions:
             raise InvalidInput(
                 f"the {prompt_name} has no vectors: the model skips all of its tokens",
                 code="no_vectors",
-                pointer=_FIELDS[field],
+                pointer=pointer,
             )
         row = replace(row_of(tokenized), vector_positions=positions)
-        inputs.append(ModelInput(tokenized, row, (field,), _FIELDS[field]))
+        inputs.append(ModelInput(tokenized, row, (field,), pointer))
     return inputs
 
 

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,28 +86,24 @@ class GradientProcess:
             return None
         return self._process.pid
 
-    async def run(self, reference: ReferenceModel, job: Job) -> Done:
-        """Run a job on a reference model, and return its result.
+    async def run(self, reference: ReferenceModel, job: Job) -> tuple[Done, bytes]:
+        """Run a job on a reference model, and return its result and its file.
+
+        The file is empty for most jobs.
 
         Raises:
-            Overloaded: `settings.max_waiting` jobs are already queued.
+            Overloaded: `settings.max_waiting` callers are already queued.
             NotReady: The process could not be started, could not load the reference model or died
                 during the job, or the service is stopping.
             DeadlineExceeded: The job exceeded `settings.deadline_s`.
             InvalidInput: A field of the job is invalid.
             VitrineError: The job raised an unexpected exception.
         """
-        if self._callers > self._settings.max_waiting:
-            raise Overloaded("the gradient process is busy; try again later", code="busy")
-        self._callers += 1
-        try:
-            async with self._turn:
-                reply = await self._exchange(reference, job)
-        finally:
-            self._callers -= 1
+        async with self._own_turn():
+            reply, file = await self._exchange(reference, job)
         match reply:
             case Done():
-                return reply
+                return reply, file
             case Refused():
                 raise InvalidInput(reply.detail, code=reply.code, pointer=reply.pointer)
         raise VitrineError("the gradient job failed; see the log", code="gradients_failed")
@@ -115,15 +112,29 @@ class GradientProcess:
         """Start the process for a reference model, and return its description.
 
         Raises:
+            Overloaded: The process must be started, and `settings.max_waiting` callers are already
+                queued.
             NotReady: The process could not be started or could not load the reference model, or the
                 service is stopping.
         """
         # Does not wait for the current job: a process that runs jobs has sent its description.
         if self.pid is None or self._opened is None or self.reference != reference:
-            async with self._turn:
+            async with self._own_turn():
                 await self._running(reference)
         assert self._opened is not None  # noqa: S101 - `_running` waits for it
         return self._opened
+
+    @asynccontextmanager
+    async def _own_turn(self) -> AsyncIterator[None]:
+        """Wait for the callers before this one, at most `settings.max_waiting`."""
+        if self._callers > self._settings.max_waiting:
+            raise Overloaded("the gradient process is busy; try again later", code="busy")
+        self._callers += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._callers -= 1
 
     async def close(self) -> None:
         """Kill the process. Later jobs raise `NotReady` instead of starting a new process."""
@@ -136,7 +147,7 @@ class GradientProcess:
             process.kill()
             await process.wait()
 
-    async def _exchange(self, reference: ReferenceModel, job: Job) -> Reply:
+    async def _exchange(self, reference: ReferenceModel, job: Job) -> tuple[Reply, bytes]:
         process = await self._running(reference)
         assert process.stdin is not None  # noqa: S101 - it was started with pipes
         assert process.stdout is not None  # noqa: S101
@@ -145,6 +156,8 @@ class GradientProcess:
                 process.stdin.write(frames.frame(JOB.dump_json(job)))
                 await process.stdin.drain()
                 reply = REPLY.validate_json(await frames.receive(process.stdout))
+                has_file = isinstance(reply, Done) and reply.has_file
+                file = await frames.receive(process.stdout) if has_file else b""
         except TimeoutError:
             await self._kill()
             raise DeadlineExceeded(
@@ -165,7 +178,7 @@ class GradientProcess:
         # A new process starts with the next job, so memory leaks do not add up.
         if self._jobs >= self._settings.max_jobs:
             await self._kill()
-        return reply
+        return reply, file
 
     async def _running(self, reference: ReferenceModel) -> asyncio.subprocess.Process:
         if self._process is not None and self.pid is not None:

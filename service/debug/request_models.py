@@ -10,6 +10,7 @@ from models.gradients.inputs import (
     EmulatedPrecision,
     Method,
     Reduction,
+    TokenReduction,
     UnitKind,
 )
 from service.api.schemas import ModelName
@@ -34,13 +35,30 @@ class PromptedText(StrictModel):
     prompt_name: str | None = None
 
 
-Text = Annotated[
-    Annotated[str, Tag("text")] | Annotated[PromptedText, Tag("prompted")],
-    Discriminator(
-        lambda value: {str: "text", dict: "prompted"}.get(type(value)),
+class TextOrPair(PromptedText):
+    """A text or a pair of texts, and the name of the prompt of the first."""
+
+    text_pair: str | None = Field(
+        None, description="Second text, for models that read two texts at once"
+    )
+
+
+def _string_or(fields: str) -> Discriminator:
+    tags: dict[type, str] = {str: "text", dict: "fields"}
+    return Discriminator(
+        lambda value: tags.get(type(value)),
         custom_error_type="text",
-        custom_error_message="Input should be a string, or an object with text and prompt_name",
-    ),
+        custom_error_message=f"Input should be a string, or an object with {fields}",
+    )
+
+
+Text = Annotated[
+    Annotated[str, Tag("text")] | Annotated[PromptedText, Tag("fields")],
+    _string_or("text and prompt_name"),
+]
+Input = Annotated[
+    Annotated[str, Tag("text")] | Annotated[TextOrPair, Tag("fields")],
+    _string_or("text, text_pair and prompt_name"),
 ]
 
 
@@ -385,6 +403,62 @@ class VjpRequest(ModelRequest):
     )
 
 
+TensorFormat = Literal["safetensors", "npz"]
+TapNames = Annotated[
+    list[Annotated[str, Field(max_length=64)]],
+    Field(
+        min_length=1,
+        max_length=1024,
+        description="Names of steps of the forward pass, or of layers, whose output is that of "
+        "their last step; /debug/capabilities lists both as `taps` and `layers`",
+    ),
+]
+
+
+class ActivationsRequest(ModelRequest):
+    """Outputs of steps of the forward pass, as a file of tensors."""
+
+    texts: Annotated[list[Input], Field(min_length=1, max_length=64)]
+    taps: TapNames
+    reduction: TokenReduction = Field(
+        "none",
+        description="Reduction over the tokens of a text: their mean, the norm of each, the first "
+        "or the last one. Outputs with one vector per text stay as they are, except for `norm`",
+    )
+    format: TensorFormat = "safetensors"
+    dry_run: bool = Field(
+        False, description="Return only the cost and the size of the tensors in bytes"
+    )
+
+
+PairOfPositions = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
+Positions = (
+    Literal["each"] | Annotated[list[PairOfPositions], Field(min_length=1, max_length=4096)] | None
+)
+
+
+class PatchRequest(ModelRequest):
+    """Replacement of token vectors of a text by those of another one, the source."""
+
+    text: Text
+    text_pair: str | None = Field(None, description="As in /debug/attribute")
+    source: Text = Field(description="Text in place of `text`, from which the token vectors are")
+    source_pair: str | None = Field(
+        None, description="Text in place of `text_pair`; null: `text_pair`"
+    )
+    target: Target = Field(
+        description="Scalar to compute; /debug/capabilities lists those of the model"
+    )
+    taps: TapNames
+    positions: Positions = Field(
+        None,
+        description="Replaced tokens. Null: all at once, if both texts have as many tokens. "
+        "`each`: each one alone, likewise. A list of pairs: all of these at once; a pair is an "
+        "index in `tokens`, and one in `source_tokens`",
+    )
+    dry_run: bool = Field(False, description="Return only the cost")
+
+
 BODIES = (
     AttributeRequest,
     PairRequest,
@@ -392,4 +466,6 @@ BODIES = (
     LayerNormRequest,
     ParityRequest,
     VjpRequest,
+    ActivationsRequest,
+    PatchRequest,
 )

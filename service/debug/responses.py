@@ -100,6 +100,22 @@ class CostResponse(BaseModel):
     cost: Cost
 
 
+class ActivationsCostResponse(CostResponse):
+    """Response to a request for activations with `dry_run`."""
+
+    bytes: int = Field(description="Size of all tensors, in bytes")
+    max_bytes: int = Field(description="Maximum size of all tensors, in bytes")
+
+
+class ActivationsReport(BaseModel):
+    """Header `X-Debug-Report` of a response with activations, as JSON."""
+
+    parity: VectorParity
+    cost: Cost
+    wall_ms: float
+    warnings: list[str]
+
+
 class GradientResponse(BaseModel):
     """Common fields of all responses with a result."""
 
@@ -218,6 +234,9 @@ PairResponse = _response(
 FlowResponse = _response("FlowResponse", results.Flow, tokens=list[Token])
 LayerNormResponse = _response("LayerNormResponse", results.LayerNormCheck)
 ParityResponse = _response("ParityResponse", results.Parity)
+PatchResponse = _response(
+    "PatchResponse", results.Patching, LabelResponse, tokens=Token, source_tokens=Token
+)
 VjpResponse = _response("VjpResponse", results.TokenGradient, tokens=Token)
 
 
@@ -226,6 +245,9 @@ class DebugLimits(BaseModel):
 
     max_tokens: int = Field(description="Maximum number of tokens per text or pair of texts")
     max_token_steps: int = Field(description="Maximum cost per request, in token steps")
+    max_activation_bytes: int = Field(
+        description="Maximum size of the tensors of a request for activations, in bytes"
+    )
     deadline_s: float = Field(description="Maximum duration of a job, in seconds")
 
 
@@ -237,6 +259,9 @@ class Capabilities(BaseModel):
     routes: list[str] = Field(description="Gradient routes for this kind of model")
     layers: list[str]
     norms: list[str]
+    taps: list[str] = Field(
+        description="Steps of the forward pass whose outputs are activations, in order"
+    )
     methods: list[str]
     targets: list[str] = Field(description="Targets of attributions for this kind of model")
     labels: list[str] = Field(description="Label of each logit; empty for models without labels")

@@ -6,12 +6,9 @@ the result.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
-from numpy.typing import NDArray
-from pydantic import BaseModel
 
 from models.artifact import sha256
 from models.gradients import inputs
@@ -27,17 +24,14 @@ from service.api.auth import require_scope
 from service.api.body import read_body
 from service.api.deadline import cancel_on_disconnect, within
 from service.api.errors import Forbidden
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute
-from service.api.responses import JSON
 from service.debug import request_models
 from service.debug.access import ACCESS
 from service.debug.kinds import ROUTES, TAKES_PAIRS, TARGETS, check_target
 from service.debug.messages import (
-    MAX_NONFINITE,
     AttributeJob,
     FlowJob,
-    Job,
     LayerNormJob,
     NormOfRow,
     PairJob,
@@ -45,12 +39,12 @@ from service.debug.messages import (
     VjpJob,
 )
 from service.debug.model_inputs import (
+    Texts,
     model_inputs_of,
     tokens_of_inputs,
     units_of_inputs,
     words_of_inputs,
 )
-from service.debug.process import reference_model
 from service.debug.request_models import (
     AttributeRequest,
     FlowRequest,
@@ -62,20 +56,26 @@ from service.debug.request_models import (
 from service.debug.responses import (
     AttributeResponse,
     Capabilities,
-    Cost,
     CostResponse,
     DebugLimits,
     FlowResponse,
-    GradientResponse,
-    Hashes,
     LayerNormResponse,
     PairResponse,
     ParityResponse,
     VjpResponse,
     WordSpan,
 )
-from service.debug.served import encode, parity_of
-from service.debug.state import DebugState, State
+from service.debug.running import (
+    MAX_BODY_BYTES,
+    cost_of,
+    hashes_of,
+    json_response,
+    open_process,
+    route_options,
+    run,
+)
+from service.debug.served import encode
+from service.debug.state import State
 from service.debug.targets import check_width, target_of
 from service.debug.texts import (
     baseline_of,
@@ -87,38 +87,24 @@ from service.debug.texts import (
 )
 from service.debug.words import words_of
 from service.inference.errors import InvalidInput
-from service.inference.metrics import record_outcome
 from service.inference.model import Model
 from service.inference.tokenizer import TokenizedText
-
-_MAX_BODY_BYTES = 2**20
-
 
 router = APIRouter(
     prefix="/debug", route_class=RawRoute, dependencies=[require_scope("debug"), *ACCESS]
 )
 
 
-def _route(body: type[BaseModel], response: Any, summary: str) -> dict[str, Any]:  # noqa: ANN401
-    """Return the options of a route whose handler parses the request body itself."""
-    return {
-        "summary": summary,
-        "response_model": response,
-        "openapi_extra": request_body(body),
-        "responses": error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
-    }
-
-
 @router.post(
     "/attribute",
-    **_route(AttributeRequest, AttributeResponse | CostResponse, "Attribution to tokens"),
+    **route_options(AttributeRequest, AttributeResponse | CostResponse, "Attribution to tokens"),
 )
 async def attribute(request: Request, state: State) -> Response:
     """Attribute a scalar, such as a similarity or a logit, to the tokens and words of a text."""
-    body = await read_body(request, state, AttributeRequest, _MAX_BODY_BYTES)
+    body = await read_body(request, state, AttributeRequest, MAX_BODY_BYTES)
     model, kind = await state.lease_for("attribute", request, body.model)
     check_target(kind, body.target.type)
-    texts = await model_inputs_of(state, model, kind, body)
+    texts = await model_inputs_of(state, model, kind, Texts(body.text, body.text_pair, body.target))
     rows = [text.row for text in texts]
     # The label that the served model predicts waits in its queue.
     finding = cancel_on_disconnect(request, target_of(state, model, body.target, rows[0]))
@@ -134,33 +120,33 @@ async def attribute(request: Request, state: State) -> Response:
     if body.faithfulness is not None:
         units = units_of_inputs(texts, words, body.faithfulness)
         steps += faithfulness_token_steps(length, len(units.tokens))
-    cost = _cost(state, steps)
+    cost = cost_of(state, steps)
     if body.dry_run:
-        return _json(CostResponse(model=_hashes(model), cost=cost))
+        return json_response(CostResponse(model=hashes_of(model), cost=cost))
 
     job = AttributeJob(sides, words, target, body.method, body.layer, options, units, compare=rows)
     label = model.artifact.manifest.labels[target.index] if target.type == "label" else None
     tokens = tokens_of_inputs(texts)
-    return await _run(
+    return await run(
         request, state, model, job, cost, AttributeResponse, tokens=tokens, label=label
     )
 
 
 @router.post(
     "/attribute/pair",
-    **_route(PairRequest, PairResponse | CostResponse, "Attribution to pairs of tokens"),
+    **route_options(PairRequest, PairResponse | CostResponse, "Attribution to pairs of tokens"),
 )
 async def pair(request: Request, state: State) -> Response:
     """Attribute the cosine similarity of two texts to pairs of their tokens, as a matrix."""
-    body = await read_body(request, state, PairRequest, _MAX_BODY_BYTES)
+    body = await read_body(request, state, PairRequest, MAX_BODY_BYTES)
     model, _ = await state.lease_for("attribute/pair", request, body.model)
     a, b = await tokenize(state, model, body.a, "/a"), await tokenize(state, model, body.b, "/b")
     side_a = Side(row_of(a), baseline_of(a, body.baseline, "/a"))
     side_b = Side(row_of(b), baseline_of(b, body.baseline, "/b"))
     steps = pair_token_steps(body.layer, len(a.row.ids), len(b.row.ids), body.max_evaluations)
-    cost = _cost(state, steps)
+    cost = cost_of(state, steps)
     if body.dry_run:
-        return _json(CostResponse(model=_hashes(model), cost=cost))
+        return json_response(CostResponse(model=hashes_of(model), cost=cost))
 
     job = PairJob(
         side_a,
@@ -171,7 +157,7 @@ async def pair(request: Request, state: State) -> Response:
         compare=[row_of(a), row_of(b)],
     )
     words_a, words_b = await asyncio.to_thread(lambda: (_word_spans(a), _word_spans(b)))
-    return await _run(
+    return await run(
         request,
         state,
         model,
@@ -185,13 +171,13 @@ async def pair(request: Request, state: State) -> Response:
     )
 
 
-@router.post("/flow", **_route(FlowRequest, FlowResponse, "Gradient flow"))
+@router.post("/flow", **route_options(FlowRequest, FlowResponse, "Gradient flow"))
 async def flow(request: Request, state: State) -> Response:
     """Find where the gradient of a training objective vanishes, explodes or is not finite."""
-    body = await read_body(request, state, FlowRequest, _MAX_BODY_BYTES)
+    body = await read_body(request, state, FlowRequest, MAX_BODY_BYTES)
     model, _ = await state.lease_for("flow", request, body.model)
     texts = await tokenize_all(state, model, body.texts)
-    cost = _cost(state, flow_token_steps(len(text.row.ids) for text in texts))
+    cost = cost_of(state, flow_token_steps(len(text.row.ids) for text in texts))
     vectors: Sequence[Sequence[float]] = []
     match body.objective:
         case request_models.Product(vector=vector):
@@ -201,13 +187,15 @@ async def flow(request: Request, state: State) -> Response:
     rows = list(map(row_of, texts))
     job = FlowJob(rows, body.objective.type, vectors, body.emulate, body.loss_scale, compare=rows)
     tokens = [tokens_of(text) for text in texts]
-    return await _run(request, state, model, job, cost, FlowResponse, tokens=tokens)
+    return await run(request, state, model, job, cost, FlowResponse, tokens=tokens)
 
 
-@router.post("/layernorm", **_route(LayerNormRequest, LayerNormResponse, "Check of add + norm"))
+@router.post(
+    "/layernorm", **route_options(LayerNormRequest, LayerNormResponse, "Check of add + norm")
+)
 async def layer_norm(request: Request, state: State) -> Response:
     """Check add + norm step by step, on rows from a text, random rows or given rows."""
-    body = await read_body(request, state, LayerNormRequest, _MAX_BODY_BYTES)
+    body = await read_body(request, state, LayerNormRequest, MAX_BODY_BYTES)
     model, _ = await state.lease_for("layernorm", request, body.model)
     source: NormOfRow | request_models.GivenRows | request_models.RandomRows
     rows: list[Row] = []
@@ -216,22 +204,24 @@ async def layer_norm(request: Request, state: State) -> Response:
         source = NormOfRow(rows[0], body.source.norm)
     else:
         source = body.source
-    cost = _cost(state, sum(len(row.ids) for row in rows))
+    cost = cost_of(state, sum(len(row.ids) for row in rows))
     job = LayerNormJob(source, body.dtype, body.dout, body.seed, body.row, compare=rows)
-    return await _run(request, state, model, job, cost, LayerNormResponse)
+    return await run(request, state, model, job, cost, LayerNormResponse)
 
 
-@router.post("/parity", **_route(ParityRequest, ParityResponse, "Parity with the reference model"))
+@router.post(
+    "/parity", **route_options(ParityRequest, ParityResponse, "Parity with the reference model")
+)
 async def parity(request: Request, state: State) -> Response:
     """Compare the served model with the reference model, and list the differences."""
-    body = await read_body(request, state, ParityRequest, _MAX_BODY_BYTES)
+    body = await read_body(request, state, ParityRequest, MAX_BODY_BYTES)
     model, _ = await state.lease_for("parity", request, body.model)
     tokenized = await tokenize_all(state, model, body.texts)
     rows = [row_of(text) for text in tokenized] or [
         Row(ids, adapter=adapter)
         for ids, adapter in zip(model.check.rows, model.check.adapters, strict=True)
     ]
-    cost = _cost(state, parity_token_steps(len(row.ids) for row in rows))
+    cost = cost_of(state, parity_token_steps(len(row.ids) for row in rows))
     check_ids = await asyncio.to_thread(model.tokenizer.ids, model.check.texts)
     files = await asyncio.to_thread(_files, model)
     encoding = cancel_on_disconnect(request, encode(model, rows))
@@ -249,13 +239,13 @@ async def parity(request: Request, state: State) -> Response:
         check_rows=model.check.rows[: len(check_ids)],
         compare=rows,
     )
-    return await _run(request, state, model, job, cost, ParityResponse, served)
+    return await run(request, state, model, job, cost, ParityResponse, served)
 
 
-@router.post("/vjp", **_route(VjpRequest, VjpResponse, "Vector-Jacobian product"))
+@router.post("/vjp", **route_options(VjpRequest, VjpResponse, "Vector-Jacobian product"))
 async def vjp(request: Request, state: State) -> Response:
     """Backpropagate a gradient from the served vector to the token vectors at a layer."""
-    body = await read_body(request, state, VjpRequest, _MAX_BODY_BYTES)
+    body = await read_body(request, state, VjpRequest, MAX_BODY_BYTES)
     model, _ = await state.lease_for("vjp", request, body.model)
     if body.reduce == "full" and not state.settings.debug.full_gradients:
         raise Forbidden(
@@ -271,32 +261,32 @@ async def vjp(request: Request, state: State) -> Response:
             code="zero_cotangent",
             pointer="/cotangent",
         )
-    cost = _cost(state, len(text.row.ids))
+    cost = cost_of(state, len(text.row.ids))
     row = row_of(text)
     job = VjpJob(row, body.cotangent, body.layer, body.reduce, compare=[row])
-    return await _run(request, state, model, job, cost, VjpResponse, tokens=tokens_of(text))
+    return await run(request, state, model, job, cost, VjpResponse, tokens=tokens_of(text))
 
 
 @router.get(
     "/capabilities",
     summary="Capabilities of the gradient routes",
     response_model=Capabilities,
-    responses=error_responses(401, 403, 404, 422, 503),
+    responses=error_responses(401, 403, 404, 422, 429, 503),
 )
 async def capabilities(request: Request, state: State) -> Response:
     """Return the allowed field values, limits and device of the gradient routes."""
     settings = state.settings.debug
     name = request.query_params.get("model")
     model, kind = await state.lease_for("capabilities", request, name)
-    work = cancel_on_disconnect(request, state.gradients.start(reference_model(model)))
-    opened = await within(request, state.settings.limits.request_s, work)
-    return _json(
+    opened = await open_process(request, state, model)
+    return json_response(
         Capabilities(
-            model=_hashes(model),
+            model=hashes_of(model),
             kind=kind,
             routes=[route for route, kinds in ROUTES.items() if kind in kinds],
             layers=list(opened.layers),
             norms=list(opened.norms),
+            taps=[point.name for point in opened.taps],
             methods=list(get_args(inputs.Method)),
             targets=list(TARGETS[kind]),
             labels=list(model.artifact.manifest.labels),
@@ -310,55 +300,6 @@ async def capabilities(request: Request, state: State) -> Response:
             limits=DebugLimits.model_validate(settings, from_attributes=True),
         )
     )
-
-
-async def _run(
-    request: Request,
-    state: DebugState,
-    model: Model,
-    job: Job,
-    cost: Cost,
-    response: type[GradientResponse],
-    served: NDArray[np.float32] | None = None,
-    **fields: object,
-) -> Response:
-    """Run a job in the gradient process and return the HTTP response.
-
-    Args:
-        request: HTTP request, watched for disconnection of the client.
-        state: State of the application.
-        model: The served model.
-        job: Job to run.
-        cost: Cost of the request, for the response.
-        response: Response model.
-        served: Served vectors of the rows in `job.compare`, `(B, W)`. None: encode the rows here.
-        fields: Further fields of the response, such as the tokens of the texts.
-    """
-    with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
-        work = cancel_on_disconnect(request, state.gradients.run(reference_model(model), job))
-        done = await within(request, state.settings.limits.request_s, work)
-    parity = None
-    if job.compare:
-        served = await encode(model, job.compare) if served is None else served
-        parity = parity_of(model, served, np.array(done.vectors, np.float32))
-    warnings = []
-    if parity is not None and not parity.agrees:
-        warnings.append("the served vectors differ from the reference model's vectors; see parity")
-    if not done.converged:
-        warnings.append("a path integral has not converged; increase max_evaluations")
-    if len(done.nonfinite) == MAX_NONFINITE:
-        warnings.append(
-            f"nonfinite lists only the first {MAX_NONFINITE} non-finite numbers; there may be more"
-        )
-    common = {
-        "model": _hashes(model),
-        "parity": parity,
-        "cost": cost,
-        "wall_ms": done.wall_ms,
-        "warnings": warnings,
-        "nonfinite": done.nonfinite,
-    }
-    return _json(response.model_validate({**common, **fields, **done.result}))
 
 
 def _word_spans(text: TokenizedText) -> list[WordSpan]:
@@ -378,28 +319,3 @@ def _files(model: Model) -> list[tuple[str, str, str | None]]:
         (name, at_start, sha256(paths[name]) if paths[name].is_file() else None)
         for name, at_start in model.files.items()
     ]
-
-
-def _cost(state: DebugState, steps: int) -> Cost:
-    limit = state.settings.debug.max_token_steps
-    if steps > limit:
-        raise InvalidInput(
-            f"the request may cost {steps} token steps; the limit is {limit}: use fewer or shorter "
-            "texts, fewer evaluations or fewer samples",
-            code="budget",
-        )
-    return Cost(token_steps=steps, limit=limit)
-
-
-def _hashes(model: Model) -> Hashes:
-    manifest = model.artifact.manifest
-    return Hashes(
-        name=model.name,
-        weights_sha256=dict(manifest.weights_sha256),
-        graph_sha256=model.graph_sha256,
-        tokenizer_sha256=manifest.files["tokenizer.json"],
-    )
-
-
-def _json(response: BaseModel) -> Response:
-    return Response(response.model_dump_json(), media_type=JSON)

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 from models.gradients.inputs import BaselineName, Row
-from service.debug.request_models import Text
+from service.debug.kinds import READS_PAIRS, Kind
+from service.debug.request_models import Input, Text, TextOrPair
 from service.debug.responses import Token
 from service.debug.state import DebugState
 from service.inference.errors import InvalidInput, TooLarge
@@ -35,6 +36,26 @@ async def tokenize(state: DebugState, model: Model, text: Text, pointer: str) ->
         )
     _check_length(state, tokenized, pointer)
     return tokenized
+
+
+async def tokenize_input(
+    state: DebugState, model: Model, kind: Kind, text: Input, pointer: str
+) -> TokenizedText:
+    """Tokenise a text, or a pair of texts that the model reads at once.
+
+    Raises:
+        InvalidInput: See `tokenize`; or `text_pair` is set, and the model does not read pairs.
+        TooLarge: A text has too many characters.
+    """
+    if not isinstance(text, TextOrPair) or text.text_pair is None:
+        return await tokenize(state, model, text, pointer)
+    if kind not in READS_PAIRS:
+        raise InvalidInput(
+            "text_pair applies to rerankers and classifiers, which read two texts at once",
+            pointer=f"{pointer}/text_pair",
+        )
+    pointers = f"{pointer}/text", f"{pointer}/text_pair"
+    return await tokenize_pair(state, model, text, text.text_pair, pointers)
 
 
 async def tokenize_pair(

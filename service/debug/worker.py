@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from service.debug import frames
-from service.debug.messages import JOB, Failed, Refused, encode_reply
+from service.debug.messages import JOB, Failed, JobRefused, Refused, encode_reply
 from service.logs import LogFormat, configure
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def main() -> None:
         sys.exit(1)
     _write(replies, encode_reply(jobs.describe()))
     while True:
-        _write(replies, _run(jobs, bodies.get()))
+        for body in _run(jobs, bodies.get()):
+            _write(replies, body)
 
 
 def _lower_priority() -> None:
@@ -79,17 +80,16 @@ def _open(path: Path, device: str) -> "Jobs":
     return Jobs(path, device)
 
 
-def _run(jobs: "Jobs", body: bytes) -> bytes:
-    """Run a job, given as JSON, and return the reply as JSON."""
-    from service.debug.jobs import JobRefused
-
+def _run(jobs: "Jobs", body: bytes) -> list[bytes]:
+    """Run a job, given as JSON, and return the reply as JSON, then the job's file if it has one."""
     try:
-        return encode_reply(jobs.run(JOB.validate_json(body)))
+        done, file = jobs.run(JOB.validate_json(body))
     except JobRefused as refusal:
-        return encode_reply(Refused(str(refusal), refusal.code, refusal.pointer))
+        return [encode_reply(Refused(str(refusal), refusal.code, refusal.pointer))]
     except Exception:
         log.exception("a gradient job failed")
-        return encode_reply(Failed())
+        return [encode_reply(Failed())]
+    return [encode_reply(done), *([file] if done.has_file else [])]
 
 
 if __name__ == "__main__":

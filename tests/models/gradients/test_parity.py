@@ -212,6 +212,16 @@ def test_one_changed_element_is_reported_with_its_weight_name(
     assert result == {weight: pytest.approx(1e-3, rel=1e-3)}
 
 
+def test_weights_are_in_the_order_of_the_forward_pass(graph: bytes, model: ReferenceModel) -> None:
+    names = [weight.name for weight in compare_weights(loaded(graph), model)]
+    assert names[0] == "encoder.embeddings.word.weight"
+    layers = [int(name.split(".")[2]) for name in names if name.startswith("encoder.layers.")]
+    assert layers == sorted(layers)
+    own = [name.removeprefix(f"{LAYER}.") for name in names if name.startswith(LAYER)]
+    parts = [name.split(".")[0] for name in own]
+    assert list(dict.fromkeys(parts)) == ["self_attn", "norm1", "linear1", "linear2", "norm2"]
+
+
 def test_failures_name_the_weight_and_its_difference(
     tiny: Artifact, graph: bytes, model: ReferenceModel, tmp_path: Path
 ) -> None:

@@ -45,7 +45,8 @@ def send(message):
     sys.stdout.buffer.write(frames.frame(json.dumps(message).encode()))
     sys.stdout.buffer.flush()
 
-send({"outcome": "opened", "layers": ["words"], "norms": [], "device": "", "torch": "", "op": {}})
+send({"outcome": "opened", "layers": {"words": "step"}, "norms": [], "taps": [],
+      "device": "", "torch": "", "op": {}})
 while (body := frames.read(stdin)) is not None:
     command = json.loads(json.loads(body)["layer"])
     if hold := command.get("hold"):
@@ -56,7 +57,10 @@ while (body := frames.read(stdin)) is not None:
     next_is_there = bool(select.select([0], [], [], 0)[0])
     result = {"pid": os.getpid(), "next_is_there": next_is_there}
     done = {"outcome": "done", "result": result, "nonfinite": [], "converged": True, "vectors": []}
-    send(command.get("reply", {**done, "wall_ms": 1.0}))
+    send(command.get("reply", {**done, "wall_ms": 1.0, "has_file": "file_bytes" in command}))
+    if "file_bytes" in command:
+        sys.stdout.buffer.write(frames.frame(bytes(command["file_bytes"])))
+        sys.stdout.buffer.flush()
 """
 
 
@@ -79,8 +83,15 @@ async def process_of(
         await process.close()
 
 
+async def run(process: GradientProcess, reference: ReferenceModel, job: VjpJob) -> Done:
+    """Run a job without a file."""
+    done, file = await process.run(reference, job)
+    assert not file
+    return done
+
+
 async def pid(process: GradientProcess) -> int:
-    result = (await process.run(REFERENCE, job())).result["pid"]
+    result = (await run(process, REFERENCE, job())).result["pid"]
     assert isinstance(result, int)
     return result
 
@@ -95,7 +106,7 @@ def is_alive(pid: int) -> bool:
 
 async def held_job(process: GradientProcess, folder: Path) -> asyncio.Task[Done]:
     """Return a running job, which ends once the folder has a file "released"."""
-    task = asyncio.create_task(process.run(REFERENCE, job(hold=str(folder))))
+    task = asyncio.create_task(run(process, REFERENCE, job(hold=str(folder))))
     await eventually_async((folder / "started").exists)
     return task
 
@@ -118,7 +129,7 @@ async def test_second_start_waits_for_the_description() -> None:
 async def test_jobs_run_one_at_a_time(tmp_path: Path) -> None:
     async with process_of() as process:
         first = await held_job(process, tmp_path)
-        others = [asyncio.create_task(process.run(REFERENCE, job())) for _ in range(2)]
+        others = [asyncio.create_task(run(process, REFERENCE, job())) for _ in range(2)]
         await asyncio.sleep(0)  # both have been submitted
         (tmp_path / "released").touch()
         replies = await asyncio.gather(first, *others)
@@ -128,13 +139,28 @@ async def test_jobs_run_one_at_a_time(tmp_path: Path) -> None:
 async def test_full_queue_refuses_at_once_and_the_other_jobs_finish(tmp_path: Path) -> None:
     async with process_of(max_waiting=1) as process:
         running = await held_job(process, tmp_path)
-        waiting = asyncio.create_task(process.run(REFERENCE, job()))
+        waiting = asyncio.create_task(run(process, REFERENCE, job()))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded) as refused:
-            await process.run(REFERENCE, job())
+            await run(process, REFERENCE, job())
         assert refused.value.code == "busy"
         (tmp_path / "released").touch()
         assert (await running).result["pid"] == (await waiting).result["pid"] == process.pid
+
+
+async def test_full_queue_refuses_to_start_the_process_for_another_model(tmp_path: Path) -> None:
+    other = replace(REFERENCE, version="2")
+    async with process_of(max_waiting=1) as process:
+        running = await held_job(process, tmp_path)
+        waiting = asyncio.create_task(process.start(other))
+        await asyncio.sleep(0)  # it has been queued
+        with pytest.raises(Overloaded):
+            await process.start(other)
+        assert (await process.start(REFERENCE)).layers  # the running one has sent its description
+        (tmp_path / "released").touch()
+        await running
+        assert (await waiting).layers
+        assert process.reference == other
 
 
 async def test_job_beyond_its_deadline_is_killed_and_the_next_one_works(tmp_path: Path) -> None:
@@ -143,7 +169,7 @@ async def test_job_beyond_its_deadline_is_killed_and_the_next_one_works(tmp_path
         first = process.pid
         assert first is not None
         with pytest.raises(DeadlineExceeded, match=r"exceeded its deadline of 0\.3 s"):
-            await process.run(REFERENCE, job(hold=str(tmp_path)))
+            await run(process, REFERENCE, job(hold=str(tmp_path)))
         await eventually_async(lambda: not is_alive(first))
         await process.start(REFERENCE)
         assert process.pid not in (None, first)
@@ -164,7 +190,7 @@ async def test_cancelled_job_in_the_queue_does_not_affect_the_running_one(tmp_pa
     async with process_of() as process:
         first = await pid(process)
         running = await held_job(process, tmp_path)
-        waiting = asyncio.create_task(process.run(REFERENCE, job()))
+        waiting = asyncio.create_task(run(process, REFERENCE, job()))
         await asyncio.sleep(0)
         waiting.cancel()
         (tmp_path / "released").touch()
@@ -175,7 +201,7 @@ async def test_dead_process_gives_a_clear_error_and_the_next_job_works() -> None
     async with process_of() as process:
         first = await pid(process)
         with pytest.raises(NotReady, match="died; the next request starts a new one") as error:
-            await process.run(REFERENCE, job(die=True))
+            await run(process, REFERENCE, job(die=True))
         assert error.value.code == "gradients_unavailable"
         assert await pid(process) != first
 
@@ -185,7 +211,7 @@ async def test_process_that_died_between_jobs_is_replaced_without_an_error() -> 
         first = await pid(process)
         os.kill(first, signal.SIGKILL)
         await eventually_async(lambda: process.pid is None)
-        assert (await process.start(REFERENCE)).layers == ["words"]
+        assert (await process.start(REFERENCE)).layers == {"words": "step"}
         assert process.pid not in (None, first)
         assert await pid(process) == process.pid
 
@@ -194,7 +220,7 @@ async def test_cancellation_during_startup_leaves_no_process_behind(tmp_path: Pa
     file = tmp_path / "pid"
     script = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     async with process_of([sys.executable, "-c", script]) as process:
-        task = asyncio.create_task(process.run(REFERENCE, job()))
+        task = asyncio.create_task(run(process, REFERENCE, job()))
         await eventually_async(lambda: file.exists() and file.read_text())
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -213,10 +239,10 @@ async def test_refused_jobs_are_invalid_inputs_and_failed_jobs_are_errors() -> N
     async with process_of() as process:
         refused = {"detail": "unknown layer", "code": "unknown_layer", "pointer": "/layer"}
         with pytest.raises(InvalidInput) as invalid:
-            await process.run(REFERENCE, job(reply={"outcome": "refused", **refused}))
+            await run(process, REFERENCE, job(reply={"outcome": "refused", **refused}))
         assert (invalid.value.code, invalid.value.pointer) == ("unknown_layer", "/layer")
         with pytest.raises(VitrineError) as failed:
-            await process.run(REFERENCE, job(reply={"outcome": "failed"}))
+            await run(process, REFERENCE, job(reply={"outcome": "failed"}))
         assert (status_of(failed.value), failed.value.code) == (500, "gradients_failed")
         assert await pid(process)
 
@@ -243,7 +269,7 @@ async def test_process_that_cannot_start_gives_the_same_error_each_time(
     async with process_of([sys.executable, "-c", script]) as process:
         for _ in range(2):
             with pytest.raises(NotReady) as error:
-                await process.run(REFERENCE, job())
+                await run(process, REFERENCE, job())
             assert (error.value.code, error.value.detail) == ("gradients_unavailable", reason)
             assert process.pid is None
 
@@ -275,9 +301,9 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
         "from service.debug.messages import Done, Opened\n"
         "class Jobs:\n"
         "    def __init__(self, *_): os.write(1, b'noise'); print('noise', flush=True)\n"
-        "    def describe(self): return Opened([], [], '', '', {})\n"
+        "    def describe(self): return Opened({}, [], '', '', {}, [])\n"
         "    def run(self, job):\n"
-        "        return Done({'policy': os.sched_getscheduler(0)}, [], True, [], 1.0)\n"
+        "        return Done({'policy': os.sched_getscheduler(0)}, [], True, [], 1.0), b''\n"
         "jobs.Jobs = Jobs\n"
         "sys.argv = ['', 'nowhere', 'cpu', 'text']\n"
         "worker.main()\n"
@@ -310,7 +336,7 @@ def test_worker_ends_with_its_input_even_within_a_job(
     with worker_of(command, tmp_path) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
-        assert reply_of(worker).layers[0] == "words"
+        assert reply_of(worker).layers["words"] == "embeddings.words"
         side = Side(Row(list(range(1000, 1100))))
         long = PairJob(side, side, "words", 1e-9, 4096, compare=[])
         worker.stdin.write(frames.frame(JOB.dump_json(long)))
@@ -341,11 +367,20 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
         assert worker.wait() == 0
 
 
+async def test_file_of_a_job_follows_its_reply() -> None:
+    async with process_of() as process:
+        for size in (3, 5_000_000):
+            done, file = await process.run(REFERENCE, job(file_bytes=size))
+            assert done.has_file
+            assert file == bytes(size)
+            assert done.result["pid"] == await pid(process)
+
+
 async def test_start_does_not_wait_for_a_running_job(tmp_path: Path) -> None:
     async with process_of() as process:
-        assert (await process.start(REFERENCE)).layers == ["words"]
+        assert (await process.start(REFERENCE)).layers == {"words": "step"}
         task = await held_job(process, tmp_path)
-        assert (await process.start(REFERENCE)).layers == ["words"]
+        assert (await process.start(REFERENCE)).layers == {"words": "step"}
         assert not task.done()
         task.cancel()
 
@@ -356,9 +391,9 @@ async def test_job_for_another_reference_model_restarts_the_process(change: dict
     async with process_of() as process:
         first = await pid(process)
         assert await pid(process) == first
-        second = (await process.run(other, job())).result["pid"]
+        second = (await run(process, other, job())).result["pid"]
         assert second != first
-        assert (await process.run(other, job())).result["pid"] == second
+        assert (await run(process, other, job())).result["pid"] == second
         assert await pid(process) not in (first, second)
 
 
@@ -366,7 +401,7 @@ async def test_closed_process_starts_no_more(tmp_path: Path) -> None:
     async with process_of() as process:
         assert await pid(process)
         running = await held_job(process, tmp_path)
-        waiting = asyncio.create_task(process.run(REFERENCE, job()))
+        waiting = asyncio.create_task(run(process, REFERENCE, job()))
         await asyncio.sleep(0)
         await process.close()
         done = await asyncio.gather(running, waiting, return_exceptions=True)

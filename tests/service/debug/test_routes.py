@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -27,6 +28,7 @@ from service.debug.request_models import FlowRequest
 from service.debug.responses import ParityResponse
 from service.settings import DebugSettings, Settings
 from tests.conftest import FamilyArtifact
+from tests.eventually import eventually
 from tests.models.jina_v3 import TASKS, save_with_tokenizer
 from tests.service.debug.held_worker import held, held_workers
 from tests.serving import flat_routes, ready_model, serving, state_of
@@ -344,7 +346,14 @@ def test_layernorm_judges_the_results_of_a_candidate(client: TestClient) -> None
         result = ask(client, "layernorm", source={**source, "candidate": wrong})
         (verdict,) = result["verdicts"]
         assert (result["passes"], verdict["passes"], verdict["phase"]) == (False, False, phase)
-        assert verdict["comparisons"][0]["worst_index"] == index
+        comparison = verdict["comparisons"][0]
+        assert comparison["worst_index"] == index
+        name, row, column = comparison["value"], *index
+        assert comparison["expected"] == pytest.approx(right[name][row][column], rel=1e-6)
+        assert comparison["actual"] == wrong[name][row][column]
+        (failure,) = verdict["failures"]
+        assert failure.startswith(f"{name}[{row}, {column}] is ")
+        assert f"it should be {comparison['expected']:.9g}, so its error is " in failure
 
 
 def test_layernorm_row_out_of_range_is_refused(client: TestClient) -> None:
@@ -674,6 +683,31 @@ def test_client_timeout_header_bounds_a_job(client: TestClient, hold: Path) -> N
         )
         assert (response.status_code, response.json()["code"]) == (400, "timeout")
     ask(client, "attribute", text=CAT, target=COSINE)
+
+
+@pytest.mark.slow  # the gradient process is ended and started again
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("attribute", {"text": CAT, "target": COSINE, "faithfulness": "words"}),
+        ("activations", {"texts": [CAT], "taps": ["output"]}),
+        ("patch", {"text": CAT, "source": CAT, "target": COSINE, "taps": ["output"]}),
+    ],
+)
+def test_job_of_every_kind_ends_at_the_deadline_of_its_request(
+    client: TestClient, hold: Path, path: str, body: Json
+) -> None:
+    def post(**headers: str) -> httpx2.Response:
+        response: httpx2.Response = client.post(f"/debug/{path}", json=body, headers=headers)
+        return response
+
+    assert post().status_code == 200
+    process = state_of(client).gradients.pid
+    with held(hold):
+        response = post(**{"X-Request-Timeout-Ms": "50"})
+        assert (response.status_code, response.json()["code"]) == (504, "deadline")
+        eventually(lambda: state_of(client).gradients.pid != process)
+    assert post().status_code == 200
 
 
 def test_flow_and_parity_cost_counts_every_traced_step(
