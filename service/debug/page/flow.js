@@ -96,7 +96,7 @@ function inspector(steps, drawing) {
   const show = () => {
     const step = steps[slider.value];
     slider.setAttribute("aria-valuetext", step.name);
-    figures.replaceChildren(element("h4", {}, step.name), facts({
+    figures.replaceChildren(element("h3", {}, step.name), facts({
       "values, rms": shown(step.forward.rms),
       "values, largest": shown(step.forward.absmax),
       "not finite": bad(step.forward),

@@ -117,7 +117,7 @@ export function compareRequests(inputs, model) {
     {
       key: `activations${index}`, name: `layers of ${name}`, path: "debug/activations", isOptional: true,
       fields: { "/texts": "compare-texts", "/model": "other" },
-      body: { model: name, texts, taps: model.taps, reduction: "mean", format: "safetensors" },
+      body: { model: name, texts, taps: model.layers, reduction: "mean", format: "safetensors" },
     },
   ]);
 }

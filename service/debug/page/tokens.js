@@ -60,7 +60,7 @@ export function chips(units, name, select = () => {}) {
     className: unit.text === null ? "chip special" : "chip",
     role: "option",
     aria: { selected: "false" },
-  }, element("span", { className: "word" }, unit.content), scoreOf[index]));
+  }, element("span", { className: "word" }, unit.content), " ", scoreOf[index]));
   const readout = element("p", { className: "readout muted" });
   const list = element("ol", { className: "chips", role: "listbox", aria: { label: name } }, ...items);
   rove(list, items);
@@ -78,12 +78,11 @@ export function chips(units, name, select = () => {}) {
   list.addEventListener("focusout", (event) => { if (!list.contains(event.relatedTarget)) choose(null); });
   const paint = (values, scale, isSigned = true) => {
     scores = values;
-    const { show, unit } = notation(scale);
+    const { show } = notation(scale);
     items.forEach((item, index) => {
       const colours = isSigned ? diverging(values[index], scale) : warmth(scale ? values[index] / scale : 0);
       for (const [property, value] of Object.entries(colours)) item.style.setProperty(property, value);
       item.dataset.score = raw(values[index]);
-      item.ariaLabel = `${units[index].content}: ${show(values[index])} ${unit}`.trim();
       scoreOf[index].textContent = show(values[index]);
     });
   };

@@ -100,3 +100,15 @@ def number(text: str) -> float:
 def shows(browser: Browser, selector: str, text: str) -> bool:
     """Whether the element has the text."""
     return text in find(browser, selector).text
+
+
+def cells(page: Browser, caption: str) -> list[list[str]]:
+    """Return the exact cells of the table with this start of its caption."""
+    rows: list[list[str]] = page.execute_script(
+        "const table = [...document.querySelectorAll('table')].find("
+        "(table) => table.caption?.textContent.startsWith(arguments[0]) && table.offsetParent);"
+        "return [...table.tBodies[0].rows].map((row) => [...row.cells].map("
+        "(cell) => cell.dataset.value ?? cell.textContent))",
+        caption,
+    )
+    return rows

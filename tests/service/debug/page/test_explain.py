@@ -17,6 +17,7 @@ from tests.service.debug.page.browsing import (
     FELINE,
     Browser,
     Json,
+    cells,
     find,
     number,
     open_page,
@@ -40,18 +41,6 @@ def served(url: str, path: str, **body: object) -> Json:
 def cosine(url: str, *inputs: str) -> float:
     a, b = map(np.array, served(url, "encode", inputs=inputs)["embeddings"])
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-
-
-def table(page: Browser, caption: str) -> list[list[str]]:
-    """Return the exact cells of the table with this start of its caption."""
-    rows: list[list[str]] = page.execute_script(
-        "const table = [...document.querySelectorAll('table')].find("
-        "(table) => table.caption?.textContent.startsWith(arguments[0]) && table.offsetParent);"
-        "return [...table.tBodies[0].rows].map((row) => [...row.cells].map("
-        "(cell) => cell.dataset.value ?? cell.textContent))",
-        caption,
-    )
-    return rows
 
 
 def scores(page: Browser, name: str) -> dict[str, float]:
@@ -102,7 +91,7 @@ def test_reading_compares_with_unrelated_texts(page: Browser, url: str) -> None:
 
 
 def test_ranked_pairs_are_sorted_by_a_click_on_a_heading(page: Browser, url: str) -> None:
-    rows = table(page, "Top 12 of")
+    rows = cells(page, "Top 12 of")
     values = [float(row[-2]) for row in rows]
     assert values == sorted(values, reverse=True)
     matrix = post(url, "attribute/pair", a=CAT, b=FELINE)["matrix"]
@@ -111,7 +100,7 @@ def test_ranked_pairs_are_sorted_by_a_click_on_a_heading(page: Browser, url: str
     for order in ("descending", "ascending"):
         heading.click()
         assert heading.find_element(By.XPATH, "..").get_attribute("aria-sort") == order
-        sorted_values = [float(row[-2]) for row in table(page, "Top 12 of")]
+        sorted_values = [float(row[-2]) for row in cells(page, "Top 12 of")]
         assert sorted_values == sorted(values, reverse=order == "descending")
 
 
@@ -146,7 +135,7 @@ def test_struck_word_moves_the_similarity_of_the_served_model(page: Browser, url
     page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='cat']").click()
     assert find(page, "[name=edited-a]").get_property("value") == "The sat on the mat."
     until(lambda: texts(page, "#whatif td"))
-    ((_, before, after, difference),) = table(page, "Result of the served model")
+    ((_, before, after, difference),) = cells(page, "Result of the served model")
     expected = cosine(url, CAT, FELINE), cosine(url, "The sat on the mat.", FELINE)
     assert [float(before), float(after)] == pytest.approx(expected, abs=1e-5)
     assert float(difference) == pytest.approx(expected[1] - expected[0], abs=2e-5)
@@ -159,7 +148,7 @@ def test_struck_word_moves_the_similarity_of_the_served_model(page: Browser, url
     restored = open_page(page, address)
     until(lambda: texts(restored, "#whatif td"))
     assert texts(restored, ".strike[aria-pressed=true]") == ["cat"]
-    assert float(table(restored, "Result of the served model")[0][2]) == float(after)
+    assert float(cells(restored, "Result of the served model")[0][2]) == float(after)
 
 
 def test_edited_text_moves_the_similarity_and_an_empty_one_is_a_problem(
@@ -169,7 +158,7 @@ def test_edited_text_moves_the_similarity_and_an_empty_one_is_a_problem(
     until(lambda: texts(page, "#whatif td"))
     until(
         lambda: (
-            float(table(page, "Result of the served model")[0][2])
+            float(cells(page, "Result of the served model")[0][2])
             == pytest.approx(cosine(url, CAT, "A dog ran."), abs=1e-5)
         )
     )
@@ -198,7 +187,7 @@ def test_reranker_explains_score_and_rank(browser: Browser, reranker_url: str) -
         assert found[spelled] == pytest.approx(word["score"], abs=1e-5)
     page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='w5']").click()
     until(lambda: texts(page, "#whatif td"))
-    rows = {row[0]: row[1:] for row in table(page, "Result of the served model")}
+    rows = {row[0]: row[1:] for row in cells(page, "Result of the served model")}
     after = served(reranker_url, "score", queries=query, documents=["w21 w33"], raw_scores=True)[
         "scores"
     ]
@@ -221,7 +210,7 @@ def test_classifier_explains_the_predicted_label(browser: Browser, classifier_ur
     type_text(page, "edited-a", "w5 w6")
     until(lambda: texts(page, "#whatif td"))
     (after,) = served(classifier_url, "classify", inputs=["w5 w6"])["labels"]
-    rows = {row[0]: row[1:] for row in table(page, "Result of the served model")}
+    rows = {row[0]: row[1:] for row in cells(page, "Result of the served model")}
     assert rows["predicted label"][1] == after[0]["label"]
     for label in after:
         value = float(rows[f"probability of {label['label']}"][1])
@@ -236,7 +225,7 @@ def test_multi_vector_model_explains_maxsim(browser: Browser, multi_url: str) ->
     run(page, "explain")
     (score,) = served(multi_url, "score", queries=query, documents=[document])["scores"]
     assert number(find(page, ".figure strong").text) == pytest.approx(score, abs=1e-3)
-    assert len(table(page, "Document: MaxSim")) > len(query.split())
+    assert len(cells(page, "Document: MaxSim")) > len(query.split())
 
 
 def test_sparse_encoder_explains_the_weight_of_an_entry(
@@ -255,7 +244,7 @@ def test_sparse_encoder_explains_the_weight_of_an_entry(
     ids = json.loads((sparse_encoder[1].path / "tokenizer.json").read_text())["model"]["vocab"]
     ((vector),) = served(sparse_url, "encode", inputs=["w6 w7"], output="sparse")["embeddings"]
     weights = dict(zip(vector["ids"], vector["weights"], strict=True))
-    after = float(table(page, "Result of the served model")[0][2])
+    after = float(cells(page, "Result of the served model")[0][2])
     assert after == pytest.approx(weights.get(ids["w5"], 0.0), abs=1e-4)
 
 
