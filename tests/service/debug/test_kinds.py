@@ -287,7 +287,8 @@ def test_capabilities_list_what_the_kind_of_model_has(
     kind = KINDS[name]
     assert capabilities["kind"] == kind
     assert capabilities["targets"] == list(TARGETS[kind])  # type: ignore[index]
-    assert capabilities["routes"] == ["attribute", "layernorm", "capabilities"]
+    routes = ["attribute", "layernorm", "activations", "patch", "capabilities"]
+    assert capabilities["routes"] == routes
     labels = {"ranker": ["LABEL_0"], "labeler": ["sad", "neutral", "happy"]}
     assert capabilities["labels"] == labels.get(name, [])
     assert capabilities["text_pairs"] == (name != "splade")
