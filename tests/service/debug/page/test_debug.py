@@ -176,10 +176,14 @@ def test_wrong_operator_is_named_with_its_place_and_error(page: Browser, result:
     shown = run(page, "layernorm")
     assert "An implementation is wrong on these rows." in shown
     names = {"out": "out (y)", "dgamma": "dgamma (dweight)", "dbeta": "dbeta (dbias)"}
-    place = "at row 1, column 2" if wrong.ndim == 2 else "at index 2"
-    assert f"candidate: {names.get(result, result)} is wrong by 0.1250 {place}, " in shown
-    first = texts(page, "#layernorm .result td")[:8]
+    index = (1, 2) if wrong.ndim == 2 else (2,)
+    is_, should_be = wrong[index], candidate[result][index]
+    place = f"candidate: {result}[{', '.join(map(str, index))}] is {is_:.9g}; it should be "
+    assert place + f"{should_be:.9g}, so its error is " in shown
+    first = texts(page, "#layernorm .result td")[:10]
     assert first[1] == names.get(result, result)
+    assert first[3] == "0.1250"
+    assert first[6] == str(list(index))
     assert first[-1].endswith("fails")
     step = {"sum": "x", "dresidual": "dx"}.get(result, result)
     assert "candidate" in find(page, f"[data-step={step}].wrong").text
