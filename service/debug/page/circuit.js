@@ -37,32 +37,37 @@ const BACKWARD = {
 const STARTS = new Set(["x", "dbeta", "dgamma", "dxhat", "dxmu1", "dsqrtvar"]);
 
 const [PITCH, BOX, WIDTH, GAP] = [44, 34, 270, 96];
+const NARROW = 760;
 // Ends of the colour scale, as powers of ten: a float32 rounding error, and an error that affects the
 // served vectors.
 const [BEST, WORST] = [-8, -3];
 
 export function circuit(steps, wrong, choose) {
   const byName = new Map(steps.map((step) => [step.name, step]));
-  const columns = [
-    { table: FORWARD, left: 44, side: -1, place: (index) => index + 1 },
-    { table: BACKWARD, left: 44 + WIDTH + GAP, side: 1, place: (index, count) => count - 1 - index },
-  ];
+  // A phone has no room for both passes beside each other.
+  const isNarrow = innerWidth < NARROW;
+  const margin = isNarrow ? 30 : 44;
   const rows = Object.keys(BACKWARD).length;
-  const [width, height] = [88 + 2 * WIDTH + GAP, rows * PITCH + 26];
-  const wires = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+  const height = rows * PITCH + 26;
+  const columns = [
+    { table: FORWARD, left: margin, down: 0, side: -1, place: (index) => index + 1 },
+    { table: BACKWARD, left: isNarrow ? margin : margin + WIDTH + GAP, down: isNarrow ? height : 0, side: 1, place: (index, count) => count - 1 - index },
+  ];
+  const [width, total] = isNarrow ? [2 * margin + WIDTH, 2 * height] : [2 * margin + 2 * WIDTH + GAP, height];
+  const wires = svg("svg", { width, height: total, viewBox: `0 0 ${width} ${total}`, "aria-hidden": "true" });
   wires.append(arrowHead());
   const boxes = columns.flatMap((column) => {
     const names = Object.keys(column.table);
-    const top = (name) => 26 + PITCH * column.place(names.indexOf(name), names.length);
+    const top = (name) => column.down + 26 + PITCH * column.place(names.indexOf(name), names.length);
     for (const name of names) wires.append(...wiresInto(name, names, top, column));
     return names.filter((name) => byName.has(name)).map((name) =>
       box(byName.get(name), wrong[name], column.table[name][0], column.left, top(name), choose));
   });
-  const heads = columns.map(({ left }, place) =>
-    element("h4", { style: { left: `${left}px` } }, place ? "backward, up" : "forward, down"));
+  const heads = columns.map(({ left, down }, place) =>
+    element("h4", { style: { left: `${left}px`, top: `${down}px` } }, place ? "backward, up" : "forward, down"));
   const drawing = element("div", {
     className: "circuit", role: "toolbar", aria: { label: "Steps of add + norm", orientation: "vertical" },
-    style: { width: `${width}px`, height: `${height}px` },
+    style: { width: `${width}px`, height: `${total}px` },
   }, wires, ...heads, ...boxes);
   rove(drawing, boxes);
   return element("div", { className: "scroll" }, drawing);

@@ -19,7 +19,7 @@ const EXPORTS = {
   curl: (name) => copy(name, sections[name].runs.map(({ path, body }) => curl(path, body, key() !== "")).join("\n")),
   json: (name) => download(`vitrine-${name}.json`, "application/json", JSON.stringify(record(name), (_, value) => finite(value), 1)),
   csv: (name) => download(`vitrine-${name}.csv`, "text/csv", csv(name)),
-  picture: async (name) => download(`vitrine-${name}.png`, "image/png", await pictureOf(part(name, "result"))),
+  picture: async (name) => download(`vitrine-${name}.png`, "image/png", await pictureOf(name)),
   report: (name) => download(`vitrine-${name}.html`, "text/html", reportOf(name, record(name), link(name))),
 };
 

@@ -1,7 +1,7 @@
 // Contributions of pairs of words to a similarity: linked rows of words, a ranked list and a heat map.
 
 import { diverging } from "./colours.js";
-import { card, element, facts, listed, mark, muted, percent, raw, shown } from "./dom.js";
+import { card, element, facts, listed, mark, percent, raw, shown } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { number, table } from "./tables.js";
 import { chips, largest, legend, unitsOf } from "./tokens.js";
@@ -43,7 +43,7 @@ export function pairCards(run, kind) {
   const pairs = pairsOf(run, kind);
   const scale = largest(pairs.matrix.flat());
   const map = heatmap(pairs.a, pairs.b, pairs.matrix);
-  const partners = muted("Point at a word, or move with the arrow keys, to see its exact number and its partners in the other text.");
+  const partners = element("p", { className: "partners muted" }, "Point at a word, or move with the arrow keys, to see its exact number and its partners in the other text.");
   const [first, second] = linkedRows(pairs, map, partners);
   return [
     card("Which words of the two texts belong together?",

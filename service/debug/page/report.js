@@ -22,10 +22,17 @@ function styles() {
 // A copy that does nothing: without the controls, which need the page's scripts.
 function copyOf(result) {
   const copy = result.cloneNode(true);
-  for (const control of copy.querySelectorAll("input, .readout, .slot")) control.remove();
+  for (const control of copy.querySelectorAll("input, .readout, .partners, .slot")) control.remove();
   for (const named of copy.querySelectorAll("[tabindex]")) named.removeAttribute("tabindex");
   for (const button of copy.querySelectorAll("button.sort")) button.replaceWith(button.textContent);
   return copy;
+}
+
+// A copy of a section's result, and of the effects of edits.
+function contents(name) {
+  const result = part(name, "result");
+  return [copyOf(result), ...[...result.querySelectorAll(".outcome")].flatMap((outcome) =>
+    [element("h2", {}, "What if the text were different?"), copyOf(outcome)])];
 }
 
 export function reportOf(name, record, link) {
@@ -36,6 +43,7 @@ export function reportOf(name, record, link) {
   const policy = element("meta", { httpEquiv: "Content-Security-Policy", content: "default-src 'none'; style-src 'unsafe-inline'; img-src data:" });
   const data = element("script", { type: "application/json", id: "data", textContent: JSON.stringify(record).replaceAll("<", "\\u003c") });
   file.documentElement.lang = "en";
+  file.body.className = "still";
   file.head.prepend(element("meta", { content: "width=device-width, initial-scale=1", name: "viewport" }));
   file.head.prepend(policy);
   const charset = element("meta");
@@ -48,21 +56,18 @@ export function reportOf(name, record, link) {
     element("dl", { className: "facts" }, ...texts.filter(([, value]) => value).map(([label, value]) =>
       element("div", {}, element("dt", {}, label), element("dd", {}, value)))),
     part(name, "lamps").cloneNode(true),
-    copyOf(part(name, "result")),
-    ...[...part(name, "result").querySelectorAll(".outcome")].flatMap((outcome) =>
-      [element("h2", {}, "What if the text were different?"), copyOf(outcome)]),
+    ...contents(name),
     element("p", { className: "muted" }, `Graph ${state.model.model.graph_sha256.slice(0, 12)}; requests and responses are in this file, in the element “data”.`)), data);
   return `<!doctype html>\n${file.documentElement.outerHTML}`;
 }
 
-// Draw a copy of the element, in an SVG image, on a canvas.
-export async function pictureOf(result) {
-  const { width, height } = result.getBoundingClientRect();
-  const margin = 24;
-  const body = element("body", { style: { margin: "0", padding: `${margin}px`, "max-width": "none", width: `${width + 2 * margin}px`, background: "var(--page)" } },
-    element("style", { textContent: styles() }), copyOf(result));
+// Draw a copy of a section's result, in an SVG image, on a canvas.
+export async function pictureOf(name) {
+  const w = Math.ceil(part(name, "result").getBoundingClientRect().width) + 48;
+  const body = element("body", { className: "still", style: { margin: "0", "max-width": "none", width: `${w}px` } },
+    element("style", { textContent: styles() }), ...contents(name));
   const markup = new XMLSerializer().serializeToString(body);
-  const [w, h] = [width + 2 * margin, height + 2 * margin].map(Math.ceil);
+  const h = heightOf(w, body.childNodes);
   const svg = `<svg xmlns="http://www.w3.org/2000/svg" width="${w}" height="${h}"><foreignObject width="100%" height="100%">${markup}</foreignObject></svg>`;
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
@@ -72,4 +77,14 @@ export async function pictureOf(result) {
   context.scale(2, 2);
   context.drawImage(image, 0, 0);
   return new Promise((resolve) => { canvas.toBlob(resolve, "image/png"); });
+}
+
+// The height of nodes at a width, measured in the page, which does not show them.
+function heightOf(width, nodes) {
+  const box = element("div", { className: "still", style: { position: "absolute", visibility: "hidden", width: `${width}px` } },
+    ...[...nodes].filter(({ tagName }) => tagName !== "STYLE").map((node) => node.cloneNode(true)));
+  document.body.append(box);
+  const { height } = box.getBoundingClientRect();
+  box.remove();
+  return Math.ceil(height);
 }

@@ -1,7 +1,7 @@
 // Counterfactuals: words struck out or edited, and the result of the served model before and after.
 
 import { rowsOf } from "./attribution.js";
-import { byId, element, muted, shown, signed } from "./dom.js";
+import { byId, element, listed, muted, shown, signed } from "./dom.js";
 import { measure } from "./measure.js";
 import { pairsOf } from "./pairs.js";
 import { Problem } from "./request.js";
@@ -117,7 +117,9 @@ async function compare() {
   try {
     const measured = await measure(before, after, model, key(), controller.signal);
     const isEdited = sides.some(({ side }) => before[side] !== after[side]);
+    const edits = sides.filter(({ side }) => before[side] !== after[side]).map(({ side }) => `“${after[side]}”`);
     outcome.replaceChildren(
+      ...(isEdited ? [muted(`With ${listed(edits)}:`)] : []),
       ...(isEdited ? [table("Result of the served model", ["Result", "Before", "After", "Difference"], measured.map(row)), ...predicted(sides)] : [
         muted(`Now: ${measured.map(({ name, before: value }) => `${name} ${typeof value === "string" ? value : shown(value)}`).join(", ")}. Nothing is struck out or edited.`)]));
   } catch (error) {

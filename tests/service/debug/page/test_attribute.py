@@ -274,3 +274,30 @@ def test_path_plot_has_only_evaluated_points(page: Browser, url: str) -> None:
     until(lambda: page.execute_script(f"return {chart}.data !== undefined"))
     trace = page.execute_script(f"const [t] = {chart}.data; return [[...t.x], t.mode]")
     assert trace == [pytest.approx([point for point, _ in result["path"]]), "markers"]
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour, `#rrggbb` or `rgb(r g b)`, as WCAG defines it."""
+    if colour.startswith("#"):
+        channels = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    else:
+        channels = [int(channel) for channel in re.findall(r"\d+", colour)]
+    parts = [channel / 255 for channel in channels]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_numbers_on_colours_have_contrast(page: Browser, scheme: str) -> None:
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    colours = page.execute_script(
+        "return import('./debug/assets/colours.js').then(({diverging}) => "
+        "Array.from({length: 201}, (_, index) => diverging(index / 100 - 1, 1)))"
+    )
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    for pair in colours:
+        dark, bright = sorted(luminance(pair[name]) for name in ("background", "color"))
+        assert (bright + 0.05) / (dark + 0.05) >= 4.5, pair

@@ -50,7 +50,7 @@ def url_of_both(small_artifact: Artifact, other_artifact: Artifact, hold: Path) 
 
 def cosines(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit @ unit.T
+    return np.asarray(unit @ unit.T, np.float64)
 
 
 def encoded(url: str, model: str) -> NDArray[np.float64]:
@@ -93,12 +93,12 @@ def test_neighbours_and_layers_of_two_models_are_compared(
     assert "output" in layers
     for layer, (mean, lowest) in layers.items():
         pairs = [(first[f"{i}/{layer}"], second[f"{i}/{layer}"]) for i in range(len(TEXTS))]
-        values = [
+        similarities: list[float] = [
             (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)
             for a, b in ((np.float64(x).ravel(), np.float64(y).ravel()) for x, y in pairs)
         ]
-        assert float(mean) == pytest.approx(np.mean(values), abs=1e-5)
-        assert float(lowest) == pytest.approx(min(values), abs=1e-5)
+        assert float(mean) == pytest.approx(np.mean(similarities), abs=1e-5)
+        assert float(lowest) == pytest.approx(min(similarities), abs=1e-5)
 
 
 def test_safetensors_are_read_as_by_their_library(browser: Browser, url: str) -> None:

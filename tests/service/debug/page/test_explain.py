@@ -248,6 +248,33 @@ def test_sparse_encoder_explains_the_weight_of_an_entry(
     assert after == pytest.approx(weights.get(ids["w5"], 0.0), abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("removed", "alone", "verdict"),
+    [
+        (0.4, 0.1, "better than random in both tests"),
+        (0.4, 0.3, "beat random words in one test of two"),
+        (0.1, 0.1, "beat random words in one test of two"),
+        (0.1, 0.3, "no better than random words"),
+    ],
+)
+def test_faithfulness_is_judged_by_random_words(
+    page: Browser, removed: float, alone: float, verdict: str
+) -> None:
+    measured = {
+        "units": "words",
+        "points": [],
+        "comprehensiveness": removed,
+        "sufficiency": alone,
+        "random": {"comprehensiveness": 0.2, "sufficiency": 0.2},
+    }
+    sentence = page.execute_script(
+        "return import('./debug/assets/faithfulness.js').then(({faithfulness}) => "
+        "faithfulness({faithfulness: arguments[0]})[0].textContent)",
+        measured,
+    )
+    assert verdict in sentence
+
+
 def test_first_picture_is_drawn_before_the_integrals(page: Browser, hold: Path) -> None:
     """The cheap requests come first, and their results are shown while others run."""
     requested = page.execute_script(
