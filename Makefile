@@ -173,11 +173,11 @@ $(PEERS)/vitrine.done: pyproject.toml constraints.txt | $(VENV)/serve.done
 	$(PEERS)/vitrine/bin/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
 	touch $@
 
-# Without npm, the test of OpenAI's JavaScript client is skipped.
+# Without npm, the test of OpenAI's JavaScript client and those of the page's accessibility are skipped.
 $(PEERS)/clients.done: tests/service/api/compat/requirements-clients.txt
 	$(CREATE) $(PEERS)/clients
 	$(PEERS)/clients/bin/pip install --quiet --requirement $<
-	if command -v npm > /dev/null; then npm install --silent --prefix $(PEERS) openai@6.49.0; fi
+	if command -v npm > /dev/null; then npm install --silent --prefix $(PEERS) openai@6.49.0 axe-core@4.14.1; fi
 	touch $@
 
 $(PEERS)/%.done: tests/benchmarks/requirements-%.txt | $(VENV)/serve.done

@@ -37,16 +37,21 @@ class Token(BaseModel):
     )
 
 
-class Word(BaseModel):
+class WordSpan(BaseModel):
     """A word of a text, made of tokens without white space between them."""
+
+    start: int = Field(description="Index of the word's first character in the text")
+    end: int = Field(description="Index after the word's last character in the text")
+    tokens: list[int] = Field(description="Indices of the word's tokens in the list of tokens")
+
+
+class Word(WordSpan):
+    """A word of a text, and its score."""
 
     text: int = Field(
         description="Index of the text: 0, 1 for a word of `text_pair`, or 2 for a word of the "
         "target's `versus`"
     )
-    start: int = Field(description="Index of the word's first character in the text")
-    end: int = Field(description="Index after the word's last character in the text")
-    tokens: list[int] = Field(description="Indices of the word's tokens in `tokens`")
     score: float | None = Field(description="Sum of the scores of the word's tokens")
 
 
@@ -203,7 +208,7 @@ def _response(
     name: str,
     result: type,
     base: type[GradientResponse] = GradientResponse,
-    **lists: type[BaseModel],
+    **lists: Any,  # noqa: ANN401 - a type expression
 ) -> type[GradientResponse]:
     """Create the response model of a result type, with further lists: item type by field name."""
     fields: dict[str, Any] = {name: (list[item], ...) for name, item in lists.items()}  # type: ignore[valid-type]
@@ -218,8 +223,15 @@ def _response(
 AttributeResponse = _response(
     "AttributeResponse", results.Attribution, LabelResponse, tokens=Token, words=Word
 )
-PairResponse = _response("PairResponse", results.PairAttribution, tokens_a=Token, tokens_b=Token)
-FlowResponse = _response("FlowResponse", results.Flow)
+PairResponse = _response(
+    "PairResponse",
+    results.PairAttribution,
+    tokens_a=Token,
+    tokens_b=Token,
+    words_a=WordSpan,
+    words_b=WordSpan,
+)
+FlowResponse = _response("FlowResponse", results.Flow, tokens=list[Token])
 LayerNormResponse = _response("LayerNormResponse", results.LayerNormCheck)
 ParityResponse = _response("ParityResponse", results.Parity)
 PatchResponse = _response(

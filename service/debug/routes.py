@@ -63,6 +63,7 @@ from service.debug.responses import (
     PairResponse,
     ParityResponse,
     VjpResponse,
+    WordSpan,
 )
 from service.debug.running import (
     MAX_BODY_BYTES,
@@ -84,8 +85,10 @@ from service.debug.texts import (
     tokenize_all,
     tokens_of,
 )
+from service.debug.words import words_of
 from service.inference.errors import InvalidInput
 from service.inference.model import Model
+from service.inference.tokenizer import TokenizedText
 
 router = APIRouter(
     prefix="/debug", route_class=RawRoute, dependencies=[require_scope("debug"), *ACCESS]
@@ -109,6 +112,7 @@ async def attribute(request: Request, state: State) -> Response:
     options = MethodOptions(
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )
+    sides = [Side(text.row, baseline_of(text.text, body.baseline, text.pointer)) for text in texts]
     length = sum(len(row.ids) for row in rows)
     steps = token_steps(body.method, length, options)
     words = await asyncio.to_thread(words_of_inputs, texts)
@@ -120,7 +124,6 @@ async def attribute(request: Request, state: State) -> Response:
     if body.dry_run:
         return json_response(CostResponse(model=hashes_of(model), cost=cost))
 
-    sides = [Side(text.row, baseline_of(text.text, body.baseline, text.pointer)) for text in texts]
     job = AttributeJob(sides, words, target, body.method, body.layer, options, units, compare=rows)
     label = model.artifact.manifest.labels[target.index] if target.type == "label" else None
     tokens = tokens_of_inputs(texts)
@@ -138,21 +141,33 @@ async def pair(request: Request, state: State) -> Response:
     body = await read_body(request, state, PairRequest, MAX_BODY_BYTES)
     model, _ = await state.lease_for("attribute/pair", request, body.model)
     a, b = await tokenize(state, model, body.a, "/a"), await tokenize(state, model, body.b, "/b")
+    side_a = Side(row_of(a), baseline_of(a, body.baseline, "/a"))
+    side_b = Side(row_of(b), baseline_of(b, body.baseline, "/b"))
     steps = pair_token_steps(body.layer, len(a.row.ids), len(b.row.ids), body.max_evaluations)
     cost = cost_of(state, steps)
     if body.dry_run:
         return json_response(CostResponse(model=hashes_of(model), cost=cost))
 
     job = PairJob(
-        Side(row_of(a), baseline_of(a, body.baseline, "/a")),
-        Side(row_of(b), baseline_of(b, body.baseline, "/b")),
+        side_a,
+        side_b,
         body.layer,
         body.tolerance,
         body.max_evaluations,
         compare=[row_of(a), row_of(b)],
     )
+    words_a, words_b = await asyncio.to_thread(lambda: (_word_spans(a), _word_spans(b)))
     return await run(
-        request, state, model, job, cost, PairResponse, tokens_a=tokens_of(a), tokens_b=tokens_of(b)
+        request,
+        state,
+        model,
+        job,
+        cost,
+        PairResponse,
+        tokens_a=tokens_of(a),
+        tokens_b=tokens_of(b),
+        words_a=words_a,
+        words_b=words_b,
     )
 
 
@@ -171,7 +186,8 @@ async def flow(request: Request, state: State) -> Response:
             vectors = body.objective.vectors
     rows = list(map(row_of, texts))
     job = FlowJob(rows, body.objective.type, vectors, body.emulate, body.loss_scale, compare=rows)
-    return await run(request, state, model, job, cost, FlowResponse)
+    tokens = [tokens_of(text) for text in texts]
+    return await run(request, state, model, job, cost, FlowResponse, tokens=tokens)
 
 
 @router.post(
@@ -284,6 +300,13 @@ async def capabilities(request: Request, state: State) -> Response:
             limits=DebugLimits.model_validate(settings, from_attributes=True),
         )
     )
+
+
+def _word_spans(text: TokenizedText) -> list[WordSpan]:
+    return [
+        WordSpan(start=word.start, end=word.end, tokens=list(word.tokens))
+        for word in words_of(text)
+    ]
 
 
 def _files(model: Model) -> list[tuple[str, str, str | None]]:

@@ -1,8 +1,11 @@
-// Scores of tokens and of token pairs, and their completeness.
+// Scores of words and tokens, their completeness and their faithfulness.
 
-import { chart, colour, divergingScale, label } from "./charts.js";
-import { element, facts, mark, raw, rounded, shown, table } from "./dom.js";
-import { byText, chips, largest, legend, spelling, unitsOf } from "./tokens.js";
+import { chart } from "./charts.js";
+import { colour } from "./colours.js";
+import { element, facts, mark, muted, shown } from "./dom.js";
+import { faithfulness } from "./faithfulness.js";
+import { number, table } from "./tables.js";
+import { byText, largest, legend, scored, total, unitsOf } from "./tokens.js";
 
 const NAMES = {
   integrated_gradients: "Integrated gradients",
@@ -11,52 +14,85 @@ const NAMES = {
   smoothgrad: "SmoothGrad",
   occlusion: "Occlusion",
 };
+const MEANINGS = {
+  integrated_gradients: "Effect of each word on the way from an empty text to this one; the scores add up to the change.",
+  grad_x_input: "Slope at this text times the token vector; exact only for linear models.",
+  saliency: "Length of the slope at this text: how sensitive the number is to a word. Without a sign.",
+  smoothgrad: "Slope times the token vector, as the mean over noisy copies of the text.",
+  occlusion: "Change of the number if a word is replaced by the baseline.",
+};
 
 // Names of the texts, by kind of model.
-const DOCUMENTS = ["Query", "Document", "Versus"];
+const DOCUMENTS = ["Query", "Document", "Other document"];
 const TEXTS = { reranker: DOCUMENTS, multi: DOCUMENTS, classifier: ["First text", "Second text"] };
 
-const SIGNS = "Positive scores speak for the document, negative ones for the document under Versus.";
+const SIGNS = "Positive scores speak for the document, negative ones for the other document.";
 
-const textsOf = (body) => [body.text, body.text_pair, body.target.versus];
+export const textsOf = (body) => [body.text, body.text_pair, body.target.versus];
+
+// Rows of units with scores, one for each text.
+export function rowsOf({ body, result }, kind) {
+  return byText(unitsOf(result.tokens, result.words, textsOf(body), kind)).map((inputs) =>
+    // A query that is read with each of two documents has the sum of its scores.
+    inputs[0].map((unit, index) => ({ ...unit, score: inputs.reduce((sum, row) => sum + total(row[index], result.scores), 0) })));
+}
+
+// The chips of every text; `names` are the names of the texts.
+export function passages(rows, names, isSigned = true) {
+  const scale = largest(rows.flat().map(({ score }) => score));
+  return rows.map((row, index) => {
+    const sum = row.filter(({ text }) => text !== null).reduce((all, { score }) => all + score, 0);
+    const name = names[index] ?? "Text";
+    return element("section", { className: "passage" },
+      element("h4", {}, name, " ", element("span", { className: "sum" }, `sum ${shown(sum)}`)),
+      scored(row, row.map(({ score }) => score), scale, `Scores of ${name}`, isSigned));
+  });
+}
+
+export function rowLegend(rows, isSigned) {
+  return legend(largest(rows.flat().map(({ score }) => score)), isSigned);
+}
 
 export function drawAttribution(runs, inputs, { kind }) {
-  const articles = runs.map(({ body, result }) => {
-    const rows = byText(unitsOf(result, textsOf(body), inputs.units)).map(summed);
-    const scale = largest(rows.flat().map(({ score }) => score));
+  const articles = runs.map((run) => {
+    const rows = rowsOf(run, inputs.units);
+    const isSigned = run.body.method !== "saliency";
     return element("article", { className: "method" },
-      element("div", { className: "heading" }, element("h3", {}, NAMES[body.method]), legend(scale)),
-      ...(rows.length === 3 && body.method !== "saliency" ? [element("p", { className: "muted" }, SIGNS)] : []),
-      ...(rows.length === 1 ? [chips(rows[0], scale)] : rows.map((row, index) => passage(row, scale, TEXTS[kind][index]))),
-      totals(result, body.target),
-      ...(result.path ? [pathChart(result.path)] : []));
+      element("div", { className: "heading" }, element("h3", {}, NAMES[run.body.method]), rowLegend(rows, isSigned)),
+      muted(MEANINGS[run.body.method]),
+      ...(rows.length === 3 && isSigned ? [muted(SIGNS)] : []),
+      ...passages(rows, TEXTS[kind] ?? [kind === "embedding" ? "Text A" : "Text"], isSigned),
+      totals(run.result, run.body.target),
+      ...faithfulness(run.result),
+      ranking(rows, TEXTS[kind]),
+      ...(run.result.path ? [pathChart(run.result.path)] : []));
   });
   return [...articles, ...alignmentTables(runs[0])];
 }
 
-// A query that is read with each of two documents has the sum of its scores.
-function summed(inputs) {
-  return inputs[0].map((unit, index) => ({ ...unit, score: inputs.reduce((total, row) => total + row[index].score, 0) }));
-}
+export const namesOf = (kind) => TEXTS[kind] ?? [];
 
-function passage(row, scale, name) {
-  const sum = row.filter(({ text }) => text !== null).reduce((total, { score }) => total + score, 0);
-  return element("section", { className: "passage" },
-    element("h4", {}, name, " ", element("span", { className: "sum" }, `sum ${shown(sum)}`)),
-    chips(row, scale));
+const MOST = 12;
+
+// The units by size of their scores.
+export function ranking(rows, names) {
+  const units = rows.flatMap((row, index) => row.map((unit) => ({ ...unit, name: names?.[index] })));
+  const best = units.sort((left, right) => Math.abs(right.score) - Math.abs(left.score)).slice(0, MOST);
+  return table(`Top ${best.length} of ${units.length} by size of the score`, ["Word or token", ...(names ? ["Text"] : []), "Score"],
+    best.map(({ content, name, score }) => [content, ...(names ? [name] : []), number(score)]));
 }
 
 // One table for each document.
-function alignmentTables({ body, result }) {
+export function alignmentTables({ body, result }) {
   if (!result.alignment) return [];
-  const tokens = unitsOf(result, textsOf(body), "tokens");
+  const tokens = unitsOf(result.tokens, result.words, textsOf(body), "tokens");
   const tables = [1, 2].map((input) => result.alignment.filter(({ document }) => tokens[document].input === input));
   const drawn = tables.filter((pairs) => pairs.length).map((pairs, index) => {
-    const sum = pairs.reduce((total, { value }) => total + value, 0);
+    const sum = pairs.reduce((all, { value }) => all + value, 0);
     return table(`${DOCUMENTS[index + 1]}: MaxSim ${shown(sum)}`, ["Query token", "Most similar token", "Dot product"],
-      pairs.map(({ query, document, value }) => [tokens[query].content, tokens[document].content, shown(value)]));
+      pairs.map(({ query, document, value }) => [tokens[query].content, tokens[document].content, number(value)]));
   });
-  return [element("article", { className: "method" }, element("h3", {}, "Alignment"), element("div", { className: "side" }, ...drawn))];
+  return [element("article", { className: "method" }, element("h3", {}, "Alignment"), element("div", { className: "columns" }, ...drawn))];
 }
 
 const VALUES = {
@@ -64,26 +100,25 @@ const VALUES = {
   maxsim: ({ versus }) => (versus === null ? "MaxSim" : "margin (difference of MaxSim)"),
   label: ({ versus }, { label }) => (versus === null ? `logit of ${label}` : `logit of ${label} − ${versus}`),
   sparse: ({ token }) => `weight of ${token}`,
+  cosine: () => "cosine",
+  margin: () => "margin (difference of cosines)",
 };
 
-function totals(result, target) {
+export const valueName = (target, result) => VALUES[target.type]?.(target, result) ?? "value";
+
+export function totals(result, target) {
   const complete = result.completeness;
-  const name = VALUES[target.type]?.(target, result) ?? "value";
   return facts({
     "sum of scores": shown(result.sum),
-    ...(result.value !== null && { [name]: shown(result.value) }),
+    ...(result.value !== null && { [valueName(target, result)]: shown(result.value) }),
     ...(result.baseline_value !== null && { "value at the baseline": shown(result.baseline_value) }),
-    ...(complete && completeness(complete)),
+    ...(complete && {
+      "error of the sum / allowed": `${shown(complete.error)} / ${shown(complete.allowed)}`,
+      "error of a score / allowed": `${shown(complete.score_error)} / ${shown(complete.score_allowed)}`,
+      completeness: mark(complete.converged, ["converged", "not converged"]),
+      evaluations: complete.evaluations,
+    }),
   });
-}
-
-function completeness(complete) {
-  return {
-    "error of the sum / allowed": `${shown(complete.error)} / ${shown(complete.allowed)}`,
-    "error of a score / allowed": `${shown(complete.score_error)} / ${shown(complete.score_allowed)}`,
-    completeness: mark(complete.converged, ["converged", "not converged"]),
-    evaluations: complete.evaluations,
-  };
 }
 
 function pathChart(path) {
@@ -95,67 +130,9 @@ function pathChart(path) {
     hovertemplate: "position %{x:.3f}: %{y:.5f}<extra></extra>",
   };
   return element("figure", { className: "small" },
-    element("figcaption", {}, "Target value at the evaluated points on the path from baseline to text."),
+    element("figcaption", {}, "Target value at the evaluated points on the path from baseline to text. Nothing is drawn between them."),
     chart("Target value at the evaluated points on the path from baseline to text", 150, [trace], {
-      xaxis: { range: [-0.02, 1.02], tickvals: [0, 0.25, 0.5, 0.75, 1], ticktext: ["baseline", "¼", "½", "¾", "text"] },
+      xaxis: { range: [-0.02, 1.02], tickvals: [0, 0.5, 1], ticktext: ["baseline", "½", "text"] },
       yaxis: { nticks: 4 },
     }));
-}
-
-export function drawPairs([{ body, result }]) {
-  const [a, b] = [
-    result.tokens_a.map((token) => spelling(token, body.a)),
-    result.tokens_b.map((token) => spelling(token, body.b)),
-  ];
-  return [
-    element("div", { className: "heading" },
-      element("h3", {}, "Tokens of A (rows) and of B (columns)"), legend(largest(result.matrix.flat()))),
-    matrixChart(result.matrix, a, b),
-    equation(result),
-    element("div", { className: "side" }, ...result.completeness.map((complete, index) =>
-      element("div", {}, element("h4", {}, `Path integral of text ${"AB"[index]}`), facts(completeness(complete))))),
-  ];
-}
-
-const MOST_LABELS = 40;
-const MOST_NUMBERS = 14;
-
-function matrixChart(matrix, a, b) {
-  const scale = largest(matrix.flat()) || 1;
-  const trace = {
-    type: "heatmap",
-    z: matrix,
-    zmin: -scale,
-    zmax: scale,
-    colorscale: divergingScale(),
-    showscale: false,
-    xgap: 1,
-    ygap: 1,
-    hoverongaps: true,
-    customdata: matrix.map((row, i) => row.map((value, j) => [label(a[i]), label(b[j]), raw(value)])),
-    hovertemplate: "A: %{customdata[0]}<br>B: %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
-    ...(b.length <= MOST_NUMBERS && { text: matrix.map((row) => row.map((value) => rounded(value, scale))), texttemplate: "%{text}" }),
-  };
-  const height = Math.min(900, 60 + Math.max(24 * a.length, 120));
-  return chart("Contribution of each pair of tokens to the cosine similarity", height, [trace], {
-    xaxis: { ...ticks(b), side: "top", showgrid: false, zeroline: false },
-    yaxis: { ...ticks(a), autorange: "reversed", showgrid: false, zeroline: false },
-  });
-}
-
-function ticks(words) {
-  const every = Math.ceil(words.length / MOST_LABELS);
-  const positions = words.map((_, index) => index).filter((index) => index % every === 0);
-  const short = (word) => (word.length > 18 ? `${word.slice(0, 17)}…` : word);
-  return { tickvals: positions, ticktext: positions.map((index) => label(short(words[index]))), ticks: "" };
-}
-
-function equation({ sum, cosine, delta, reference_terms: terms }) {
-  const term = (value, name) =>
-    element("span", { className: "term" }, element("strong", { title: raw(value) }, shown(value)), element("small", {}, name));
-  return element("div", { className: "equation", role: "math" },
-    term(sum, "sum of pairs"), "+", term(terms.a_baseline, "A × baseline of B"), "+",
-    term(terms.baseline_b, "baseline of A × B"), "−", term(terms.baselines, "baseline of A × baseline of B"),
-    "=", term(cosine, "cosine"),
-    element("span", { className: "muted" }, `numerical error ${shown(delta)}`));
 }

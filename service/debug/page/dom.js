@@ -1,8 +1,11 @@
 // DOM elements and formatted numbers. Untrusted content is inserted as text, never as markup.
 
+export const byId = (id) => document.getElementById(id);
+
 export function element(tag, properties = {}, ...children) {
-  const { style = {}, data = {}, aria = {}, ...others } = properties;
+  const { style = {}, data = {}, aria = {}, role, ...others } = properties;
   const made = Object.assign(document.createElement(tag), others);
+  if (role) made.setAttribute("role", role);
   for (const [name, value] of Object.entries(style)) made.style.setProperty(name, value);
   for (const [name, value] of Object.entries(aria)) made.setAttribute(`aria-${name}`, value);
   Object.assign(made.dataset, data);
@@ -10,19 +13,24 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-export function table(caption, heads, rows) {
-  const cells = (tag, row) =>
-    element("tr", {}, ...row.map((cell) => element(tag, tag === "th" ? { scope: "col" } : {}, cell)));
-  return element("div", { className: "scroll" }, element("table", {},
-    element("caption", {}, caption),
-    element("thead", {}, cells("th", heads)),
-    element("tbody", {}, ...rows.map((row) => cells("td", row)))));
+export const muted = (...content) => element("p", { className: "muted" }, ...content);
+
+export function card(title, ...content) {
+  return element("section", { className: "card" }, element("h3", {}, title), ...content);
+}
+
+export function details(summary, ...content) {
+  return element("details", {}, element("summary", {}, summary), ...content);
 }
 
 export function facts(pairs) {
   const entries = Object.entries(pairs).map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value)));
   return element("dl", { className: "facts" }, ...entries);
+}
+
+export function sentences(list) {
+  return element("ul", { className: "sentences" }, ...list.map((sentence) => element("li", {}, sentence)));
 }
 
 // NaN arrives as null, because JSON cannot represent it.
@@ -35,20 +43,37 @@ export function shown(value, digits = 4) {
   return withMinus(fits ? value.toFixed(digits) : value.toExponential(1).replace("+", ""));
 }
 
+// With a sign, for differences.
+export const signed = (value, digits) => (value > 0 ? `+${shown(value, digits)}` : shown(value, digits));
+
 // Round to the third significant digit of `scale`, with 1 to 12 decimals.
 export function rounded(value, scale) {
   if (!Number.isFinite(value)) return shown(value);
   return withMinus(value.toFixed(Math.min(12, Math.max(1, 2 - Math.floor(Math.log10(scale || 1))))));
 }
 
+const UNITS = [[1, ""], [1e3, "thousandths"], [1e6, "millionths"], [1e9, "billionths"], [1e12, "trillionths"]];
+
+// How to show the numbers of a row or matrix, in a unit in which the largest is not below 0.01.
+export function notation(scale) {
+  const [factor, unit] = UNITS.find(([times]) => scale * times >= 0.01) ?? UNITS[0];
+  return { unit, show: (value) => rounded(value * factor, scale * factor) };
+}
+
 export function percent(share) {
-  return Number.isFinite(share) ? `${(100 * share).toFixed(1)} %` : shown(share);
+  return Number.isFinite(share) ? `${withMinus((100 * share).toFixed(1))} %` : shown(share);
 }
 
 const withMinus = (number) => number.replaceAll("-", "−");
 
 export function raw(value) {
   return value === null ? "NaN" : String(value);
+}
+
+export const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+
+export function listed(items, last = "and") {
+  return items.length < 2 ? items.join("") : `${items.slice(0, -1).join(", ")} ${last} ${items.at(-1)}`;
 }
 
 // A coloured verdict; `passes` is true, false, or null without a verdict.

@@ -1,31 +1,38 @@
 // Sizes of values and gradients at each step of a training pass.
 
-import { chart, colour } from "./charts.js";
-import { element, facts, percent, shown, table } from "./dom.js";
+import { chart, logAxis, mark as markChart } from "./charts.js";
+import { colour } from "./colours.js";
+import { element, facts, percent, sentences, shown } from "./dom.js";
+import { number, table } from "./tables.js";
 
 const SERIES = [
-  { name: "forward, rms", colour: "accent", symbol: "circle", size: (step) => step.forward.rms },
-  { name: "gradient, l2", colour: "high", symbol: "square", size: (step) => step.gradient?.l2 ?? null },
-  { name: "gradient of weights, l2", colour: "third", symbol: "diamond", points: true, size: (step) => step.parameters?.l2 ?? null },
+  { name: "values, rms", colour: "accent", symbol: "circle", axis: "y", size: (step) => step.forward.rms },
+  { name: "gradient, l2", colour: "high", symbol: "square", axis: "y2", size: (step) => step.gradient?.l2 ?? null },
+  { name: "gradient of weights, l2", colour: "third", symbol: "diamond", axis: "y2", points: true, size: (step) => step.parameters?.l2 ?? null },
 ];
 
 export function drawFlow([{ result }]) {
+  const drawing = flowChart(result);
   return [
-    facts({ objective: shown(result.objective), steps: result.steps.length, "non-finite steps": brokenNames(result).size }),
-    element("ul", { className: "sentences" }, ...sentences(result).map((sentence) => element("li", {}, sentence))),
-    flowChart(result),
+    facts({ objective: shown(result.objective), steps: result.steps.length, "non-finite steps": new Set(result.nonfinite_steps.map(({ step }) => step)).size }),
+    sentences(verdicts(result)),
+    drawing,
+    inspector(result.steps, drawing),
     element("details", {}, element("summary", {}, "Table of all steps"), numbers(result.steps)),
   ];
 }
 
-function sentences({ first_nonfinite: first, verdicts }) {
-  const token = first?.token == null ? "" : `, token ${first.token}`;
-  const row = first?.row == null ? "" : ` (text ${first.row + 1}${token})`;
+function verdicts({ first_nonfinite: first, verdicts: found, tokens }) {
+  const where = () => {
+    if (first.row == null) return "";
+    const token = first.token == null ? "" : `, token ${first.token}: “${tokens[first.row][first.token].token}”`;
+    return ` (text ${first.row + 1}${token})`;
+  };
   return [
     first
-      ? `The first non-finite number appears in the ${first.phase} pass at ${first.step}${row}.`
+      ? `The first non-finite number appears in the ${first.phase} pass at ${first.step}${where()}.`
       : "All numbers are finite in the forward and the backward pass.",
-    ...(verdicts.length || first ? verdicts.map(verdictSentence) : ["No gradient is vanishing, exploding or missing."]),
+    ...(found.length || first ? found.map(verdictSentence) : ["No gradient is vanishing, exploding or missing."]),
   ];
 }
 
@@ -34,10 +41,7 @@ function verdictSentence({ step, kind, ratio, threshold }) {
   return `The gradient is ${kind} at ${step}: its norm is ${shown(ratio)} times the norm at the last layer; the threshold is ${shown(threshold)}.`;
 }
 
-function brokenNames(result) {
-  return new Set(result.nonfinite_steps.map(({ step }) => step));
-}
-
+// Values and gradients have an axis each, because their sizes cannot be compared.
 function flowChart(result) {
   const names = result.steps.map(({ name }) => name);
   const traces = SERIES.map((series) => ({
@@ -45,21 +49,32 @@ function flowChart(result) {
     x: names.map((_, index) => index),
     // Zero and NaN become gaps, because a log scale cannot show them. The table has both.
     y: result.steps.map((step) => series.size(step) || null),
+    yaxis: series.axis,
     customdata: names,
     mode: series.points ? "markers" : "lines+markers",
     line: { color: colour(series.colour), width: 2 },
     marker: { color: colour(series.colour), size: 6, symbol: series.symbol },
     hovertemplate: `%{customdata}<br>${series.name}: %{y:.3e}<extra></extra>`,
   }));
-  const starts = names.map((_, index) => index).filter((index) => part(names[index]) !== part(names[index - 1]));
-  return chart("Size of values and gradients at every step, on a log scale", 380, traces, {
+  const starts = spaced(names.map((_, index) => index).filter((index) => part(names[index]) !== part(names[index - 1])), names.length);
+  const axis = (key) => ({
+    ...logAxis(SERIES.filter(({ axis: own }) => own === key).flatMap(({ size }) => result.steps.map(size))), gridcolor: colour("line"),
+  });
+  return chart("Size of values and gradients at every step, on log scales", 420, traces, {
     shapes: result.nonfinite_steps.map((broken) => band(names.indexOf(broken.step), broken.role)),
     margin: { l: 72, r: 8, t: 8, b: 8 },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
     hovermode: "closest",
-    xaxis: { tickvals: starts, ticktext: starts.map((index) => part(names[index])), tickangle: -35, zeroline: false, range: [-0.7, names.length - 0.3] },
-    yaxis: { type: "log", exponentformat: "power", dtick: 1 },
+    xaxis: { tickvals: starts, ticktext: starts.map((index) => part(names[index])), tickangle: -45, zeroline: false, range: [-0.7, names.length - 0.3], anchor: "y2" },
+    yaxis: { ...axis("y"), domain: [0.54, 1], title: { text: "values" } },
+    yaxis2: { ...axis("y2"), domain: [0, 0.46], title: { text: "gradients" } },
   });
+}
+
+// Labels that have room beside each other.
+function spaced(positions, count) {
+  const gap = (18 * count) / (Math.min(innerWidth, 1240) - 150);
+  return positions.reduce((kept, position) => (kept.length && position - kept.at(-1) < gap ? kept : [...kept, position]), []);
 }
 
 function part(name) {
@@ -74,13 +89,39 @@ function band(index, role) {
   };
 }
 
+// A slider over the steps, for the exact numbers of each without a mouse.
+function inspector(steps, drawing) {
+  const slider = element("input", { type: "range", min: 0, max: steps.length - 1, value: 0, step: 1 });
+  const figures = element("div", { aria: { live: "polite" } });
+  const show = () => {
+    const step = steps[slider.value];
+    slider.setAttribute("aria-valuetext", step.name);
+    figures.replaceChildren(element("h3", {}, step.name), facts({
+      "values, rms": shown(step.forward.rms),
+      "values, largest": shown(step.forward.absmax),
+      "not finite": bad(step.forward),
+      "gradient, l2": optional(step.gradient, "l2"),
+      "gradient, largest": optional(step.gradient, "absmax"),
+      "gradient not finite": step.gradient ? bad(step.gradient) : "–",
+      "gradient of weights, l2": optional(step.parameters, "l2"),
+      "relative to weights": optional(step.parameters, "ratio_to_weights"),
+    }));
+    markChart(drawing, Number(slider.value));
+  };
+  slider.addEventListener("input", show);
+  show();
+  return element("div", { className: "inspector" }, element("label", { className: "field" }, element("span", { className: "name" }, "Step"), slider), figures);
+}
+
+const optional = (sizes, name) => (sizes ? shown(sizes[name]) : "–");
+const bad = ({ nan, inf }) => [nan && `${nan} NaN`, inf && `${inf} ∞`].filter(Boolean).join(", ") || "–";
+
 function numbers(steps) {
-  const optional = (part, name) => (part ? shown(part[name]) : "–");
-  const bad = ({ nan, inf }) => [nan && `${nan} NaN`, inf && `${inf} ∞`].filter(Boolean).join(", ") || "–";
-  return table("Sizes by step", ["step", "forward rms", "not finite", "gradient l2", "not finite", "underflow", "gradient of weights l2", "relative to weights"],
+  const size = (sizes, name) => (sizes ? number(sizes[name]) : "–");
+  return table("Sizes by step", ["Step", "Values rms", "Not finite", "Gradient l2", "Gradient not finite", "Underflow", "Gradient of weights l2", "Relative to weights"],
     steps.map(({ name, forward, gradient, parameters }) => [
-      name, shown(forward.rms), bad(forward),
-      optional(gradient, "l2"), gradient ? bad(gradient) : "–", gradient ? percent(gradient.underflow_fraction) : "–",
-      optional(parameters, "l2"), optional(parameters, "ratio_to_weights"),
+      name, number(forward.rms), bad(forward),
+      size(gradient, "l2"), gradient ? bad(gradient) : "–", gradient ? number(gradient.underflow_fraction, percent(gradient.underflow_fraction)) : "–",
+      size(parameters, "l2"), size(parameters, "ratio_to_weights"),
     ]));
 }

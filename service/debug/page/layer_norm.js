@@ -1,123 +1,79 @@
-// Circuit diagram of add + norm: the forward pass runs down the left, the backward pass up the right.
+// Verdicts on the implementations of add + norm, and the steps of the reference implementation.
 
-import { element, facts, mark, percent, raw, shown, table } from "./dom.js";
-import { warmth } from "./tokens.js";
+import { circuit, errorScale } from "./circuit.js";
+import { details, element, facts, listed, mark, muted, raw, sentences, shown } from "./dom.js";
+import { number, table } from "./tables.js";
 
-// Formula of each step, then the names of earlier steps that the step reads besides the preceding one.
-const FORWARD = {
-  x: ["x + residual"],
-  mean: ["mean(x)"],
-  xmu: ["x − mean", "x"],
-  sq: ["xmu²"],
-  var: ["mean(sq)"],
-  var_eps: ["var + ε"],
-  sqrtvar: ["√var_eps"],
-  ivar: ["1 / sqrtvar"],
-  xhat: ["xmu · ivar", "xmu"],
-  gammax: ["γ · xhat"],
-  out: ["gammax + β"],
+const VERDICTS = [
+  "All implementations are correct on these rows.",
+  "An implementation is wrong on these rows.",
+  "These rows cannot decide whether the implementations are correct.",
+];
+
+// Names of the results as in other projects, and the step of the circuit that computes each.
+const RESULTS = {
+  out: { name: "out (y)", step: "out" },
+  sum: { name: "sum", step: "x" },
+  dx: { name: "dx", step: "dx" },
+  dresidual: { name: "dresidual", step: "dx" },
+  dgamma: { name: "dgamma (dweight)", step: "dgamma" },
+  dbeta: { name: "dbeta (dbias)", step: "dbeta" },
 };
-const BACKWARD = {
-  dbeta: ["Σ dout"],
-  dgamma: ["Σ dout · xhat"],
-  dxhat: ["dout · γ"],
-  divar: ["Σ dxhat · xmu"],
-  dxmu1: ["dxhat · ivar", "dxhat"],
-  dsqrtvar: ["−divar / sqrtvar²", "divar"],
-  dvar: ["dsqrtvar / 2 sqrtvar"],
-  dsq: ["dvar / D"],
-  dxmu2: ["2 xmu · dsq"],
-  dxmu: ["dxmu1 + dxmu2", "dxmu1"],
-  dmu: ["−Σ dxmu"],
-  dx2: ["dmu / D"],
-  dx: ["dxmu + dx2", "dxmu"],
-};
-// Steps that do not read the preceding step.
-const STARTS = new Set(["x", "dbeta", "dgamma", "dxhat", "dxmu1", "dsqrtvar"]);
-
-const VERDICTS = ["All implementations are correct on these rows.", "An implementation is wrong on these rows.", "These rows cannot decide whether the implementations are correct."];
-
-const [PITCH, BOX, WIDTH, GAP] = [44, 34, 270, 96];
-// Ends of the colour scale, as powers of ten: a float32 rounding error, and an error that affects the
-// served vectors.
-const [BEST, WORST] = [-8, -3];
 
 export function drawLayerNorm([{ result }]) {
-  const chosen = element("aside", { className: "chosen", aria: { live: "polite" } });
+  const chosen = element("aside", { className: "chosen", aria: { live: "polite", label: "The chosen step" } });
   const choose = (step) => chosen.replaceChildren(...statistics(step));
   choose(result.steps.find(({ name }) => name === "out") ?? result.steps[0]);
+  const failures = failuresOf(result.verdicts);
   return [
     element("p", { className: "verdict" }, mark(result.passes, VERDICTS)),
-    element("div", { className: "bench" }, circuit(result.steps, choose), element("div", {}, scale(), chosen)),
-    table("Invariants of the operator", ["invariant", "pass", "residual", "bound", ""], result.invariants.map((invariant) =>
-      [invariant.name, invariant.phase, shown(invariant.residual), shown(invariant.bound), mark(invariant.passes)])),
-    table("Implementations", ["implementation", "pass", "", "largest error, relative to its bound", "reason for no verdict"], result.verdicts.map((verdict) =>
-      [verdict.implementation, verdict.phase, mark(verdict.passes), worst(verdict), verdict.no_verdict ?? ""])),
+    sentences(result.verdicts.flatMap(({ implementation, failures: found }) => found.map((failure) => `${implementation}: ${failure}.`))),
+    comparisonTable(result.verdicts),
+    verdictTable(result.verdicts),
+    element("h3", {}, "Steps of the reference implementation, in float32"),
+    muted(failures.length
+      ? "The numbers are errors of the reference implementation, which is correct. A step with a cross is where another implementation is wrong."
+      : "The numbers are errors against float64, relative to the largest value of the step."),
+    element("div", { className: "bench" }, circuit(result.steps, wrongSteps(failures), choose), element("div", {}, errorScale(), chosen)),
+    details("Invariants of the operator", table("Identities that hold on every row", ["Invariant", "Pass", "Deviation", "Bound", "Verdict"], result.invariants.map((invariant) =>
+      [invariant.name, invariant.phase, number(invariant.residual), number(invariant.bound), mark(invariant.passes)]))),
   ];
 }
 
-function circuit(steps, choose) {
-  const byName = new Map(steps.map((step) => [step.name, step]));
-  const columns = [
-    { table: FORWARD, left: 44, side: -1, place: (index) => index + 1 },
-    { table: BACKWARD, left: 44 + WIDTH + GAP, side: 1, place: (index, count) => count - 1 - index },
-  ];
-  const rows = Object.keys(BACKWARD).length;
-  const [width, height] = [88 + 2 * WIDTH + GAP, rows * PITCH + 26];
-  const wires = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-  wires.append(arrowHead());
-  const boxes = columns.flatMap((column) => {
-    const names = Object.keys(column.table);
-    const top = (name) => 26 + PITCH * column.place(names.indexOf(name), names.length);
-    for (const name of names) wires.append(...wiresInto(name, names, top, column));
-    return names.filter((name) => byName.has(name)).map((name) =>
-      box(byName.get(name), column.table[name][0], column.left, top(name), choose));
-  });
-  const heads = columns.map(({ left }, place) =>
-    element("h4", { style: { left: `${left}px` } }, place ? "backward, up" : "forward, down"));
-  return element("div", { className: "scroll" },
-    element("div", { className: "circuit", style: { width: `${width}px`, height: `${height}px` } }, wires, ...heads, ...boxes));
+// The wrong results of each implementation.
+function failuresOf(verdicts) {
+  return verdicts.filter(({ passes }) => passes === false).flatMap(({ implementation, phase, comparisons, missing, invariants }) => [
+    ...missing, ...comparisons.filter(({ passes }) => !passes).map(({ value }) => value),
+    ...invariants.filter(({ passes }) => !passes).map(() => (phase === "forward" ? "out" : "dx")),
+  ].map((value) => ({ value, implementation })));
 }
 
-function wiresInto(name, names, top, { table: steps, left, side }) {
-  const above = STARTS.has(name) ? [] : [names[names.indexOf(name) - 1]];
-  const straight = above.map((from) => {
-    const [start, end] = [top(from), top(name)];
-    const [y1, y2] = start < end ? [start + BOX, end] : [start, end + BOX];
-    return svg("path", { d: `M${left + WIDTH / 2} ${y1}V${y2}`, "marker-end": "url(#arrow)" });
-  });
-  const curved = steps[name].slice(1).map((from) => {
-    const edge = side < 0 ? left : left + WIDTH;
-    const [start, end] = [top(from) + BOX / 2, top(name) + BOX / 2];
-    const reach = edge + side * Math.min(40, 12 + Math.abs(end - start) / 6);
-    return svg("path", { d: `M${edge} ${start}C${reach} ${start} ${reach} ${end} ${edge} ${end}`, "marker-end": "url(#arrow)" });
-  });
-  return [...straight, ...curved];
+const nameOf = (value) => RESULTS[value]?.name ?? value;
+
+// The implementations that are wrong, by step of the circuit.
+function wrongSteps(failures) {
+  const byStep = {};
+  for (const { value, implementation } of failures) (byStep[RESULTS[value]?.step] ??= new Set()).add(implementation);
+  return Object.fromEntries(Object.entries(byStep).map(([step, names]) => [step, listed([...names])]));
 }
 
-function arrowHead() {
-  const head = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto" });
-  head.append(svg("path", { d: "M0 0L8 4L0 8z" }));
-  return head;
+// Wrong results come first, then those closest to their bounds.
+function comparisonTable(verdicts) {
+  const rows = verdicts.flatMap(({ implementation, comparisons }) => comparisons.map((comparison) => ({ implementation, ...comparison })));
+  rows.sort((left, right) => left.passes - right.passes || right.share_of_bound - left.share_of_bound);
+  if (!rows.length) return "";
+  return table("Every result against its reference", ["Implementation", "Result", "Against", "Largest error", "In ulp", "Times its bound", "Where", "Is", "Should be", "Verdict"],
+    rows.map((row) => [
+      row.implementation, nameOf(row.value), row.against, number(row.max_abs), number(row.ulp, shown(row.ulp, 1)),
+      number(row.share_of_bound, Number.isFinite(row.share_of_bound) ? row.share_of_bound.toFixed(2) : shown(row.share_of_bound)),
+      row.against === "float64" ? `[${row.worst_index.join(", ")}]` : "–",
+      number(row.actual), number(row.expected), mark(row.passes),
+    ]));
 }
 
-function svg(tag, attributes) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
-}
-
-function box(step, formula, left, top, choose) {
-  const error = step.error_float64;
-  const finite = Number.isFinite(error);
-  const weight = error === 0 ? 0 : Math.min(1, Math.max(0, (Math.log10(error) - BEST) / (WORST - BEST)));
-  const made = element("button", {
-    className: finite ? "step" : "step broken",
-    style: { left: `${left}px`, top: `${top}px`, width: `${WIDTH}px`, height: `${BOX}px`, ...(finite && warmth(weight)) },
-    data: { step: step.name },
-  }, element("strong", {}, step.name), element("span", { className: "formula" }, formula), element("span", { className: "error" }, shown(error)));
-  for (const event of ["click", "focus", "mouseenter"]) made.addEventListener(event, () => choose(step));
-  return made;
+function verdictTable(verdicts) {
+  return table("Implementations", ["Implementation", "Pass", "Verdict", "Missing, or reason for no verdict"], verdicts.map((verdict) =>
+    [verdict.implementation, verdict.phase, mark(verdict.passes), verdict.no_verdict ?? (verdict.missing.map(nameOf).join(", ") || "–")]));
 }
 
 function statistics(step) {
@@ -137,17 +93,6 @@ function statistics(step) {
       "error against autograd": optional(step.error_autograd),
       "error against finite differences": optional(step.error_finite_difference),
     }),
+    ...(step.values ? [element("h4", {}, "Values of the row"), element("p", { className: "values" }, step.values.map((value) => raw(value)).join(", "))] : []),
   ];
-}
-
-function scale() {
-  return element("div", { className: "legend" },
-    `error 1e${BEST}`.replace("-", "−"), element("span", { className: "ramp warm" }), `1e${WORST}`.replace("-", "−"));
-}
-
-function worst({ passes, comparisons, missing }) {
-  if (passes === null) return "–";
-  if (missing.length) return `missing: ${missing.join(", ")}`;
-  const shares = comparisons.map(({ share_of_bound: share }) => share ?? NaN);
-  return element("span", { title: shares.map(raw).join(", ") }, percent(Math.max(...shares)));
 }

@@ -1,268 +1,162 @@
-// The page: inputs, tabs, runs and their results.
+// The page: entries, tabs, models, and what happens when an input changes.
 
-import { element, lamp, shown } from "./dom.js";
-import { ask, curl, MODEL, modelNames, Problem } from "./request.js";
-import { DEFAULTS, SECTIONS } from "./sections.js";
+import { check, checkSoon } from "./cost.js";
+import { byId, element } from "./dom.js";
+import { connectExports } from "./export.js";
+import { changedInputs, inputs, onInput, restore, showChoices, showConditional, showKind } from "./inputs.js";
+import { DEFAULTS } from "./questions.js";
+import { ask, MODEL, Problem, servedModels } from "./request.js";
+import { checkStale, onResults, redraw, run } from "./runs.js";
+import { SECTIONS } from "./sections.js";
+import { key, part, sections, state } from "./state.js";
+import { connectWhatIf, showWhatIf } from "./whatif.js";
 
 const KEY = "vitrine-key";
-const DRY_RUN_AFTER_MS = 400;
+// A URL with a result runs it again, up to this cost in token steps.
+const CHEAP = 50_000;
 
-const byId = (id) => document.getElementById(id);
-const named = [...document.querySelectorAll("[name]:not(meta)")];
 const tabs = [...document.querySelectorAll("[role=tab]")];
-const defaults = inputs();
-const shownRuns = {};
-// The capabilities of the served model; null until they have arrived.
-let model = null;
-let current = "attribute";
-let costTimer;
-let costs = new AbortController();
+const nameOf = (tab) => tab.id.replace("tab-", "");
 
-function inputs() {
-  const values = {};
-  for (const { name, type, value, checked } of named) {
-    if (type === "checkbox") values[name] = [...(values[name] ?? []), ...(checked ? [value] : [])];
-    else if (type !== "radio" || checked) values[name] = value;
-  }
-  return values;
-}
-
-// The URL fragment contains every input except the API key, so that the URL can be shared.
-
+// The URL's fragment has every input, the section and whether it has run. The key is never in it.
 function writeAddress() {
-  const address = new URLSearchParams({ tab: current });
-  for (const [name, value] of Object.entries(inputs())) {
-    if (String(value) !== String(defaults[name])) address.set(name, value);
-  }
+  const { current } = state;
+  const address = new URLSearchParams({ tab: current, ...Object.fromEntries(changedInputs()) });
+  if (sections[current].runs.length) address.set("run", "1");
   history.replaceState(null, "", `#${address}`);
 }
 
 function readAddress() {
   const address = new URLSearchParams(location.hash.slice(1));
-  for (const input of named) {
-    const value = address.get(input.name) ?? String(defaults[input.name]);
-    if (["checkbox", "radio"].includes(input.type)) input.checked = value.split(",").includes(input.value);
-    else setValue(input, value);
-  }
+  restore(address);
   const tab = address.get("tab");
-  show(Object.hasOwn(SECTIONS, tab) && !byId(`tab-${tab}`).hidden ? tab : "attribute");
+  show(Object.hasOwn(SECTIONS, tab) && !byId(`tab-${tab}`).hidden ? tab : "explain");
 }
 
-function setValue(input, value) {
-  // The choices are unknown until the request for the capabilities has returned.
-  if (input.dataset.choices && value && ![...input.options].some((option) => option.value === value)) {
-    input.append(element("option", {}, value));
-  }
-  input.value = value;
-  if (input.selectedIndex === -1) input.value = defaults[input.name];
+// Results of a URL, and of the example, are computed at once if they are cheap.
+async function runAddress() {
+  const address = new URLSearchParams(location.hash.slice(1));
+  const name = state.current;
+  const isAsked = address.has("run") || (location.hash === "" || !address.has("tab"));
+  if (!isAsked || !SECTIONS[name].isCheap) return;
+  const cost = SECTIONS[name].hasDryRun ? await check(name) : 0;
+  if (cost !== null && cost <= CHEAP) await run(name);
 }
 
 function show(name) {
-  current = name;
+  state.current = name;
+  const { entry } = SECTIONS[name];
+  for (const button of document.querySelectorAll("button[data-entry]")) button.ariaPressed = String(button.dataset.entry === entry);
+  for (const list of document.querySelectorAll("[role=tablist]")) list.hidden = list.dataset.entry !== entry;
   for (const tab of tabs) {
-    const chosen = tab.id === `tab-${name}`;
+    const chosen = nameOf(tab) === name;
     tab.ariaSelected = String(chosen);
     tab.tabIndex = chosen ? 0 : -1;
-    byId(tab.id.replace("tab-", "")).hidden = !chosen;
+    byId(nameOf(tab)).hidden = !chosen;
   }
+  const hasUnits = ["explain", "attribute"].includes(name);
+  byId("units").hidden = !hasUnits || !sections[name].runs.length;
+  if (hasUnits) part(name, "result").before(byId("units"));
   changed();
-  redraw(name);
 }
 
 function changed() {
-  const values = inputs();
-  for (const label of document.querySelectorAll("[data-when]")) {
-    const [name, choices] = label.dataset.when.split("=");
-    label.hidden = !choices.split("|").includes(values[name]);
-  }
-  clearTimeout(costTimer);
-  costTimer = setTimeout(showCost, DRY_RUN_AFTER_MS);
+  showConditional();
+  document.querySelector(".texts").dataset.uses = SECTIONS[state.current].uses?.(inputs()) ?? "all";
+  checkStale(state.current);
+  checkSoon(state.current);
 }
-
-async function showCost() {
-  const name = current;
-  const { path, bodies, hasCost } = SECTIONS[name];
-  if (!hasCost || model === null) return;
-  costs.abort();
-  costs = new AbortController();
-  const say = (sentence, isProblem) => {
-    part(name, "cost").textContent = sentence;
-    part(name, "cost").classList.toggle("failed", isProblem);
-  };
-  try {
-    const results = await Promise.all(
-      bodies(inputs(), model).map((body) => ask(path, { ...body, dry_run: true }, byId("key").value, costs.signal)));
-    say(results.length ? costSentence(results.map(({ cost }) => cost)) : "", false);
-  } catch (error) {
-    if (error.name !== "AbortError") say(problemSentence(error), true);
-  }
-}
-
-function costSentence(costs) {
-  const count = (number) => number.toLocaleString("en");
-  const steps = costs.map(({ token_steps: number }) => count(number)).join(" + ");
-  return `${steps} of ${count(costs[0].limit)} token steps${costs.length > 1 ? " each" : ""}`;
-}
-
-const part = (name, className) => byId(name).querySelector(`.${className}`);
 
 function prepare(name, { button }) {
   byId(name).append(byId("run").content.cloneNode(true));
   part(name, "go").textContent = button;
-  part(name, "go").disabled = true;
   part(name, "go").addEventListener("click", () => run(name));
-  part(name, "copy").addEventListener("click", () => copy(name));
-}
-
-async function run(name) {
-  const { path, bodies, nothing } = SECTIONS[name];
-  const [key, requests, controller] = [byId("key").value, bodies(inputs(), model), new AbortController()];
-  const cancel = part(name, "cancel");
-  const started = performance.now();
-  const seconds = () => `${((performance.now() - started) / 1000).toFixed(1)} s`;
-  const clock = setInterval(() => { part(name, "elapsed").textContent = seconds(); }, 100);
-  cancel.onclick = () => controller.abort();
-  begin(name, requests.length ? "" : nothing);
-  shownRuns[name] = [];
-  try {
-    part(name, "curl").dataset.command = requests.map((body) => curl(path, body, key !== "")).join("\n");
-    part(name, "copy").hidden = !requests.length;
-    for (const body of requests) {
-      const result = await ask(path, body, key, controller.signal);
-      shownRuns[name].push({ body, result });
-      redraw(name);
-    }
-    part(name, "elapsed").textContent = `took ${seconds()}`;
-  } catch (error) {
-    part(name, "elapsed").textContent = "";
-    part(name, "problem").textContent = problemSentence(error);
-  } finally {
-    clearInterval(clock);
-    part(name, "go").disabled = false;
-    cancel.hidden = true;
-    byId(name).ariaBusy = "false";
-  }
-}
-
-function begin(name, problem) {
-  part(name, "go").disabled = true;
-  part(name, "cancel").hidden = false;
-  part(name, "problem").textContent = problem;
-  part(name, "curl").hidden = true;
-  part(name, "result").replaceChildren();
-  byId(name).ariaBusy = "true";
-}
-
-function problemSentence(error) {
-  if (error.name === "AbortError") return "Cancelled: the service has stopped the job.";
-  if (error instanceof Problem) return error.message;
-  console.error(error);
-  return "Internal error of this page; see the browser's console.";
-}
-
-function redraw(name) {
-  const runs = shownRuns[name] ?? [];
-  drawLamps(runs.map(({ result }) => result));
-  if (!runs.length) return;
-  const warnings = [...new Set(runs.flatMap(({ result }) => result.warnings))];
-  part(name, "result").replaceChildren(
-    ...warnings.map((warning) => element("p", { className: "warning" }, `Warning: ${warning}.`)),
-    ...SECTIONS[name].draw(runs, inputs(), model));
-}
-
-// Show the checks of the latest run in the current section.
-function drawLamps(results) {
-  const parities = results.flatMap(({ parity }) => parity ?? []);
-  const integrals = results.flatMap(({ completeness }) => completeness ?? []);
-  const finite = results.every(({ nonfinite }) => !nonfinite.length);
-  const converged = integrals.every((integral) => integral.converged);
-  byId("lamps").replaceChildren(
-    lamp("Parity", parities.length ? parities.every(({ agrees }) => agrees) : null,
-      parities.length ? paritySentence(parities) : "not run"),
-    lamp("Completeness", integrals.length ? converged : null,
-      integrals.length ? (converged ? "converged" : "not converged") : "not run"),
-    lamp("Finite", results.length ? finite : null, results.length ? (finite ? "all numbers" : "some are NaN or ∞") : "not run"));
-}
-
-function paritySentence(parities) {
-  if (["embedding", "multi"].includes(model.kind)) return `cosine ${shown(Math.min(...parities.map(({ cosine }) => cosine)), 6)}`;
-  return `difference ${shown(Math.max(...parities.map(({ max_abs: difference }) => difference)))}`;
-}
-
-async function copy(name) {
-  const curl = part(name, "curl");
-  curl.textContent = curl.dataset.command;
-  curl.hidden = false;
-  // Outside secure contexts, browsers offer no clipboard: show the command, so that it can be selected.
-  const copied = await navigator.clipboard?.writeText(curl.dataset.command).then(() => true, () => false);
-  part(name, "copy").textContent = copied ? "Copied" : "Copy as curl";
+  part(name, "cancel").addEventListener("click", () => sections[name].controller?.abort());
+  connectExports(name);
 }
 
 async function showCapabilities() {
   try {
-    const values = await ask("capabilities", null, byId("key").value);
+    const values = await ask("debug/capabilities", null, key());
     byId("unavailable").textContent = "";
     byId("model").textContent = `${values.model.name} (${values.kind}) on ${values.device}, torch ${values.torch}`;
-    const isFirst = model === null;
-    model = values;
-    showChoices();
-    if (isFirst) showKind();
+    const isFirst = state.model === null;
+    state.model = values;
+    showChoices(values);
+    if (isFirst) showKindOfModel();
     for (const button of document.querySelectorAll(".go")) button.disabled = false;
+    await showModels();
+    if (isFirst) await runAddress();
   } catch (error) {
+    if (!(error instanceof Problem)) throw error;
     byId("model").textContent = "";
-    byId("unavailable").textContent = problemSentence(error);
+    byId("key").closest("details").open = true;
+    byId("unavailable").textContent = `${error.message}.`.replace(/^./u, (first) => first.toUpperCase());
+    await showModels();
   }
-  await showModels();
 }
 
-// With several models, link to the page of each.
+// With several models, link to the page of each, and offer the others for comparison.
 async function showModels() {
-  const names = await modelNames(byId("key").value);
-  if (names.length < 2) return;
-  byId("models").replaceChildren(...names.map((name) => element(
-    "a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === (MODEL ?? model?.model.name) } }, name)));
+  const models = await servedModels(key());
+  const chosen = MODEL ?? state.model?.model.name;
+  byId("models").replaceChildren(...(models.length < 2 ? [] : models.map(({ name }) =>
+    element("a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === chosen } }, name))));
+  const others = document.querySelector("[name=other]");
+  const { value } = others;
+  others.replaceChildren(...models.filter(({ name }) => name !== chosen).map(({ name }) => element("option", {}, name)));
+  if ([...others.options].some((option) => option.value === value)) others.value = value;
 }
 
-function showChoices() {
-  for (const select of document.querySelectorAll("[data-choices]")) {
-    const { value } = select;
-    const none = select.dataset.none ? [element("option", { value: "" }, select.dataset.none)] : [];
-    select.replaceChildren(...none, ...model[select.dataset.choices].map((choice) => element("option", {}, choice)));
-    setValue(select, value);
-  }
-}
-
-// Show the sections and inputs that the kind of model has, with its initial values.
-function showKind() {
-  for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(model.kind);
-  for (const tab of tabs) tab.hidden = !model.routes.includes(SECTIONS[tab.id.replace("tab-", "")].path);
-  for (const option of document.querySelectorAll("[name=target] option")) {
-    if (!model.targets.includes(option.value)) option.remove();
-  }
-  byId("target").hidden = model.targets.length === 1;
-  Object.assign(defaults, DEFAULTS[model.kind]);
+function showKindOfModel() {
+  showKind(state.model, DEFAULTS[state.model.kind]);
+  for (const tab of tabs) tab.hidden = !state.model.routes.includes(SECTIONS[nameOf(tab)].route);
   readAddress();
 }
 
+function openEntry(entry) {
+  const open = tabs.filter((tab) => !tab.hidden && SECTIONS[nameOf(tab)].entry === entry);
+  show(nameOf(open.find((tab) => tab.dataset.last === "true") ?? open[0]));
+  writeAddress();
+}
+
+function openTab(tab) {
+  for (const other of tabs) if (SECTIONS[nameOf(other)].entry === SECTIONS[nameOf(tab)].entry) other.dataset.last = String(other === tab);
+  show(nameOf(tab));
+  writeAddress();
+}
+
 function turn(event) {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!step) return;
-  const open = tabs.filter(({ hidden }) => !hidden);
-  const tab = open[(open.indexOf(event.target) + step + open.length) % open.length];
+  const open = [...event.currentTarget.children].filter(({ hidden }) => !hidden);
+  const at = open.indexOf(event.target);
+  const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
+  if (next === undefined) return;
+  event.preventDefault();
+  const tab = open.at(next % open.length);
   tab.focus();
-  tab.click();
+  openTab(tab);
 }
 
 for (const [name, section] of Object.entries(SECTIONS)) prepare(name, section);
-for (const tab of tabs) {
-  tab.addEventListener("click", () => { show(tab.id.replace("tab-", "")); writeAddress(); });
-  tab.addEventListener("keydown", turn);
-}
-for (const input of named) input.addEventListener("input", () => { changed(); writeAddress(); });
-part("attribute", "result").before(byId("units"));
-byId("units").addEventListener("input", () => redraw("attribute"));
+for (const tab of tabs) tab.addEventListener("click", () => openTab(tab));
+for (const list of document.querySelectorAll("[role=tablist]")) list.addEventListener("keydown", turn);
+for (const button of document.querySelectorAll("button[data-entry]")) button.addEventListener("click", () => openEntry(button.dataset.entry));
+onInput(({ name }) => {
+  if (name === "units") redraw(state.current);
+  else if (!name.startsWith("edited-")) changed();
+  writeAddress();
+});
+onResults((name) => {
+  byId("units").hidden = !["explain", "attribute"].includes(state.current) || !sections[state.current].runs.length;
+  if (name === "explain") showWhatIf(sections.explain.runs, inputs(), state.model);
+  if (name === state.current) writeAddress();
+});
+connectWhatIf(() => writeAddress());
 addEventListener("hashchange", readAddress);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(current));
+addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && state.model !== null) run(state.current);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(state.current));
 byId("key").value = sessionStorage.getItem(KEY) ?? "";
 byId("key").addEventListener("change", () => {
   sessionStorage.setItem(KEY, byId("key").value);

@@ -1,42 +1,62 @@
-// Comparison of the served graph with the reference model.
+// Comparison of the served graph with the reference model, first causes first.
 
-import { chart, colour } from "./charts.js";
-import { element, facts, lamp, mark, shown, table } from "./dom.js";
+import { chart, logAxis } from "./charts.js";
+import { colour } from "./colours.js";
+import { count, element, facts, lamp, mark, sentences, shown } from "./dom.js";
+import { number, table } from "./tables.js";
 
-// Name, check and size of each comparison.
-const LAMPS = [
-  ["Files", ({ files }) => files.every(({ actual, expected }) => actual === expected), ({ files }) => `${files.length} hashes`],
-  ["Tokenizer", ({ tokenizer }) => tokenizer.every(({ position }) => position === null), ({ tokenizer }) => `${tokenizer.length} texts`],
-  ["Vectors", ({ failures }) => !failures.some((failure) => failure.startsWith("the vector")), ({ vectors }) => `${vectors.length} texts`],
-  ["Weights", ({ unreadable, weights }) => !unreadable && weights.every(({ max_abs: difference }) => difference === 0), ({ weights }) => `${weights.length} tensors`],
-  ["Tokens", ({ unreadable, first_divergence }) => !unreadable && first_divergence === null, ({ curve }) => `${curve.length} layers`],
-  ["LayerNorm", (result) => result.layer_norm.every(({ error, bound }) => error <= bound), (result) => `${result.layer_norm.length} difficult rows`],
+// What differs in each comparison, in the order of cause and effect, out of how many.
+const COMPARISONS = [
+  ["Files", "file", ({ files }) => files, ({ actual, expected }) => actual !== expected],
+  ["Tokenizer", "text", ({ tokenizer }) => tokenizer, ({ position }) => position !== null],
+  ["Weights", "tensor", ({ weights }) => weights, ({ status }) => status !== "equal"],
+  ["LayerNorm", "difficult row", (result) => result.layer_norm, ({ error, bound }) => !(error <= bound)],
 ];
 
 export function drawParity([{ result }]) {
-  const lamps = LAMPS.map(([name, passes, count]) => {
-    const good = passes(result);
-    return lamp(name, good, `${count(result)} ${good ? "agree" : "differ"}`);
+  const lamps = COMPARISONS.map(([name, noun, list, differs]) => {
+    const all = list(result);
+    const wrong = all.filter(differs).length;
+    const unread = name === "Weights" && result.unreadable;
+    return lamp(name, unread ? null : !wrong, unread ? "not compared" : wrong ? `${wrong} of ${count(all.length, noun)} ${wrong === 1 ? "differs" : "differ"}` : `${count(all.length, noun)} agree`);
   });
-  const failures = result.passes
-    ? ["The served model agrees with the reference model."]
-    : result.failures.map((failure) => `${failure[0].toUpperCase()}${failure.slice(1)}.`);
+  const isOfVector = (failure) => failure.startsWith("the vector");
+  const vectorsFail = result.failures.some(isOfVector);
+  lamps.splice(3, 0,
+    lamp("Layers", result.unreadable ? null : result.first_divergence === null, result.unreadable ? "not compared" : result.first_divergence === null ? `${count(result.curve.length, "layer")} agree` : `differ from ${result.first_divergence} on`),
+    lamp("Vectors", !vectorsFail, `${count(result.vectors.length, "text")} ${vectorsFail ? "differ" : "agree"}`));
+  // Vectors come from all that is before them.
+  const ordered = [...result.failures.filter((failure) => !isOfVector(failure)), ...result.failures.filter(isOfVector)];
+  const causes = ordered.map((failure) => `${failure[0].toUpperCase()}${failure.slice(1)}.`);
   return [
     element("ul", { className: "lamps wide" }, ...lamps),
-    element("ul", { className: "sentences" }, ...failures.map((failure) => element("li", {}, failure))),
-    facts(worst(result)),
-    element("h3", {}, "Differences of the token vectors, by layer"),
-    curveChart(result.curve),
-    stressTable(result.layer_norm),
+    result.passes
+      ? sentences(["The served model agrees with the reference model."])
+      : element("div", {}, element("h3", {}, "What differs, first causes first"), element("ol", { className: "causes" }, ...causes.map((cause) => element("li", {}, cause)))),
+    ...differences(result),
+    facts({
+      "engine of the vectors": `${result.engine} in ${result.precision}`,
+      "lowest cosine similarity": shown(Math.min(...result.vectors.map(({ cosine }) => cosine)), 9),
+      "largest difference of an element": shown(Math.max(...result.vectors.map((vector) => vector.max_abs))),
+    }),
+    ...(result.curve.length ? [element("h3", {}, "Differences of the token vectors, by layer"), curveChart(result.curve)] : []),
+    table("onnxruntime's norm on numerically difficult rows", ["Row", "Error", "Bound", "Verdict"], result.layer_norm.map(({ row, finite, error, bound }) =>
+      [row, finite ? number(error) : "not finite", number(bound), mark(error <= bound)])),
   ];
 }
 
-function worst({ engine, precision, vectors }) {
-  return {
-    "engine of the vectors": `${engine} in ${precision}`,
-    "lowest cosine similarity": shown(Math.min(...vectors.map(({ cosine }) => cosine)), 9),
-    "largest difference of an element": shown(Math.max(...vectors.map((vector) => vector.max_abs))),
-  };
+const short = (hash) => (hash === null ? "removed" : `${hash.slice(0, 12)}…`);
+
+// Files and weights that differ.
+function differences({ files, weights }) {
+  const changed = files.filter(({ actual, expected }) => actual !== expected);
+  const wrong = weights.filter(({ status }) => status !== "equal");
+  return [
+    ...(changed.length ? [table("Files that changed since the start", ["File", "SHA-256 at the start", "SHA-256 now"],
+      changed.map(({ name, expected, actual }) => [name, short(expected), short(actual)]))] : []),
+    ...(wrong.length ? [table("Weights that differ", ["Weight", "Status", "Largest difference"],
+      wrong.map(({ name, status, max_abs: difference }) => [name, status, difference === null ? "–" : number(difference)]))] : []),
+  ];
 }
 
 function curveChart(curve) {
@@ -51,12 +71,7 @@ function curveChart(curve) {
   return element("figure", {},
     element("figcaption", {}, "Largest difference after each layer, relative to the largest magnitude there."),
     chart("Largest relative difference by layer", 240, [trace], {
-      xaxis: { type: "category" },
-      yaxis: { type: "log", exponentformat: "power", nticks: 6 },
+      xaxis: { type: "category", tickangle: -45 },
+      yaxis: logAxis(trace.y),
     }));
-}
-
-function stressTable(rows) {
-  return table("onnxruntime's norm on numerically difficult rows", ["row", "error", "bound", ""], rows.map(({ row, finite, error, bound }) =>
-    [row, finite ? shown(error) : "not finite", shown(bound), mark(error <= bound)]));
 }

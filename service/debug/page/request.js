@@ -1,40 +1,43 @@
 // Requests to the service, and their errors.
 
-export class Problem extends Error {}
+// An error of a request, with the JSON pointer to the field that caused it, or the name of the input.
+export class Problem extends Error {
+  constructor(message, pointer = null, field = null) {
+    super(message);
+    Object.assign(this, { pointer, field });
+  }
+}
 
 // The model in the page's own URL, /debug?model=...; null: the service's default model.
 export const MODEL = new URLSearchParams(location.search).get("model");
-const named = (body) => (MODEL === null ? body : { ...body, model: MODEL });
+const named = (body) => (MODEL === null ? body : { model: MODEL, ...body });
 
+// Return the JSON, or the bytes, of a route such as "debug/attribute".
 export async function ask(path, body, key, signal) {
   const headers = { ...(body && { "Content-Type": "application/json" }), ...(key && { Authorization: `Bearer ${key}` }) };
   let response;
   try {
     const query = body || MODEL === null ? "" : `?model=${encodeURIComponent(MODEL)}`;
-    response = await fetch(`debug/${path}${query}`, {
+    response = await fetch(`${path}${query}`, {
       method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(named(body)),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The service could not be reached: it is down, or the connection was interrupted.");
+    throw new Problem("The service could not be reached: it is down, or the connection was interrupted");
   }
+  if (response.ok && !response.headers.get("Content-Type")?.includes("json")) return response.arrayBuffer();
   const result = await response.json().catch((error) => {
     if (error.name === "AbortError") throw error;
-    throw new Problem(`The service returned status ${response.status} with a body that is not JSON.`);
+    throw new Problem(`The service returned status ${response.status} with a body that is not JSON`);
   });
-  if (!response.ok) throw new Problem(sentence(result, response.status));
+  if (!response.ok) throw new Problem((result.detail || `The service returned status ${response.status}`).replace(/\.$/, ""), result.pointer);
   return withNonfinite(result);
 }
 
-function sentence({ detail, pointer }, status) {
-  const where = pointer ? ` (at ${pointer})` : "";
-  return `${(detail || `The service returned status ${status}`).replace(/\.$/, "")}${where}.`.replace(/^./u, (first) => first.toUpperCase());
-}
-
-// The names of the served models; none if they cannot be read, as with a key without their scope.
-export async function modelNames(key) {
+// The served models; none if they cannot be read, as with a key without their scope.
+export async function servedModels(key) {
   const response = await fetch("models", { headers: key ? { Authorization: `Bearer ${key}` } : {} }).catch(() => null);
-  return response?.ok ? (await response.json()).models.map(({ name }) => name) : [];
+  return response?.ok ? (await response.json()).models : [];
 }
 
 // Restore NaN and infinities. They are null in JSON; `nonfinite` lists their JSON pointers and kinds.
@@ -51,7 +54,7 @@ function withNonfinite(result) {
 
 export function curl(path, body, hasKey) {
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const url = new URL(`debug/${path}`, document.baseURI);
+  const url = new URL(path, document.baseURI);
   url.hash = "";
   const key = hasKey ? " -H 'Authorization: Bearer KEY'" : "";
   return `curl ${quoted(url.href)}${key} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(named(body)))}`;

@@ -1,46 +1,31 @@
-// Path, request bodies and drawing function of each section of the page.
+// Requests and drawing function of each section of the page.
 
-import { drawAttribution, drawPairs } from "./attribution.js";
+import { drawAttribution } from "./attribution.js";
+import { drawComparison } from "./compare.js";
+import { drawExplanation } from "./explain.js";
 import { drawFlow } from "./flow.js";
 import { drawLayerNorm } from "./layer_norm.js";
 import { drawParity } from "./parity.js";
+import { compareRequests, explainRequests, parsedRows, secondText, TARGETS } from "./questions.js";
+import { drawGradient } from "./vjp.js";
+import { lines, vectors } from "./inputs.js";
 
-const TARGETS = {
-  cosine: (inputs) => ({ type: "cosine", text: inputs.b }),
-  norm: () => ({ type: "norm" }),
-  dim: (inputs) => ({ type: "dim", index: Number(inputs.dimension) }),
-  score: (inputs) => ({ type: "score", versus: inputs.c || null }),
-  label: (inputs) => ({ type: "label", label: inputs.label || null, versus: inputs.versus || null }),
-  sparse: (inputs) => ({ type: "sparse", token: inputs.token }),
-  maxsim: (inputs) => ({ type: "maxsim", versus: inputs.c || null }),
+const TEXT_FIELDS = {
+  "/text": "a", "/text_pair": "b", "/target/text": "b", "/target/positive": "b", "/target/negative": "negative",
+  "/target/vector": "vector", "/target/index": "dimension", "/target/label": "label", "/target/token": "token",
 };
 
-const QUERY = { a: "Where did the cat sit?", b: "The cat sat on the mat." };
-
-// Initial values of the inputs, where they differ from those in index.html, by kind of model.
-export const DEFAULTS = {
-  embedding: {},
-  reranker: { ...QUERY, target: "score" },
-  classifier: { a: "What a wonderful day!", b: "", target: "label" },
-  sparse: { target: "sparse" },
-  // MaxSim has kinks, which take many evaluations at a small tolerance.
-  multi: { ...QUERY, target: "maxsim", tolerance: "0.05", evaluations: "512" },
-};
-
-// A query always has a document, and the text of a classifier can have a second one.
-const secondText = (inputs, { kind }) =>
-  ["reranker", "multi"].includes(kind) || (kind === "classifier" && inputs.b) ? { text_pair: inputs.b } : {};
+// The field at fault by JSON pointer; a pointer below one of these is about the same field.
+const ATTRIBUTE_FIELDS = (kind) => ({
+  ...TEXT_FIELDS, "/target/versus": kind === "classifier" ? "versus" : "c", "/layer": "layer", "/baseline": "baseline",
+  "/tolerance": "tolerance", "/max_evaluations": "evaluations", "/samples": "samples", "/sigma": "sigma", "/seed": "seed",
+});
 
 const ROWS = {
   text: (inputs) => ({ type: "text", text: inputs.a, norm: inputs.norm }),
-  random: (inputs) => ({
-    type: "random", distribution: inputs.distribution, shape: [Number(inputs.count), Number(inputs.width)],
-  }),
+  random: (inputs) => ({ type: "random", distribution: inputs.distribution, shape: [Number(inputs.count), Number(inputs.width)] }),
+  own: (inputs) => ({ ...parsedRows(inputs.own), type: "rows" }),
 };
-
-const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
-// Numbers of a line may be separated by white space, commas, semicolons and square brackets.
-const vectors = (text) => lines(text).map((line) => line.split(/[\s,;[\]]+/).filter(Boolean).map(Number));
 
 const OBJECTIVES = {
   cosine: () => ({}),
@@ -50,59 +35,98 @@ const OBJECTIVES = {
   cotangent: (inputs) => ({ vectors: vectors(inputs.vectors) }),
 };
 
+// `entry`: the part of the page; `route`: the gradient route that the model must have; `isCheap`: a
+// URL with a result runs it again; `hasDryRun`: its requests can be checked before the run; `uses`:
+// whether it uses all texts, text A or none.
 export const SECTIONS = {
+  explain: {
+    entry: "why", route: "attribute", button: "Explain", isCheap: true, hasDryRun: true,
+    requests: explainRequests,
+    draw: drawExplanation,
+  },
   attribute: {
-    path: "attribute",
-    button: "Attribute",
-    nothing: "Choose at least one method.",
-    hasCost: true,
-    bodies: (inputs, model) => inputs.method.map((method) => ({
-      text: inputs.a,
-      ...secondText(inputs, model),
-      target: TARGETS[inputs.target](inputs),
-      method,
-      layer: inputs.layer,
-      baseline: inputs.baseline,
-      tolerance: Number(inputs.tolerance),
-      max_evaluations: Number(inputs.evaluations),
+    entry: "why", route: "attribute", button: "Attribute", nothing: "Choose at least one method.", isCheap: true, hasDryRun: true,
+    requests: (inputs, model) => inputs.method.map((method) => ({
+      name: method.replaceAll("_", " "),
+      path: "debug/attribute",
+      fields: ATTRIBUTE_FIELDS(model.kind),
+      body: {
+        text: inputs.a,
+        ...secondText(inputs, model),
+        target: TARGETS[inputs.target](inputs),
+        method,
+        layer: inputs.layer,
+        baseline: inputs.baseline,
+        tolerance: Number(inputs.tolerance),
+        max_evaluations: Number(inputs.evaluations),
+        samples: Number(inputs.samples),
+        sigma: Number(inputs.sigma),
+        seed: Number(inputs.seed),
+        faithfulness: "words",
+      },
     })),
     draw: drawAttribution,
   },
-  pair: {
-    path: "attribute/pair",
-    button: "Compare tokens",
-    hasCost: true,
-    bodies: (inputs) => [{
-      a: inputs.a,
-      b: inputs.b,
-      layer: inputs["pair-layer"],
-      baseline: inputs["pair-baseline"],
-      tolerance: Number(inputs["pair-tolerance"]),
-      max_evaluations: Number(inputs["pair-evaluations"]),
-    }],
-    draw: drawPairs,
+  compare: {
+    entry: "why", route: "attribute/pair", button: "Compare", uses: () => "none",
+    nothing: "Choose another model: this service has no other one of this kind.",
+    requests: compareRequests,
+    draw: drawComparison,
   },
   flow: {
-    path: "flow",
-    button: "Measure the gradient flow",
-    bodies: (inputs) => [{
-      texts: [inputs.a, inputs.b, ...lines(inputs["more-texts"])],
-      objective: { type: inputs.objective, ...OBJECTIVES[inputs.objective](inputs) },
-      emulate: inputs.emulate || null,
-      loss_scale: Number(inputs.scale),
+    entry: "defect", route: "flow", button: "Measure the gradient flow", isCheap: true,
+    requests: (inputs) => [{
+      name: "one training step",
+      path: "debug/flow",
+      fields: {
+        "/texts/0": "a", "/texts/1": "b", "/texts": "more-texts", "/objective/vector": "vectors", "/objective/vectors": "vectors",
+        "/objective": "objective", "/emulate": "emulate", "/loss_scale": "scale",
+      },
+      body: {
+        texts: [inputs.a, inputs.b, ...lines(inputs["more-texts"])],
+        objective: { type: inputs.objective, ...OBJECTIVES[inputs.objective](inputs) },
+        emulate: inputs.emulate || null,
+        loss_scale: Number(inputs.scale),
+      },
     }],
     draw: drawFlow,
   },
   layernorm: {
-    path: "layernorm",
-    button: "Check add + norm",
-    bodies: (inputs) => [{ source: ROWS[inputs.rows](inputs), dtype: inputs.dtype, dout: inputs.dout }],
+    entry: "defect", route: "layernorm", button: "Check add + norm", isCheap: true,
+    uses: ({ rows }) => (rows === "text" ? "a" : "none"),
+    requests: (inputs) => [{
+      name: "all implementations",
+      path: "debug/layernorm",
+      fields: {
+        "/source/text": "a", "/source/norm": "norm", "/source/shape/0": "count", "/source/shape/1": "width", "/source/shape": "count",
+        "/source": inputs.rows === "own" ? "own" : "rows", "/row": "row", "/dtype": "dtype", "/dout": "dout",
+      },
+      body: {
+        source: ROWS[inputs.rows](inputs), dtype: inputs.dtype, dout: inputs.dout,
+        row: inputs.row === "" ? null : Number(inputs.row),
+      },
+    }],
     draw: drawLayerNorm,
   },
   parity: {
-    path: "parity",
-    button: "Compare",
-    bodies: (inputs) => [{ texts: inputs["parity-texts"] === "texts" ? [inputs.a, inputs.b] : [] }],
+    entry: "defect", route: "parity", button: "Compare with the reference model",
+    uses: (inputs) => (inputs["parity-texts"] === "texts" ? "all" : "none"),
+    requests: (inputs) => [{
+      name: "both models",
+      path: "debug/parity",
+      fields: { "/texts/0": "a", "/texts/1": "b" },
+      body: { texts: inputs["parity-texts"] === "texts" ? [inputs.a, inputs.b] : [] },
+    }],
     draw: drawParity,
+  },
+  vjp: {
+    entry: "defect", route: "vjp", button: "Backpropagate", isCheap: true, uses: () => "a",
+    requests: (inputs) => [{
+      name: "one backward pass",
+      path: "debug/vjp",
+      fields: { "/text": "a", "/cotangent": "cotangent", "/layer": "vjp-layer", "/reduce": "reduce" },
+      body: { text: inputs.a, cotangent: vectors(inputs.cotangent).flat(), layer: inputs["vjp-layer"], reduce: inputs.reduce },
+    }],
+    draw: drawGradient,
   },
 };

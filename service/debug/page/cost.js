@@ -1,0 +1,46 @@
+// The cost of a section's requests, and their problems, before they run.
+
+import { listed } from "./dom.js";
+import { inputs } from "./inputs.js";
+import { showProblem } from "./problems.js";
+import { ask } from "./request.js";
+import { SECTIONS } from "./sections.js";
+import { key, part, sections, state } from "./state.js";
+
+const DRY_RUN_AFTER_MS = 400;
+
+let costTimer;
+let costs = new AbortController();
+
+// Check the requests, and show their cost, a moment after the last change.
+export function checkSoon(name) {
+  clearTimeout(costTimer);
+  costTimer = setTimeout(() => check(name), DRY_RUN_AFTER_MS);
+}
+
+export async function check(name) {
+  if (!SECTIONS[name].hasDryRun || state.model === null || sections[name].controller) return null;
+  costs.abort();
+  costs = new AbortController();
+  let current;
+  try {
+    const found = [];
+    for (current of SECTIONS[name].requests(inputs(), state.model).filter(({ path }) => path.startsWith("debug/attribute"))) {
+      found.push((await ask(current.path, { ...current.body, dry_run: true }, key(), costs.signal)).cost);
+    }
+    showProblem(name, "cost", null);
+    part(name, "cost").classList.remove("failed");
+    part(name, "cost").textContent = found.length ? costSentence(found) : "";
+    return found.reduce((sum, { token_steps: steps }) => sum + steps, 0);
+  } catch (error) {
+    if (error.name === "AbortError") return null;
+    part(name, "cost").classList.add("failed");
+    showProblem(name, "cost", error, current);
+    return null;
+  }
+}
+
+function costSentence(found) {
+  const steps = found.map(({ token_steps: number }) => number.toLocaleString("en"));
+  return `costs up to ${listed(steps)} of ${found[0].limit.toLocaleString("en")} token steps${found.length > 1 ? " each" : ""}`;
+}

@@ -1,0 +1,101 @@
+// The inputs of the page, and their values in its URL.
+
+import { byId, element } from "./dom.js";
+
+const named = [...document.querySelectorAll("[name]:not(meta)")];
+const defaults = inputs();
+
+export function inputs() {
+  const values = {};
+  for (const { name, type, value, checked } of named) {
+    if (type === "checkbox") values[name] = [...(values[name] ?? []), ...(checked ? [value] : [])];
+    else if (type !== "radio" || checked) values[name] = value;
+  }
+  return values;
+}
+
+export function onInput(listener) {
+  for (const input of named) input.addEventListener(input.tagName === "SELECT" ? "change" : "input", () => listener(input));
+}
+
+// Every input that differs from its default, except the API key, which has no name. An edited text
+// starts as the text itself.
+export function changedInputs() {
+  const values = inputs();
+  const initial = { ...defaults, "edited-a": values.a, "edited-b": values.b };
+  return Object.entries(values).filter(([name, value]) => String(value) !== String(initial[name]) && !(name.startsWith("edited-") && value === ""));
+}
+
+export function restore(address) {
+  for (const input of named) {
+    const value = address.get(input.name) ?? String(defaults[input.name]);
+    if (["checkbox", "radio"].includes(input.type)) input.checked = value.split(",").includes(input.value);
+    else setValue(input, value);
+  }
+}
+
+function setValue(input, value) {
+  // The choices are unknown until the request for the capabilities has returned.
+  if (input.tagName === "SELECT" && value && ![...input.options].some((option) => option.value === value)) {
+    input.append(element("option", {}, value));
+  }
+  input.value = value;
+  if (input.selectedIndex === -1) input.value = defaults[input.name];
+}
+
+// Show the inputs whose condition holds, such as `data-when="target=dim"`.
+export function showConditional() {
+  const values = inputs();
+  for (const label of document.querySelectorAll("[data-when]")) {
+    const [name, choices] = label.dataset.when.split("=");
+    label.hidden = !choices.split("|").includes(values[name]);
+  }
+}
+
+export function showChoices(choicesOf) {
+  for (const select of document.querySelectorAll("[data-choices]")) {
+    const { value } = select;
+    const none = select.dataset.none ? [element("option", { value: "" }, select.dataset.none)] : [];
+    select.replaceChildren(...none, ...choicesOf[select.dataset.choices].map((choice) => element("option", {}, choice)));
+    setValue(select, value);
+  }
+}
+
+// Show the inputs that a kind of model has, with its initial values.
+export function showKind(model, initial) {
+  for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(model.kind);
+  for (const option of document.querySelectorAll("[name=target] option")) {
+    if (!model.targets.includes(option.value)) option.remove();
+  }
+  byId("target").hidden = model.targets.length === 1;
+  Object.assign(defaults, initial);
+}
+
+const inputOf = (name) => named.find((input) => input.name === name);
+
+export function labelOf(name) {
+  const label = inputOf(name).closest("label");
+  return [...label.querySelectorAll(".name")].find(({ hidden }) => !hidden).textContent;
+}
+
+// Mark the input that a problem is about, or none; `sentence` is the element with the message.
+export function markInvalid(name, sentence) {
+  for (const input of named.filter(({ dataset }) => dataset.problem === sentence.id)) {
+    input.removeAttribute("aria-invalid");
+    input.removeAttribute("aria-describedby");
+    delete input.dataset.problem;
+  }
+  if (name === null) return;
+  const input = inputOf(name);
+  input.setAttribute("aria-invalid", "true");
+  input.setAttribute("aria-describedby", sentence.id);
+  input.dataset.problem = sentence.id;
+  input.closest("details")?.setAttribute("open", "");
+}
+
+const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+
+// Numbers of a line may be separated by white space, commas, semicolons and square brackets.
+const vectors = (text) => lines(text).map((line) => line.split(/[\s,;[\]]+/).filter(Boolean).map(Number));
+
+export { lines, vectors };

@@ -1,0 +1,130 @@
+// Contributions of pairs of words to a similarity: linked rows of words, a ranked list and a heat map.
+
+import { diverging } from "./colours.js";
+import { card, element, facts, listed, mark, percent, raw, shown } from "./dom.js";
+import { heatmap } from "./heatmap.js";
+import { number, table } from "./tables.js";
+import { chips, largest, legend, unitsOf } from "./tokens.js";
+
+const MOST_PAIRS = 12;
+const isWord = ({ text, content }) => text !== null && /[\p{L}\p{N}]/u.test(content);
+
+// The units of both texts, and their contributions: sums over the tokens of each unit.
+export function pairsOf({ body, result }, kind) {
+  const a = unitsOf(result.tokens_a, result.words_a, [body.a], kind);
+  const b = unitsOf(result.tokens_b, result.words_b, [body.b], kind);
+  const matrix = a.map((left) => b.map((right) =>
+    left.tokens.reduce((sum, i) => right.tokens.reduce((inner, j) => inner + result.matrix[i][j], sum), 0)));
+  return { a, b, matrix, ranked: rankedPairs(a, b, matrix) };
+}
+
+// Pairs of words, the largest contribution first. A word that occurs several times is one word.
+function rankedPairs(a, b, matrix) {
+  const found = new Map();
+  a.forEach((left, i) => b.forEach((right, j) => {
+    const name = JSON.stringify([left.content, right.content]);
+    if (!found.has(name)) found.set(name, { left, right, value: 0, places: 0 });
+    const pair = found.get(name);
+    pair.value += matrix[i][j];
+    pair.places += 1;
+  }));
+  return [...found.values()].sort((first, second) => second.value - first.value);
+}
+
+// The strongest pairs, in a sentence.
+export function pairSentence({ ranked }) {
+  const best = ranked.filter(({ left, right, value }) => value > 0 && isWord(left) && isWord(right)).slice(0, 3);
+  if (!best.length) return "No pair of words makes the texts more similar.";
+  return `The strongest pairs of words are ${listed(best.map(({ left, right }) => `“${left.content}” with “${right.content}”`))}.`;
+}
+
+// The words with the strongest pairs, and all pairs.
+export function pairCards(run, kind) {
+  const pairs = pairsOf(run, kind);
+  const scale = largest(pairs.matrix.flat());
+  const map = heatmap(pairs.a, pairs.b, pairs.matrix);
+  const partners = element("p", { className: "partners muted" }, "Point at a word, or move with the arrow keys, to see its exact number and its partners in the other text.");
+  const [first, second] = linkedRows(pairs, map, partners);
+  return [
+    card("Which words of the two texts belong together?",
+      element("div", { className: "columns" },
+        element("div", {},
+          element("h4", {}, "Text A"), first,
+          element("h4", {}, "Text B"), second,
+          partners),
+        pairTable(pairs, run.result.cosine))),
+    card("Every pair of words",
+      element("div", { className: "heading" },
+        element("p", { className: "muted" }, map.sentence), legend(scale)),
+      map.node),
+  ];
+}
+
+// Two rows of chips. A chip in one of them colours the other by their contributions.
+function linkedRows({ a, b, matrix }, map, partners) {
+  const rows = matrix.map((row) => row.reduce((sum, value) => sum + value, 0));
+  const columns = b.map((_, j) => matrix.reduce((sum, row) => sum + row[j], 0));
+  const sums = largest([...rows, ...columns]);
+  const paintSums = () => {
+    inA.paint(rows, sums);
+    inB.paint(columns, sums);
+  };
+  const inA = chips(a, "Words of text A", (i) => {
+    map.light(i, null);
+    if (i === null) return paintSums();
+    inB.paint(matrix[i], largest(matrix[i]));
+    partners.textContent = partnerSentence(a[i], b, matrix[i], "B");
+  });
+  const inB = chips(b, "Words of text B", (j) => {
+    map.light(null, j);
+    if (j === null) return paintSums();
+    const column = matrix.map((row) => row[j]);
+    inA.paint(column, largest(column));
+    partners.textContent = partnerSentence(b[j], a, column, "A");
+  });
+  paintSums();
+  return [inA.node, inB.node];
+}
+
+function partnerSentence(unit, others, values, name) {
+  const best = others.map((other, index) => ({ other, value: values[index] })).sort((left, right) => right.value - left.value).slice(0, 3);
+  return `“${unit.content}” goes best with ${listed(best.map(({ other, value }) => `“${other.content}” (${shown(value)})`))} of text ${name}.`;
+}
+
+function pairTable({ ranked }, cosine) {
+  const best = ranked.slice(0, MOST_PAIRS);
+  const top = Math.abs(best[0]?.value ?? 0) || 1;
+  const bar = (value) => element("span", {
+    className: "bar", aria: { hidden: "true" },
+    style: { width: `${Math.round((60 * Math.abs(value)) / top)}px`, ...diverging(value, top) },
+  });
+  const repeats = best.some(({ places }) => places > 1);
+  const rows = best.map(({ left, right, value, places }) => [
+    left.content, right.content,
+    ...(repeats ? [number(places, String(places))] : []),
+    { value, text: element("span", { className: "barred" }, shown(value), bar(value)) },
+    number(value / cosine, percent(value / cosine)),
+  ]);
+  return table(`Top ${best.length} of ${ranked.length} pairs`, ["Word of A", "Word of B", ...(repeats ? ["Times"] : []), "Contribution", "Of the cosine"], rows);
+}
+
+// How the sum of all pairs becomes the cosine.
+export function equation({ sum, cosine, delta, reference_terms: terms }) {
+  const term = (value, name) =>
+    element("span", { className: "term" }, element("strong", { title: raw(value) }, shown(value)), element("small", {}, name));
+  return element("div", { className: "equation" },
+    term(sum, "sum of pairs"), "+", term(terms.a_baseline, "A × baseline of B"), "+",
+    term(terms.baseline_b, "baseline of A × B"), "−", term(terms.baselines, "baseline of A × baseline of B"),
+    "=", term(cosine, "cosine"),
+    element("span", { className: "muted" }, `numerical error ${shown(delta)}`));
+}
+
+export function completeness(complete) {
+  return facts({
+    "error of the sum / allowed": `${shown(complete.error)} / ${shown(complete.allowed)}`,
+    "error of a score / allowed": `${shown(complete.score_error)} / ${shown(complete.score_allowed)}`,
+    completeness: mark(complete.converged, ["converged", "not converged"]),
+    evaluations: complete.evaluations,
+  });
+}
+

@@ -1,0 +1,87 @@
+// A similarity or a score in plain words.
+
+import { element, shown } from "./dom.js";
+
+// Texts that hardly any text is about. How similar they are to text A is a measure for the model.
+export const UNRELATED = [
+  "The invoice is due at the end of the month.",
+  "Photosynthesis turns light into sugar.",
+  "The committee will vote on Tuesday.",
+  "Compile the program with debug symbols.",
+  "Add salt and simmer for ten minutes.",
+];
+
+// Lower ends, as parts of the way from unrelated texts to the same text.
+const BANDS = [
+  [0.85, "nearly the same"],
+  [0.6, "very similar"],
+  [0.35, "similar"],
+  [0.15, "loosely related"],
+  [-Infinity, "no more similar than unrelated texts"],
+];
+
+export function cosine(left, right) {
+  const dot = (a, b) => a.reduce((sum, value, index) => sum + value * b[index], 0);
+  return dot(left, right) / Math.sqrt(dot(left, left) * dot(right, right));
+}
+
+// The first vector is text A's, the second text B's, then those of UNRELATED.
+export function unrelatedMean([a, , ...others]) {
+  return others.reduce((sum, vector) => sum + cosine(a, vector), 0) / others.length;
+}
+
+const plain = (value) => value.toFixed(2).replace("-", "−");
+
+export function band(similarity, unrelated) {
+  const part = (similarity - unrelated) / (1 - unrelated);
+  return BANDS.find(([least]) => part >= least)[1];
+}
+
+export function cosineReading(similarity, unrelated, sentence) {
+  const known = unrelated !== null;
+  return headline(shown(similarity), "cosine similarity",
+    known ? `These texts are ${band(similarity, unrelated)}, for this model.` : "",
+    known ? `For this model, text A has a cosine of ${plain(unrelated)} with unrelated texts, and of 1 with itself.` : "",
+    sentence, known ? scale(similarity, unrelated) : "");
+}
+
+// A line from −1 to 1 with the similarity and that of unrelated texts.
+function scale(similarity, unrelated) {
+  const tick = (value, name, className) => element("span", {
+    className: `tick ${className}`, style: { left: `${50 + 50 * Math.max(-1, Math.min(1, value))}%` },
+  }, element("small", {}, name));
+  return element("div", { className: "scale", role: "img", aria: { label: `${shown(similarity)} on a scale from −1 to 1; unrelated texts: ${plain(unrelated)}` } },
+    tick(-1, "−1", "start"), tick(unrelated, "unrelated", "below"), tick(similarity, "A and B", "here"), tick(1, "1: same", "end"));
+}
+
+export function headline(figure, name, ...content) {
+  return element("section", { className: "answer" },
+    element("p", { className: "figure" }, element("strong", {}, figure), " ", element("span", { className: "muted" }, name)),
+    element("div", { className: "reading" }, ...content.filter(Boolean).map((part) => (part instanceof Node ? part : element("p", {}, part)))));
+}
+
+// The checks of the latest results: parity with the served model, completeness, finite numbers.
+export function checks(results, kind) {
+  const parities = results.flatMap(({ parity }) => parity ?? []);
+  const integrals = results.flatMap(({ completeness }) => completeness ?? []);
+  const finite = results.every(({ nonfinite }) => !nonfinite?.length);
+  const converged = integrals.every((integral) => integral.converged);
+  return [
+    ["Parity", parities.length ? parities.every(({ agrees }) => agrees) : null, parities.length ? paritySentence(parities, kind) : ""],
+    ["Completeness", integrals.length ? converged : null, integrals.length ? (converged ? "converged" : "not converged") : ""],
+    ["Finite", finite, finite ? "all numbers" : "some are NaN or ∞"],
+  ];
+}
+
+function paritySentence(parities, kind) {
+  if (["embedding", "multi"].includes(kind)) return `cosine ${shown(Math.min(...parities.map(({ cosine: value }) => value)), 6)}`;
+  return `difference ${shown(Math.max(...parities.map(({ max_abs: difference }) => difference)))}`;
+}
+
+// What the checks mean.
+export const CHECKS = {
+  Parity: "The explained reference model has the vectors, or logits, of the served model.",
+  Completeness: "The scores add up to what they explain, within the tolerance.",
+  Finite: "No number is NaN or infinite.",
+};
+

@@ -1,0 +1,114 @@
+"""Driving the debug page in a browser."""
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+from selenium import webdriver
+from selenium.common.exceptions import NoSuchElementException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select
+
+from tests.eventually import eventually
+
+Browser = webdriver.Chrome
+Json = dict[str, Any]
+
+CAT = "The cat sat on the mat."
+FELINE = "A feline rested on the rug."
+OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--window-size=1280,900",
+)
+
+
+def open_page(browser: Browser, address: str, kind: str = "embedding") -> Browser:
+    """Open the page, and wait for the explanation that it computes by itself."""
+    browser.get("about:blank")  # a change of the fragment alone would not load the page
+    browser.get(address)
+    until(lambda: f"({kind}) on cpu" in find(browser, "#model").text)
+    fragment = urlsplit(address).fragment
+    if not fragment or "run=1" in fragment:
+        until(lambda: browser.find_elements(By.CSS_SELECTOR, "[role=tabpanel][aria-busy=false]"))
+    return browser
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return when the condition is true; it may look for elements that are not there yet."""
+
+    def holds() -> object:
+        try:
+            return condition()
+        except NoSuchElementException:
+            return False
+
+    eventually(holds)
+
+
+def find(page: Browser, selector: str) -> WebElement:
+    return page.find_element(By.CSS_SELECTOR, selector)
+
+
+def texts(page: Browser, selector: str) -> list[str]:
+    return [element.text for element in page.find_elements(By.CSS_SELECTOR, selector)]
+
+
+def type_text(page: Browser, name: str, text: str) -> None:
+    field = find(page, f"[name={name}]")
+    field.clear()
+    field.send_keys(text)
+
+
+def select(page: Browser, name: str, choice: str) -> None:
+    Select(find(page, f"[name={name}]")).select_by_visible_text(choice)
+
+
+def show(page: Browser, section: str) -> None:
+    """Open the tab of a section, in the part of the page that has it."""
+    tab = find(page, f"#tab-{section}")
+    if not tab.is_displayed():
+        find(page, "#entries [aria-pressed=false]").click()
+    tab.click()
+
+
+def run(page: Browser, section: str) -> str:
+    """Run a section, and return the text of its result."""
+    show(page, section)
+    # The page sets aria-busy to true and then to false: the end of an earlier run does not count.
+    page.execute_script(f"document.getElementById('{section}').ariaBusy = null")
+    find(page, f"#{section} .go").click()
+    until(lambda: find(page, f"#{section}").get_attribute("aria-busy") == "false")
+    return find(page, f"#{section} .result").text
+
+
+def post(url: str, path: str, **body: object) -> Json:
+    """Return the response of a gradient route, whose status must be 200."""
+    response = httpx2.post(f"{url}/debug/{path}", json=body, timeout=240)
+    assert response.status_code == 200, response.text
+    result: Json = response.json()
+    return result
+
+
+def number(text: str) -> float:
+    """Return a number as the page shows it."""
+    return float(text.replace("\N{MINUS SIGN}", "-"))
+
+
+def shows(browser: Browser, selector: str, text: str) -> bool:
+    """Whether the element has the text."""
+    return text in find(browser, selector).text
+
+
+def cells(page: Browser, caption: str) -> list[list[str]]:
+    """Return the exact cells of the table with this start of its caption."""
+    rows: list[list[str]] = page.execute_script(
+        "const table = [...document.querySelectorAll('table')].find("
+        "(table) => table.caption?.textContent.startsWith(arguments[0]) && table.offsetParent);"
+        "return [...table.tBodies[0].rows].map((row) => [...row.cells].map("
+        "(cell) => cell.dataset.value ?? cell.textContent))",
+        caption,
+    )
+    return rows

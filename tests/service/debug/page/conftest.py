@@ -1,0 +1,80 @@
+"""Services with a model each, as processes of their own, and a browser."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
+
+from models.artifact import Artifact
+from tests.service.debug.page.browsing import OPTIONS, Browser, open_page
+from tests.serving import lines_until, process
+
+
+@pytest.fixture(scope="session")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file; while it exists, no gradient job runs."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+def served(artifact: Artifact, hold: Path) -> Iterator[str]:
+    settings = {
+        "VITRINE_MODEL__PATH": str(artifact.path),
+        "VITRINE_DEBUG__ENABLED": "true",
+        # No deadline is hit by accident on a slow machine.
+        "VITRINE_DEBUG__DEADLINE_S": "300",
+        "VITRINE_LIMITS__REQUEST_S": "300",
+        "VITRINE_ENGINE__TIMEOUT_S": "300",
+        "GRADIENT_HOLD": str(hold),
+    }
+    with process("-m", "tests.service.debug.held_worker", **settings) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        yield match[1]
+
+
+@pytest.fixture(scope="session")
+def url(small_artifact: Artifact, hold: Path) -> Iterator[str]:
+    yield from served(small_artifact, hold)
+
+
+@pytest.fixture(scope="session")
+def reranker_url(reranker: Artifact, hold: Path) -> Iterator[str]:
+    yield from served(reranker, hold)
+
+
+@pytest.fixture(scope="session")
+def classifier_url(classifier: Artifact, hold: Path) -> Iterator[str]:
+    yield from served(classifier, hold)
+
+
+@pytest.fixture(scope="session")
+def multi_url(multi_encoder: tuple[MultiVectorEncoder, Artifact], hold: Path) -> Iterator[str]:
+    yield from served(multi_encoder[1], hold)
+
+
+@pytest.fixture(scope="session")
+def sparse_url(sparse_encoder: tuple[SparseEncoder, Artifact], hold: Path) -> Iterator[str]:
+    yield from served(sparse_encoder[1], hold)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    driver = shutil.which("chromedriver")
+    if driver is None:
+        pytest.skip("chromedriver is not installed: there is no browser to drive")
+    options = webdriver.ChromeOptions()
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options=options, service=Service(executable_path=driver))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Browser:
+    """Return the newly opened page."""
+    return open_page(browser, f"{url}/debug")

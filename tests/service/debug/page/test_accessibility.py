@@ -1,0 +1,137 @@
+"""Accessibility of every view, by axe-core: light, dark, and as narrow as a phone."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.debug.page.browsing import Browser, find, open_page, run, show, type_text, until
+
+AXE = Path(__file__).parents[4] / ".venv-bench/node_modules/axe-core/axe.min.js"
+
+# A browser and torch may start slowly: the timeout only bounds a hang.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(
+        not AXE.exists(), reason="no axe-core: make test installs it, where there is npm"
+    ),
+]
+
+WIDTHS = {"light": 1280, "dark": 1280, "phone": 390}
+
+
+@pytest.fixture(params=WIDTHS)
+def screen(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Browser]:
+    """The browser with a light or dark colour scheme, or a narrow window."""
+    scheme = "dark" if request.param == "dark" else "light"
+    metrics = {
+        "width": WIDTHS[request.param],
+        "height": 844,
+        "deviceScaleFactor": 1,
+        "mobile": request.param == "phone",
+    }
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def violations(page: Browser) -> list[str]:
+    page.execute_script(AXE.read_text())
+    result = page.execute_async_script(
+        "const done = arguments[0];"
+        "axe.run(document).then(({violations}) => done(violations), (e) => done([String(e)]))"
+    )
+    return [
+        f"{found['id']}: {node['html'][:200]}: {node.get('failureSummary', '')[:300]}"
+        for found in result
+        for node in found["nodes"]
+    ]
+
+
+def check(page: Browser) -> None:
+    page.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    assert violations(page) == []
+    # The page itself does not scroll sideways.
+    width = page.execute_script("return document.documentElement.scrollWidth - innerWidth")
+    assert width <= 0
+    small = page.execute_script(
+        "return [...document.querySelectorAll('main *')].filter((e) => e.offsetParent && "
+        "[...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && "
+        "parseFloat(getComputedStyle(e).fontSize) < 11).map((e) => e.outerHTML)"
+    )
+    assert small == []
+
+
+@pytest.mark.parametrize("section", ["explain", "attribute", "compare", "flow", "parity", "vjp"])
+def test_view_has_no_violations(screen: Browser, url: str, section: str) -> None:
+    page = open_page(screen, f"{url}/debug#tab={section}")
+    cotangent = json.dumps([round(math.sin(index), 2) for index in range(32)])
+    page.execute_script(
+        "document.querySelector('[name=cotangent]').value = arguments[0]", cotangent
+    )
+    if section == "attribute":
+        for method in ("grad_x_input", "saliency", "smoothgrad", "occlusion"):
+            page.execute_script(f"document.querySelector('[value={method}]').checked = true")
+    run(page, section)
+    if section in ("attribute", "flow", "parity"):
+        until(lambda: find(page, f"#{section} .chart .main-svg").is_displayed())
+    check(page)
+
+
+def test_layernorm_with_a_wrong_operator_has_no_violations(screen: Browser, url: str) -> None:
+    page = open_page(screen, f"{url}/debug#tab=layernorm&rows=own")
+    assert "candidate: dx[0, " in run(page, "layernorm")
+    check(page)
+
+
+def test_problems_and_old_results_have_no_violations(screen: Browser, url: str) -> None:
+    page = open_page(screen, f"{url}/debug")
+    type_text(page, "edited-b", "A dog ran.")
+    until(lambda: "Difference" in find(page, "#whatif").text)
+    type_text(page, "a", " ")
+    until(lambda: find(page, "#explain .cost.failed").is_displayed())
+    check(page)
+    run(page, "explain")
+    check(page)
+
+
+def test_long_texts_have_no_violations(screen: Browser, url: str) -> None:
+    page = open_page(screen, f"{url}/debug#tab=explain")
+    page.execute_script("document.querySelector('[name=a]').value = 'A cat sat on it. '.repeat(12)")
+    page.execute_script(
+        "document.querySelector('[name=b]').value = 'Rain fell on a dog. '.repeat(8)"
+    )
+    run(page, "explain")
+    assert "words of A and" in find(page, "#explain .result").text
+    check(page)
+
+
+@pytest.mark.parametrize("kind", ["reranker", "classifier", "multi", "sparse"])
+def test_explanation_of_every_kind_has_no_violations(
+    screen: Browser, request: pytest.FixtureRequest, kind: str
+) -> None:
+    url = request.getfixturevalue(f"{kind}_url")
+    page = open_page(screen, f"{url}/debug#tab=explain", kind)
+    type_text(page, "a", "w5 w6 w7")
+    if kind == "sparse":
+        type_text(page, "token", "w5")
+    else:
+        type_text(page, "b", "w8 w9")
+    run(page, "explain")
+    assert not find(page, "#explain > .problem").text
+    check(page)
+
+
+def test_results_begin_near_the_top_of_a_phone(screen: Browser, url: str) -> None:
+    page = open_page(screen, f"{url}/debug")
+    show(page, "explain")
+    top = page.execute_script(
+        "return document.querySelector('.figure').getBoundingClientRect().top + scrollY"
+    )
+    assert top < 480

@@ -1,0 +1,132 @@
+"""Two models on the same texts."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+from selenium.webdriver.support.ui import Select
+
+from models.artifact import Artifact
+from tests.service.debug.page.browsing import (
+    Browser,
+    cells,
+    find,
+    open_page,
+    run,
+    texts,
+    type_text,
+    until,
+)
+from tests.serving import lines_until, process
+
+# A browser and torch may start slowly: the timeout only bounds a hang.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+TEXTS = ["The cat sat.", "A feline rested.", "A dog ran.", "Rain fell on it."]
+
+
+@pytest.fixture(scope="module")
+def url_of_both(small_artifact: Artifact, other_artifact: Artifact, hold: Path) -> Iterator[str]:
+    models = [
+        {"name": "first", "path": str(small_artifact.path)},
+        {"name": "second", "path": str(other_artifact.path)},
+    ]
+    settings = {
+        "VITRINE_MODELS__SERVED": json.dumps(models),
+        "VITRINE_DEBUG__ENABLED": "true",
+        "VITRINE_DEBUG__DEADLINE_S": "300",
+        "VITRINE_LIMITS__REQUEST_S": "300",
+        "VITRINE_ENGINE__TIMEOUT_S": "300",
+        "GRADIENT_HOLD": str(hold),
+    }
+    with process("-m", "tests.service.debug.held_worker", **settings) as started:
+        yield lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+
+
+def cosines(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(unit @ unit.T, np.float64)
+
+
+def encoded(url: str, model: str) -> NDArray[np.float64]:
+    body = {"model": model, "inputs": TEXTS}
+    return np.array(httpx2.post(f"{url}/encode", json=body, timeout=240).json()["embeddings"])
+
+
+def test_neighbours_and_layers_of_two_models_are_compared(
+    browser: Browser, url_of_both: str
+) -> None:
+    page = open_page(browser, f"{url_of_both}/debug?model=first#tab=compare")
+    until(lambda: len(Select(find(page, "[name=other]")).options) == 1)
+    type_text(page, "compare-texts", "\n".join(TEXTS))
+    shown = run(page, "compare")
+    tables = [cosines(encoded(url_of_both, name)) for name in ("first", "second")]
+    nearest = []
+    for similarity in tables:
+        np.fill_diagonal(similarity, -2)
+        nearest.append([TEXTS[index] for index in similarity.argmax(1)])
+    rows = cells(page, "Nearest neighbour of each text")
+    assert [row[1:3] for row in rows] == [list(pair) for pair in zip(*nearest, strict=True)]
+    changed = sum(a != b for a, b in zip(*nearest, strict=True))
+    assert texts(page, "#compare td:nth-child(4)")[: len(TEXTS)].count("changed") == changed
+    for text, other, *values in cells(page, "Top 6 of 6 pairs"):
+        i, j = TEXTS.index(text), TEXTS.index(other)
+        expected = [tables[0][i, j], tables[1][i, j], tables[1][i, j] - tables[0][i, j]]
+        assert [float(value) for value in values] == pytest.approx(expected, abs=1e-5)
+    # The word embeddings are in another order: the layers differ from the first one on.
+    assert "The first layer with another result is " in shown
+    layers = {row[0]: row[1:] for row in cells(page, "Cosine of the mean token vectors")}
+    body = {"texts": TEXTS, "taps": list(layers), "reduction": "mean"}
+    first, second = (
+        load(
+            httpx2.post(
+                f"{url_of_both}/debug/activations", json={**body, "model": name}, timeout=240
+            ).content
+        )
+        for name in ("first", "second")
+    )
+    assert "output" in layers
+    for layer, (mean, lowest) in layers.items():
+        pairs = [(first[f"{i}/{layer}"], second[f"{i}/{layer}"]) for i in range(len(TEXTS))]
+        similarities: list[float] = [
+            (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)
+            for a, b in ((np.float64(x).ravel(), np.float64(y).ravel()) for x, y in pairs)
+        ]
+        assert float(mean) == pytest.approx(np.mean(similarities), abs=1e-5)
+        assert float(lowest) == pytest.approx(min(similarities), abs=1e-5)
+
+
+def test_safetensors_are_read_as_by_their_library(browser: Browser, url: str) -> None:
+    page = open_page(browser, f"{url}/debug#tab=compare")
+    rng = np.random.default_rng(0)
+    tensors = {
+        "0/a": rng.normal(size=(3, 2)).astype(np.float32),
+        "1/b": np.array([np.inf, -0.0, 1e-42], np.float32),
+    }
+    read = page.execute_script(
+        "const bytes = new Uint8Array(arguments[0]).buffer;"
+        "return import('./debug/assets/safetensors.js').then(({parseSafetensors}) => {"
+        "const {tensors, metadata} = parseSafetensors(bytes);"
+        "return [metadata, Object.fromEntries(Object.entries(tensors).map("
+        "([name, {shape, values}]) => [name, [shape, [...values].map(String)]]))]; })",
+        list(save(tensors, {"key": "value"})),
+    )
+    metadata, found = read
+    assert metadata == {"key": "value"}
+    for name, tensor in tensors.items():
+        shape, values = found[name]
+        assert shape == list(tensor.shape)
+        numbers = [float(value.replace("Infinity", "inf")) for value in values]
+        assert numbers == tensor.ravel().astype(float).tolist()
+
+
+def test_service_with_one_model_has_nothing_to_compare(browser: Browser, url: str) -> None:
+    page = open_page(browser, f"{url}/debug#tab=compare")
+    run(page, "compare")
+    problem = find(page, "#compare > .problem").text
+    assert problem == "Choose another model: this service has no other one of this kind."

@@ -1,0 +1,141 @@
+"""Exports: files that need no service."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from selenium.webdriver.common.by import By
+
+from tests.service.debug.page.browsing import (
+    CAT,
+    FELINE,
+    Browser,
+    find,
+    open_page,
+    post,
+    run,
+    texts,
+    type_text,
+    until,
+)
+
+# A browser and torch may start slowly: the timeout only bounds a hang.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+Export = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def exported(browser: Browser, tmp_path: Path) -> Iterator[Export]:
+    """A function that exports a section in a format and returns the file."""
+    behavior = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", behavior)
+
+    def export(section: str, format: str) -> Path:
+        find(browser, f"#{section} [data-export={format}]").click()
+        suffix = {"report": "html", "picture": "png"}.get(format, format)
+        file = tmp_path / f"vitrine-{section}.{suffix}"
+        until(file.exists)
+        return file
+
+    yield export
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "default"})
+
+
+@pytest.mark.usefixtures("page")
+def test_json_has_requests_and_responses(url: str, exported: Export) -> None:
+    record = json.loads(exported("explain", "json").read_text())
+    pair, *_, last = record["runs"]
+    assert pair["request"]["a"] == CAT
+    expected = post(url, "attribute/pair", a=CAT, b=FELINE)
+    assert pair["response"]["matrix"] == [pytest.approx(row) for row in expected["matrix"]]
+    assert last["path"] == "debug/attribute"
+    assert record["model"] == expected["model"]
+
+
+def test_csv_has_the_exact_numbers_of_the_tables(page: Browser, url: str, exported: Export) -> None:
+    type_text(page, "a", '=1+1, "quoted"')
+    run(page, "attribute")
+    rows = list(csv.reader(io.StringIO(exported("attribute", "csv").read_text())))
+    text = '=1+1, "quoted"'
+    result = post(url, "attribute", text=text, target={"type": "cosine", "text": FELINE})
+    words = [(text[w["start"] : w["end"]], w["score"]) for w in result["words"]]
+    start = rows.index(["Word or token", "Score"]) + 1
+    found = [
+        (word.removeprefix("'"), float(score))
+        for word, score in rows[start : start + len(words) + 2]
+    ]
+    special = [(word, score) for word, score in found if word.startswith("[")]
+    expected = sorted([*words, *special])
+    assert [word for word, _ in sorted(found)] == [word for word, _ in expected]
+    scores = [score for _, score in expected]
+    assert [score for _, score in sorted(found)] == pytest.approx(scores, abs=1e-6)
+    assert len(words) > 3
+    # A spreadsheet would compute a cell that starts with "=".
+    assert not any(cell.startswith("=") for row in rows for cell in row)
+
+
+def test_picture_shows_the_result(page: Browser, exported: Export) -> None:
+    size = find(page, "#explain .result").size
+    picture = Image.open(exported("explain", "picture")).convert("RGB")
+    assert picture.width == pytest.approx(2 * (size["width"] + 48), abs=4)
+    # Nothing is cut, and nothing is empty: only the margin is below the last line.
+    background = picture.getpixel((0, 0))
+    assert background == (0xFF, 0xFF, 0xFF)
+    rows = np.asarray(picture) != background
+    last = int(np.flatnonzero(rows.any((1, 2)))[-1])
+    assert picture.height - 120 < last < picture.height - 20
+    # The warm colour of the highest score, and dark text.
+    colours = {colour for _, colour in picture.getcolors(1 << 24) or []}
+    assert (0xC9, 0x64, 0x0A) in colours
+    assert len(colours) > 50
+
+
+def test_report_opens_without_a_service_and_requests_nothing(
+    page: Browser, url: str, exported: Export
+) -> None:
+    page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='cat']").click()
+    until(lambda: "Difference" in find(page, "#whatif").text)
+    figure = find(page, ".figure strong").text
+    chips = texts(page, "#explain .chip")
+    moved = texts(page, "#whatif td")
+    report = exported("explain", "report")
+    open_page(page, f"{url}/debug#tab=attribute")
+    run(page, "attribute")
+    until(lambda: find(page, "#attribute .chart .main-svg").is_displayed())
+    reports = [report, exported("attribute", "report")]
+    for file in reports:
+        page.get("about:blank")
+        page.get_log("performance")  # type: ignore[no-untyped-call]
+        page.execute_cdp_cmd("Network.enable", {})
+        offline = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        page.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+        page.get(file.as_uri())
+        assert find(page, "h1").is_displayed()
+        entries = page.get_log("performance")  # type: ignore[no-untyped-call]
+        events = [json.loads(entry["message"])["message"] for entry in entries]
+        sent = [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+        assert [address for address in sent if not address.startswith("data:")] == [file.as_uri()]
+        if file == report:
+            assert find(page, ".figure strong").text == figure
+            assert texts(page, ".chip") == chips
+            assert texts(page, "h2 ~ .outcome td") == moved
+        else:
+            assert find(page, ".chart svg").is_displayed()
+        record = json.loads(find(page, "#data").get_attribute("textContent") or "")
+        assert record["runs"][0]["response"]["tokens" if file != report else "tokens_a"]
+        assert "script" not in page.execute_script(
+            "return [...document.querySelectorAll('[src], script:not([type]), link')]"
+            ".map((e) => e.tagName.toLowerCase())"
+        )
+        online = {**offline, "offline": False}
+        page.execute_cdp_cmd("Network.emulateNetworkConditions", online)

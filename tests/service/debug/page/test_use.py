@@ -1,0 +1,239 @@
+"""Inputs, URLs, errors and the keyboard."""
+
+import json
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from starlette.testclient import TestClient
+
+from models.artifact import Artifact
+from tests.service.debug.held_worker import held
+from tests.service.debug.page.browsing import (
+    CAT,
+    Browser,
+    find,
+    number,
+    open_page,
+    post,
+    run,
+    select,
+    show,
+    shows,
+    texts,
+    type_text,
+    until,
+)
+from tests.serving import lines_until, process
+
+# A browser and torch may start slowly: the timeout only bounds a hang.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize(("section", "field"), [("explain", "b"), ("attribute", "a")])
+def test_error_of_a_run_names_and_marks_the_field_and_survives_another_tab(
+    page: Browser, section: str, field: str
+) -> None:
+    show(page, section)
+    type_text(page, field, " ")
+    run(page, section)
+    problem = find(page, f"#{section} > .problem")
+    sentence = problem.text
+    assert sentence.startswith(f"Text {field.upper()}: the text ")
+    assert sentence.endswith(".")
+    assert "/text" not in sentence
+    invalid = find(page, f"[name={field}]")
+    assert invalid.get_attribute("aria-invalid") == "true"
+    show(page, "flow")
+    show(page, section)
+    assert problem.text == sentence
+    assert invalid.get_attribute("aria-invalid") == "true"
+    type_text(page, field, "A cat")
+    run(page, section)
+    assert not problem.text
+    assert invalid.get_attribute("aria-invalid") is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "label"),
+    [
+        ("tolerance", "7", "Tolerance"),
+        ("evaluations", "3", "Maximum evaluations"),
+        ("sigma", "11", "Sigma"),
+        ("a", "", "Text A"),
+        ("b", "", "Text B"),
+    ],
+)
+def test_dry_run_refuses_what_the_run_refuses(
+    page: Browser, field: str, value: str, label: str
+) -> None:
+    show(page, "attribute")
+    page.execute_script("document.querySelector('#attribute details').open = true")
+    type_text(page, field, value)
+    find(page, f"[name={field}]").send_keys(Keys.TAB)
+    until(partial(shows, page, "#attribute .cost.failed", f"{label}: "))
+    refused = find(page, "#attribute .cost").text
+    run(page, "attribute")
+    assert find(page, "#attribute > .problem").text == refused
+
+
+def test_dry_run_refuses_a_baseline_that_the_text_equals(url: str) -> None:
+    body = {"text": "[PAD]", "target": {"type": "norm"}, "baseline": "pad"}
+    answers = [
+        httpx2.post(f"{url}/debug/attribute", json={**body, "dry_run": dry}, timeout=240).json()
+        for dry in (True, False)
+    ]
+    assert [answer["code"] for answer in answers] == ["baseline_equals_input"] * 2
+
+
+def test_edited_text_marks_the_result_as_old_and_removes_its_checks(page: Browser) -> None:
+    assert texts(page, "#explain .lamps li")
+    type_text(page, "a", "Another text")
+    assert find(page, "#explain .stale").text == "These results are of other inputs: run again."
+    assert "old" in (find(page, "#explain .result").get_attribute("class") or "")
+    assert not texts(page, "#explain .lamps li")
+    type_text(page, "a", CAT)
+    assert not find(page, "#explain .stale").is_displayed()
+    assert texts(page, "#explain .lamps li")
+
+
+def test_markup_in_a_text_is_shown_as_text(page: Browser) -> None:
+    type_text(page, "a", "<img src=x onerror=alert(1)>")
+    run(page, "explain")
+    words = texts(page, "#explain [aria-label='Words of text A'] .word")
+    assert "".join(words[1:-1]) == "<imgsrc=xonerror=alert(1)>"
+    run(page, "attribute")
+    assert not page.find_elements(By.CSS_SELECTOR, "img[src=x]")
+
+
+def test_page_url_keeps_the_question_and_not_the_key(browser: Browser, url: str) -> None:
+    page = open_page(browser, f"{url}/debug#tab=attribute")
+    type_text(page, "a", "1 + 1 = 2 & more, 100 % ünïcode")
+    find(page, ".key summary").click()
+    find(page, "#key").send_keys("a-secret-key")
+    page.execute_script("document.querySelector('#attribute details').open = true")
+    select(page, "layer", "layers.0")
+    find(page, "[value=occlusion]").click()
+    run(page, "attribute")
+    before = texts(page, "#attribute .chip")
+    address = page.current_url
+    assert "secret" not in address
+    restored = open_page(browser, address)
+    assert find(restored, "[name=a]").get_property("value") == "1 + 1 = 2 & more, 100 % ünïcode"
+    assert find(restored, "[name=layer]").get_property("value") == "layers.0"
+    assert find(restored, "[value=occlusion]").get_property("checked") is True
+    # A cheap question is asked again.
+    assert texts(restored, "#attribute .chip") == before
+    find(restored, "#attribute [data-export=curl]").click()
+    command = find(restored, "#attribute .curl").text
+    assert command.startswith(f"curl '{url}/debug/attribute' -H 'Authorization: Bearer KEY'")
+    find(restored, "#attribute [data-export=link]").click()
+    link = find(restored, "#attribute .curl").text
+    assert urlsplit(link).query.startswith("model=")
+    assert "secret" not in link
+    browser.execute_script("sessionStorage.clear()")
+
+
+@pytest.mark.parametrize("tab", ["constructor", "toString", "nonsense", ""])
+def test_page_url_with_an_unknown_tab_shows_the_first_tab(
+    browser: Browser, url: str, tab: str
+) -> None:
+    page = open_page(browser, f"{url}/debug#tab={tab}")
+    assert find(page, "#explain").is_displayed()
+    assert find(page, "#tab-explain").get_attribute("aria-selected") == "true"
+
+
+def test_cancel_button_aborts_the_running_job(page: Browser, hold: Path) -> None:
+    show(page, "attribute")
+    with held(hold):
+        find(page, "#attribute .go").click()
+        assert not find(page, "#attribute .go").is_enabled()
+        find(page, "#attribute .cancel").click()
+        messages = "Cancelled: the service has stopped the job."
+        until(partial(shows, page, "#attribute > .problem", messages))
+        until(lambda: find(page, "#attribute .go").is_enabled())
+    # The cost of an edited text appears beside the message of the last run, not in its place.
+    type_text(page, "a", "A cat on a mat")
+    until(partial(shows, page, "#attribute .cost", "of 131,072 token steps"))
+    assert find(page, "#attribute > .problem").text == messages
+
+
+def test_invalid_input_is_named_before_the_run(page: Browser) -> None:
+    type_text(page, "a", " ")
+    until(partial(shows, page, "#explain .cost.failed", "Text A: "))
+    type_text(page, "a", "A cat on a mat")
+    until(partial(shows, page, "#explain .cost", "of 131,072 token steps each"))
+    assert not page.find_elements(By.CSS_SELECTOR, "#explain .cost.failed")
+    assert find(page, "[name=a]").get_attribute("aria-invalid") is None
+
+
+def test_ctrl_enter_runs_and_tabs_move_by_the_keyboard(page: Browser, url: str) -> None:
+    type_text(page, "b", "A dog ran.")
+    page.execute_script("document.getElementById('explain').ariaBusy = null")
+    find(page, "[name=b]").send_keys(Keys.CONTROL, Keys.ENTER)
+    until(lambda: find(page, "#explain").get_attribute("aria-busy") == "false")
+    cosine = post(url, "attribute/pair", a=CAT, b="A dog ran.")["cosine"]
+    assert number(find(page, ".figure strong").text) == pytest.approx(cosine, abs=1e-3)
+    find(page, "#tab-explain").click()
+    for key, name in ((Keys.END, "compare"), (Keys.HOME, "explain"), (Keys.LEFT, "compare")):
+        page.switch_to.active_element.send_keys(key)
+        assert page.switch_to.active_element.get_attribute("id") == f"tab-{name}"
+        assert find(page, f"#{name}").is_displayed()
+
+
+def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
+    page: Browser, url: str
+) -> None:
+    page.get_log("performance")  # type: ignore[no-untyped-call]
+    page.get_log("browser")  # type: ignore[no-untyped-call]
+    open_page(page, f"{url}/debug")
+    run(page, "attribute")
+    until(lambda: find(page, "#attribute .chart .main-svg").is_displayed())
+    entries = page.get_log("performance")  # type: ignore[no-untyped-call]
+    events = [json.loads(entry["message"])["message"] for entry in entries]
+    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    addresses = [urlsplit(request["request"]["url"]) for request in sent]
+    hosts = {address.netloc for address in addresses if address.scheme.startswith(("http", "ws"))}
+    assert hosts == {urlsplit(url).netloc}
+    assert "/debug/assets/plotly.min.js" in {address.path for address in addresses}
+    for entry in page.get_log("browser"):  # type: ignore[no-untyped-call]
+        assert entry["level"] not in ("SEVERE", "WARNING"), entry
+
+
+def test_page_of_several_models_links_to_the_page_of_each(
+    browser: Browser, small_artifact: Artifact, reranker: Artifact, hold: Path
+) -> None:
+    models = [
+        {"name": "org/embedder", "path": str(small_artifact.path)},
+        {"name": "reranker", "path": str(reranker.path)},
+    ]
+    settings = {"VITRINE_MODELS__SERVED": json.dumps(models), "VITRINE_DEBUG__ENABLED": "true"}
+    arguments = ("-m", "tests.service.debug.held_worker")
+    with process(*arguments, GRADIENT_HOLD=str(hold), **settings) as started:
+        url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+        browser.get(f"{url}/debug")
+        until(lambda: "served models: org/embedder, reranker" in find(browser, "#unavailable").text)
+        until(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#models a")) == 2)
+        for name, kind in (("reranker", "reranker"), ("org/embedder", "embedding")):
+            browser.find_element(By.LINK_TEXT, name).click()
+            until(partial(shows, browser, "#model", f"{name} ({kind}) on cpu"))
+            until(partial(shows, browser, "#models [aria-current=true]", name))
+            until(lambda: find(browser, "#explain").get_attribute("aria-busy") == "false")
+            assert find(browser, "#explain .result").text
+            assert not find(browser, "#explain > .problem").text
+
+
+def test_page_is_refused_for_other_hosts_and_absent_if_disabled(
+    client: TestClient, url: str
+) -> None:
+    policy = httpx2.get(f"{url}/debug").headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe-eval" not in policy
+    for path in ("/debug", "/debug/assets/page.js"):
+        assert httpx2.get(url + path).status_code == 200
+        assert httpx2.get(url + path, headers={"Host": "evil.example"}).status_code == 403
+        assert client.get(path).status_code == 404
