@@ -8,10 +8,12 @@ Needs chromedriver.
 
 import argparse
 import io
+import shutil
 from pathlib import Path
 
 from PIL import Image
 from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -29,7 +31,11 @@ def main() -> None:
     options = webdriver.ChromeOptions()
     for option in ("--headless", "--no-sandbox", "--hide-scrollbars"):
         options.add_argument(option)
-    browser = webdriver.Chrome(options=options)
+    driver = shutil.which("chromedriver")
+    if driver is None:
+        parser.exit(1, "chromedriver is not installed\n")
+    # Without a path, Selenium looks for a driver on the network.
+    browser = webdriver.Chrome(options=options, service=Service(executable_path=driver))
     try:
         for scheme in ("light", "dark"):
             (IMAGES / f"explain-{scheme}.png").write_bytes(picture(browser, url, scheme))
