@@ -20,6 +20,9 @@
 # make bench-gpu  benchmark: the engine `cuda` and sentence-transformers, on the same GPU
 # make bench-op   benchmark: the fused operator, eager torch and compiled torch, on this machine's device
 
+# make docs     the documentation as a site, in build/docs
+# make image    the image for CPUs, as vitrine
+# make release  wheel, sdist, images and bills of materials, in dist/ (needs Docker, git and the network)
 # make lock     pin the packages of the images by hash
 # make audit    find known vulnerabilities of the pinned packages, and write bills of materials (needs the network)
 
@@ -44,7 +47,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-bulk bench-models bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-bulk bench-models bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -74,6 +77,10 @@ lint: $(VENV)/dev.done
 format: $(VENV)/dev.done
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Warnings, such as those of dead links, are errors.
+docs: $(VENV)/dev.done
+	$(BIN)/sphinx-build --quiet --fail-on-warning -c docs . build/docs
 
 bench bench-bulk bench-cache bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done
@@ -194,6 +201,28 @@ lock: $(PEERS)/supply-chain.done
 	$(LOCK) --extra gpu --extra otel --output-file $(LOCKS)/gpu.txt pyproject.toml
 	$(LOCK) --extra gpu --extra otel --extra torch $(TORCH_CUDA) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
 
+image:
+	docker build --tag vitrine --target serve .
+
+# Built from the files of the last commit, with its time, so that two builds have equal bytes. setuptools gives the
+# files that it adds to the sdist the time of the build, so the sdist is packed again.
+EPOCH = $(shell git log -1 --format=%ct)
+dist: $(PEERS)/supply-chain.done
+	rm -rf dist build/source build/sdist
+	mkdir -p dist build/source build/sdist
+	git archive HEAD | tar --extract --directory build/source
+	SOURCE_DATE_EPOCH=$(EPOCH) PIP_CONSTRAINT=$(CURDIR)/deploy/requirements/build.txt \
+	  $(PEERS)/supply-chain/bin/python -m build --outdir build/sdist build/source
+	mv build/sdist/*.whl dist
+	tar --extract --gzip --file build/sdist/*.tar.gz --directory build/sdist
+	cd build/sdist && for name in vitrine-*/; do \
+	  tar --create --sort=name --mtime=@$(EPOCH) --owner=0 --group=0 --numeric-owner $$name \
+	    | gzip --no-name > $(CURDIR)/dist/$${name%/}.tar.gz || exit; done
+
+release: dist audit
+	for target in serve debug export gpu gpu-debug; do docker build --tag vitrine-$$target --target $$target . || exit; done
+	cp build/*.cdx.json dist
+
 audit: $(PEERS)/supply-chain.done
 	mkdir -p build
 	for lock in serve debug gpu gpu-debug; do \
@@ -205,7 +234,7 @@ audit: $(PEERS)/supply-chain.done
 
 $(PEERS)/supply-chain.done: | $(VENV)/serve.done
 	$(CREATE) $(PEERS)/supply-chain
-	$(PEERS)/supply-chain/bin/pip install --quiet pip-tools==7.6.2 pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	$(PEERS)/supply-chain/bin/pip install --quiet build==1.6.1 pip-tools==7.6.2 pip-audit==2.10.1 cyclonedx-bom==7.5.0
 	touch $@
 
 clean:

@@ -7,6 +7,9 @@ Figures are medians of the rounds and of their ratios.
 - sentence-transformers reads the file and encodes it on all cores, with each of its backends; see
   `sentence_transformers_bulk`.
 
+On CPUs with AVX512-VNNI, int8 is compared with the peer in bfloat16; it has its own quality, see
+models/export/int8/README.md.
+
 The times of a job are without those of its start, which a job of one record measures.
 
     python -m tests.benchmarks.bench_bulk
@@ -28,7 +31,7 @@ from models.artifact import Artifact
 from models.export.sources import resolve
 from service.inference.tokenizer import TextTokenizer
 from tests.benchmarks.bench_engines import bare_engine
-from tests.benchmarks.bench_servers import ARTIFACT
+from tests.benchmarks.bench_servers import ARTIFACT, export_int8, int8_artifact
 from tests.benchmarks.sentence_transformers_worker import OPTIONS
 from tests.benchmarks.workloads import WORKLOADS, random_text
 
@@ -52,6 +55,11 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=list(_PEERS), default=list(_PEERS))
     options = parser.parse_args()
     python = options.environments.absolute() / "sentence-transformers/bin/python"
+    export_int8(options.environments)
+    int8 = int8_artifact(options.environments)
+    artifacts = dict.fromkeys(["float32", *(_PEERS[peer] for peer in options.peers)], ARTIFACT)
+    if int8.exists():
+        artifacts["int8"] = int8
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         texts = folder / "texts.jsonl"
@@ -59,13 +67,13 @@ def main() -> None:
         tokens = sum(map(len, rows))
         run_for = bare_engine("float32", rows)
         run_for(2)
-        start_s, start_cpu_s = _encode(texts, folder / "start", "float32", "--limit=1")
+        start_s, start_cpu_s = _encode(texts, folder / "start", ARTIFACT, "float32", "--limit=1")
         shares: list[float] = []
         rates: dict[str, list[float]] = {}
         for round_ in range(options.rounds):
-            for precision in dict.fromkeys(["float32", *(_PEERS[peer] for peer in options.peers)]):
+            for precision, artifact in artifacts.items():
                 out = folder / f"{precision}{round_}"
-                seconds, cpu_s = _encode(texts, out, precision)
+                seconds, cpu_s = _encode(texts, out, artifact, precision)
                 rates.setdefault(precision, []).append(tokens / (seconds - start_s))
                 if precision == "float32":
                     started = time.process_time()
@@ -76,12 +84,14 @@ def main() -> None:
                 rates.setdefault(peer, []).append(tokens / seconds)
         print(f"{options.rows:,} texts, {tokens:,} tokens, {options.rounds} rounds")
         print(f"tokens per CPU second, of the bare engine: {_median(shares)}")
-        for peer in options.peers:
-            precision = _PEERS[peer]
-            pairs = zip(rates[precision], rates[peer], strict=True)
-            ratio = _median([ours / theirs for ours, theirs in pairs])
-            both = f"{_median(rates[precision], 0)} and {_median(rates[peer], 0)} tokens/s"
-            print(f"{precision}, of sentence-transformers with {peer}: {ratio} ({both})")
+        for precision in artifacts:
+            for peer in options.peers:
+                if (precision if precision != "int8" else "bfloat16") != _PEERS[peer]:
+                    continue
+                pairs = zip(rates[precision], rates[peer], strict=True)
+                ratio = _median([ours / theirs for ours, theirs in pairs])
+                both = f"{_median(rates[precision], 0)} and {_median(rates[peer], 0)} tokens/s"
+                print(f"{precision}, of sentence-transformers with {peer}: {ratio} ({both})")
 
 
 def _median(values: Sequence[float], digits: int = 3) -> str:
@@ -98,10 +108,12 @@ def _write(path: Path, count: int) -> list[list[int]]:
     return [list(row.ids) for row in tokenizer.rows_of_texts(texts, None, "truncate")]
 
 
-def _encode(texts: Path, output: Path, precision: str, *options: str) -> tuple[float, float]:
+def _encode(
+    texts: Path, output: Path, artifact: Path, precision: str, *options: str
+) -> tuple[float, float]:
     """Run `vitrine-encode`; return its duration and its CPU time, in seconds."""
     command = str(Path(sys.executable).with_name("vitrine-encode"))
-    arguments = [command, str(texts), str(output), "--model", str(ARTIFACT), "--id-column=id"]
+    arguments = [command, str(texts), str(output), "--model", str(artifact), "--id-column=id"]
     return _run([*arguments, "--progress=none", f"--precision={precision}", *options])
 
 

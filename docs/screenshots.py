@@ -1,0 +1,56 @@
+"""Takes the README's pictures of the page, from results of the default model.
+
+    make serve                   # in another terminal
+    python docs/screenshots.py
+
+Needs chromedriver.
+"""
+
+import argparse
+import io
+from pathlib import Path
+
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+IMAGES = Path(__file__).with_name("images")
+WIDTH, HEIGHT = 1200, 1020
+# A run takes about a second. The first one starts the gradient process.
+TIMEOUT_S = 120
+
+
+def main() -> None:
+    """Save a picture for each colour scheme."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    url = parser.parse_args().url
+    options = webdriver.ChromeOptions()
+    for option in ("--headless", "--no-sandbox", "--hide-scrollbars"):
+        options.add_argument(option)
+    browser = webdriver.Chrome(options=options)
+    try:
+        for scheme in ("light", "dark"):
+            (IMAGES / f"explain-{scheme}.png").write_bytes(picture(browser, url, scheme))
+    finally:
+        browser.quit()
+
+
+def picture(browser: webdriver.Chrome, url: str, scheme: str) -> bytes:
+    """Return a picture of the explained example, as PNG with 128 colours."""
+    size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1.5, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.get(f"{url}/debug")
+    done = (By.CSS_SELECTOR, "[role=tabpanel][aria-busy=false]")
+    WebDriverWait(browser, TIMEOUT_S).until(lambda driver: driver.find_elements(*done))
+    image = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
+    file = io.BytesIO()
+    image.quantize(128).save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Commands and Python in the README and in docs/ run, and print what the pages say.
+
+They run in a folder with the default model's artifact. Commands that need Docker, a cluster or the
+network have their own tests, which `ELSEWHERE` names.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from models.artifact import Artifact
+from tests.serving import PATIENCE_S, lines_until, process
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md")))]
+CLIENTS_PAGE = "docs/how-to/use-clients.md"
+URL = "http://127.0.0.1:8000"
+# Made by the Makefile: the clients do not agree on versions with what the service is tested with.
+INSTALLED = ROOT / ".venv-bench"
+
+# Beginning of a command: the test that runs it.
+ELSEWHERE = {
+    "make serve": ".ci/run",
+    "docker compose": "tests/deploy/test_compose.py",
+    "kubectl": "tests/deploy/test_kubernetes.py",
+    "serve run": "tests/deploy/test_ray_serve.py",
+}
+# Models on the hub, in place of which the default model is exported.
+HUB_MODELS = ("intfloat/multilingual-e5-small",)
+KEY = "key-of-the-reader"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a page, with the lines of its output on the page."""
+
+    text: str
+    output: str
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a language on a page."""
+    text = (ROOT / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(block: str) -> Iterator[Command]:
+    """The commands of a block, which begin with a dollar sign."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        lines = part.splitlines()
+        end = next(i for i, line in enumerate(lines) if not line.endswith("\\"))
+        yield Command("\n".join(lines[: end + 1]), "\n".join(lines[end + 1 :]))
+
+
+@pytest.fixture
+def folder(artifact: Artifact, minilm_folder: Path, tmp_path: Path) -> Path:
+    """A folder as `make serve` leaves it, with a model and texts of the reader's own."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts/all-MiniLM-L6-v2").symlink_to(artifact.path)
+    (tmp_path / "path/to").mkdir(parents=True)
+    (tmp_path / "path/to/model").symlink_to(minilm_folder)
+    (tmp_path / "docs").mkdir()
+    pq.write_table(
+        pa.table({"id": ["a1", "a2"], "text": ["The cat sat.", "It rained."]}),
+        tmp_path / "docs/texts.parquet",
+    )
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def url(artifact: Artifact) -> Iterator[str]:
+    settings = {
+        "VITRINE_MODEL__PATH": str(artifact.path),
+        "VITRINE_DEBUG__ENABLED": "true",
+        # No deadline is hit by accident on a slow machine.
+        "VITRINE_DEBUG__DEADLINE_S": "300",
+        "VITRINE_LIMITS__REQUEST_S": "300",
+    }
+    with process(**settings) as started:
+        yield url_of(started)
+
+
+@pytest.fixture(scope="module")
+def admin_url(artifact: Artifact) -> Iterator[str]:
+    """A service with an API key."""
+    key = {"name": "reader", "key": KEY, "scopes": ["admin", "encode"]}
+    settings = {
+        "VITRINE_MODEL__PATH": str(artifact.path),
+        "VITRINE_AUTH__KEYS": json.dumps([key]),
+    }
+    with process(**settings) as started:
+        yield url_of(started)
+
+
+def url_of(started: subprocess.Popen[str]) -> str:
+    _, match = lines_until(started, r"Serving .* on (http://\S+)")
+    return str(match[1])
+
+
+def run(text: str, folder: Path) -> str:
+    """Run a command in the reader's folder, and return its output."""
+    environment = {**os.environ, "KEY": KEY, "VITRINE_ENGINE__THREADS": "2"}
+    ran = subprocess.run(
+        ["bash", "-c", text],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S * 5,
+        check=False,
+    )
+    assert ran.returncode == 0, f"{text}\n{ran.stderr}"
+    return ran.stdout
+
+
+def check_output(actual: str, shown: str) -> None:
+    """Compare the output of a command with that on the page; numbers may be rounded differently."""
+    if not shown.startswith("{"):
+        assert actual.strip() == shown.strip()
+        return
+
+    def compare(left: Any, right: Any) -> None:  # noqa: ANN401 - any JSON value
+        if isinstance(right, float):
+            assert left == pytest.approx(right, abs=1e-5)
+        elif isinstance(right, list):
+            assert len(left) == len(right)
+            for pair in zip(left, right, strict=True):
+                compare(*pair)
+        elif isinstance(right, dict):
+            assert left.keys() == right.keys()
+            for name, value in right.items():
+                compare(left[name], value)
+        else:
+            assert left == right
+
+    compare(json.loads(actual), json.loads(shown))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "console")])
+def test_commands_run_and_print_what_the_page_shows(
+    page: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    for command in (command for block in blocks(page, "console") for command in commands(block)):
+        text = command.text
+        if text.startswith(tuple(ELSEWHERE)):
+            continue
+        for name in HUB_MODELS:
+            text = text.replace(name, "path/to/model")
+        if text.startswith("cat "):
+            (folder / text.split()[1]).write_text(f"{command.output}\n")
+        elif text.startswith("curl "):
+            url = request.getfixturevalue("admin_url" if "$KEY" in text else "url")
+            assert URL in text
+            text = text.replace("curl ", "curl -sS --fail-with-body ").replace(URL, url)
+            # The service has another working directory than the reader.
+            answer = run(text.replace('"artifacts/', f'"{folder}/artifacts/'), folder)
+            if command.output:
+                check_output(answer, command.output)
+        elif "vitrine-serve" in text:
+            run(f"{text} --check", folder)
+        else:
+            output = run(text, folder)
+            if command.output:
+                check_output(output, command.output)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != CLIENTS_PAGE and blocks(page, "python")]
+)
+def test_python_runs(page: str, folder: Path) -> None:
+    for block in blocks(page, "python"):
+        run(f"PYTHONPATH={ROOT} {sys.executable} - <<'END'\n{block}\nEND", folder)
+
+
+@pytest.mark.skipif(not (INSTALLED / "clients").exists(), reason="no clients: make test installs")
+def test_python_clients_run(url: str, tmp_path: Path) -> None:
+    scripts = blocks(CLIENTS_PAGE, "python")
+    assert len(scripts) == 4
+    for script in scripts:
+        assert URL in script
+        (tmp_path / "script.py").write_text(script.replace(URL, url))
+        run(f"DO_NOT_TRACK=1 {INSTALLED}/clients/bin/python script.py", tmp_path)
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (INSTALLED / "node_modules").exists(),
+    reason="no Node.js client: make test installs it, where there is npm",
+)
+def test_javascript_client_runs(url: str, tmp_path: Path) -> None:
+    # A module is looked for beside the script that imports it.
+    (tmp_path / "node_modules").symlink_to(INSTALLED / "node_modules")
+    (script,) = blocks(CLIENTS_PAGE, "javascript")
+    (tmp_path / "script.mjs").write_text(script.replace(URL, url))
+    assert run("node script.mjs", tmp_path).startswith("[")
+
+
+def test_commands_that_do_not_run_here_have_a_test_of_their_own() -> None:
+    shown = [c.text for page in PAGES for b in blocks(page, "console") for c in commands(b)]
+    for command, test in ELSEWHERE.items():
+        assert any(text.startswith(command) for text in shown), command
+        assert (ROOT / test).exists()
