@@ -77,6 +77,6 @@ function layerChart(rows) {
   });
   return chart("Cosine of the mean token vectors of both models, by layer", 260,
     [trace("mean over texts", ({ mean }) => mean, "accent", "circle"), trace("lowest", ({ lowest }) => lowest, "high", "square")],
-    { xaxis: { type: "category", tickangle: -45 }, yaxis: { nticks: 5 }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" } });
+    { xaxis: { type: "category", tickangle: -45 }, yaxis: { nticks: 5, range: [Math.min(...rows.map(({ lowest }) => lowest)) - 0.05, 1.05] }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" } });
 }
 
