@@ -5,6 +5,7 @@ the exporter splits in_proj_weight in three, keeps only the first row of the tok
 stores equal weights under one name.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx.external_data_helper import ExternalDataInfo
 from torch import Tensor
 
 from models.gradients.reference_model import ReferenceModel
@@ -223,14 +225,32 @@ def _weights_of_nodes(graph: LoadedGraph) -> dict[str, list[Array | None]]:
     return used
 
 
+def _array(tensor: onnx.TensorProto, folder: Path) -> Array:
+    """Return the values of an initializer.
+
+    Raises:
+        ValueError: The initializer is outside the folder, or its file is too short.
+    """
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return onnx.numpy_helper.to_array(tensor)
+    # Not by `to_array`, which refuses files with several hard links. Copies of an artifact may
+    # share their weights.
+    data = ExternalDataInfo(tensor)
+    if Path(data.location).name != data.location:
+        raise ValueError(f"{tensor.name} is stored outside the artifact")
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    count = math.prod(tensor.dims)
+    array = np.fromfile(folder / data.location, dtype, count, offset=data.offset or 0)
+    return array.reshape(tensor.dims)
+
+
 def _floats(graph: LoadedGraph) -> dict[str, Array]:
     """Return the graph's float32 weights, and its quantized weights dequantized, without scalars.
 
     Keys are the names of the initializers; for quantized weights, with the suffix `_quantized`.
     """
     constants = {
-        tensor.name: onnx.numpy_helper.to_array(tensor, base_dir=str(graph.folder))
-        for tensor in graph.model.graph.initializer
+        tensor.name: _array(tensor, graph.folder) for tensor in graph.model.graph.initializer
     }
     floats = {n: v for n, v in constants.items() if v.dtype == np.float32 and v.ndim}
     for name, integers in constants.items():

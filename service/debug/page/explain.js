@@ -21,10 +21,10 @@ function similarity({ pair, reference, a, b }, { units }) {
   return [
     cosineReading(pair.result.cosine, unrelated, pairSentence(pairsOf(pair, units))),
     ...(reference?.problem ? [muted(reference.problem)] : []),
+    effects(directions, units),
     words,
-    ...(directions.length ? [effects(directions, units)] : []),
     slot(),
-    map,
+    details("Every pair of words", map),
     details("How exact are these numbers?", equation(pair.result),
       element("div", { className: "columns" },
         ...pair.result.completeness.map((complete, index) =>
@@ -38,14 +38,21 @@ function similarity({ pair, reference, a, b }, { units }) {
 const slot = () => element("div", { className: "slot" });
 
 function effects(directions, units) {
+  const heading = "Which words carry the similarity?";
+  if (!directions.length) return card(heading, muted("Not computed yet: the effect of each word by itself."));
   const rows = directions.map(([run]) => rowsOf(run, units)[0]);
-  return card("Which words carry the similarity?",
+  return card(heading,
     element("div", { className: "heading" },
-      muted("Integrated gradients: the effect of each word itself, as the text grows from empty to what it is."),
+      muted("The effect of each word by itself (integrated gradients), on the way from a text of padding to this text."),
       rowLegend(rows)),
     ...passages(rows, directions.map(([, name]) => name)),
+    ...directions.map(([run, name]) => muted(sumSentence(run.result, name))),
     element("div", { className: "columns" }, ...directions.map(([run, name]) => element("div", {}, ...faithfulness(run.result, ` of ${name.replace("T", "t")}`)))));
 }
+
+// How the scores of a text add up to the similarity.
+const sumSentence = ({ sum, baseline_value: baseline, value }, name) =>
+  `${name}: the words have ${shown(sum)}, and padding in their place ${shown(baseline)}; together ${shown(value)}.`;
 
 const READINGS = {
   reranker: ({ result }, { body }) => {

@@ -46,14 +46,16 @@ export function pairCards(run, kind) {
   const partners = element("p", { className: "partners muted" }, "Point at a word, or move with the arrow keys, to see its exact number and its partners in the other text.");
   const [first, second] = linkedRows(pairs, map, partners);
   return [
-    card("Which words of the two texts belong together?",
+    card("Which pairs of words add up to the similarity?",
+      element("p", { className: "muted" }, "The same similarity as a sum over pairs. In the last layer the vector of a word contains its "
+        + "neighbours too, so pairs are blurred: trust the effects above first."),
       element("div", { className: "columns" },
         element("div", {},
           element("h4", {}, "Text A"), first,
           element("h4", {}, "Text B"), second,
           partners),
         pairTable(pairs, run.result.cosine))),
-    card("Every pair of words",
+    element("div", {},
       element("div", { className: "heading" },
         element("p", { className: "muted" }, map.sentence), legend(scale)),
       map.node),
@@ -91,8 +93,10 @@ function partnerSentence(unit, others, values, name) {
   return `“${unit.content}” goes best with ${listed(best.map(({ other, value }) => `“${other.content}” (${shown(value)})`))} of text ${name}.`;
 }
 
+// Pairs with special tokens or punctuation have one row: they are many, and say little.
 function pairTable({ ranked }, cosine) {
-  const best = ranked.slice(0, MOST_PAIRS);
+  const ofWords = ranked.filter(({ left, right }) => isWord(left) && isWord(right));
+  const best = ofWords.slice(0, MOST_PAIRS);
   const top = Math.abs(best[0]?.value ?? 0) || 1;
   const bar = (value) => element("span", {
     className: "bar", aria: { hidden: "true" },
@@ -105,7 +109,10 @@ function pairTable({ ranked }, cosine) {
     { value, text: element("span", { className: "barred" }, shown(value), bar(value)) },
     number(value / cosine, percent(value / cosine)),
   ]);
-  return table(`Top ${best.length} of ${ranked.length} pairs`, ["Word of A", "Word of B", ...(repeats ? ["Times"] : []), "Contribution", "Of the cosine"], rows);
+  const ranking = table(`Top ${best.length} of ${ofWords.length} pairs of words`, ["Word of A", "Word of B", ...(repeats ? ["Times"] : []), "Contribution", "Of the cosine"], rows);
+  const sumOf = (pairs) => pairs.reduce((sum, { value }) => sum + value, 0);
+  const rest = { "other pairs of words": sumOf(ofWords.slice(MOST_PAIRS)), "with special tokens or punctuation": sumOf(ranked) - sumOf(ofWords) };
+  return element("div", {}, ranking, facts(Object.fromEntries(Object.entries(rest).map(([name, sum]) => [name, `${shown(sum)}, ${percent(sum / cosine)}`]))));
 }
 
 // How the sum of all pairs becomes the cosine.

@@ -41,7 +41,7 @@ export function cosineReading(similarity, unrelated, sentence) {
   const known = unrelated !== null;
   return headline(shown(similarity), "cosine similarity",
     known ? `These texts are ${band(similarity, unrelated)}, for this model.` : "",
-    known ? `For this model, text A has a cosine of ${plain(unrelated)} with unrelated texts, and of 1 with itself.` : "",
+    known ? `For this model, text A has a cosine of ${plain(unrelated)} with ${UNRELATED.length} unrelated texts on average, and of 1 with itself.` : "",
     sentence, known ? scale(similarity, unrelated) : "");
 }
 
@@ -67,21 +67,21 @@ export function checks(results, kind) {
   const finite = results.every(({ nonfinite }) => !nonfinite?.length);
   const converged = integrals.every((integral) => integral.converged);
   return [
-    ["Parity", parities.length ? parities.every(({ agrees }) => agrees) : null, parities.length ? paritySentence(parities, kind) : ""],
-    ["Completeness", integrals.length ? converged : null, integrals.length ? (converged ? "converged" : "not converged") : ""],
-    ["Finite", finite, finite ? "all numbers" : "some are NaN or ∞"],
+    ["Same model", parities.length ? parities.every(({ agrees }) => agrees) : null, parities.length ? paritySentence(parities, kind) : ""],
+    ["Sum", integrals.length ? converged : null, integrals.length ? (converged ? "the scores add up" : "the scores do not add up yet: more evaluations are needed") : ""],
+    ["Finite", finite ? null : false, "some numbers are NaN or ∞"],
   ];
 }
 
 function paritySentence(parities, kind) {
-  if (["embedding", "multi"].includes(kind)) return `cosine ${shown(Math.min(...parities.map(({ cosine: value }) => value)), 6)}`;
-  return `difference ${shown(Math.max(...parities.map(({ max_abs: difference }) => difference)))}`;
+  if (["embedding", "multi"].includes(kind)) return `as served, within ${shown(1 - Math.min(...parities.map(({ cosine: value }) => value)))}`;
+  return `as served, within ${shown(Math.max(...parities.map(({ max_abs: difference }) => difference)))}`;
 }
 
 // What the checks mean.
 export const CHECKS = {
-  Parity: "The explained reference model has the vectors, or logits, of the served model.",
-  Completeness: "The scores add up to what they explain, within the tolerance.",
+  "Same model": "The explained reference model has the vectors, or logits, of the served model.",
+  Sum: "The scores add up to what they explain, within the tolerance.",
   Finite: "No number is NaN or infinite.",
 };
 

@@ -1,4 +1,5 @@
 import copy
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -557,6 +558,16 @@ def test_graph_file_that_became_unreadable_is_reported(
     assert unreadable.startswith("model.onnx cannot be compared: ")
     assert (result.weights, result.curve) == ((), ())
     assert all(vector.relative < 1e-5 for vector in result.vectors)
+
+
+def test_artifact_with_hard_linked_weights_is_compared(
+    tiny: Artifact, model: ReferenceModel, tmp_path: Path
+) -> None:
+    served = served_by(self_contained(tiny), ROWS)
+    shutil.copytree(tiny.path, tmp_path / "copy")
+    shutil.copytree(tmp_path / "copy", tmp_path / "linked", copy_function=os.link)
+    linked = Artifact.load(tmp_path / "linked")
+    assert parity_of(linked, model, served=served).failures == ()
 
 
 def test_weights_that_became_unreadable_are_reported(
