@@ -62,15 +62,16 @@ def activations(
         names: Name of each tensor in the result, and of the step that it is the output of.
         reduction: Reduction over the tokens of the row.
     """
-    tap = OutputTap(set(names.values()))
+
+    def reduced(output: Tensor) -> Tensor:
+        """Reduce an output `(1, L, D)`, or a single vector `(1, D)`."""
+        is_vector = output.dim() == 2 and reduction != "norm"
+        x = output[0] if is_vector else REDUCTIONS[reduction](output[0])
+        return x.cpu().clone()  # a view, such as the first vector, would keep the whole output
+
+    tap = OutputTap(set(names.values()), reduced)
     model.vectors(row, tap)
-    reduced: dict[str, NDArray[np.float32]] = {}
-    for name, step in names.items():
-        output = tap.outputs[step]
-        is_single = output.dim() == 2
-        x = REDUCTIONS[reduction](output if is_single else output[0])
-        reduced[name] = (x[0] if is_single and reduction in ("none", "norm") else x).cpu().numpy()
-    return reduced
+    return {name: tap.outputs[step].cpu().numpy() for name, step in names.items()}
 
 
 def patch(

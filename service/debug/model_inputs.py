@@ -45,12 +45,14 @@ class ModelInput:
         row: Its tokens, as input of the reference model.
         fields: Index of each of its texts in `Texts.pointers`.
         pointer: JSON pointer to the field of the request that an error names.
+        name: Names of the fields of all its texts, for messages.
     """
 
     text: TokenizedText
     row: Row
     fields: Sequence[int]
     pointer: str
+    name: str
 
 
 async def model_inputs_of(
@@ -81,7 +83,7 @@ async def model_inputs_of(
         return await _pairs(state, model, texts, [texts.text_pair])
     pointer = texts.pointers[0]
     text = await tokenize(state, model, texts.text, pointer)
-    return [ModelInput(text, row_of(text), (0,), pointer)]
+    return [ModelInput(text, row_of(text), (0,), pointer, pointer[1:])]
 
 
 def _documents(texts: Texts, versus: str | None) -> list[str]:
@@ -111,7 +113,8 @@ async def _pairs(
         own = texts.pointers[field]
         pointers = (first, own) if field == 1 else (own, own)
         pair = await tokenize_pair(state, model, texts.text, other, pointers)
-        inputs.append(ModelInput(pair, row_of(pair), (0, field), pointers[0]))
+        name = f"the pair of {first[1:]} and {own[1:]}"
+        inputs.append(ModelInput(pair, row_of(pair), (0, field), pointers[0], name))
     return inputs
 
 
@@ -141,7 +144,7 @@ async def _multi_vectors(
                 pointer=pointer,
             )
         row = replace(row_of(tokenized), vector_positions=positions)
-        inputs.append(ModelInput(tokenized, row, (field,), pointer))
+        inputs.append(ModelInput(tokenized, row, (field,), pointer, pointer[1:]))
     return inputs
 
 

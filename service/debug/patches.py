@@ -27,9 +27,9 @@ def patches_of(
         count, source_count = len(own.row.ids), len(other.row.ids)
         if count != source_count:
             raise InvalidInput(
-                f"{own.pointer[1:]} has {count} tokens and {other.pointer[1:]} has {source_count}; "
+                f"{own.name} has {count} tokens and {other.name} has {source_count}; "
                 "without a list of positions, both must have as many. Set positions to pairs: an "
-                "index of a token, and that of the source's token which replaces it",
+                "index in tokens, and the index in source_tokens of its replacement",
                 code="token_counts",
                 pointer="/positions",
             )

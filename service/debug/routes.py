@@ -75,7 +75,7 @@ from service.debug.running import (
 )
 from service.debug.served import encode
 from service.debug.state import State
-from service.debug.targets import check_width, target_of
+from service.debug.targets import check_width, find_target
 from service.debug.texts import (
     baseline_of,
     prompted,
@@ -103,9 +103,7 @@ async def attribute(request: Request, state: State) -> Response:
     check_target(kind, body.target.type)
     texts = await model_inputs_of(state, model, kind, Texts(body.text, body.text_pair, body.target))
     rows = [text.row for text in texts]
-    # The label that the served model predicts waits in its queue.
-    finding = cancel_on_disconnect(request, target_of(state, model, body.target, rows[0]))
-    target = await within(request, state.settings.limits.request_s, finding)
+    target, label = await find_target(request, state, model, body.target, rows[0])
     options = MethodOptions(
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )
@@ -122,7 +120,6 @@ async def attribute(request: Request, state: State) -> Response:
 
     sides = [Side(text.row, baseline_of(text.text, body.baseline, text.pointer)) for text in texts]
     job = AttributeJob(sides, words, target, body.method, body.layer, options, units, compare=rows)
-    label = model.artifact.manifest.labels[target.index] if target.type == "label" else None
     tokens = tokens_of_inputs(texts)
     return await run(
         request, state, model, job, cost, AttributeResponse, tokens=tokens, label=label

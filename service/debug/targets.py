@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
+from fastapi import Request
+
 from models.gradients.inputs import Row
+from service.api.deadline import cancel_on_disconnect, within
 from service.debug import request_models
 from service.debug.messages import Target
 from service.debug.served import encode
@@ -12,12 +15,13 @@ from service.inference.errors import InvalidInput
 from service.inference.model import Model
 
 
-async def target_of(
-    state: DebugState, model: Model, target: request_models.Target, row: Row
-) -> Target:
-    """Return the target of a job.
+async def find_target(
+    request: Request, state: DebugState, model: Model, target: request_models.Target, row: Row
+) -> tuple[Target, str | None]:
+    """Return the target of a job, and its label if it is the logit of one.
 
     Args:
+        request: HTTP request, watched for disconnection of the client.
         state: State of the application.
         model: The served model.
         target: Target of the request, one that the model has.
@@ -27,8 +31,18 @@ async def target_of(
         InvalidInput: A text of the target is invalid (see `tokenize`). A vector, an index, a label
             or a token is not one of the model.
         TooLarge: A text of the target has too many characters.
+        DeadlineExceeded: The served model has not predicted the label by the request's deadline.
         VitrineError: The served model fails to predict the label; see `Model.encode_rows`.
     """
+    finding = cancel_on_disconnect(request, _target_of(state, model, target, row))
+    found = await within(request, state.settings.limits.request_s, finding)
+    is_label = found.type == "label"
+    return found, model.artifact.manifest.labels[found.index] if is_label else None
+
+
+async def _target_of(
+    state: DebugState, model: Model, target: request_models.Target, row: Row
+) -> Target:
     match target:
         case request_models.Cosine():
             other = await tokenize(state, model, target.text, "/target/text")

@@ -256,6 +256,15 @@ def test_reductions_are_those_of_numpy_and_shapes_are_known_before() -> None:
     np.testing.assert_allclose(whole["pooling"], whole["layers.1.norm2"].mean(0), rtol=1e-9)
 
 
+@pytest.mark.parametrize("reduction", ["first", "last"])
+def test_reduced_activations_do_not_keep_the_whole_outputs(reduction: TokenReduction) -> None:
+    model, row = toy_model(), Row([0, 7, 21, 4, 2])
+    names = {point.name: point.name for point in tap_points(model)}
+    for name, array in activations(model, row, names, reduction).items():
+        assert isinstance(array.base, Tensor)
+        assert array.base.untyped_storage().nbytes() == array.nbytes, name
+
+
 def test_cost_of_a_patch_bounds_the_tokens_that_run_through_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,14 +22,15 @@ from models.gradients.budget import COSTS
 from models.gradients.inputs import Method, Row
 from models.gradients.reference_model import ReferenceModel
 from service.app import create_app
-from service.debug import messages, request_models
+from service.debug import jobs, messages, request_models
 from service.debug.jobs import nonfinite
-from service.debug.messages import Done, NonFinite
+from service.debug.messages import Done, FlowJob, JobRefused, NonFinite
 from service.debug.request_models import FlowRequest
 from service.debug.responses import ParityResponse
 from service.settings import DebugSettings, Settings
 from tests.conftest import FamilyArtifact
 from tests.eventually import eventually
+from tests.models.gradients.toys import toy_model
 from tests.models.jina_v3 import TASKS, save_with_tokenizer
 from tests.service.debug.held_worker import held, held_workers
 from tests.serving import flat_routes, ready_model, serving, state_of
@@ -631,7 +633,7 @@ def test_non_finite_numbers_become_null_and_are_listed() -> None:
         NonFinite("/scores/1", "-inf"),
         NonFinite("/path/0/1", "inf"),
     ]
-    reply = json.loads(messages.encode_reply(Done(result, numbers, True, [], 1.0)))
+    reply = json.loads(messages.encode_reply(Done(result, numbers, True, 1.0)))
     assert reply["result"] == {
         "value": None,
         "scores": [1.0, None],
@@ -639,6 +641,21 @@ def test_non_finite_numbers_become_null_and_are_listed() -> None:
         "pid": 3,
     }
     assert reply["nonfinite"][1] == {"pointer": "/scores/1", "kind": "-inf"}
+
+
+def test_errors_within_flow_are_not_errors_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("internal")
+
+    rows = [Row([1, 2]), Row([3, 4])]
+    flow_job = FlowJob(rows, "cosine", [], None, 1.0, compare=[])
+    monkeypatch.setattr(jobs, "flow", broken)
+    with pytest.raises(ValueError, match="internal"):
+        jobs._flow(toy_model(), flow_job)
+    with pytest.raises(JobRefused, match="even number of texts"):
+        jobs._flow(toy_model(), replace(flow_job, rows=rows[:1]))
 
 
 def types_of(union: object) -> set[str]:

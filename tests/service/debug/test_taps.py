@@ -493,6 +493,16 @@ def test_pair_of_positions_in_different_inputs_is_refused(ranker: TestClient) ->
     # Document and source need as many tokens, too.
     problem = ranker.post("/debug/patch", json={**body, "source_pair": "w5 w6"}).json()
     assert problem["code"] == "token_counts"
+    names = ("the pair of text and text_pair has 5", "the pair of source and source_pair has 6")
+    assert all(name in problem["detail"] for name in names)
+    # The first pairs have as many tokens, and the second ones, with `versus`, have not.
+    other = {"source": "w8 w9", "text_pair": "w5 w6", "source_pair": "w5"}
+    problem = ranker.post("/debug/patch", json={**body, **other}).json()
+    assert problem["code"] == "token_counts"
+    assert "the pair of text and target/versus has 5 tokens and" in problem["detail"]
+    assert "the pair of source and target/versus has 6;" in problem["detail"]
+    problem = ranker.post("/debug/patch", json={**body, "source": "w8 w9"}).json()
+    assert "the pair of source and text_pair has 6;" in problem["detail"]
 
 
 def test_patch_is_null_where_the_source_changes_nothing(embedder: TestClient) -> None:
