@@ -24,7 +24,8 @@ from models.gradients.inputs import (
     TokenReduction,
     Units,
 )
-from service.debug.request_models import GivenRows, RandomRows, TensorFormat
+from service.debug.request_models.layer_norm import GivenRows, RandomRows
+from service.debug.request_models.taps import TensorFormat
 
 # Maximum number of non-finite numbers that a reply lists.
 MAX_NONFINITE = 64

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from models.gradients.inputs import Row, UnitKind, Units
 from service.debug.kinds import TAKES_PAIRS, Kind
 from service.debug.messages import Word
-from service.debug.request_models import MaxSim, PromptedText, Score, Target, Text
+from service.debug.request_models.base import PromptedText, Text
+from service.debug.request_models.targets import MaxSim, Score, Target
 from service.debug.responses import Token
 from service.debug.state import DebugState
 from service.debug.texts import row_of, tokenize, tokenize_pair, tokens_of

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from service.debug.model_inputs import ModelInput
-from service.debug.request_models import Positions
+from service.debug.request_models.taps import Positions
 from service.inference.errors import InvalidInput
 
 

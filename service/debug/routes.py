@@ -26,7 +26,6 @@ from service.api.deadline import cancel_on_disconnect, within
 from service.api.errors import Forbidden
 from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute
-from service.debug import request_models
 from service.debug.access import ACCESS
 from service.debug.kinds import ROUTES, TAKES_PAIRS, TARGETS, check_target
 from service.debug.messages import (
@@ -45,14 +44,15 @@ from service.debug.model_inputs import (
     units_of_inputs,
     words_of_inputs,
 )
-from service.debug.request_models import (
-    AttributeRequest,
-    FlowRequest,
+from service.debug.request_models.attribution import AttributeRequest, PairRequest, VjpRequest
+from service.debug.request_models.flow import Cotangent, FlowRequest, Product, SquaredError
+from service.debug.request_models.layer_norm import (
+    GivenRows,
     LayerNormRequest,
-    PairRequest,
-    ParityRequest,
-    VjpRequest,
+    NormOfText,
+    RandomRows,
 )
+from service.debug.request_models.parity import ParityRequest
 from service.debug.responses import (
     AttributeResponse,
     Capabilities,
@@ -162,9 +162,9 @@ async def flow(request: Request, state: State) -> Response:
     cost = cost_of(state, flow_token_steps(len(text.row.ids) for text in texts))
     vectors: Sequence[Sequence[float]] = []
     match body.objective:
-        case request_models.Product(vector=vector):
+        case Product(vector=vector):
             vectors = [vector]
-        case request_models.SquaredError() | request_models.Cotangent():
+        case SquaredError() | Cotangent():
             vectors = body.objective.vectors
     rows = list(map(row_of, texts))
     job = FlowJob(rows, body.objective.type, vectors, body.emulate, body.loss_scale, compare=rows)
@@ -178,9 +178,9 @@ async def layer_norm(request: Request, state: State) -> Response:
     """Check add + norm step by step, on rows from a text, random rows or given rows."""
     body = await read_body(request, state, LayerNormRequest, MAX_BODY_BYTES)
     model, _ = await state.lease_for("layernorm", request, body.model)
-    source: NormOfRow | request_models.GivenRows | request_models.RandomRows
+    source: NormOfRow | GivenRows | RandomRows
     rows: list[Row] = []
-    if isinstance(body.source, request_models.NormOfText):
+    if isinstance(body.source, NormOfText):
         rows = [row_of(await tokenize(state, model, body.source.text, "/source/text"))]
         source = NormOfRow(rows[0], body.source.norm)
     else:

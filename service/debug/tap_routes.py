@@ -19,7 +19,7 @@ from service.debug.kinds import check_target
 from service.debug.messages import ActivationsJob, Opened, PatchJob
 from service.debug.model_inputs import Texts, model_inputs_of, tokens_of_inputs
 from service.debug.patches import patches_of
-from service.debug.request_models import ActivationsRequest, PatchRequest, TensorFormat
+from service.debug.request_models.taps import ActivationsRequest, PatchRequest, TensorFormat
 from service.debug.responses import (
     ActivationsCostResponse,
     ActivationsReport,

@@ -22,10 +22,11 @@ from models.gradients.budget import COSTS
 from models.gradients.inputs import Method, Row
 from models.gradients.reference_model import ReferenceModel
 from service.app import create_app
-from service.debug import jobs, messages, request_models
+from service.debug import jobs, messages
 from service.debug.jobs import nonfinite
 from service.debug.messages import Done, FlowJob, JobRefused, NonFinite
-from service.debug.request_models import FlowRequest
+from service.debug.request_models.flow import FlowRequest
+from service.debug.request_models.targets import Target
 from service.debug.responses import ParityResponse
 from service.settings import DebugSettings, Settings
 from tests.conftest import FamilyArtifact
@@ -666,7 +667,7 @@ def types_of(union: object) -> set[str]:
 
 
 def test_requests_accept_exactly_the_named_targets_and_objectives() -> None:
-    assert types_of(request_models.Target) == set(get_args(inputs.TargetName))
+    assert types_of(Target) == set(get_args(inputs.TargetName))
     objective = FlowRequest.model_fields["objective"].annotation
     names = {get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(objective)}
     assert names == set(get_args(inputs.ObjectiveName))
