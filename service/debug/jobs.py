@@ -33,19 +33,12 @@ from models.gradients.pair import explain_pair
 from models.gradients.parity import Served, Tokenized, parity
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import FileHash, TokenGradient, as_dict
-from service.debug.layer_norm_rows import layer_norm_check
-from service.debug.messages import (
-    MAX_NONFINITE,
+from service.debug.job_types import (
     ActivationsJob,
     AttributeJob,
-    Completed,
-    Done,
     FlowJob,
     Job,
-    JobRefused,
     LayerNormJob,
-    NonFinite,
-    Opened,
     PairJob,
     ParityJob,
     PatchJob,
@@ -53,6 +46,8 @@ from service.debug.messages import (
     VjpJob,
     Word,
 )
+from service.debug.layer_norm_rows import layer_norm_check
+from service.debug.replies import MAX_NONFINITE, Completed, Done, JobRefused, NonFinite, Opened
 from service.debug.tensor_files import WRITERS
 
 Result = (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from models.gradients.inputs import Row, UnitKind, Units
+from service.debug.job_types import Word
 from service.debug.kinds import TAKES_PAIRS, Kind
-from service.debug.messages import Word
 from service.debug.request_models.base import PromptedText, Text
 from service.debug.request_models.targets import MaxSim, Score, Target
 from service.debug.responses import Token

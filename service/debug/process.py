@@ -10,7 +10,8 @@ from pathlib import Path
 
 from models.artifact import MANIFEST
 from service.debug import frames
-from service.debug.messages import JOB, REPLY, Completed, Done, Job, Opened, Refused, Reply
+from service.debug.job_types import JOB, Job
+from service.debug.replies import REPLY, Completed, Done, Opened, Refused, Reply
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,

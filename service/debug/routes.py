@@ -27,8 +27,7 @@ from service.api.errors import Forbidden
 from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute
 from service.debug.access import ACCESS
-from service.debug.kinds import ROUTES, TAKES_PAIRS, TARGETS, check_target
-from service.debug.messages import (
+from service.debug.job_types import (
     AttributeJob,
     FlowJob,
     LayerNormJob,
@@ -37,6 +36,7 @@ from service.debug.messages import (
     ParityJob,
     VjpJob,
 )
+from service.debug.kinds import ROUTES, TAKES_PAIRS, TARGETS, check_target
 from service.debug.model_inputs import (
     Texts,
     model_inputs_of,

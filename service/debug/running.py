@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from service.api.deadline import cancel_on_disconnect, within
 from service.api.openapi import error_responses, request_body
 from service.api.responses import JSON
-from service.debug.messages import MAX_NONFINITE, Done, Job, Opened
+from service.debug.job_types import Job
 from service.debug.process import reference_model
+from service.debug.replies import MAX_NONFINITE, Done, Opened
 from service.debug.responses import Cost, GradientResponse, Hashes, VectorParity
 from service.debug.served import encode, parity_of
 from service.debug.state import DebugState

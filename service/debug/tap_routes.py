@@ -15,10 +15,11 @@ from service.api.body import read_body
 from service.api.raw_route import RawRoute
 from service.api.schemas import VERSION
 from service.debug.access import ACCESS
+from service.debug.job_types import ActivationsJob, PatchJob
 from service.debug.kinds import check_target
-from service.debug.messages import ActivationsJob, Opened, PatchJob
 from service.debug.model_inputs import Texts, model_inputs_of, tokens_of_inputs
 from service.debug.patches import patches_of
+from service.debug.replies import Opened
 from service.debug.request_models.taps import ActivationsRequest, PatchRequest, TensorFormat
 from service.debug.responses import (
     ActivationsCostResponse,

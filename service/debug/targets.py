@@ -6,7 +6,7 @@ from fastapi import Request
 
 from models.gradients.inputs import Row
 from service.api.deadline import cancel_on_disconnect, within
-from service.debug.messages import Target
+from service.debug.job_types import Target
 from service.debug.request_models import targets
 from service.debug.served import encode
 from service.debug.state import DebugState

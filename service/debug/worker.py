@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from service.debug import frames
-from service.debug.messages import JOB, Failed, JobRefused, Refused, encode_reply
+from service.debug.job_types import JOB
+from service.debug.replies import Failed, JobRefused, Refused, encode_reply
 from service.logs import LogFormat, configure
 
 if TYPE_CHECKING:

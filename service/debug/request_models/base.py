@@ -1,5 +1,6 @@
 """Base models and fields that the request models of several gradient routes share."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
@@ -34,22 +35,30 @@ class TextOrPair(PromptedText):
     )
 
 
-def _string_or(fields: str) -> Discriminator:
-    tags: dict[type, str] = {str: "text", dict: "fields"}
+def by_type(tags: Mapping[type, str], allowed: str) -> Discriminator:
+    """Return the discriminator of a union whose members have different JSON types.
+
+    Without it, the error of a value would be that of the first member.
+
+    Args:
+        tags: Tag of the member with each Python type of JSON values.
+        allowed: Allowed values, for the error of a value with another type.
+    """
     return Discriminator(
         lambda value: tags.get(type(value)),
-        custom_error_type="text",
-        custom_error_message=f"Input should be a string, or an object with {fields}",
+        custom_error_type="type",
+        custom_error_message=f"Input should be {allowed}",
     )
 
 
+_TEXT_TAGS: Mapping[type, str] = {str: "text", dict: "fields"}
 Text = Annotated[
     Annotated[str, Tag("text")] | Annotated[PromptedText, Tag("fields")],
-    _string_or("text and prompt_name"),
+    by_type(_TEXT_TAGS, "a string, or an object with text and prompt_name"),
 ]
 Input = Annotated[
     Annotated[str, Tag("text")] | Annotated[TextOrPair, Tag("fields")],
-    _string_or("text, text_pair and prompt_name"),
+    by_type(_TEXT_TAGS, "a string, or an object with text, text_pair and prompt_name"),
 ]
 
 

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from models.gradients.inputs import TokenReduction
-from service.debug.request_models.base import Input, ModelRequest, Text
+from service.debug.request_models.base import Input, ModelRequest, Text, by_type
 from service.debug.request_models.targets import Target
 
 TensorFormat = Literal["safetensors", "npz"]
@@ -38,7 +38,12 @@ class ActivationsRequest(ModelRequest):
 
 PairOfPositions = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
 Positions = (
-    Literal["each"] | Annotated[list[PairOfPositions], Field(min_length=1, max_length=4096)] | None
+    Annotated[
+        Annotated[Literal["each"], Tag("each")]
+        | Annotated[list[PairOfPositions], Field(min_length=1, max_length=4096), Tag("pairs")],
+        by_type({str: "each", list: "pairs"}, "'each', a list of pairs of positions, or null"),
+    ]
+    | None
 )
 
 

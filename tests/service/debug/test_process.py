@@ -17,8 +17,9 @@ from models.artifact import Artifact
 from models.gradients.inputs import Row, Side
 from service.api.errors import status_of
 from service.debug import frames
-from service.debug.messages import JOB, REPLY, Done, Opened, PairJob, VjpJob
+from service.debug.job_types import JOB, PairJob, VjpJob
 from service.debug.process import GradientProcess, ReferenceModel
+from service.debug.replies import REPLY, Done, Opened
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -300,7 +301,7 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
     script = (
         "import os, sys\n"
         "from service.debug import jobs, worker\n"
-        "from service.debug.messages import Completed, Done, Opened\n"
+        "from service.debug.replies import Completed, Done, Opened\n"
         "class Jobs:\n"
         "    def __init__(self, *_): os.write(1, b'noise'); print('noise', flush=True)\n"
         "    def describe(self): return Opened({}, [], '', '', {}, [])\n"

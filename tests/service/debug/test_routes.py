@@ -22,9 +22,10 @@ from models.gradients.budget import COSTS
 from models.gradients.inputs import Method, Row
 from models.gradients.reference_model import ReferenceModel
 from service.app import create_app
-from service.debug import jobs, messages
+from service.debug import jobs, replies
+from service.debug.job_types import FlowJob
 from service.debug.jobs import nonfinite
-from service.debug.messages import Done, FlowJob, JobRefused, NonFinite
+from service.debug.replies import Done, JobRefused, NonFinite
 from service.debug.request_models.flow import FlowRequest
 from service.debug.request_models.targets import Target
 from service.debug.responses import ParityResponse
@@ -388,7 +389,7 @@ def test_more_non_finite_numbers_than_the_limit_add_a_warning(
 ) -> None:
     source = {"type": "rows", "x": [[3e38, -3e38] * 40], "residual": [[3e38, -3e38] * 40]}
     result = ask(client, "layernorm", source=source, row=0)
-    assert len(result["nonfinite"]) == messages.MAX_NONFINITE
+    assert len(result["nonfinite"]) == replies.MAX_NONFINITE
     assert result["warnings"] == [
         "nonfinite lists only the first 64 non-finite numbers; there may be more"
     ]
@@ -634,7 +635,7 @@ def test_non_finite_numbers_become_null_and_are_listed() -> None:
         NonFinite("/scores/1", "-inf"),
         NonFinite("/path/0/1", "inf"),
     ]
-    reply = json.loads(messages.encode_reply(Done(result, numbers, True, 1.0)))
+    reply = json.loads(replies.encode_reply(Done(result, numbers, True, 1.0)))
     assert reply["result"] == {
         "value": None,
         "scores": [1.0, None],

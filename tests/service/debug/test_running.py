@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect
 from models.artifact import MANIFEST
 from models.gradients.inputs import Row
 from service.debug import running
-from service.debug.messages import Completed, Done, VjpJob
+from service.debug.job_types import VjpJob
+from service.debug.replies import Completed, Done
 from service.inference.errors import DeadlineExceeded
 
 JOB = VjpJob(Row([1]), [], "words", "norm", compare=[Row([1])])
