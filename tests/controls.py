@@ -1318,8 +1318,8 @@ GUARDS = (
     ),
     Guard(
         "models/gradients/activations.py",
-        "        return x.cpu().clone()",
-        "        return x.cpu()",
+        "return x.cpu().clone()",
+        "return x.cpu()",
         f"{_G}test_activations.py::test_reduced_activations_do_not_keep_the_whole_outputs",
     ),
     # Gradients of every kind of model.

@@ -1,10 +1,10 @@
 """Model inputs of a target: the texts of a request, as the rows that its scalar depends on."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from models.gradients.inputs import Row, UnitKind, Units
+from models.gradients.inputs import Row, UnitKind, Units, starts_of
 from service.debug.job_types import Word
 from service.debug.kinds import TAKES_PAIRS, Kind
 from service.debug.request_models.base import PromptedText, Text
@@ -149,11 +149,15 @@ async def _multi_vectors(
     return inputs
 
 
+def _with_starts(inputs: Sequence[ModelInput]) -> Iterator[tuple[ModelInput, int]]:
+    """Return each input with the index of its first token, among the tokens of all inputs."""
+    return zip(inputs, starts_of([each.row for each in inputs]), strict=True)
+
+
 def words_of_inputs(inputs: Sequence[ModelInput]) -> list[Word]:
     """Return the words of all inputs; indices of tokens count those of all inputs."""
     words: list[Word] = []
-    start = 0
-    for each in inputs:
+    for each, start in _with_starts(inputs):
         words += [
             replace(
                 word,
@@ -162,7 +166,6 @@ def words_of_inputs(inputs: Sequence[ModelInput]) -> list[Word]:
             )
             for word in words_of(each.text)
         ]
-        start += len(each.row.ids)
     return words
 
 
@@ -177,14 +180,12 @@ def units_of_inputs(inputs: Sequence[ModelInput], words: Sequence[Word], kind: U
             key = word.text, word.start, word.end
             units.setdefault(key, []).extend(word.tokens)
         return Units(kind, list(units.values()))
-    start = 0
-    for each in inputs:
+    for each, start in _with_starts(inputs):
         counts = Counter[int]()
         for position, number in enumerate(each.text.sequence_ids):
             if number is not None:
                 units.setdefault((each.fields[number], counts[number]), []).append(start + position)
                 counts[number] += 1
-        start += len(each.row.ids)
     return Units(kind, list(units.values()))
 
 

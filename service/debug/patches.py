@@ -22,7 +22,7 @@ def patches_of(
             position does not exist or occurs twice, or a pair belongs to different model inputs.
     """
     if isinstance(positions, list):
-        return [_given_pairs(positions, inputs, sources)]
+        return [_checked_pairs(positions, inputs, sources)]
     for own, other in zip(inputs, sources, strict=True):
         count, source_count = len(own.row.ids), len(other.row.ids)
         if count != source_count:
@@ -37,7 +37,7 @@ def patches_of(
     return [[pair] for pair in everything] if positions == "each" else [everything]
 
 
-def _given_pairs(
+def _checked_pairs(
     positions: Sequence[Sequence[int]],
     inputs: Sequence[ModelInput],
     sources: Sequence[ModelInput],

@@ -35,9 +35,9 @@ async def find_target(
         VitrineError: The served model fails to predict the label; see `Model.encode_rows`.
     """
     finding = cancel_on_disconnect(request, _target_of(state, model, target, row))
-    found = await within(request, state.settings.limits.request_s, finding)
-    is_label = found.type == "label"
-    return found, model.artifact.manifest.labels[found.index] if is_label else None
+    result = await within(request, state.settings.limits.request_s, finding)
+    is_label = result.type == "label"
+    return result, model.artifact.manifest.labels[result.index] if is_label else None
 
 
 async def _target_of(state: DebugState, model: Model, target: targets.Target, row: Row) -> Target:
