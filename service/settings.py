@@ -249,6 +249,7 @@ class DebugSettings(_Group):
     max_activation_bytes: int = Field(
         16_777_216,
         ge=1,
+        le=2**30,  # the size of a frame from the gradient process is an integer of four bytes
         description="Maximum size in bytes of the tensors of a request for activations",
     )
     max_waiting: int = Field(4, ge=0, description="Maximum number of queued gradient requests")

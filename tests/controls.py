@@ -1306,9 +1306,21 @@ GUARDS = (
     ),
     Guard(
         "service/debug/process.py",
-        'file = await frames.receive(process.stdout) if has_file else b""',
-        'file = b""',
-        f"{_D}test_process.py::test_file_of_a_job_follows_its_reply",
+        "reply = Completed(reply, vectors, await frames.receive(process.stdout))",
+        'reply = Completed(reply, vectors, b"")',
+        f"{_D}test_process.py::test_vectors_and_file_of_a_job_follow_its_reply",
+    ),
+    Guard(
+        "service/debug/running.py",
+        "            encoding = cancel_on_disconnect(request, encode(model, job.compare))\n",
+        "            encoding = encode(model, job.compare)\n",
+        f"{_D}test_running.py::test_comparison_ends_when_the_client_disconnects",
+    ),
+    Guard(
+        "models/gradients/activations.py",
+        "return x.cpu().clone()",
+        "return x.cpu()",
+        f"{_G}test_activations.py::test_reduced_activations_do_not_keep_the_whole_outputs",
     ),
     # Gradients of every kind of model.
     Guard(

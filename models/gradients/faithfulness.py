@@ -9,14 +9,13 @@ Source: DeYoung et al. 2020, arXiv:1911.03429.
 
 import math
 from collections.abc import Collection, Sequence
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.gradients.attribution import Target
 from models.gradients.budget import RANDOM_ORDERS, removal_counts
-from models.gradients.inputs import Row, Units, without
+from models.gradients.inputs import Row, Units, starts_of, without
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Faithfulness, FaithfulnessPoint, RemovalEffect
 
@@ -91,10 +90,9 @@ def _value(
     entries: Sequence[int] | None,
 ) -> float:
     """Return the scalar of rows without some tokens; NaN if a row has no tokens left."""
-    starts = accumulate((len(row.ids) for row in rows), initial=0)
     shorter = [
         without(row, {token - start for token in removed})
-        for row, start in zip(rows, starts, strict=False)
+        for row, start in zip(rows, starts_of(rows), strict=True)
     ]
     if not all(row.ids for row in shorter):
         return math.nan

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from models.packing import NO_ADAPTER
@@ -37,6 +38,11 @@ class Row:
     token_types: Sequence[int] = ()
     unattended: int = 0
     vector_positions: Sequence[int] | None = None
+
+
+def starts_of(rows: Sequence[Row]) -> list[int]:
+    """Return the index of the first token of each row, among the tokens of all rows."""
+    return list(accumulate((len(row.ids) for row in rows[:-1]), initial=0))
 
 
 def without(row: Row, removed: Collection[int]) -> Row:

@@ -12,13 +12,12 @@ Source: Khattab and Zaharia 2020, arXiv:2004.12832.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.gradients.attribution import Target
-from models.gradients.inputs import Row
+from models.gradients.inputs import Row, starts_of
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import AlignedTokens
 
@@ -58,7 +57,7 @@ def alignment(
         query: Query, with at least one vector.
         documents: Documents, each with at least one vector.
     """
-    starts = accumulate(len(row.ids) for row in (query, *documents[:-1]))
+    starts = starts_of((query, *documents))[1:]
     return tuple(
         AlignedTokens(i, start + j, value)
         for start, document in zip(starts, documents, strict=True)

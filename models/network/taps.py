@@ -81,18 +81,24 @@ class OutputTap(Tap):
 
     Args:
         names: Names of the recorded steps; None: all.
+        reduce: Function of an output, whose result is recorded in its place.
 
     Attributes:
         outputs: Output of each recorded step, by step name, in order of execution.
     """
 
-    def __init__(self, names: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        names: Collection[str] | None = None,
+        reduce: Callable[[Tensor], Tensor] = lambda output: output,
+    ) -> None:
         self.names = names
+        self.reduce = reduce
         self.outputs: dict[str, Tensor] = {}
 
     def _record(self, name: str, output: Tensor) -> None:
         if self.names is None or name in self.names:
-            self.outputs[name] = output
+            self.outputs[name] = self.reduce(output)
 
     def step(
         self, name: str, module: nn.Module | None, function: Callable[..., Tensor], *inputs: Tensor

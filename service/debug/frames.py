@@ -1,7 +1,8 @@
 """Message frames between the service and its gradient process.
 
-A frame is the length of its body, as a big-endian integer of four bytes, followed by the body in
-JSON. Pickle is not used, because unpickling can execute code chosen by the sender.
+A frame is the length of its body, as a big-endian integer of four bytes, followed by the body: a
+job or reply in JSON, or an array or file that belongs to a reply. Pickle is not used, because
+unpickling can execute code chosen by the sender.
 """
 
 import asyncio

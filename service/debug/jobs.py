@@ -28,22 +28,17 @@ from models.gradients.flow import flow
 from models.gradients.inputs import Objective
 from models.gradients.layer_norm_trace import norm_names
 from models.gradients.maxsim import alignment, maxsim
+from models.gradients.objectives import check_objective
 from models.gradients.pair import explain_pair
 from models.gradients.parity import Served, Tokenized, parity
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import FileHash, TokenGradient, as_dict
-from service.debug.layer_norm_rows import layer_norm_check
-from service.debug.messages import (
-    MAX_NONFINITE,
+from service.debug.job_types import (
     ActivationsJob,
     AttributeJob,
-    Done,
     FlowJob,
     Job,
-    JobRefused,
     LayerNormJob,
-    NonFinite,
-    Opened,
     PairJob,
     ParityJob,
     PatchJob,
@@ -51,6 +46,8 @@ from service.debug.messages import (
     VjpJob,
     Word,
 )
+from service.debug.layer_norm_rows import layer_norm_check
+from service.debug.replies import MAX_NONFINITE, Completed, Done, JobRefused, NonFinite, Opened
 from service.debug.tensor_files import WRITERS
 
 Result = (
@@ -103,8 +100,8 @@ class Jobs:
             taps=tap_points(self._model),
         )
 
-    def run(self, job: Job) -> tuple[Done, bytes]:
-        """Run a job and return its result and its file, which is empty for most jobs.
+    def run(self, job: Job) -> Completed:
+        """Run a job and return its result, its file and the vectors to compare.
 
         Raises:
             JobRefused: A field of the job is invalid.
@@ -118,19 +115,14 @@ class Jobs:
         fields = {} if result is None else as_dict(result)
         if isinstance(job, AttributeJob):
             fields["words"] = _word_scores(job.words, fields["scores"])
+        vectors = b"".join(self._model.vector(row).cpu().numpy().tobytes() for row in job.compare)
         done = Done(
             result=fields,
             nonfinite=nonfinite(fields),
             converged=_has_converged(result),
-            vectors=[
-                vector
-                for row in job.compare
-                for vector in self._model.vector(row).view(-1, self._model.network.width).tolist()
-            ],
             wall_ms=1e3 * (time.perf_counter() - started),
-            has_file=bool(file),
         )
-        return done, file
+        return Completed(done, vectors, file)
 
     def _result(self, job: JobWithResult) -> Result:
         model = self._model
@@ -221,9 +213,10 @@ def _patch(model: ReferenceModel, job: PatchJob) -> results.Patching:
 def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:
     objective = Objective(job.objective, job.vectors)
     try:
-        return flow(model, job.rows, objective, emulate=job.emulate, loss_scale=job.loss_scale)
+        check_objective(objective, len(job.rows), model.network.width)
     except ValueError as error:
         raise JobRefused(str(error), code="objective", pointer="/objective") from None
+    return flow(model, job.rows, objective, emulate=job.emulate, loss_scale=job.loss_scale)
 
 
 def _vjp(model: ReferenceModel, job: VjpJob) -> TokenGradient:

@@ -15,8 +15,9 @@ from models.gradients.layer_norm_operands import (
 from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import LayerNormCheck
-from service.debug.messages import JobRefused, LayerNormJob, NormOfRow
-from service.debug.request_models import Candidate, GivenRows, RandomRows
+from service.debug.job_types import LayerNormJob, NormOfRow
+from service.debug.replies import JobRefused
+from service.debug.request_models.layer_norm import Candidate, GivenRows, RandomRows
 
 
 def layer_norm_check(model: ReferenceModel, job: LayerNormJob) -> LayerNormCheck:

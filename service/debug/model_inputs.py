@@ -1,13 +1,14 @@
 """Model inputs of a target: the texts of a request, as the rows that its scalar depends on."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from models.gradients.inputs import Row, UnitKind, Units
+from models.gradients.inputs import Row, UnitKind, Units, starts_of
+from service.debug.job_types import Word
 from service.debug.kinds import TAKES_PAIRS, Kind
-from service.debug.messages import Word
-from service.debug.request_models import MaxSim, PromptedText, Score, Target, Text
+from service.debug.request_models.base import PromptedText, Text
+from service.debug.request_models.targets import MaxSim, Score, Target
 from service.debug.responses import Token
 from service.debug.state import DebugState
 from service.debug.texts import row_of, tokenize, tokenize_pair, tokens_of
@@ -45,12 +46,14 @@ class ModelInput:
         row: Its tokens, as input of the reference model.
         fields: Index of each of its texts in `Texts.pointers`.
         pointer: JSON pointer to the field of the request that an error names.
+        name: Names of the fields of all its texts, for messages.
     """
 
     text: TokenizedText
     row: Row
     fields: Sequence[int]
     pointer: str
+    name: str
 
 
 async def model_inputs_of(
@@ -81,7 +84,7 @@ async def model_inputs_of(
         return await _pairs(state, model, texts, [texts.text_pair])
     pointer = texts.pointers[0]
     text = await tokenize(state, model, texts.text, pointer)
-    return [ModelInput(text, row_of(text), (0,), pointer)]
+    return [ModelInput(text, row_of(text), (0,), pointer, pointer[1:])]
 
 
 def _documents(texts: Texts, versus: str | None) -> list[str]:
@@ -111,7 +114,8 @@ async def _pairs(
         own = texts.pointers[field]
         pointers = (first, own) if field == 1 else (own, own)
         pair = await tokenize_pair(state, model, texts.text, other, pointers)
-        inputs.append(ModelInput(pair, row_of(pair), (0, field), pointers[0]))
+        name = f"the pair of {first[1:]} and {own[1:]}"
+        inputs.append(ModelInput(pair, row_of(pair), (0, field), pointers[0], name))
     return inputs
 
 
@@ -141,15 +145,19 @@ async def _multi_vectors(
                 pointer=pointer,
             )
         row = replace(row_of(tokenized), vector_positions=positions)
-        inputs.append(ModelInput(tokenized, row, (field,), pointer))
+        inputs.append(ModelInput(tokenized, row, (field,), pointer, pointer[1:]))
     return inputs
+
+
+def _with_starts(inputs: Sequence[ModelInput]) -> Iterator[tuple[ModelInput, int]]:
+    """Return each input with the index of its first token, among the tokens of all inputs."""
+    return zip(inputs, starts_of([each.row for each in inputs]), strict=True)
 
 
 def words_of_inputs(inputs: Sequence[ModelInput]) -> list[Word]:
     """Return the words of all inputs; indices of tokens count those of all inputs."""
     words: list[Word] = []
-    start = 0
-    for each in inputs:
+    for each, start in _with_starts(inputs):
         words += [
             replace(
                 word,
@@ -158,7 +166,6 @@ def words_of_inputs(inputs: Sequence[ModelInput]) -> list[Word]:
             )
             for word in words_of(each.text)
         ]
-        start += len(each.row.ids)
     return words
 
 
@@ -173,14 +180,12 @@ def units_of_inputs(inputs: Sequence[ModelInput], words: Sequence[Word], kind: U
             key = word.text, word.start, word.end
             units.setdefault(key, []).extend(word.tokens)
         return Units(kind, list(units.values()))
-    start = 0
-    for each in inputs:
+    for each, start in _with_starts(inputs):
         counts = Counter[int]()
         for position, number in enumerate(each.text.sequence_ids):
             if number is not None:
                 units.setdefault((each.fields[number], counts[number]), []).append(start + position)
                 counts[number] += 1
-        start += len(each.row.ids)
     return Units(kind, list(units.values()))
 
 

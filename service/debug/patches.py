@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from service.debug.model_inputs import ModelInput
-from service.debug.request_models import Positions
+from service.debug.request_models.taps import Positions
 from service.inference.errors import InvalidInput
 
 
@@ -22,14 +22,14 @@ def patches_of(
             position does not exist or occurs twice, or a pair belongs to different model inputs.
     """
     if isinstance(positions, list):
-        return [_given_pairs(positions, inputs, sources)]
+        return [_checked_pairs(positions, inputs, sources)]
     for own, other in zip(inputs, sources, strict=True):
         count, source_count = len(own.row.ids), len(other.row.ids)
         if count != source_count:
             raise InvalidInput(
-                f"{own.pointer[1:]} has {count} tokens and {other.pointer[1:]} has {source_count}; "
+                f"{own.name} has {count} tokens and {other.name} has {source_count}; "
                 "without a list of positions, both must have as many. Set positions to pairs: an "
-                "index of a token, and that of the source's token which replaces it",
+                "index in tokens, and the index in source_tokens of its replacement",
                 code="token_counts",
                 pointer="/positions",
             )
@@ -37,7 +37,7 @@ def patches_of(
     return [[pair] for pair in everything] if positions == "each" else [everything]
 
 
-def _given_pairs(
+def _checked_pairs(
     positions: Sequence[Sequence[int]],
     inputs: Sequence[ModelInput],
     sources: Sequence[ModelInput],

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from models.artifact import MANIFEST
 from service.debug import frames
-from service.debug.messages import JOB, REPLY, Done, Job, Opened, Refused, Reply
+from service.debug.job_types import JOB, Job
+from service.debug.replies import REPLY, Completed, Done, Opened, Refused, Reply
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -86,10 +87,8 @@ class GradientProcess:
             return None
         return self._process.pid
 
-    async def run(self, reference: ReferenceModel, job: Job) -> tuple[Done, bytes]:
-        """Run a job on a reference model, and return its result and its file.
-
-        The file is empty for most jobs.
+    async def run(self, reference: ReferenceModel, job: Job) -> Completed:
+        """Run a job on a reference model, and return its result, vectors and file.
 
         Raises:
             Overloaded: `settings.max_waiting` callers are already queued.
@@ -100,10 +99,10 @@ class GradientProcess:
             VitrineError: The job raised an unexpected exception.
         """
         async with self._own_turn():
-            reply, file = await self._exchange(reference, job)
+            reply = await self._exchange(reference, job)
         match reply:
-            case Done():
-                return reply, file
+            case Completed():
+                return reply
             case Refused():
                 raise InvalidInput(reply.detail, code=reply.code, pointer=reply.pointer)
         raise VitrineError("the gradient job failed; see the log", code="gradients_failed")
@@ -147,7 +146,7 @@ class GradientProcess:
             process.kill()
             await process.wait()
 
-    async def _exchange(self, reference: ReferenceModel, job: Job) -> tuple[Reply, bytes]:
+    async def _exchange(self, reference: ReferenceModel, job: Job) -> Reply | Completed:
         process = await self._running(reference)
         assert process.stdin is not None  # noqa: S101 - it was started with pipes
         assert process.stdout is not None  # noqa: S101
@@ -155,9 +154,10 @@ class GradientProcess:
             async with asyncio.timeout(self._settings.deadline_s):
                 process.stdin.write(frames.frame(JOB.dump_json(job)))
                 await process.stdin.drain()
-                reply = REPLY.validate_json(await frames.receive(process.stdout))
-                has_file = isinstance(reply, Done) and reply.has_file
-                file = await frames.receive(process.stdout) if has_file else b""
+                reply: Reply | Completed = REPLY.validate_json(await frames.receive(process.stdout))
+                if isinstance(reply, Done):
+                    vectors = await frames.receive(process.stdout)
+                    reply = Completed(reply, vectors, await frames.receive(process.stdout))
         except TimeoutError:
             await self._kill()
             raise DeadlineExceeded(
@@ -171,14 +171,15 @@ class GradientProcess:
                 "the gradient process died; the next request starts a new one",
                 code="gradients_unavailable",
             ) from None
-        except asyncio.CancelledError:
+        except BaseException:
+            # Cancellation or a malformed reply. The next job would read the rest of this reply.
             await self._kill()
             raise
         self._jobs += 1
         # A new process starts with the next job, so memory leaks do not add up.
         if self._jobs >= self._settings.max_jobs:
             await self._kill()
-        return reply, file
+        return reply
 
     async def _running(self, reference: ReferenceModel) -> asyncio.subprocess.Process:
         if self._process is not None and self.pid is not None:
@@ -209,7 +210,7 @@ class GradientProcess:
                 "the gradient process timed out or exited during startup; see the log",
                 code="gradients_unavailable",
             ) from None
-        except asyncio.CancelledError:
+        except BaseException:
             await self._kill()
             raise
         if not isinstance(opened, Opened):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, create_model
 
 from models.gradients import results
 from service.debug.kinds import Kind
-from service.debug.messages import MAX_NONFINITE, NonFinite
+from service.debug.replies import MAX_NONFINITE, NonFinite
 
 
 class Token(BaseModel):

@@ -26,10 +26,8 @@ from service.api.deadline import cancel_on_disconnect, within
 from service.api.errors import Forbidden
 from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute
-from service.debug import request_models
 from service.debug.access import ACCESS
-from service.debug.kinds import ROUTES, TAKES_PAIRS, TARGETS, check_target
-from service.debug.messages import (
+from service.debug.job_types import (
     AttributeJob,
     FlowJob,
     LayerNormJob,
@@ -38,6 +36,7 @@ from service.debug.messages import (
     ParityJob,
     VjpJob,
 )
+from service.debug.kinds import ROUTES, TAKES_PAIRS, TARGETS, check_target
 from service.debug.model_inputs import (
     Texts,
     model_inputs_of,
@@ -45,14 +44,15 @@ from service.debug.model_inputs import (
     units_of_inputs,
     words_of_inputs,
 )
-from service.debug.request_models import (
-    AttributeRequest,
-    FlowRequest,
+from service.debug.request_models.attribution import AttributeRequest, PairRequest, VjpRequest
+from service.debug.request_models.flow import Cotangent, FlowRequest, Product, SquaredError
+from service.debug.request_models.layer_norm import (
+    GivenRows,
     LayerNormRequest,
-    PairRequest,
-    ParityRequest,
-    VjpRequest,
+    NormOfText,
+    RandomRows,
 )
+from service.debug.request_models.parity import ParityRequest
 from service.debug.responses import (
     AttributeResponse,
     Capabilities,
@@ -76,7 +76,7 @@ from service.debug.running import (
 )
 from service.debug.served import encode
 from service.debug.state import State
-from service.debug.targets import check_width, target_of
+from service.debug.targets import check_width, find_target
 from service.debug.texts import (
     baseline_of,
     prompted,
@@ -106,9 +106,7 @@ async def attribute(request: Request, state: State) -> Response:
     check_target(kind, body.target.type)
     texts = await model_inputs_of(state, model, kind, Texts(body.text, body.text_pair, body.target))
     rows = [text.row for text in texts]
-    # The label that the served model predicts waits in its queue.
-    finding = cancel_on_disconnect(request, target_of(state, model, body.target, rows[0]))
-    target = await within(request, state.settings.limits.request_s, finding)
+    target, label = await find_target(request, state, model, body.target, rows[0])
     options = MethodOptions(
         body.tolerance, body.max_evaluations, body.samples, body.sigma, body.seed
     )
@@ -125,7 +123,6 @@ async def attribute(request: Request, state: State) -> Response:
         return json_response(CostResponse(model=hashes_of(model), cost=cost))
 
     job = AttributeJob(sides, words, target, body.method, body.layer, options, units, compare=rows)
-    label = model.artifact.manifest.labels[target.index] if target.type == "label" else None
     tokens = tokens_of_inputs(texts)
     return await run(
         request, state, model, job, cost, AttributeResponse, tokens=tokens, label=label
@@ -180,9 +177,9 @@ async def flow(request: Request, state: State) -> Response:
     cost = cost_of(state, flow_token_steps(len(text.row.ids) for text in texts))
     vectors: Sequence[Sequence[float]] = []
     match body.objective:
-        case request_models.Product(vector=vector):
+        case Product(vector=vector):
             vectors = [vector]
-        case request_models.SquaredError() | request_models.Cotangent():
+        case SquaredError() | Cotangent():
             vectors = body.objective.vectors
     rows = list(map(row_of, texts))
     job = FlowJob(rows, body.objective.type, vectors, body.emulate, body.loss_scale, compare=rows)
@@ -197,9 +194,9 @@ async def layer_norm(request: Request, state: State) -> Response:
     """Check add + norm step by step, on rows from a text, random rows or given rows."""
     body = await read_body(request, state, LayerNormRequest, MAX_BODY_BYTES)
     model, _ = await state.lease_for("layernorm", request, body.model)
-    source: NormOfRow | request_models.GivenRows | request_models.RandomRows
+    source: NormOfRow | GivenRows | RandomRows
     rows: list[Row] = []
-    if isinstance(body.source, request_models.NormOfText):
+    if isinstance(body.source, NormOfText):
         rows = [row_of(await tokenize(state, model, body.source.text, "/source/text"))]
         source = NormOfRow(rows[0], body.source.norm)
     else:

@@ -1,5 +1,6 @@
 """Runs of gradient jobs: cost, the job itself, parity with the served model, and the response."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,9 @@ from pydantic import BaseModel
 from service.api.deadline import cancel_on_disconnect, within
 from service.api.openapi import error_responses, request_body
 from service.api.responses import JSON
-from service.debug.messages import MAX_NONFINITE, Done, Job, Opened
+from service.debug.job_types import Job
 from service.debug.process import reference_model
+from service.debug.replies import MAX_NONFINITE, Done, Opened
 from service.debug.responses import Cost, GradientResponse, Hashes, VectorParity
 from service.debug.served import encode, parity_of
 from service.debug.state import DebugState
@@ -87,11 +89,14 @@ async def run_job(
     """
     with record_outcome(lambda outcome: state.jobs.labels(job.kind, outcome).inc()):
         work = cancel_on_disconnect(request, state.gradients.run(reference_model(model), job))
-        done, file = await within(request, state.settings.limits.request_s, work)
+        done, vectors, file = await within(request, state.settings.limits.request_s, work)
     parity = None
     if job.compare:
-        served = await encode(model, job.compare) if served is None else served
-        parity = parity_of(model, served, np.array(done.vectors, np.float32))
+        if served is None:
+            encoding = cancel_on_disconnect(request, encode(model, job.compare))
+            served = await within(request, state.settings.limits.request_s, encoding)
+        reference = np.frombuffer(vectors, np.float32).reshape(served.shape)
+        parity = await asyncio.to_thread(parity_of, model, served, reference)
     warnings = []
     if parity is not None and not parity.agrees:
         warnings.append("the served vectors differ from the reference model's vectors; see parity")

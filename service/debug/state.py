@@ -8,8 +8,8 @@ from fastapi import Depends, Request
 from prometheus_client import Counter
 
 from service.api.state import AppState
+from service.debug.job_types import KINDS
 from service.debug.kinds import Kind, kind_for
-from service.debug.messages import KINDS
 from service.debug.process import GradientProcess
 from service.inference.metrics import OUTCOMES
 from service.inference.model import Model

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -11,15 +12,15 @@ from models.gradients.budget import activation_shape, patch_token_steps
 from models.gradients.inputs import TapPoint
 from service.api.auth import require_scope
 from service.api.body import read_body
-from service.api.deadline import cancel_on_disconnect, within
 from service.api.raw_route import RawRoute
 from service.api.schemas import VERSION
 from service.debug.access import ACCESS
+from service.debug.job_types import ActivationsJob, PatchJob
 from service.debug.kinds import check_target
-from service.debug.messages import ActivationsJob, Opened, PatchJob
 from service.debug.model_inputs import Texts, model_inputs_of, tokens_of_inputs
 from service.debug.patches import patches_of
-from service.debug.request_models import ActivationsRequest, PatchRequest, TensorFormat
+from service.debug.replies import Opened
+from service.debug.request_models.taps import ActivationsRequest, PatchRequest, TensorFormat
 from service.debug.responses import (
     ActivationsCostResponse,
     ActivationsReport,
@@ -37,9 +38,10 @@ from service.debug.running import (
     run_job,
 )
 from service.debug.state import State
-from service.debug.targets import target_of
+from service.debug.targets import find_target
 from service.debug.texts import row_of, tokenize_input, tokens_of
 from service.inference.errors import InvalidInput
+from service.inference.tokenizer import TokenizedText
 
 router = APIRouter(
     prefix="/debug", route_class=RawRoute, dependencies=[require_scope("debug"), *ACCESS]
@@ -106,26 +108,18 @@ async def activations(request: Request, state: State) -> Response:
             ActivationsCostResponse(model=hashes, cost=cost, bytes=size, max_bytes=limit)
         )
 
+    steps = {name: point.name for name, point in points.items()}
     metadata = {
         "vitrine": VERSION,
         "model": {**hashes.model_dump(), "version": model.version},
         "torch": opened.torch,
         "device": opened.device,
         "reduction": body.reduction,
-        "taps": {name: point.name for name, point in points.items()},
-        "tokens": [
-            [token.model_dump() for token in tokens_of(text, (0, 1), index)]
-            for index, text in enumerate(texts)
-        ],
+        "taps": steps,
     }
-    job = ActivationsJob(
-        rows,
-        {name: point.name for name, point in points.items()},
-        body.reduction,
-        body.format,
-        await asyncio.to_thread(json.dumps, metadata),
-        compare=rows,
-    )
+    # In a thread, because 64 texts have up to 16,384 tokens.
+    file_metadata = await asyncio.to_thread(_with_tokens, metadata, texts)
+    job = ActivationsJob(rows, steps, body.reduction, body.format, file_metadata, compare=rows)
     outcome = await run_job(request, state, model, job)
     report = {"cost": cost, "wall_ms": outcome.done.wall_ms}
     report |= {"parity": outcome.parity, "warnings": outcome.warnings}
@@ -153,12 +147,12 @@ async def patch(request: Request, state: State) -> Response:
     inputs = await model_inputs_of(
         state, model, kind, Texts(body.text, body.text_pair, body.target)
     )
-    source_pair = body.text_pair if body.source_pair is None else body.source_pair
+    source_pair, pair_pointer = body.source_pair, "/source_pair"
+    if source_pair is None:
+        source_pair, pair_pointer = body.text_pair, "/text_pair"
+    pointers = "/source", pair_pointer, "/target/versus"
     sources = await model_inputs_of(
-        state,
-        model,
-        kind,
-        Texts(body.source, source_pair, body.target, ("/source", "/source_pair", "/target/versus")),
+        state, model, kind, Texts(body.source, source_pair, body.target, pointers)
     )
     rows, source_rows = ([each.row for each in own] for own in (inputs, sources))
     patches = patches_of(body.positions, inputs, sources)
@@ -167,9 +161,7 @@ async def patch(request: Request, state: State) -> Response:
     if body.dry_run:
         return json_response(CostResponse(model=hashes_of(model), cost=cost))
 
-    # The label that the served model predicts waits in its queue.
-    finding = cancel_on_disconnect(request, target_of(state, model, body.target, rows[0]))
-    target = await within(request, state.settings.limits.request_s, finding)
+    target, label = await find_target(request, state, model, body.target, rows[0])
     job = PatchJob(
         rows,
         source_rows,
@@ -179,7 +171,6 @@ async def patch(request: Request, state: State) -> Response:
         body.positions == "each",
         compare=[*rows, *source_rows],
     )
-    label = model.artifact.manifest.labels[target.index] if target.type == "label" else None
     return await run(
         request,
         state,
@@ -191,6 +182,15 @@ async def patch(request: Request, state: State) -> Response:
         source_tokens=tokens_of_inputs(sources),
         label=label,
     )
+
+
+def _with_tokens(metadata: dict[str, Any], texts: Sequence[TokenizedText]) -> str:
+    """Return the metadata of a file, with the tokens of the texts, as JSON."""
+    tokens = [
+        [token.model_dump() for token in tokens_of(text, (0, 1), index)]
+        for index, text in enumerate(texts)
+    ]
+    return json.dumps({**metadata, "tokens": tokens})
 
 
 def _points(

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from fastapi import Request
+
 from models.gradients.inputs import Row
-from service.debug import request_models
-from service.debug.messages import Target
+from service.api.deadline import cancel_on_disconnect, within
+from service.debug.job_types import Target
+from service.debug.request_models import targets
 from service.debug.served import encode
 from service.debug.state import DebugState
 from service.debug.texts import row_of, tokenize
@@ -12,12 +15,13 @@ from service.inference.errors import InvalidInput
 from service.inference.model import Model
 
 
-async def target_of(
-    state: DebugState, model: Model, target: request_models.Target, row: Row
-) -> Target:
-    """Return the target of a job.
+async def find_target(
+    request: Request, state: DebugState, model: Model, target: targets.Target, row: Row
+) -> tuple[Target, str | None]:
+    """Return the target of a job, and its label if it is the logit of one.
 
     Args:
+        request: HTTP request, watched for disconnection of the client.
         state: State of the application.
         model: The served model.
         target: Target of the request, one that the model has.
@@ -27,30 +31,38 @@ async def target_of(
         InvalidInput: A text of the target is invalid (see `tokenize`). A vector, an index, a label
             or a token is not one of the model.
         TooLarge: A text of the target has too many characters.
+        DeadlineExceeded: The served model has not predicted the label by the request's deadline.
         VitrineError: The served model fails to predict the label; see `Model.encode_rows`.
     """
+    finding = cancel_on_disconnect(request, _target_of(state, model, target, row))
+    result = await within(request, state.settings.limits.request_s, finding)
+    is_label = result.type == "label"
+    return result, model.artifact.manifest.labels[result.index] if is_label else None
+
+
+async def _target_of(state: DebugState, model: Model, target: targets.Target, row: Row) -> Target:
     match target:
-        case request_models.Cosine():
+        case targets.Cosine():
             other = await tokenize(state, model, target.text, "/target/text")
             return Target("cosine", rows=[row_of(other)])
-        case request_models.Margin():
+        case targets.Margin():
             positive = await tokenize(state, model, target.positive, "/target/positive")
             negative = await tokenize(state, model, target.negative, "/target/negative")
             return Target("margin", rows=[row_of(positive), row_of(negative)])
-        case request_models.Dot():
+        case targets.Dot():
             check_width(model, target.vector, "/target/vector")
             return Target("dot", vector=target.vector)
-        case request_models.Dim():
+        case targets.Dim():
             return _dim(model, target)
-        case request_models.Norm() | request_models.Score() | request_models.MaxSim():
+        case targets.Norm() | targets.Score() | targets.MaxSim():
             return Target(target.type)
-        case request_models.Label():
+        case targets.Label():
             return await _label(model, target, row)
-        case request_models.Sparse():
+        case targets.Sparse():
             return _sparse(model, target)
 
 
-def _dim(model: Model, target: request_models.Dim) -> Target:
+def _dim(model: Model, target: targets.Dim) -> Target:
     if target.index >= model.width:
         raise InvalidInput(
             f"index {target.index} is out of range; allowed: 0 to {model.width - 1}",
@@ -60,7 +72,7 @@ def _dim(model: Model, target: request_models.Dim) -> Target:
     return Target("dim", index=target.index)
 
 
-async def _label(model: Model, target: request_models.Label, row: Row) -> Target:
+async def _label(model: Model, target: targets.Label, row: Row) -> Target:
     if target.label is None:
         index = int((await encode(model, [row]))[0].argmax())
     else:
@@ -87,7 +99,7 @@ def _label_index(model: Model, label: str, pointer: str) -> int:
     return labels.index(label)
 
 
-def _sparse(model: Model, target: request_models.Sparse) -> Target:
+def _sparse(model: Model, target: targets.Sparse) -> Target:
     token = model.tokenizer.token_id(target.token)
     if token is None or token >= model.width:
         raise InvalidInput(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from models.gradients.inputs import BaselineName, Row
 from service.debug.kinds import READS_PAIRS, Kind
-from service.debug.request_models import Input, Text, TextOrPair
+from service.debug.request_models.base import Input, Text, TextOrPair
 from service.debug.responses import Token
 from service.debug.state import DebugState
 from service.inference.errors import InvalidInput, TooLarge

@@ -15,7 +15,7 @@ a pre-tokenizer, such as Gemma's. So the same text would have other words in eve
 from collections.abc import Sequence
 from unicodedata import category, name
 
-from service.debug.messages import Word
+from service.debug.job_types import Word
 from service.inference.tokenizer import Span, TokenizedText
 
 _APOSTROPHES = "'\u2019"

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from service.debug import frames
-from service.debug.messages import JOB, Failed, JobRefused, Refused, encode_reply
+from service.debug.job_types import JOB
+from service.debug.replies import Failed, JobRefused, Refused, encode_reply
 from service.logs import LogFormat, configure
 
 if TYPE_CHECKING:
@@ -81,15 +82,15 @@ def _open(path: Path, device: str) -> "Jobs":
 
 
 def _run(jobs: "Jobs", body: bytes) -> list[bytes]:
-    """Run a job, given as JSON, and return the reply as JSON, then the job's file if it has one."""
+    """Run a job, given as JSON, and return the bodies of the reply and of the frames after it."""
     try:
-        done, file = jobs.run(JOB.validate_json(body))
+        done, vectors, file = jobs.run(JOB.validate_json(body))
+        return [encode_reply(done), vectors, file]
     except JobRefused as refusal:
         return [encode_reply(Refused(str(refusal), refusal.code, refusal.pointer))]
     except Exception:
         log.exception("a gradient job failed")
         return [encode_reply(Failed())]
-    return [encode_reply(done), *([file] if done.has_file else [])]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from models.gradients.activations import activations, patch, tap_points
 from models.gradients.budget import activation_shape, patch_token_steps
 from models.gradients.inputs import Row, TokenReduction
 from models.gradients.reference_model import ReferenceModel
+from models.network.taps import OutputTap
 from tests.models.checkpoints import CONFIGS, save_checkpoint, save_tokenizer
 from tests.models.gradients.toys import DEBERTA, LLAMA, toy_model
 
@@ -254,6 +255,26 @@ def test_reductions_are_those_of_numpy_and_shapes_are_known_before() -> None:
             assert x.shape == activation_shape(point, 5, reduction)
     assert whole["pooling"].shape == (16,)
     np.testing.assert_allclose(whole["pooling"], whole["layers.1.norm2"].mean(0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("reduction", ["first", "last"])
+def test_reduced_activations_do_not_keep_the_whole_outputs(
+    reduction: TokenReduction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, row = toy_model(), Row([0, 7, 21, 4, 2])
+    names = {point.name: point.name for point in tap_points(model)}
+    recorded: dict[str, Tensor] = {}
+
+    class Recorded(OutputTap):
+        def __init__(self, *options: Any) -> None:  # noqa: ANN401
+            super().__init__(*options)
+            self.outputs = recorded
+
+    monkeypatch.setattr("models.gradients.activations.OutputTap", Recorded)
+    arrays = activations(model, row, names, reduction)
+    for name, array in arrays.items():
+        assert recorded[name].untyped_storage().nbytes() == array.nbytes, name
+        assert array.base is None, name  # nothing else is kept
 
 
 def test_cost_of_a_patch_bounds_the_tokens_that_run_through_the_model(

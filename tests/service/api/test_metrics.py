@@ -11,7 +11,7 @@ import pytest
 
 from models.artifact import Artifact
 from service.api.metrics import Metrics
-from service.debug.messages import KINDS
+from service.debug.job_types import KINDS
 from service.inference.metrics import ModelMetrics
 from tests.eventually import eventually
 from tests.held_service import held

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from models.artifact import Artifact
 from models.gradients.inputs import Row, Side
 from service.api.errors import status_of
 from service.debug import frames
-from service.debug.messages import JOB, REPLY, Done, Opened, PairJob, VjpJob
+from service.debug.job_types import JOB, PairJob, VjpJob
 from service.debug.process import GradientProcess, ReferenceModel
+from service.debug.replies import REPLY, Done, Opened
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -56,10 +58,11 @@ while (body := frames.read(stdin)) is not None:
         os._exit(3)
     next_is_there = bool(select.select([0], [], [], 0)[0])
     result = {"pid": os.getpid(), "next_is_there": next_is_there}
-    done = {"outcome": "done", "result": result, "nonfinite": [], "converged": True, "vectors": []}
-    send(command.get("reply", {**done, "wall_ms": 1.0, "has_file": "file_bytes" in command}))
-    if "file_bytes" in command:
-        sys.stdout.buffer.write(frames.frame(bytes(command["file_bytes"])))
+    done = {"outcome": "done", "result": result, "nonfinite": [], "converged": True, "wall_ms": 1.0}
+    send(command.get("reply", done))
+    if "reply" not in command:
+        for size in command.get("sizes", [0, 0]):
+            sys.stdout.buffer.write(frames.frame(bytes(size)))
         sys.stdout.buffer.flush()
 """
 
@@ -84,10 +87,10 @@ async def process_of(
 
 
 async def run(process: GradientProcess, reference: ReferenceModel, job: VjpJob) -> Done:
-    """Run a job without a file."""
-    done, file = await process.run(reference, job)
-    assert not file
-    return done
+    """Run a job without vectors and file."""
+    completed = await process.run(reference, job)
+    assert completed[1:] == (b"", b"")
+    return completed.done
 
 
 async def pid(process: GradientProcess) -> int:
@@ -298,12 +301,13 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
     script = (
         "import os, sys\n"
         "from service.debug import jobs, worker\n"
-        "from service.debug.messages import Done, Opened\n"
+        "from service.debug.replies import Completed, Done, Opened\n"
         "class Jobs:\n"
         "    def __init__(self, *_): os.write(1, b'noise'); print('noise', flush=True)\n"
         "    def describe(self): return Opened({}, [], '', '', {}, [])\n"
         "    def run(self, job):\n"
-        "        return Done({'policy': os.sched_getscheduler(0)}, [], True, [], 1.0), b''\n"
+        "        done = Done({'policy': os.sched_getscheduler(0)}, [], True, 1.0)\n"
+        "        return Completed(done, b'', b'')\n"
         "jobs.Jobs = Jobs\n"
         "sys.argv = ['', 'nowhere', 'cpu', 'text']\n"
         "worker.main()\n"
@@ -367,13 +371,32 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
         assert worker.wait() == 0
 
 
-async def test_file_of_a_job_follows_its_reply() -> None:
+async def test_vectors_and_file_of_a_job_follow_its_reply() -> None:
     async with process_of() as process:
-        for size in (3, 5_000_000):
-            done, file = await process.run(REFERENCE, job(file_bytes=size))
-            assert done.has_file
-            assert file == bytes(size)
+        for sizes in ((4, 3), (8, 5_000_000), (0, 1)):
+            done, vectors, file = await process.run(REFERENCE, job(sizes=sizes))
+            assert (vectors, file) == (bytes(sizes[0]), bytes(sizes[1]))
             assert done.result["pid"] == await pid(process)
+
+
+@pytest.mark.parametrize("reply", [{"outcome": "done"}, {"outcome": "unknown"}])
+async def test_process_with_a_malformed_reply_is_replaced(reply: dict[str, str]) -> None:
+    async with process_of() as process:
+        first = await pid(process)
+        with pytest.raises(ValidationError):
+            await run(process, REFERENCE, job(reply=reply))
+        assert process.pid is None
+        assert await pid(process) != first
+
+
+async def test_process_with_a_malformed_description_is_not_used() -> None:
+    script = "from service.debug.frames import frame; import sys; sys.stdout.buffer.write("
+    script += "frame(b'{}')); sys.stdout.flush(); sys.stdin.read()"
+    async with process_of([sys.executable, "-c", script]) as process:
+        for _ in range(2):
+            with pytest.raises(ValidationError):
+                await process.start(REFERENCE)
+            assert process.pid is None
 
 
 async def test_start_does_not_wait_for_a_running_job(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,14 +22,17 @@ from models.gradients.budget import COSTS
 from models.gradients.inputs import Method, Row
 from models.gradients.reference_model import ReferenceModel
 from service.app import create_app
-from service.debug import messages, request_models
+from service.debug import jobs, replies
+from service.debug.job_types import FlowJob
 from service.debug.jobs import nonfinite
-from service.debug.messages import Done, NonFinite
-from service.debug.request_models import FlowRequest
+from service.debug.replies import Done, JobRefused, NonFinite
+from service.debug.request_models.flow import FlowRequest
+from service.debug.request_models.targets import Target
 from service.debug.responses import ParityResponse
 from service.settings import DebugSettings, Settings
 from tests.conftest import FamilyArtifact
 from tests.eventually import eventually
+from tests.models.gradients.toys import toy_model
 from tests.models.jina_v3 import TASKS, save_with_tokenizer
 from tests.service.debug.held_worker import held, held_workers
 from tests.serving import flat_routes, ready_model, serving, state_of
@@ -385,7 +389,7 @@ def test_more_non_finite_numbers_than_the_limit_add_a_warning(
 ) -> None:
     source = {"type": "rows", "x": [[3e38, -3e38] * 40], "residual": [[3e38, -3e38] * 40]}
     result = ask(client, "layernorm", source=source, row=0)
-    assert len(result["nonfinite"]) == messages.MAX_NONFINITE
+    assert len(result["nonfinite"]) == replies.MAX_NONFINITE
     assert result["warnings"] == [
         "nonfinite lists only the first 64 non-finite numbers; there may be more"
     ]
@@ -631,7 +635,7 @@ def test_non_finite_numbers_become_null_and_are_listed() -> None:
         NonFinite("/scores/1", "-inf"),
         NonFinite("/path/0/1", "inf"),
     ]
-    reply = json.loads(messages.encode_reply(Done(result, numbers, True, [], 1.0)))
+    reply = json.loads(replies.encode_reply(Done(result, numbers, True, 1.0)))
     assert reply["result"] == {
         "value": None,
         "scores": [1.0, None],
@@ -639,6 +643,21 @@ def test_non_finite_numbers_become_null_and_are_listed() -> None:
         "pid": 3,
     }
     assert reply["nonfinite"][1] == {"pointer": "/scores/1", "kind": "-inf"}
+
+
+def test_errors_within_flow_are_not_errors_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("internal")
+
+    rows = [Row([1, 2]), Row([3, 4])]
+    flow_job = FlowJob(rows, "cosine", [], None, 1.0, compare=[])
+    monkeypatch.setattr(jobs, "flow", broken)
+    with pytest.raises(ValueError, match="internal"):
+        jobs._flow(toy_model(), flow_job)
+    with pytest.raises(JobRefused, match="even number of texts"):
+        jobs._flow(toy_model(), replace(flow_job, rows=rows[:1]))
 
 
 def types_of(union: object) -> set[str]:
@@ -649,7 +668,7 @@ def types_of(union: object) -> set[str]:
 
 
 def test_requests_accept_exactly_the_named_targets_and_objectives() -> None:
-    assert types_of(request_models.Target) == set(get_args(inputs.TargetName))
+    assert types_of(Target) == set(get_args(inputs.TargetName))
     objective = FlowRequest.model_fields["objective"].annotation
     names = {get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(objective)}
     assert names == set(get_args(inputs.ObjectiveName))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.numpy import load as load_safetensors
 from sentence_transformers import MultiVectorEncoder, SparseEncoder
@@ -19,6 +20,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 from models.artifact import Artifact
 from service.app import create_app
+from service.settings import DebugSettings
 from tests.conftest import FamilyArtifact
 from tests.service.debug.conftest import ask, client_of, debugging
 from tests.serving import ready_model, serving, state_of
@@ -173,6 +175,12 @@ def test_activations_beyond_the_byte_limit_are_refused(reranker: Artifact) -> No
     with serving(create_app(settings.model_copy(update={"debug": debug}))) as client:
         body = {"texts": ["w5 w6 w7", "w5 w6"], "taps": ["output"]}
         assert client.post("/debug/activations", json=body).json()["code"] == "budget"
+
+
+def test_byte_limit_is_less_than_the_size_of_a_frame() -> None:
+    DebugSettings(max_activation_bytes=2**30)
+    with pytest.raises(ValidationError, match="less than or equal to 1073741824"):
+        DebugSettings(max_activation_bytes=2**30 + 1)
 
 
 def test_capabilities_list_the_taps_in_the_order_of_the_pass(embedder: TestClient) -> None:
@@ -472,11 +480,24 @@ def test_invalid_patch_request_has_code_and_pointer(
     assert "secret" not in response.text
 
 
-@pytest.mark.parametrize("positions", ["all", [], [[1]], [[1, -1]], [[1, 2, 3]], 1])
-def test_malformed_positions_are_refused(embedder: TestClient, positions: object) -> None:
+@pytest.mark.parametrize(
+    ("positions", "pointer", "message"),
+    [
+        ("all", "", "Input should be 'each'"),
+        (1, "", "Input should be 'each', a list of pairs of positions, or null"),
+        ({}, "", "Input should be 'each', a list of pairs of positions, or null"),
+        ([], "", "List should have at least 1 item"),
+        ([[1]], "/0", "List should have at least 2 items"),
+        ([[1, 2, 3]], "/0", "List should have at most 2 items"),
+        ([[1, 2], [1, -1]], "/1/1", "greater than or equal to 0"),
+    ],
+)
+def test_malformed_positions_are_refused(
+    embedder: TestClient, positions: object, pointer: str, message: str
+) -> None:
     problem = embedder.post("/debug/patch", json={**PATCH, "positions": positions}).json()
-    assert problem["code"] == "invalid"
-    assert problem["pointer"].startswith("/positions")
+    assert (problem["code"], problem["pointer"]) == ("invalid", f"/positions{pointer}")
+    assert message in problem["detail"]
 
 
 def test_pair_of_positions_in_different_inputs_is_refused(ranker: TestClient) -> None:
@@ -493,6 +514,16 @@ def test_pair_of_positions_in_different_inputs_is_refused(ranker: TestClient) ->
     # Document and source need as many tokens, too.
     problem = ranker.post("/debug/patch", json={**body, "source_pair": "w5 w6"}).json()
     assert problem["code"] == "token_counts"
+    names = ("the pair of text and text_pair has 5", "the pair of source and source_pair has 6")
+    assert all(name in problem["detail"] for name in names)
+    # The first pairs have as many tokens, and the second ones, with `versus`, have not.
+    other = {"source": "w8 w9", "text_pair": "w5 w6", "source_pair": "w5"}
+    problem = ranker.post("/debug/patch", json={**body, **other}).json()
+    assert problem["code"] == "token_counts"
+    assert "the pair of text and target/versus has 5 tokens and" in problem["detail"]
+    assert "the pair of source and target/versus has 6;" in problem["detail"]
+    problem = ranker.post("/debug/patch", json={**body, "source": "w8 w9"}).json()
+    assert "the pair of source and text_pair has 6;" in problem["detail"]
 
 
 def test_patch_is_null_where_the_source_changes_nothing(embedder: TestClient) -> None:

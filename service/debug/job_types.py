@@ -1,14 +1,14 @@
-"""Messages between the service and its gradient process: jobs and replies.
+"""Jobs: messages from the service to its gradient process.
 
-This module does not import torch.
+The reference model's vectors of the rows in `compare` follow the reply to a job, and the service
+compares them with the served vectors. This module does not import torch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-import orjson
-from pydantic import Discriminator, Field, TypeAdapter
+from pydantic import Discriminator, TypeAdapter
 
 from models.engines import Precision
 from models.gradients.inputs import (
@@ -19,19 +19,12 @@ from models.gradients.inputs import (
     Reduction,
     Row,
     Side,
-    TapPoint,
     TargetName,
     TokenReduction,
     Units,
 )
-from service.debug.request_models import GivenRows, RandomRows, TensorFormat
-
-# Maximum number of non-finite numbers that a reply lists.
-MAX_NONFINITE = 64
-
-
-# Jobs. The reply to a job contains the reference model's vectors of the rows in `compare`. The
-# service compares them with the served vectors.
+from service.debug.request_models.layer_norm import GivenRows, RandomRows
+from service.debug.request_models.taps import TensorFormat
 
 
 @dataclass(frozen=True)
@@ -87,7 +80,7 @@ class AttributeJob:
         layer: Name of the layer whose tokens are scored.
         options: Options of the method.
         units: Units of the faithfulness; None: faithfulness is not measured.
-        compare: See above.
+        compare: See the module.
     """
 
     sides: Sequence[Side]
@@ -200,7 +193,7 @@ class ActivationsJob:
         reduction: Reduction of each output over its tokens.
         format: Format of the file.
         metadata: Metadata of the file, as JSON.
-        compare: See above.
+        compare: See the module.
     """
 
     rows: Sequence[Row]
@@ -225,7 +218,7 @@ class PatchJob:
             replaced one among the tokens of `rows`, and that of the other one among the tokens of
             `source_rows`.
         is_each: Whether the result has a value for each patch, and not the value of the only one.
-        compare: See above.
+        compare: See the module.
     """
 
     rows: Sequence[Row]
@@ -243,107 +236,3 @@ Job = (
 )
 KINDS: tuple[str, ...] = tuple(job.kind for job in get_args(Job))
 JOB: TypeAdapter[Job] = TypeAdapter(Annotated[Job, Discriminator("kind")])
-
-
-# Replies.
-
-
-@dataclass(frozen=True)
-class Opened:
-    """First reply of a gradient process, sent once it has loaded the reference model.
-
-    Attributes:
-        layers: Names of the layers of the reference model, each with the step that is its last.
-        norms: Names of the norms of the reference model.
-        device: Device of the reference model.
-        torch: Version of PyTorch.
-        op: Implementation of add + LayerNorm, by pass: "forward" and "backward".
-        taps: Steps of the forward pass whose outputs belong to a row, in order.
-    """
-
-    layers: dict[str, str]
-    norms: Sequence[str]
-    device: str
-    torch: str
-    op: dict[str, str]
-    taps: Sequence[TapPoint]
-    outcome: Literal["opened"] = "opened"
-
-
-@dataclass(frozen=True)
-class NonFinite:
-    """A NaN or infinite number in a result. It is null in JSON, which cannot represent it."""
-
-    pointer: Annotated[str, Field(description="JSON pointer to the null in the response")]
-    kind: Literal["nan", "inf", "-inf"]
-
-
-@dataclass(frozen=True)
-class Done:
-    """Reply to a job that succeeded.
-
-    Attributes:
-        result: Result of the job, a dataclass of `models.gradients.results`, as JSON.
-        nonfinite: First non-finite numbers of the result, at most `MAX_NONFINITE`.
-        converged: Whether all path integrals of the result have converged. True if there are none.
-        vectors: Reference model's vectors of the job's `compare` rows, before normalisation; those
-            of multi-vectors are concatenated.
-        wall_ms: Duration of the job, in milliseconds.
-        has_file: Whether a frame with the file that the job wrote follows this reply.
-    """
-
-    result: dict[str, Any]
-    nonfinite: Sequence[NonFinite]
-    converged: bool
-    vectors: Sequence[Sequence[float]]
-    wall_ms: float
-    has_file: bool = False
-    outcome: Literal["done"] = "done"
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Reply to a job with an invalid field.
-
-    Attributes:
-        detail: Error message.
-        code: Error code for the HTTP response.
-        pointer: JSON pointer to the invalid field of the request.
-    """
-
-    detail: str
-    code: str
-    pointer: str
-    outcome: Literal["refused"] = "refused"
-
-
-class JobRefused(Exception):
-    """A field of a job is invalid, such as a layer that the reference model does not have.
-
-    The reply to the job is `Refused`.
-
-    Attributes:
-        code: Error code for the HTTP response.
-        pointer: JSON pointer to the invalid field of the request.
-    """
-
-    def __init__(self, detail: str, code: str, pointer: str) -> None:
-        super().__init__(detail)
-        self.code = code
-        self.pointer = pointer
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Reply if a job raised an exception, which is logged, or the model could not be loaded."""
-
-    outcome: Literal["failed"] = "failed"
-
-
-Reply = Opened | Done | Refused | Failed
-REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Discriminator("outcome")])
-
-
-def encode_reply(reply: Reply) -> bytes:
-    """Return a reply as JSON, with arrays as lists and non-finite numbers as null."""
-    return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,101 @@
+"""Request body of /debug/layernorm."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
+
+from models.gradients.inputs import Distribution
+from service.debug.request_models.base import ModelRequest, StrictModel, Text, Vector
+
+
+class NormOfText(StrictModel):
+    """Input rows of one normalisation layer, recorded while the model encodes a text."""
+
+    type: Literal["text"]
+    text: Text
+    norm: str = Field(
+        max_length=64, description="Name of the normalisation layer; /debug/capabilities lists them"
+    )
+
+
+Rows = Annotated[list[Vector], Field(min_length=1, max_length=256)]
+# Results may be NaN or infinite, which JSON represents as null.
+ResultVector = Annotated[
+    list[FiniteFloat | None], Field(min_length=1, max_length=16_384, fail_fast=True)
+]
+ResultRows = Annotated[list[ResultVector], Field(min_length=1, max_length=256)]
+
+
+class Candidate(StrictModel):
+    """Results of the caller's implementation, at least one; a null element is NaN or infinite."""
+
+    out: ResultRows | None = None
+    sum: ResultRows | None = Field(None, description="`x + residual`, the second output")
+    dx: ResultRows | None = None
+    dresidual: ResultRows | None = None
+    dgamma: ResultVector | None = None
+    dbeta: ResultVector | None = None
+
+
+NormKind = Annotated[
+    Literal["layer_norm", "rms_norm"],
+    Field(description="Kind of norm; RMS norm subtracts no mean and has no `beta`"),
+]
+
+
+class GivenRows(StrictModel):
+    """Rows given in the request."""
+
+    type: Literal["rows"]
+    kind: NormKind = "layer_norm"
+    x: Rows
+    residual: Rows | None = Field(None, description="Rows to add to `x`; null: no residual")
+    gamma: Vector | None = Field(None, description="Scale; null: ones")
+    beta: Vector | None = Field(None, description="Shift; null: zeros")
+    eps: float = Field(1e-12, ge=0, le=1, description="Constant added to the variance")
+    dout: Rows | None = Field(
+        None, description="Gradient with respect to `out`; null: as chosen by the request's `dout`"
+    )
+    dsum: Rows | None = Field(
+        None,
+        description="Gradient with respect to `x + residual`, allowed only with `dout` and "
+        "`residual`; null: zeros if `dout` is set, otherwise as chosen by the request's `dout`",
+    )
+    candidate: Candidate | None = Field(
+        None,
+        description="Results to judge instead of the service's implementations. They must be "
+        "computed from these rows in the request's `dtype`",
+    )
+
+
+class RandomRows(StrictModel):
+    """Rows drawn from a distribution."""
+
+    type: Literal["random"]
+    kind: NormKind = "layer_norm"
+    distribution: Distribution = "normal"
+    shape: Annotated[
+        list[Annotated[int, Field(ge=1, le=4096)]],
+        Field(min_length=2, max_length=2, description="Number of rows, then width of each row"),
+    ]
+
+
+class LayerNormRequest(ModelRequest):
+    """Step-by-step check of add + norm: a residual sum, then layer norm or RMS norm."""
+
+    source: Annotated[NormOfText | GivenRows | RandomRows, Field(discriminator="type")]
+    dtype: Literal["float32", "float64"] = Field(
+        "float32",
+        description="Precision of the judged implementations; `steps` are always in float32",
+    )
+    dout: Literal["random", "ones"] = Field(
+        "random",
+        description="Gradient with respect to `out`, unless `source` has a `dout`. The gradient "
+        "with respect to `x + residual` is random with `random`, and zero with `ones`",
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Random seed of random rows and gradients")
+    row: int | None = Field(
+        None,
+        ge=0,
+        description="Index of the row whose values are returned at each step; null: no values",
+    )
