@@ -3,7 +3,7 @@
 import { alignmentTables, namesOf, passages, ranking, rowLegend, rowsOf, totals, valueName } from "./attribution.js";
 import { card, details, element, listed, muted, percent, shown } from "./dom.js";
 import { faithfulness } from "./faithfulness.js";
-import { completeness, equation, pairCards, pairSentence, pairsOf } from "./pairs.js";
+import { completeness, equation, isWord, pairCards, pairSentence, pairsOf } from "./pairs.js";
 import { cosineReading, headline, unrelatedMean } from "./reading.js";
 import { number, table } from "./tables.js";
 
@@ -19,7 +19,8 @@ function similarity({ pair, reference, a, b }, { units }) {
   const directions = [[a, "Text A"], [b, "Text B"]].filter(([run]) => run?.result);
   const [words, map] = pairCards(pair, units);
   return [
-    cosineReading(pair.result.cosine, unrelated, pairSentence(pairsOf(pair, units))),
+    cosineReading(pair.result.cosine, unrelated,
+      directions.length === 2 ? wordSentence(directions) : pairSentence(pairsOf(pair, units))),
     ...(reference?.problem ? [muted(reference.problem)] : []),
     effects(directions, units),
     words,
@@ -48,6 +49,15 @@ function effects(directions, units) {
     ...passages(rows, directions.map(([, name]) => name)),
     ...directions.map(([run, name]) => muted(sumSentence(run.result, name))),
     element("div", { className: "columns" }, ...directions.map(([run, name]) => element("div", {}, ...faithfulness(run.result, ` of ${name.replace("T", "t")}`)))));
+}
+
+// The words with the largest effects. Until both texts have them, the strongest pairs are named.
+function wordSentence(directions) {
+  const named = directions.map(([run, name]) => {
+    const best = rowsOf(run, "words")[0].filter((unit) => isWord(unit) && unit.score > 0).sort((left, right) => right.score - left.score);
+    return best.length && `${listed(best.slice(0, 2).map(({ content }) => `“${content}”`))} of ${name.replace("T", "t")}`;
+  }).filter(Boolean);
+  return named.length ? `The words that carry most of it are ${listed(named)}.` : "No word makes the texts more similar.";
 }
 
 // How the scores of a text add up to the similarity.

@@ -7,7 +7,7 @@ import { number, table } from "./tables.js";
 import { chips, largest, legend, unitsOf } from "./tokens.js";
 
 const MOST_PAIRS = 12;
-const isWord = ({ text, content }) => text !== null && /[\p{L}\p{N}]/u.test(content);
+export const isWord = ({ text, content }) => text !== null && /[\p{L}\p{N}]/u.test(content);
 
 // The units of both texts, and their contributions: sums over the tokens of each unit.
 export function pairsOf({ body, result }, kind) {
@@ -112,7 +112,7 @@ function pairTable({ ranked }, cosine) {
   const ranking = table(`Top ${best.length} of ${ofWords.length} pairs of words`, ["Word of A", "Word of B", ...(repeats ? ["Times"] : []), "Contribution", "Of the cosine"], rows);
   const sumOf = (pairs) => pairs.reduce((sum, { value }) => sum + value, 0);
   const rest = { "other pairs of words": sumOf(ofWords.slice(MOST_PAIRS)), "with special tokens or punctuation": sumOf(ranked) - sumOf(ofWords) };
-  return element("div", {}, ranking, facts(Object.fromEntries(Object.entries(rest).map(([name, sum]) => [name, `${shown(sum)}, ${percent(sum / cosine)}`]))));
+  return element("div", { className: "pairs" }, ranking, facts(Object.fromEntries(Object.entries(rest).map(([name, sum]) => [name, `${shown(sum)}, ${percent(sum / cosine)}`]))));
 }
 
 // How the sum of all pairs becomes the cosine.

@@ -74,7 +74,7 @@ export function checks(results, kind) {
 }
 
 function paritySentence(parities, kind) {
-  if (["embedding", "multi"].includes(kind)) return `as served, within ${shown(1 - Math.min(...parities.map(({ cosine: value }) => value)))}`;
+  if (["embedding", "multi"].includes(kind)) return `as served, within ${shown(Math.max(0, ...parities.map(({ cosine: value }) => 1 - value)))}`;
   return `as served, within ${shown(Math.max(...parities.map(({ max_abs: difference }) => difference)))}`;
 }
 

@@ -112,3 +112,8 @@ def cells(page: Browser, caption: str) -> list[list[str]]:
         caption,
     )
     return rows
+
+
+def open_details(page: Browser) -> None:
+    """Open all that a click on a summary shows."""
+    page.execute_script("document.querySelectorAll('details').forEach((it) => { it.open = true; })")

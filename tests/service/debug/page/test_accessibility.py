@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.debug.page.browsing import Browser, find, open_page, run, show, type_text, until
+from tests.service.debug.page.browsing import (
+    Browser,
+    find,
+    open_details,
+    open_page,
+    run,
+    show,
+    type_text,
+    until,
+)
 
 AXE = Path(__file__).parents[4] / ".venv-bench/node_modules/axe-core/axe.min.js"
 
@@ -108,6 +117,7 @@ def test_long_texts_have_no_violations(screen: Browser, url: str) -> None:
         "document.querySelector('[name=b]').value = 'Rain fell on a dog. '.repeat(8)"
     )
     run(page, "explain")
+    open_details(page)
     assert "words of A and" in find(page, "#explain .result").text
     check(page)
 

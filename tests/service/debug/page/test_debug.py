@@ -43,7 +43,7 @@ def test_flow_shows_gradient_sizes_and_the_first_non_finite_number(page: Browser
     type_text(page, "scale", str(2**32))
     shown = run(page, "flow")
     assert "non-finite number appears in the backward pass at objective" in shown
-    assert "some are NaN" in find(page, "#flow .lamps").text
+    assert "some numbers are NaN" in find(page, "#flow .lamps").text
     find(page, "#flow .result summary").click()
     assert "NaN" in texts(page, "#flow td")
 

@@ -20,6 +20,7 @@ from tests.service.debug.page.browsing import (
     cells,
     find,
     number,
+    open_details,
     open_page,
     post,
     run,
@@ -78,11 +79,23 @@ def test_page_explains_the_example_when_it_is_opened(page: Browser, url: str) ->
             shown_score = found[text[word["start"] : word["end"]]]
             assert shown_score == pytest.approx(word["score"], abs=1e-5)
         assert f"Faithfulness of text {name}" in find(page, "#explain .result").text
+        best = sorted(attributed["words"], key=lambda word: -word["score"])
+        raising = [
+            text[word["start"] : word["end"]]
+            for word in best
+            if text[word["start"]].isalpha() and word["score"] > 0
+        ][:2]
+        quoted = " and ".join(
+            f"\N{LEFT DOUBLE QUOTATION MARK}{w}\N{RIGHT DOUBLE QUOTATION MARK}" for w in raising
+        )
+        assert not raising or f"{quoted} of text {name}" in find(page, ".reading").text
 
 
 def test_reading_compares_with_unrelated_texts(page: Browser, url: str) -> None:
     reading = find(page, ".reading").text
-    unrelated = re.search(r"text A has a cosine of (\S+) with unrelated texts", reading)
+    unrelated = re.search(
+        r"text A has a cosine of (\S+) with 5 unrelated texts on average", reading
+    )
     assert unrelated
     source = Path("service/debug/page/reading.js").read_text()
     sentences = re.findall(r'^  "(.+)",$', source.partition("UNRELATED = [")[2], re.MULTILINE)[:5]
@@ -94,8 +107,17 @@ def test_ranked_pairs_are_sorted_by_a_click_on_a_heading(page: Browser, url: str
     rows = cells(page, "Top 12 of")
     values = [float(row[-2]) for row in rows]
     assert values == sorted(values, reverse=True)
-    matrix = post(url, "attribute/pair", a=CAT, b=FELINE)["matrix"]
-    assert max(max(row) for row in matrix) <= values[0] + 1e-6
+    pair = post(url, "attribute/pair", a=CAT, b=FELINE)
+    words = [
+        [word for word in pair[f"words_{name}"] if text[word["start"]].isalpha()]
+        for name, text in (("a", CAT), ("b", FELINE))
+    ]
+    matrix = np.array(pair["matrix"])
+    sums = [matrix[np.ix_(a["tokens"], b["tokens"])].sum() for a in words[0] for b in words[1]]
+    assert values[0] == pytest.approx(max(sums), abs=1e-6)
+    # What the list leaves out is named, so that all adds up to the similarity.
+    figures = [number(text.split(",")[0]) for text in texts(page, "#explain .pairs .facts dd")]
+    assert sum(values) + sum(figures) == pytest.approx(matrix.sum(), abs=1e-3)
     heading = page.find_element(By.XPATH, "//button[text()='Contribution']")
     for order in ("descending", "ascending"):
         heading.click()
@@ -107,7 +129,8 @@ def test_ranked_pairs_are_sorted_by_a_click_on_a_heading(page: Browser, url: str
 def test_focused_word_shows_its_partners_in_the_other_text(page: Browser, url: str) -> None:
     result = post(url, "attribute/pair", a=CAT, b=FELINE)
     row = next(i for i, t in enumerate(result["tokens_a"]) if t["token"] == CAT[4:7])
-    first = find(page, "#explain .chips .chip")
+    open_details(page)
+    first = find(page, "[aria-label='Words of text A'] .chip")
     page.execute_script("arguments[0].focus()", first)
     for _ in range(row):
         page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
@@ -124,7 +147,7 @@ def test_focused_word_shows_its_partners_in_the_other_text(page: Browser, url: s
     assert len(stops) == len(page.find_elements(By.CSS_SELECTOR, "#explain .chips"))
     page.switch_to.active_element.send_keys(Keys.END)
     assert page.switch_to.active_element.text.startswith("[SEP]")
-    readout = find(page, "#explain .readout").text
+    readout = find(page, "[aria-label='Words of text A'] + .readout").text
     assert float(readout.rsplit(" ", 1)[1]) == scores(page, "Words of text A")["[SEP]"]
 
 
@@ -251,10 +274,10 @@ def test_sparse_encoder_explains_the_weight_of_an_entry(
 @pytest.mark.parametrize(
     ("removed", "alone", "verdict"),
     [
-        (0.4, 0.1, "better than random in both tests"),
-        (0.4, 0.3, "beat random words in one test of two"),
-        (0.1, 0.1, "beat random words in one test of two"),
-        (0.1, 0.3, "no better than random words"),
+        (0.4, 0.1, "matter more than random ones, in both tests"),
+        (0.4, 0.3, "matter more than random ones in one test of two"),
+        (0.1, 0.1, "matter more than random ones in one test of two"),
+        (0.1, 0.3, "matter no more than random ones"),
     ],
 )
 def test_faithfulness_is_judged_by_random_words(
