@@ -7,6 +7,7 @@ network have their own tests, which `ELSEWHERE` names.
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,7 @@ INSTALLED = ROOT / ".venv-bench"
 ELSEWHERE = {
     "make serve": ".ci/run",
     "docker compose": "tests/deploy/test_compose.py",
+    "docker run": "tests/deploy/test_compose.py",
     "kubectl": "tests/deploy/test_kubernetes.py",
     "serve run": "tests/deploy/test_ray_serve.py",
 }
@@ -70,8 +72,17 @@ def commands(block: str) -> Iterator[Command]:
     """The commands of a block, which begin with a dollar sign."""
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         lines = part.splitlines()
-        end = next(i for i, line in enumerate(lines) if not line.endswith("\\"))
+        end = next(i for i in range(len(lines)) if is_complete("\n".join(lines[: i + 1])))
         yield Command("\n".join(lines[: end + 1]), "\n".join(lines[end + 1 :]))
+
+
+def is_complete(text: str) -> bool:
+    """Whether a command goes on in no further line."""
+    try:
+        shlex.split(text)
+    except ValueError:  # an open quotation, or a backslash at the end
+        return False
+    return not text.endswith("\\")
 
 
 @pytest.fixture
@@ -150,7 +161,11 @@ def run_completed(text: str, folder: Path) -> "subprocess.CompletedProcess[str]"
 def check_output(actual: str, shown: str) -> None:
     """Compare the output of a command with that on the page; numbers may be rounded differently."""
     if not shown.startswith("{"):
-        assert actual.strip() == shown.strip()
+        words = actual.split(), shown.split()
+        assert len(words[0]) == len(words[1])
+        for left, right in zip(*words, strict=True):
+            is_decimal = re.fullmatch(r"\d+\.\d+", right)
+            assert float(left) == pytest.approx(float(right)) if is_decimal else left == right
         return
 
     def compare(left: Any, right: Any) -> None:  # noqa: ANN401 - any JSON value
@@ -204,9 +219,10 @@ def test_commands_run_and_print_what_the_page_shows(
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page != CLIENTS_PAGE and blocks(page, "python")]
 )
-def test_python_runs(page: str, folder: Path) -> None:
+def test_python_runs(page: str, url: str, folder: Path) -> None:
     for block in blocks(page, "python"):
-        run(f"PYTHONPATH={ROOT} {sys.executable} - <<'END'\n{block}\nEND", folder)
+        script = block.replace(URL, url)
+        run(f"PYTHONPATH={ROOT} {sys.executable} - <<'END'\n{script}\nEND", folder)
 
 
 @pytest.mark.parametrize("page", CLIENTS_PAGES)

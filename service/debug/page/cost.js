@@ -18,6 +18,14 @@ export function checkSoon(name) {
   costTimer = setTimeout(() => check(name), DRY_RUN_AFTER_MS);
 }
 
+// A run makes the check and its problem obsolete.
+export function dropCheck(name) {
+  clearTimeout(costTimer);
+  costs.abort();
+  part(name, "cost").classList.remove("failed");
+  showProblem(name, "cost", null);
+}
+
 export async function check(name) {
   if (!SECTIONS[name].hasDryRun || state.model === null || sections[name].controller) return null;
   costs.abort();

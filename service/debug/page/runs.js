@@ -1,5 +1,6 @@
 // Runs of a section: its requests one after another, their progress and results.
 
+import { dropCheck } from "./cost.js";
 import { byId, element, lamp } from "./dom.js";
 import { inputs } from "./inputs.js";
 import { showProblem } from "./problems.js";
@@ -61,6 +62,7 @@ function begin(name) {
   part(name, "curl").hidden = true;
   part(name, "stale").hidden = true;
   showProblem(name, "problem", null);
+  dropCheck(name);
   redraw(name);
   byId(name).ariaBusy = "true";
 }

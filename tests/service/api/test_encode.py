@@ -316,7 +316,10 @@ TEI_PROBES = {"tei_health", "tei_root", "tei_ping"}  # one probe under three pat
 TEI = {"tei", "tei_embed", "embed_all", "embed_sparse", "similarity", "tokenize", "decode"}
 TEI |= {"tei_info", "tei_rerank", "tei_predict"}
 RERANK = {"v1_rerank", "v2_rerank", "vllm_rerank", "vllm_score", "vllm_v1_score", "vllm_classify"}
-DEBUG = {"attribute", "pair", "flow", "layer_norm", "parity", "vjp", "capabilities"}
+DEBUG = {
+    *("attribute", "pair", "flow", "layer_norm", "parity", "vjp", "activations", "patch"),
+    "capabilities",
+}
 
 
 def test_openapi_document_has_unique_ids_and_resolvable_references(client: TestClient) -> None:
