@@ -40,7 +40,8 @@ def exported(browser: Browser, tmp_path: Path) -> Iterator[Export]:
         find(browser, f"#{section} [data-export={format}]").click()
         suffix = {"report": "html", "picture": "png"}.get(format, format)
         file = tmp_path / f"vitrine-{section}.{suffix}"
-        until(file.exists)
+        # An empty file stands for the download until it is complete.
+        until(lambda: file.exists() and file.stat().st_size)
         return file
 
     yield export
