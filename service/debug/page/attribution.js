@@ -28,7 +28,7 @@ const TEXTS = { reranker: DOCUMENTS, multi: DOCUMENTS, classifier: ["First text"
 
 const SIGNS = "Positive scores speak for the document, negative ones for the other document.";
 
-export const textsOf = (body) => [body.text, body.text_pair, body.target.versus];
+const textsOf = (body) => [body.text, body.text_pair, body.target.versus];
 
 // Rows of units with scores, one for each text.
 export function rowsOf({ body, result }, kind) {
