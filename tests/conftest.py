@@ -87,6 +87,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ANN401 - xdist is untyped
     # A process that dies between tests, or while it collects them, is no failure for xdist.
     if error:
+        status = node.gateway._io.popen.wait()  # -15 after SIGTERM; xdist tells no cause
+        print(f"{node.gateway.id} ended with exit status {status}")
         node.config.pluginmanager.get_plugin("session").testsfailed += 1
 
 

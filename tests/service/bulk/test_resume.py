@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.artifact import Artifact
-from service.bulk import command_line, job, parts
+from service.bulk import job, parts
 from service.bulk.options import BulkError, OptionError
-from service.bulk.progress import Progress
 from tests.eventually import eventually
 from tests.service.bulk.conftest import Encode, rows_of
 
@@ -90,34 +88,66 @@ def test_job_killed_at_random_moments_loses_and_repeats_no_row(
     assert not list(output.glob(".*"))
 
 
+# Runs the command, which sends itself each signal after a further block of rows.
+SIGNALLED = """
+import os, sys
+from contextlib import nullcontext
+from service.bulk import command_line
+
+signals = list(map(int, sys.argv.pop(1).split()))
+
+def report(_):
+    if signals:
+        os.kill(os.getpid(), signals.pop())
+
+command_line.reporting = lambda _: nullcontext(report)
+sys.exit(command_line.main())
+"""
+
+
+def signalled(
+    arguments: list[str], environment: dict[str, str], *signals: signal.Signals
+) -> subprocess.CompletedProcess[str]:
+    numbers = " ".join(str(int(number)) for number in signals)
+    return subprocess.run(
+        [sys.executable, "-c", SIGNALLED, numbers, *arguments[3:]],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_the_job_after_the_current_part(
     small_artifact: Artifact,
     texts: Path,
     output: Path,
     expected: pa.Table,
+    process_environment: dict[str, str],
     number: signal.Signals,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    arguments = command(small_artifact, texts, output)[3:]
-
-    sent: list[signal.Signals] = []
-
-    def interrupt(_: Progress) -> None:
-        if not sent:  # once, after the first block: a second signal ends the process
-            sent.append(number)
-            os.kill(os.getpid(), number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(command_line, "reporting", lambda _: nullcontext(interrupt))
-        assert command_line.main(arguments) == 4
-    assert "the job ends after the current part" in caplog.text
+    arguments = command(small_artifact, texts, output)
+    job = signalled(arguments, process_environment, number)
+    assert job.returncode == 4, job.stderr
+    assert "the job ends after the current part" in job.stderr
     rows = rows_of(output).num_rows
     assert rows % 250 == 0
     assert 0 < rows < ROWS
-    assert command_line.main(arguments) == 3
+    assert subprocess.run(arguments, env=process_environment).returncode == 3
     assert_equal(rows_of(output), expected)
+
+
+@pytest.mark.slow
+def test_second_signal_ends_the_job_at_once(
+    small_artifact: Artifact, texts: Path, output: Path, process_environment: dict[str, str]
+) -> None:
+    # One part has all rows, so that the job can only end inside of it.
+    arguments = [*command(small_artifact, texts, output), f"--part-rows={ROWS}"]
+    job = signalled(arguments, process_environment, signal.SIGTERM, signal.SIGINT)
+    assert job.returncode == 4, job.stderr
+    assert "interrupted; finished parts are kept" in job.stderr
+    assert not list(output.glob("*.parquet"))
 
 
 def test_torn_last_line_of_the_journal_is_dropped(
