@@ -18,7 +18,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 IMAGES = Path(__file__).with_name("images")
-WIDTH, HEIGHT = 1200, 1020
+WIDTH, HEIGHT = 1200, 1190
 # A run takes about a second. The first one starts the gradient process.
 TIMEOUT_S = 120
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
+    "models/add_layer_norm/README.md",
     "service/bulk/README.md",
     *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md"))),
 ]
@@ -249,6 +251,27 @@ def test_javascript_client_runs(url: str, tmp_path: Path) -> None:
     (script,) = blocks(CLIENTS_PAGE, "javascript")
     (tmp_path / "script.mjs").write_text(script.replace(URL, url))
     assert run("node script.mjs", tmp_path).startswith("[")
+
+
+def test_parts_of_similarities_in_the_text_are_real(url: str) -> None:
+    def answer(block: str, route: str) -> Any:  # noqa: ANN401 - any JSON value
+        (body,) = re.findall(rf"{URL}{route} .*?-d '(.*?)'$", block, re.MULTILINE | re.DOTALL)
+        return httpx2.post(f"{url}{route}", json=json.loads(body), timeout=300).json()
+
+    text = (ROOT / "README.md").read_text()
+    scored = answer(text, "/score")
+    pairs = [
+        (term["query"]["token"], term["document"]["token"], f"{term['value']:.3f}")
+        for term in scored["explanations"][0]["terms"][:2]
+    ]
+    assert re.findall(r"`(\w+)` and `(\w+)`(?: have)?\s(0\.\d+)", text) == pairs
+    assert f"the cosine, {scored['scores'][0]:.2f}," in text
+    words = answer(text, "/debug/attribute")["words"]
+    best = sorted(words, key=lambda word: -float(word["score"]))[:2]
+    (shown,) = re.findall(r"\((`\w+` 0\.\d+, `\w+` 0\.\d+) of 0\.56\)", text)
+    sentence = "The cat sat on the mat."
+    parts = [f"`{sentence[w['start'] : w['end']]}` {w['score']:.2f}" for w in best]
+    assert shown == ", ".join(parts)
 
 
 def test_commands_that_do_not_run_here_have_a_test_of_their_own() -> None:

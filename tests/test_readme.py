@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [
     README,
-    *((ROOT / f"service{part}/README.md").read_text() for part in ("", "/debug", "/api/compat")),
+    *(
+        (ROOT / f"service{part}/README.md").read_text()
+        for part in ("", "/api", "/debug", "/api/compat")
+    ),
 ]
 
 
@@ -91,7 +94,7 @@ def test_metrics_table_agrees_with_the_code(settings: Settings) -> None:
 
 
 def test_example_response_is_real(minilm_client: TestClient) -> None:
-    page = (ROOT / "service/README.md").read_text()
+    page = (ROOT / "service/api/README.md").read_text()
     examples = re.findall(r"/encode .*\\\n    -d '(\{.*\})'\n(\{.*\})", page)
     # Others would need an artifact that is calibrated with the author's texts.
     examples = [example for example in examples if "output_dtype" not in example[0]]

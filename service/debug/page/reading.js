@@ -67,21 +67,21 @@ export function checks(results, kind) {
   const finite = results.every(({ nonfinite }) => !nonfinite?.length);
   const converged = integrals.every((integral) => integral.converged);
   return [
-    ["Same model", parities.length ? parities.every(({ agrees }) => agrees) : null, parities.length ? paritySentence(parities, kind) : ""],
-    ["Sum", integrals.length ? converged : null, integrals.length ? (converged ? "the scores add up" : "the scores do not add up yet: more evaluations are needed") : ""],
+    ["Same result", parities.length ? parities.every(({ agrees }) => agrees) : null, parities.length ? paritySentence(parities, kind) : ""],
+    ["Sum", integrals.length ? converged : null, integrals.length ? (converged ? "the scores add up to the whole change" : "the scores do not add up yet: more evaluations are needed") : ""],
     ["Finite", finite ? null : false, "some numbers are NaN or ∞"],
   ];
 }
 
 function paritySentence(parities, kind) {
-  if (["embedding", "multi"].includes(kind)) return `as served, within ${shown(Math.max(0, ...parities.map(({ cosine: value }) => 1 - value)))}`;
-  return `as served, within ${shown(Math.max(...parities.map(({ max_abs: difference }) => difference)))}`;
+  if (["embedding", "multi"].includes(kind)) return `as the served model, within ${shown(Math.max(0, ...parities.map(({ cosine: value }) => 1 - value)))}`;
+  return `as the served model, within ${shown(Math.max(...parities.map(({ max_abs: difference }) => difference)))}`;
 }
 
 // What the checks mean.
 export const CHECKS = {
-  "Same model": "The explained reference model has the vectors, or logits, of the served model.",
-  Sum: "The scores add up to what they explain, within the tolerance.",
+  "Same result": "The explained reference model has the vectors, or logits, of the served model.",
+  Sum: "The scores add up to the change of the result from the baseline (a text of padding, if not chosen) to this text, within the tolerance.",
   Finite: "No number is NaN or infinite.",
 };
 

@@ -1,13 +1,19 @@
-"""The requests of service/README.md, sent to a model of the kind that each section describes."""
+"""The requests of the service's READMEs succeed, with a model of the kind of each section."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from models.artifact import Artifact
+
 ROOT = Path(__file__).parents[3]
-README = (ROOT / "service/README.md").read_text()
+READMES = ("service/api/README.md", "service/README.md")
+PAGES = "".join((ROOT / page).read_text() for page in READMES)
 
 # Fixture of the client, by section and route. Models are small and have random weights.
 CLIENTS = {
@@ -28,7 +34,7 @@ ELSEWHERE = {
 
 REQUESTS = [
     (section.partition("\n")[0], path, json.loads(body))
-    for section in re.split(r"^##+ ", README, flags=re.MULTILINE)[1:]
+    for section in re.split(r"^##+ ", PAGES, flags=re.MULTILINE)[1:]
     for path, body in re.findall(
         r"^\$ curl http://127\.0\.0\.1:8000(\S+) [^{]*?-d '(\{.*?\})'$",
         section,
@@ -38,7 +44,7 @@ REQUESTS = [
 
 
 def test_every_example_is_found() -> None:
-    assert len(REQUESTS) == README.count("$ curl ")
+    assert len(REQUESTS) == PAGES.count("$ curl ")
     paths = {(section, path) for section, path, _ in REQUESTS if section not in ELSEWHERE}
     assert paths == CLIENTS.keys()
     assert all((ROOT / test).exists() for test in ELSEWHERE.values())
@@ -53,3 +59,13 @@ def test_example_succeeds(
     client = request.getfixturevalue(CLIENTS[section, path])
     response = client.post(path, json=body)
     assert response.status_code == 200, response.text
+
+
+@pytest.mark.slow
+def test_python_runs(calibrated_artifact: Artifact, tmp_path: Path) -> None:
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts/all-MiniLM-L6-v2").symlink_to(calibrated_artifact.path)
+    (script,) = re.findall(r"^```python\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script + "assert vectors.shape == (1, 8)"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)

@@ -53,10 +53,10 @@ def test_tokens_show_the_scores_of_the_route_and_their_sum(page: Browser, url: s
     assert "converged" in shown
     assert "not converged" not in shown
     lamps = texts(page, "#attribute .lamps .good span:last-child")
-    agreement = re.fullmatch(r"as served, within (\S+)", lamps[0])
+    agreement = re.fullmatch(r"as the served model, within (\S+)", lamps[0])
     assert agreement
     assert number(agreement[1]) < 1e-6
-    assert lamps[1:] == ["the scores add up"]
+    assert lamps[1:] == ["the scores add up to the whole change"]
     faithful = result["faithfulness"]
     figures = [
         figure[name]
@@ -124,8 +124,8 @@ def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str
         assert float(figure[1].replace("\N{MINUS SIGN}", "-")) == pytest.approx(total, rel=0.06)
     assert "score (logit)" in shown
     lamps = texts(page, "#attribute .lamps .good span:last-child")
-    assert lamps[0].startswith("as served, within ")
-    assert lamps[1:] == ["the scores add up"]
+    assert lamps[0].startswith("as the served model, within ")
+    assert lamps[1:] == ["the scores add up to the whole change"]
     type_text(page, "b", " ")
     until(lambda: find(page, "#attribute .cost.failed").text.startswith("Document: "))
     assert find(page, "[name=b]").get_attribute("aria-invalid") == "true"
@@ -188,7 +188,9 @@ def test_multi_vector_model_has_maxsim_and_its_alignment(browser: Browser, multi
     for pair, own, other, value in aligned:
         assert (own, other) == (spelled[pair["query"]], spelled[pair["document"]])
         assert number(value) == pytest.approx(pair["value"], abs=1e-4)
-    assert texts(page, "#attribute .lamps .good span:last-child")[0].startswith("as served")
+    assert texts(page, "#attribute .lamps .good span:last-child")[0].startswith(
+        "as the served model"
+    )
     type_text(page, "c", versus)
     shown = run(page, "attribute")
     assert chips_of_passages(page)[2] == ["[CLS]", "[[]", "[d]", "[]]", "rain", "[SEP]"]
