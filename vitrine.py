@@ -38,10 +38,10 @@ from service.inference.results import (
     SparseVector,
     TokenEmbeddings,
 )
+from service.inference.rows import Row
 from service.inference.scores import Classification, PairScores
 from service.inference.sync_model import SyncModel
 from service.inference.tags import Entity, Tags
-from service.inference.tokenizer import Row
 
 __all__ = [
     "ArtifactError",

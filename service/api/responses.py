@@ -26,7 +26,7 @@ from service.inference.results import (
     TokenEmbeddings,
     Vectors,
 )
-from service.inference.tokenizer import Row
+from service.inference.rows import Row
 
 OutputResult = Embeddings | TokenEmbeddings | SparseEmbeddings | MultiEmbeddings
 

@@ -16,7 +16,7 @@ from service.debug.words import words_of
 from service.inference.errors import InvalidInput
 from service.inference.model import Model
 from service.inference.results import vector_positions
-from service.inference.tokenizer import TokenizedText
+from service.inference.rows import TokenizedText
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from models.engines.outputs import Agreement, compare, int8_bounds
 from models.gradients.inputs import Row
 from service.debug.responses import VectorParity
-from service.inference import tokenizer
 from service.inference.model import Model
 from service.inference.results import RowResult, SparseVector
+from service.inference.rows import Row as ServedRow
 
 # Bounds of the agreement of a served vector with the reference model's vector. Every engine keeps
 # them in every precision but int8, so a vector beyond them means that another model is served.
@@ -24,7 +24,7 @@ async def encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
     """
     outcome = await model.encode_rows(
         [
-            tokenizer.Row(
+            ServedRow(
                 row.ids,
                 False,
                 row.prompt_tokens,

@@ -10,7 +10,7 @@ from service.debug.responses import Token
 from service.debug.state import DebugState
 from service.inference.errors import InvalidInput, TooLarge
 from service.inference.model import Model
-from service.inference.tokenizer import TokenizedText
+from service.inference.rows import TokenizedText
 
 
 async def tokenize(state: DebugState, model: Model, text: Text, pointer: str) -> TokenizedText:

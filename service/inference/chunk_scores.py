@@ -13,9 +13,9 @@ from service.inference.errors import InferenceFailed, InvalidInput, VitrineError
 from service.inference.late_chunking import check_late
 from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import PairLimits
+from service.inference.rows import OnOverflow, Row
 from service.inference.scores import ACTIVATIONS, PairScores, Scores
 from service.inference.similarity import EncodedTexts, compare, similarity_of, token_limit
-from service.inference.tokenizer import OnOverflow, Row
 
 
 def check_chunking(

@@ -14,8 +14,9 @@ from service.inference.errors import InvalidInput, VitrineError
 from service.inference.late_chunking import LateText, apply_heads
 from service.inference.pairs import PairLimits
 from service.inference.results import Vectors
+from service.inference.rows import Prompt, Row, Span
 from service.inference.scores import Scores
-from service.inference.tokenizer import Prompt, Row, Span, TextTokenizer
+from service.inference.tokenizer import TextTokenizer
 
 # Texts are tokenised whole, then in chunks to measure them, and as rows. With the division this
 # takes up to four times as long as the rows alone.

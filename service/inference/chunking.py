@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.inference.errors import InvalidInput
+from service.inference.rows import Span
 from service.inference.sentences import paragraph_starts, sentence_starts
-from service.inference.tokenizer import Span
 
 Strategy = Literal["tokens", "sentences", "paragraphs"]
 # Returns the number of tokens of a chunk, and how many of them exceed its limits. The arguments are

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from models.artifact import Manifest
 from service.inference.errors import InvalidInput
 from service.inference.results import SparseVector, Vectors
-from service.inference.tokenizer import Row, Span
+from service.inference.rows import Row, Span
 
 _TINY = np.finfo(np.float64).tiny
 # Number of terms in an explanation.

@@ -20,7 +20,7 @@ from models.artifact import Manifest
 from service.inference.chunking import Piece
 from service.inference.errors import InvalidInput
 from service.inference.results import Vectors, truncate_and_normalize
-from service.inference.tokenizer import Span
+from service.inference.rows import Span
 
 # Modules after pooling, by class name in `models.network.heads`, as functions of pooled vectors and
 # the model's width. Others compute something else for means of chunks than for those of texts.

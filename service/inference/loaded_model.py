@@ -29,8 +29,9 @@ from service.inference.executor import BoundedExecutor, ExecutorFull
 from service.inference.metrics import ModelMetrics, observe_stages, record_outcome
 from service.inference.query_table import look_up
 from service.inference.results import RowResult, RowResults, SparseVector, Stages, Vectors
+from service.inference.rows import Row
 from service.inference.runs import ItemFailed
-from service.inference.tokenizer import Row, TextTokenizer
+from service.inference.tokenizer import TextTokenizer
 from service.request_trace import TRACE, RequestTrace
 
 Result = TypeVar("Result")

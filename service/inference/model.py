@@ -29,9 +29,9 @@ from service.inference.results import (
     sparse_vectors,
     truncate_and_normalize,
 )
+from service.inference.rows import OnOverflow, Span
 from service.inference.scores import Classification, PairScores
 from service.inference.tags import Aggregation, Tags
-from service.inference.tokenizer import OnOverflow, Span
 
 Inputs = str | Sequence[str | Sequence[int]]
 # Maximum number of tokens whose vectors or weights are selected in the event loop, in about 2 ms.

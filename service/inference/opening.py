@@ -37,7 +37,8 @@ from service.inference.metrics import InferenceMetrics, ModelMetrics
 from service.inference.model import Model
 from service.inference.query_table import read_query_weights
 from service.inference.results import RowResults, Vectors
-from service.inference.tokenizer import Row, TextTokenizer
+from service.inference.rows import Row
+from service.inference.tokenizer import TextTokenizer
 
 log = logging.getLogger("vitrine")
 

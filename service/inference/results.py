@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from models.artifact import TokenRules
 from service.inference.cache import CacheCounts
-from service.inference.tokenizer import Row, Span
+from service.inference.rows import Row, Span
 
 Vectors = NDArray[np.float32]
 # Kinds of vectors that a model can compute.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from service.inference.chunking import Chunk
 from service.inference.explanations import Explanation
 from service.inference.results import SparseVector, Stages, Vectors, truncate_and_normalize
-from service.inference.tokenizer import Row
+from service.inference.rows import Row
 
 Scores = NDArray[np.float64]
 

@@ -17,9 +17,9 @@ from service.inference.errors import DeadlineExceeded, InvalidInput, VitrineErro
 from service.inference.explanations import check_explainable
 from service.inference.loaded_model import LoadedModel
 from service.inference.pairs import PairLimits
+from service.inference.rows import OnOverflow, Row
 from service.inference.scores import ACTIVATIONS, Classification, PairScores
 from service.inference.similarity import EncodedTexts, compare, similarity_of, token_limit
-from service.inference.tokenizer import OnOverflow, Row
 from service.request_trace import TRACE
 
 Item = TypeVar("Item")

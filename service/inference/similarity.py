@@ -17,6 +17,7 @@ from service.inference.explanations import (
 )
 from service.inference.loaded_model import LoadedModel
 from service.inference.results import select_tokens
+from service.inference.rows import Row
 from service.inference.scores import (
     Scores,
     best_first,
@@ -25,7 +26,6 @@ from service.inference.scores import (
     max_similarities,
     nearest,
 )
-from service.inference.tokenizer import Row
 
 # Maximum number of tokens of the multi-vectors that one call compares, in multiples of the model's
 # limit for results per token. Multi-vectors are narrower, and are no part of the response.

@@ -21,9 +21,9 @@ from service.inference.results import (
     SparseEmbeddings,
     TokenEmbeddings,
 )
+from service.inference.rows import OnOverflow
 from service.inference.scores import Classification, PairScores
 from service.inference.tags import Aggregation, Tags
-from service.inference.tokenizer import OnOverflow
 
 Result = TypeVar("Result")
 

@@ -19,8 +19,8 @@ from service.inference.batch_former import Priority
 from service.inference.errors import InvalidInput
 from service.inference.loaded_model import LoadedModel
 from service.inference.results import Stages, Vectors
+from service.inference.rows import OnOverflow, Row
 from service.inference.scores import ACTIVATIONS, Scores
-from service.inference.tokenizer import OnOverflow, Row
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Indices = NDArray[np.intp]

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
@@ -13,6 +13,7 @@ from models.artifact import TOKENIZER, Artifact, TokenRules
 from models.packing import NO_ADAPTER
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.pairs import NO_LIMITS, PairLimits, PairTokenizer
+from service.inference.rows import NO_PROMPT, OnOverflow, Prompt, Row, Span, TokenizedText, filled
 from service.inference.shared_tokenizers import shared_tokenizer
 from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of, tokens_span_words
 
@@ -29,82 +30,6 @@ _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
 _UNKNOWN_TOKENS = ("[UNK]", "<unk>")
 
 Input = TypeVar("Input")
-# Start and end of a token in its text; the end is exclusive.
-Span = tuple[int, int]
-OnOverflow = Literal["truncate", "truncate_left", "truncate_right", "error"]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Token ids of one input, as passed to the model.
-
-    Attributes:
-        ids: Token ids, special tokens included.
-        truncated: Whether the input had too many tokens and was truncated.
-        prompt_tokens: Number of leading tokens that are not pooled: a prompt and the special tokens
-            before it. 0 if there is no prompt, or the model pools it.
-        adapter: Index of the adapter that has the prompt's name; `NO_ADAPTER`: none.
-        offsets: Span of each token in the text, in characters; None for special tokens and prompt
-            tokens. The attribute is None if offsets were not requested or the input was token ids.
-        token_types: Type of each token of a pair of texts; empty: all tokens have type 0.
-        unattended: Number of last tokens that no token attends to.
-        continues: Whether each token continues the word of the token before it; empty: not
-            requested.
-        is_looked_up: Whether the row's weights are looked up, without the engine.
-    """
-
-    ids: Sequence[int]
-    truncated: bool
-    prompt_tokens: int
-    adapter: int = NO_ADAPTER
-    offsets: Sequence[Span | None] | None = None
-    token_types: Sequence[int] = ()
-    unattended: int = 0
-    continues: Sequence[bool] = ()
-    is_looked_up: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt of the model, and the adapter of the same name.
-
-    Attributes:
-        text: Text that is prepended to inputs.
-        tokens: Number of leading tokens that are not pooled; see `Row.prompt_tokens`.
-        adapter: Index of the adapter; `NO_ADAPTER`: none.
-    """
-
-    text: str
-    tokens: int
-    adapter: int
-
-
-_NO_PROMPT = Prompt("", 0, NO_ADAPTER)
-
-
-@dataclass(frozen=True)
-class TokenizedText:
-    """A text or a pair of texts and its tokens, for display.
-
-    Attributes:
-        texts: The text, or both texts.
-        row: Token ids of the text or pair.
-        tokens: Spelling of each token in the vocabulary.
-        spans: Span of each token in its text, in characters; None for special tokens and prompt
-            tokens.
-        sequence_ids: Index of each token's text, 0 or, in a pair, 1; None for special tokens and
-            prompt tokens.
-        baseline: Attribution baselines by name, "pad" or "mask": the token ids of the row, with
-            each token of the text replaced by the token of that name. Special tokens and prompt
-            tokens are kept. A name is missing if the vocabulary lacks its token.
-    """
-
-    texts: Sequence[str]
-    row: Row
-    tokens: Sequence[str]
-    spans: Sequence[Span | None]
-    sequence_ids: Sequence[int | None]
-    baseline: Mapping[str, Sequence[int]]
 
 
 class TextTokenizer:
@@ -380,7 +305,7 @@ class TextTokenizer:
             for ids in inputs
         ]
         self._check_overflow([row.truncated for row in rows], on_overflow, limit)
-        return [_filled(row, rules) for row in rows]
+        return [filled(row, rules) for row in rows]
 
     def token(self, token_id: int) -> str:
         """Return the spelling of a token in the vocabulary."""
@@ -559,7 +484,7 @@ class TextTokenizer:
                 )
         self._check_overflow([row.truncated for row in rows], on_overflow, rules.max_tokens)
         if rules.min_tokens:
-            encoded = [(_filled(row, rules), encoding) for row, encoding in encoded]
+            encoded = [(filled(row, rules), encoding) for row, encoding in encoded]
         return encoded
 
     def _encode(
@@ -674,7 +599,7 @@ class TextTokenizer:
         if name is None:
             name = self._manifest.default_prompt
         if name is None:
-            return _NO_PROMPT
+            return NO_PROMPT
         if name not in self._prompts:
             names = ", ".join(sorted(self._prompts)) or "none"
             raise InvalidInput(
@@ -704,19 +629,6 @@ def _without_tokens(index: int) -> InvalidInput:
         "a text has no tokens: the tokenizer drops all of its characters",
         code="no_tokens",
         index=index,
-    )
-
-
-def _filled(row: Row, rules: TokenRules) -> Row:
-    """Return the row, filled to the minimum length of the rules."""
-    missing = rules.min_tokens - len(row.ids)
-    if missing <= 0:
-        return row
-    return replace(
-        row,
-        ids=[*row.ids, *[rules.filler] * missing],
-        offsets=None if row.offsets is None else [*row.offsets, *[None] * missing],
-        unattended=0 if rules.attends_to_filler else missing,
     )
 
 

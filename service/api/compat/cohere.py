@@ -27,7 +27,7 @@ from service.inference.errors import VitrineError
 from service.inference.model import Model
 from service.inference.quantization import Quantizer
 from service.inference.results import Embeddings
-from service.inference.tokenizer import OnOverflow
+from service.inference.rows import OnOverflow
 
 # Paths whose errors have the format of Cohere.
 PATHS = ("/v1/embed", "/v2/embed")

@@ -18,7 +18,7 @@ from service.app import create_app
 from service.inference.cache import CacheCounts, ResultCache
 from service.inference.loaded_model import BatchItem, sealed
 from service.inference.results import RowResults, SparseVector
-from service.inference.tokenizer import Row
+from service.inference.rows import Row
 from service.settings import CacheSettings, EngineSettings, ModelSettings, Settings
 from tests.conftest import FamilyArtifact
 from tests.eventually import eventually

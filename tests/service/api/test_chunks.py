@@ -20,7 +20,7 @@ from models.artifact import Artifact
 from service.inference.batcher import Outcome
 from service.inference.loaded_model import LoadedModel
 from service.inference.results import RowResults
-from service.inference.tokenizer import Row
+from service.inference.rows import Row
 from tests.sentences import SENTENCES
 
 LONG = "\n\n".join(SENTENCES)

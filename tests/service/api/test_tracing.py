@@ -23,7 +23,7 @@ from service.api.schemas import VERSION
 from service.app import create_app
 from service.inference.loaded_model import BatchItem, run_batch
 from service.inference.opening import ModelOptions, open_model
-from service.inference.tokenizer import Row
+from service.inference.rows import Row
 from service.request_trace import RequestTrace
 from service.settings import CacheSettings, ModelsSettings, ServedModel, Settings, traces_endpoint
 from tests.eventually import HANG_S

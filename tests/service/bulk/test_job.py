@@ -35,7 +35,7 @@ from service.bulk.texts import Item
 from service.inference.batcher import Outcome
 from service.inference.loaded_model import LoadedModel
 from service.inference.results import RowResults
-from service.inference.tokenizer import Row
+from service.inference.rows import Row
 from tests.eventually import HANG_S, eventually_async
 from tests.service.bulk.conftest import Encode, rows_of
 

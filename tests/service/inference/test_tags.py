@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 import vitrine
 from models.export.exporter import export
 from models.export.sources import resolve
+from service.inference.rows import Row
 from service.inference.tags import Aggregation, entities
-from service.inference.tokenizer import Row
 from tests.models.checkpoints import (
     edit_json,
     save_byte_level,

@@ -10,8 +10,9 @@ from tokenizers import Encoding, Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
 from service.inference.errors import InvalidInput
+from service.inference.rows import OnOverflow
 from service.inference.text_parts import part_of, tokens_span_words
-from service.inference.tokenizer import OnOverflow, TextTokenizer
+from service.inference.tokenizer import TextTokenizer
 from tests.sentences import SENTENCES
 from tests.small_tokenizers import TOKENIZERS, served_by
 
