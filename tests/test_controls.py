@@ -2,7 +2,8 @@ import ast
 
 import pytest
 
-from tests.controls import GUARDS, ROOT, Guard, sample
+from tests.controls.__main__ import GUARDS, ROOT, sample
+from tests.controls.guard import Guard
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: f"{guard.file}: {guard.code:.40}")

@@ -1,0 +1,189 @@
+"""Guards of gradients, attributions and activations."""
+
+from tests.controls.guard import Guard
+
+_T = "tests/service/api/"
+_D = "tests/service/debug/"
+_G = "tests/models/gradients/"
+
+GUARDS = (
+    # Faithfulness of attributions.
+    Guard(
+        "models/gradients/inputs.py",
+        "token_types=[row.token_types[position] for position in kept] if row.token_types else (),",
+        "token_types=row.token_types[: len(kept)],",
+        f"{_G}test_faithfulness.py::test_removal_keeps_the_other_fields_of_the_tokens",
+    ),
+    Guard(
+        "models/gradients/faithfulness.py",
+        "for tokens in (first, everything - first)",
+        "for tokens in (first, everything)",
+        f"{_G}test_faithfulness.py::test_faithfulness_equals_transformers_on_ids_without_the_tokens",
+    ),
+    Guard(
+        "models/gradients/faithfulness.py",
+        "np.argsort(-unit_scores",
+        "np.argsort(unit_scores",
+        f"{_G}test_faithfulness.py::test_faithfulness_equals_transformers_on_ids_without_the_tokens",
+    ),
+    Guard(
+        "service/debug/model_inputs.py",
+        "            key = word.text, word.start, word.end\n",
+        "            key = tuple(word.tokens)\n",
+        f"{_D}test_faithfulness.py::test_words_of_a_query_are_removed_from_both_pairs",
+    ),
+    Guard(
+        "service/debug/routes.py",
+        "        steps += faithfulness_token_steps(length, len(units.tokens))\n",
+        "",
+        f"{_D}test_faithfulness.py::test_cost_of_faithfulness_is_part_of_the_budget",
+    ),
+    # Activations and patches.
+    Guard(
+        "models/network/taps.py",
+        "total = self.change(x + residual)",
+        "total = x + residual",
+        f"{_G}test_activations.py::test_patch_equals_a_hook_that_replaces_the_vectors",
+    ),
+    Guard(
+        "models/gradients/activations.py",
+        "output[versions, positions] = source[origins]",
+        "output[versions, positions] = source[positions]",
+        f"{_G}test_activations.py::test_patch_equals_a_hook_that_replaces_the_vectors",
+    ),
+    Guard(
+        "models/gradients/activations.py",
+        "        if 0 <= to - start < len(row.ids)\n",
+        "        if to - start < len(row.ids)\n",
+        f"{_G}test_activations.py::test_patches_of_each_position_equal_patches_of_one",
+    ),
+    Guard(
+        "models/gradients/budget.py",
+        "return lengths * (1 + taps * patches) + source_length",
+        "return lengths * (1 + taps) + source_length",
+        f"{_D}test_taps.py::test_cost_of_a_patch_counts_every_forward_pass",
+    ),
+    Guard(
+        "service/debug/tap_routes.py",
+        "    if size > limit:\n",
+        "    if False:\n",
+        f"{_D}test_taps.py::test_activations_beyond_the_byte_limit_are_refused",
+    ),
+    Guard(
+        "service/debug/patches.py",
+        "elif owners[position] != source_owners[source]:",
+        "elif False:",
+        f"{_D}test_taps.py::test_pair_of_positions_in_different_inputs_is_refused",
+    ),
+    Guard(
+        "service/debug/process.py",
+        "reply = Completed(reply, vectors, await frames.receive(process.stdout))",
+        'reply = Completed(reply, vectors, b"")',
+        f"{_D}test_process.py::test_vectors_and_file_of_a_job_follow_its_reply",
+    ),
+    Guard(
+        "service/debug/running.py",
+        "            encoding = cancel_on_disconnect(request, encode(model, job.compare))\n",
+        "            encoding = encode(model, job.compare)\n",
+        f"{_D}test_running.py::test_comparison_ends_when_the_client_disconnects",
+    ),
+    Guard(
+        "models/gradients/activations.py",
+        "return x.cpu().clone()",
+        "return x.cpu()",
+        f"{_G}test_activations.py::test_reduced_activations_do_not_keep_the_whole_outputs",
+    ),
+    # Gradients of every kind of model.
+    Guard(
+        "models/gradients/reference_model.py",
+        "x = encoder.embeddings(x, positions.expand(len(x), -1), types, scales=scales)",
+        "x = encoder.embeddings(x, positions.expand(len(x), -1), scales=scales)",
+        "tests/models/gradients/test_attribution_oracles.py::"
+        "test_token_types_change_the_vectors_at_every_layer",
+    ),
+    Guard(
+        "models/network/sparse.py",
+        "parameter[list(entries)]",
+        "parameter[sorted(entries)]",
+        "tests/models/gradients/test_attribution_oracles.py::"
+        "test_entries_of_sparse_vectors_are_those_of_the_whole_vectors",
+    ),
+    Guard(
+        "service/debug/words.py",
+        "if groups and min(own) <= last:",
+        "if groups and min(own) < last:",
+        f"{_D}test_words.py::test_words_of_a_text_are_the_same_for_every_tokenizer",
+    ),
+    Guard(
+        "service/debug/served.py",
+        "agrees=agreement.is_within(_bounds(model)),",
+        "agrees=agreement.cosine >= _bounds(model).cosine,",
+        f"{_D}test_routes.py::test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning",
+    ),
+    Guard(
+        "service/debug/worker.py",
+        "        os._exit(0)\n",
+        "        pass\n",
+        f"{_T}test_stopping.py::test_gradient_process_ends_when_the_service_is_killed",
+    ),
+    Guard(
+        "service/debug/process.py",
+        "except (asyncio.IncompleteReadError, ConnectionError):",
+        "except ZeroDivisionError:",
+        f"{_D}test_process.py::test_dead_process_gives_a_clear_error_and_the_next_job_works",
+    ),
+    Guard(
+        "service/debug/process.py",
+        "if self._callers > self._settings.max_waiting:",
+        "if False:",
+        f"{_D}test_process.py::test_full_queue_refuses_at_once_and_the_other_jobs_finish",
+    ),
+    Guard(
+        "service/debug/access.py",
+        "    if not host_matches(host, settings.hosts):",
+        "    if False:",
+        f"{_D}test_routes.py::test_pages_of_other_hosts_are_refused",
+    ),
+    Guard(
+        "service/debug/access.py",
+        'origin.partition("://")[2] != host',
+        "False",
+        f"{_D}test_routes.py::test_pages_of_other_hosts_are_refused",
+    ),
+    Guard(
+        "service/debug/page/runs.js",
+        "  const isStale = asked !== section.asked;\n",
+        "  const isStale = false;\n",
+        f"{_D}page/test_use.py::test_edited_text_marks_the_result_as_old_and_removes_its_checks",
+    ),
+    Guard(
+        "service/debug/page/export.js",
+        "  const safe = /^[=+\\-@\\t]/.test(value)",
+        "  const safe = /^[]/.test(value)",
+        f"{_D}page/test_export.py::test_csv_has_the_exact_numbers_of_the_tables",
+    ),
+    Guard(
+        "service/debug/page/faithfulness.js",
+        "(sufficiency < random.sufficiency)",
+        "(sufficiency > random.sufficiency)",
+        f"{_D}page/test_explain.py::test_faithfulness_is_judged_by_random_words",
+    ),
+    Guard(
+        "service/debug/page/whatif.js",
+        "struckOf(side.side).value = [...struck].join();",
+        "",
+        f"{_D}page/test_explain.py::test_struck_word_moves_the_similarity_of_the_served_model",
+    ),
+    Guard(
+        "service/debug/page/colours.js",
+        'return luminance > 0.179 ? "#000000" : "#ffffff";',
+        'return luminance > 0.5 ? "#000000" : "#ffffff";',
+        f"{_D}page/test_attribute.py::test_numbers_on_colours_have_contrast",
+    ),
+    Guard(
+        "service/api/middleware.py",
+        "            if not self._is_stopping():\n                raise\n",
+        "",
+        f"{_T}test_lifespan.py::test_cancellation_is_answered_only_while_the_service_is_stopping",
+    ),
+)

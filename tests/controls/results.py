@@ -1,0 +1,259 @@
+"""Guards of results of the model in the service."""
+
+from tests.controls.guard import Guard
+
+_T = "tests/service/api/"
+_I = "tests/service/inference/"
+
+GUARDS = (
+    # Long documents.
+    Guard(
+        "service/inference/chunking.py",
+        "    is_free = (starts >= reached[:-1]) & ",
+        "    is_free = ",
+        f"{_I}test_chunking.py::test_token_of_parts_of_two_characters_is_never_split",
+    ),
+    Guard(
+        "service/inference/chunked_texts.py",
+        "return tokens, max(tokens - size, whole - taken - room)",
+        "return tokens, 0",
+        f"{_I}test_chunking.py::test_chunk_that_grows_when_tokenised_alone_is_shortened",
+    ),
+    Guard(
+        "service/inference/chunked_texts.py",
+        "whole = self._count(prompt.text + part) if prompt.text else tokens",
+        "whole = tokens + taken",
+        f"{_I}test_chunking.py::test_chunk_fits_with_a_prompt_whose_tokens_merge_with_the_chunks",
+    ),
+    Guard(
+        "service/inference/chunked_texts.py",
+        "            if len(pieces) == room:\n",
+        "            if False:\n",
+        f"{_I}test_chunking.py::test_number_of_chunks_is_limited",
+    ),
+    Guard(
+        "service/inference/chunked_texts.py",
+        "                error.set_index(self.owners[error.index])\n",
+        "                pass\n",
+        f"{_T}test_chunks.py::test_failure_names_the_text_of_the_chunk",
+    ),
+    Guard(
+        "service/inference/late_chunking.py",
+        "        begin = 0 if is_first else self.first + reached - start\n",
+        "        begin = 0 if is_first else self.first\n",
+        f"{_I}test_late_chunking.py::test_vectors_equal_the_reference_implementation",
+    ),
+    Guard(
+        "service/inference/late_chunking.py",
+        "min(max(start, self.unpooled), end - 1), end",
+        "start, end",
+        f"{_I}test_late_chunking.py::test_only_chunk_of_a_text_has_the_vector_of_the_text",
+    ),
+    Guard(
+        "service/inference/similarity.py",
+        "    if count not in (1, len(pairs)):  # chunks of documents\n",
+        "    if False:\n",
+        f"{_T}test_chunks.py::test_document_has_the_cosine_of_its_best_chunk",
+    ),
+    # Scores and sparse vectors.
+    Guard(
+        "service/inference/pairs.py",
+        "kept = self._kept(*limited)",
+        "kept = self._kept(*lengths)",
+        f"{_T}test_classify.py::test_query_and_documents_are_truncated_to_limits_of_their_own",
+    ),
+    Guard(
+        "service/inference/scoring.py",
+        "error.index = None if is_query else index - queries",
+        "error.index = index",
+        f"{_T}test_score.py",
+    ),
+    Guard(
+        "service/inference/explanations.py",
+        "weights[: row.prompt_tokens] = 0",
+        "weights[:0] = 0",
+        f"{_T}test_explanations.py::test_terms_of_a_cosine_are_products_of_token_vectors",
+    ),
+    Guard(
+        "service/inference/scoring.py",
+        "explanations = {best[i]: explanation",
+        "explanations = {i: explanation",
+        f"{_T}test_explanations.py::test_rerank_explains_the_best_documents_alone",
+    ),
+    Guard(
+        "models/export/sentence_config.py",
+        'is_first = tuple(pooling) == ("cls",) and include_prompt',
+        'is_first = tuple(pooling) == ("cls",)',
+        "tests/models/export/test_export.py::"
+        "test_pooling_of_first_tokens_needs_no_other_token_of_the_last_layer",
+    ),
+    Guard(
+        "models/network/sparse.py",
+        "self._log((pad(torch.relu(logits)) * mask).amax(1))",
+        "self._log(pad(torch.relu(logits)).amax(1))",
+        "tests/models/export/test_masked_lm.py::"
+        "test_graphs_equal_the_sparse_encoder_of_sentence_transformers",
+    ),
+    Guard(
+        "models/network/heads.py",
+        "result: Tensor = out + self.residual(x)",
+        "result: Tensor = out",
+        "tests/models/export/test_checkpoint.py::"
+        "test_residual_dense_head_vectors_equal_sentence_transformers",
+    ),
+    # Prompts of rerankers.
+    Guard(
+        "service/inference/tokenizer.py",
+        "pairs = [(prompted[first], second) for first, second in pairs]",
+        "pairs = [(first, prompt + second) for first, second in pairs]",
+        f"{_T}test_reranker_prompts.py::test_scores_equal_those_of_the_cross_encoder",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "limits = limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]",
+        "pass",
+        f"{_T}test_reranker_prompts.py::test_limit_of_a_query_does_not_count_the_prompt",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "None if index == 0 and 0 < end <= len(prompt) else index",
+        "index",
+        f"{_T}test_reranker_prompts.py::test_attribution_leaves_the_prompt_out_of_the_words",
+    ),
+    # Weights of queries from a table.
+    Guard(
+        "models/export/query_table.py",
+        "if (own.to_str(), side) != (tokenizer.to_str(), config.truncation_side):",
+        "if False:",
+        "tests/models/export/test_query_table.py::test_other_models_are_refused",
+    ),
+    Guard(
+        "models/export/query_table.py",
+        '"": rules[routes.default]',
+        '"": document',
+        "tests/models/export/test_query_table.py::"
+        "test_default_route_is_that_of_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "limit, has_special = rules.max_tokens, not rules.looks_up",
+        "limit, has_special = rules.max_tokens, True",
+        f"{_T}test_inference_free.py::"
+        "test_weights_of_queries_are_exactly_those_of_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/query_table.py",
+        "is_weighted = found != 0",
+        "is_weighted = found > 0",
+        f"{_T}test_inference_free.py::"
+        "test_weights_of_queries_are_exactly_those_of_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/loaded_model.py",
+        "index = indices[error.index]",
+        "index = error.index",
+        f"{_T}test_inference_free.py::test_failing_document_has_its_own_index",
+    ),
+    Guard(
+        "service/inference/model.py",
+        "needs_engine=not rules.looks_up",
+        "needs_engine=True",
+        f"{_T}test_inference_free.py::test_queries_need_neither_engine_nor_queue",
+    ),
+    Guard(
+        "service/debug/texts.py",
+        "if tokenized.row.is_looked_up:",
+        "if False:",
+        f"{_T}test_inference_free.py::test_gradients_explain_documents_only",
+    ),
+    # Tags of tokens.
+    Guard(
+        "models/engines/__init__.py",
+        "len(row) if OUTPUTS[output].per_token else 1",
+        "1",
+        "tests/models/export/test_token_classifier.py::test_engines_compute_the_logits_of_all_tokens",
+    ),
+    Guard(
+        "service/inference/tags.py",
+        "is_first[1:] |= numbers[1:] != numbers[:-1]",
+        "pass",
+        f"{_I}test_tags.py::test_prefixes_of_labels_delimit_entities",
+    ),
+    Guard(
+        "service/inference/loaded_model.py",
+        'if any(OUTPUTS[output].per_token for output in outputs if output != "weights"):',
+        "if False:",
+        f"{_T}test_tag.py::test_number_of_tokens_is_limited",
+    ),
+    # Multi-vectors.
+    Guard(
+        "models/export/attention_nodes.py",
+        'nodes("Where", is_key, row, constant(-2))',
+        "row",
+        "tests/models/export/test_attention_nodes.py::test_context_equals_attention_on_each_row_alone",
+    ),
+    Guard(
+        "models/packing.py",
+        "(positions < attended[:, None])",
+        "is_token",
+        f"{_I}test_multi_vectors.py::test_expanded_queries",
+    ),
+    Guard(
+        "service/inference/results.py",
+        "is_kept = ~np.isin(row.ids, rules.skipped)",
+        "is_kept = np.ones(len(row.ids), bool)",
+        f"{_T}test_multi.py::test_vectors_equal_those_of_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        'return self._rules.get(prompt_name or "", self._rules[""])',
+        'return self._rules[""]',
+        f"{_T}test_multi.py::test_lengths_of_queries_and_documents",
+    ),
+    Guard(
+        "models/export/token_rules.py",
+        "tokenizer.add_special_tokens([AddedToken(token, normalized=False)])",
+        "pass",
+        f"{_I}test_multi_vectors.py::test_folders_of_stanford",
+    ),
+    # Quantised vectors.
+    Guard(
+        "models/quantization.py",
+        "np.clip(np.floor((vectors - starts) / steps), 0, 255).astype(np.uint8)",
+        "np.floor((vectors - starts) / steps).astype(np.int64).astype(np.uint8)",
+        "tests/models/test_quantization.py::test_values_outside_the_ranges_are_clipped",
+    ),
+    Guard(
+        "models/export/calibration.py",
+        "calibrating, evaluated = vectors[::2], vectors[1::2]",
+        "calibrating, evaluated = vectors, vectors[1::2]",
+        "tests/models/export/test_calibration.py::test_ranges_are_those_of_every_second_text"
+        "_truncated_and_normalized",
+    ),
+    Guard(
+        "models/export/calibration.py",
+        "    scores[np.arange(len(indices)), indices] = -np.inf\n",
+        "",
+        "tests/models/export/test_calibration.py::test_recall_equals_that_of_a_search_with_codes_of"
+        "_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/quantization.py",
+        "is_start = not manifest.normalize or (truncate_dim is not None and normalize is None)",
+        "is_start = not manifest.normalize or truncate_dim is not None",
+        f"{_I}test_quantization.py::test_codes_have_the_ranges_of_calibration_texts_with_the_same"
+        "_arguments",
+    ),
+    Guard(
+        "service/inference/quantization.py",
+        "if normalize not in (None, manifest.normalize):",
+        "if False:",
+        f"{_I}test_quantization.py::test_vectors_without_ranges_are_refused",
+    ),
+    Guard(
+        "service/api/compat/cohere.py",
+        "_FIELDS.get(field, field)",
+        "field",
+        f"{_T}compat/test_cohere.py::test_errors_have_coheres_format_and_names",
+    ),
+)

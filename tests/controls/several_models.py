@@ -1,0 +1,239 @@
+"""Guards of several models, their streams, and the cache."""
+
+from tests.controls.guard import Guard
+
+_T = "tests/service/api/"
+_I = "tests/service/inference/"
+
+GUARDS = (
+    # Several models.
+    Guard(
+        "service/inference/model_version.py",
+        "if self._on_closed is not None and not self.leases:",
+        "if self._on_closed is not None:",
+        f"{_I}test_registry.py::test_swap_serves_the_new_version_and_closes_the_old_after_its_last"
+        "_lease",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "                self._retire(previous)\n",
+        "",
+        f"{_I}test_registry.py::test_swap_serves_the_new_version_and_closes_the_old_after_its_last"
+        "_lease",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "        if entry.loading is None:\n",
+        "        if True:\n",
+        f"{_I}test_registry.py::test_requests_for_an_unloaded_model_share_one_load",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "        if self._clock.now() < entry.retry_at:\n",
+        "        if False:\n",
+        f"{_I}test_registry.py::test_failed_load_on_demand_is_reported_and_tried_again",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "victim = min(others, key=_is_busy)",
+        "victim = others[0]",
+        f"{_I}test_registry.py::test_idle_model_is_unloaded_before_a_busy_one",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "        if self._is_closed:\n            await model.close()\n",
+        "        if False:\n            await model.close()\n",
+        f"{_I}test_registry.py::test_load_that_ends_after_the_registry_is_closed_closes_its_model",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "                await version.closed.wait()\n",
+        "                pass\n",
+        f"{_I}test_registry.py::test_busy_model_is_unloaded_only_after_its_requests",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "            except BaseException:\n                await version.close()\n",
+        "            except BaseException:\n",
+        f"{_I}test_registry.py::test_failed_check_closes_the_new_version_and_leaves_the_old_one"
+        "_serving",
+    ),
+    Guard(
+        "service/inference/loaded_model.py",
+        "        self.engine.close()\n",
+        "",
+        f"{_I}test_registry.py::test_weights_of_a_replaced_version_are_freed_without_the_garbage"
+        "_collector",
+    ),
+    Guard(
+        "service/api/middleware.py",
+        "                lease.release()\n",
+        "                pass\n",
+        f"{_T}test_models.py::test_models_beyond_the_memory_budget_are_loaded_on_demand",
+    ),
+    Guard(
+        "service/api/auth.py",
+        'if keys.is_open and scope == "admin":',
+        "if False:",
+        f"{_T}test_models.py::test_changes_are_refused_if_there_are_no_keys",
+    ),
+    Guard(
+        "service/api/models.py",
+        "    if not agreement.cosine >= body.min_cosine:",
+        "    if False:",
+        f"{_T}test_models.py::test_shadow_comparison_decides_about_the_swap",
+    ),
+    Guard(
+        "service/api/call_options.py",
+        'case "interactive" if not is_bulk_only:',
+        'case "interactive":',
+        f"{_T}test_priority.py::test_key_for_bulk_requests_refuses_interactive_requests",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "(member.running or runner.queued_s > _SPARE_S)",
+        "member.running",
+        f"{_I}test_streams.py::test_spare_stream_takes_no_large_queue",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "(member.running or runner.queued_s > _SPARE_S)",
+        "runner.queued_s > _SPARE_S",
+        f"{_I}test_streams.py::test_spare_stream_runs_no_batch_of_a_batcher_that_runs_one",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "            if stream.is_spare:\n",
+        "            if False:\n",
+        f"{_I}test_streams.py::test_batch_that_the_spare_stream_may_not_take_runs_after_the_spare"
+        "_stream",
+    ),
+    # Streams that several models share.
+    Guard(
+        "service/inference/streams.py",
+        "member.virtual_s += (now - ended.started - ended.expected_s) / member.runner.share",
+        "pass",
+        f"{_I}test_streams.py::test_time_of_a_stream_is_divided_by_share",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        'key=attrgetter("virtual_s")',
+        "key=lambda _: 0",
+        f"{_I}test_streams.py::test_flood_delays_a_batch_of_another_batcher_by_one_batch",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "member.virtual_s = self._virtual_s + expected_s",
+        "member.virtual_s += expected_s",
+        f"{_I}test_streams.py::test_idle_batcher_collects_no_credit",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "self._virtual_s + expected_s / runner.share",
+        "self._virtual_s",
+        f"{_I}test_streams.py::test_running_batches_count_by_their_expected_duration",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "if member.running == runner.streams:",
+        "if False:",
+        f"{_I}test_streams.py::test_batcher_runs_no_more_batches_at_a_time_than_its_own_limit",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "members = self._members if stream in self._streams else ()",
+        "members = self._members",
+        f"{_I}test_streams.py::test_hanging_run_that_returns_takes_no_further_batch",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "                    self._streams.discard(stream)\n",
+        "",
+        f"{_I}test_streams.py::test_hanging_run_stops_its_batcher_and_the_others_get_a_new_thread",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "self._loop.call_soon_threadsafe(runner.stop, error)",
+        "pass",
+        f"{_I}test_streams.py::test_defect_of_a_batcher_affects_no_other",
+    ),
+    Guard(
+        "service/inference/streams.py",
+        "(work_s + others_s) / self.streams",
+        "work_s / self.streams",
+        f"{_I}test_streams.py::test_drain_time_includes_the_share_of_the_other_batchers",
+    ),
+    Guard(
+        "service/inference/batcher.py",
+        "        self._pool.remove(self._runner)\n",
+        "",
+        f"{_I}test_streams.py::test_defect_of_a_batcher_affects_no_other",
+    ),
+    Guard(
+        "models/engines/engine.py",
+        "is_long and not self._running_long",
+        "is_long",
+        "tests/models/test_engines.py::test_runs_of_other_engines_on_the_cpu_overlap_too",
+    ),
+    Guard(
+        "models/engines/__init__.py",
+        "cpu_runs or CpuRuns()",
+        "CpuRuns()",
+        f"{_I}test_python_api.py::test_models_of_a_process_share_its_devices",
+    ),
+    # Cache, and several outputs of a pass.
+    Guard(
+        "service/inference/cached_batcher.py",
+        "run.length <= length",
+        "run.length > 0",
+        f"{_I}test_cache.py::test_request_does_not_wait_for_one_with_more_tokens",
+    ),
+    Guard(
+        "service/inference/cached_batcher.py",
+        "            future.set_exception(error)\n",
+        "            future.cancel()\n",
+        f"{_I}test_cache.py::test_failure_of_an_item_concerns_those_who_wait_for_it_alone",
+    ),
+    Guard(
+        "service/inference/cached_batcher.py",
+        "            kept = self._cache.get(key)\n",
+        "            kept = None\n",
+        f"{_I}test_cache.py::test_item_computed_twice_keeps_its_first_result",
+    ),
+    Guard(
+        "service/inference/cache.py",
+        "        self._results.move_to_end(key)\n",
+        "",
+        f"{_I}test_cache.py::test_least_recently_used_results_are_evicted",
+    ),
+    Guard(
+        "service/inference/cache.py",
+        "        if size > self.max_bytes:\n            return\n",
+        "",
+        f"{_I}test_cache.py::test_result_larger_than_the_cache_is_not_kept_and_evicts_nothing",
+    ),
+    Guard(
+        "service/inference/opening.py",
+        "key=lambda item: prefix + item.key,",
+        "key=lambda item: item.key,",
+        f"{_T}test_cache.py::test_model_does_not_get_results_of_another_graph_or_engine",
+    ),
+    Guard(
+        "service/inference/loaded_model.py",
+        "row.prompt_tokens, row.adapter, row.unattended)",
+        "row.prompt_tokens, 0, row.unattended)",
+        f"{_T}test_cache.py::test_keys_cover_everything_that_results_depend_on",
+    ),
+    Guard(
+        "service/inference/results.py",
+        "    is_kept[: rules.first] = False\n",
+        "",
+        f"{_T}test_hybrid.py::test_one_request_gives_all_outputs",
+    ),
+    Guard(
+        "service/inference/results.py",
+        " & ~np.isin(ids, rules.unweighted)",
+        "",
+        f"{_T}test_hybrid.py::test_one_request_gives_all_outputs",
+    ),
+)
