@@ -25,7 +25,7 @@ GUARDS = (
         "service/inference/registry.py",
         "        if entry.loading is None:\n",
         "        if True:\n",
-        f"{_I}test_registry.py::test_requests_for_an_unloaded_model_share_one_load",
+        f"{_I}test_registry.py::test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each",
     ),
     Guard(
         "service/inference/registry.py",

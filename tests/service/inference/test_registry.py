@@ -57,6 +57,11 @@ class HeldLoads:
         await self.may_end.wait()
         return await open_model(path, options, **arguments)
 
+    async def fail(self, _path: Path, options: ModelOptions, **_: object) -> Model:
+        self.started.append(options.name)
+        await self.may_end.wait()
+        raise ArtifactError("the artifact is damaged")
+
 
 @pytest.fixture
 def size(small_artifact: Artifact) -> int:
@@ -333,6 +338,24 @@ async def test_failed_load_on_demand_is_reported_and_tried_again(
         assert registry.statuses()[0].model is not None  # the failed load did not unload it again
         await clock.advance(10)
         (await registry.lease("b")).release()
+
+
+async def test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each(
+    small_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = HeldLoads(monkeypatch)
+    specs = [spec(small_artifact, name) for name in "ab"]
+    async with opened(*specs, max_bytes=size) as registry:
+        loads.may_end.clear()
+        monkeypatch.setattr(registry_module, "open_model", loads.fail)
+        requests = [asyncio.create_task(registry.lease("b")) for _ in range(10)]
+        await eventually_async(lambda: loads.started == ["a", "b"])
+        loads.may_end.set()
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        assert {type(result) for result in results} == {NotReady}
+        for _ in range(20):  # iterations of the event loop, in which another load would start
+            await asyncio.sleep(0)
+        assert loads.started == ["a", "b"]
 
 
 async def test_models_that_do_not_fit_together_are_leased_before_they_are_unloaded(
