@@ -201,8 +201,11 @@ lock: $(PEERS)/supply-chain.done
 	$(LOCK) --extra gpu --extra otel --output-file $(LOCKS)/gpu.txt pyproject.toml
 	$(LOCK) --extra gpu --extra otel --extra torch $(TORCH_CUDA) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
 
+# Variables as in the Compose file: network of the build, and index of torch; empty: pip's own index.
+BUILD_IMAGE = docker build --network $(or $(VITRINE_BUILD_NETWORK),default) \
+  $(if $(filter file,$(origin TORCH_INDEX)),,--build-arg TORCH_INDEX=$(TORCH_INDEX))
 image:
-	docker build --tag vitrine --target serve .
+	$(BUILD_IMAGE) --tag vitrine --target serve .
 
 # Built from the files of the last commit, with its time, so that two builds have equal bytes. setuptools gives the
 # files that it adds to the sdist the time of the build, so the sdist is packed again.
@@ -220,7 +223,7 @@ dist: $(PEERS)/supply-chain.done
 	    | gzip --no-name > $(CURDIR)/dist/$${name%/}.tar.gz || exit; done
 
 release: dist audit
-	for target in serve debug export gpu gpu-debug; do docker build --tag vitrine-$$target --target $$target . || exit; done
+	for target in serve debug export gpu gpu-debug; do $(BUILD_IMAGE) --tag vitrine-$$target --target $$target . || exit; done
 	cp build/*.cdx.json dist
 
 audit: $(PEERS)/supply-chain.done

@@ -264,7 +264,7 @@ def test_parts_of_similarities_in_the_text_are_real(url: str) -> None:
         (term["query"]["token"], term["document"]["token"], f"{term['value']:.3f}")
         for term in scored["explanations"][0]["terms"][:2]
     ]
-    assert re.findall(r"`(\w+)` and `(\w+)`(?: have)?\s(0\.\d+)", text) == pairs
+    assert re.findall(r"`(\w+)` and `(\w+)` with\s(0\.\d+)", text) == pairs
     assert f"the cosine, {scored['scores'][0]:.2f}," in text
     words = answer(text, "/debug/attribute")["words"]
     best = sorted(words, key=lambda word: -float(word["score"]))[:2]

@@ -44,7 +44,7 @@ function effects(directions, units) {
   const rows = directions.map(([run]) => rowsOf(run, units)[0]);
   return card(heading,
     element("div", { className: "heading" },
-      muted("How much of the cosine each word adds, on the way from a text of padding to this text (integrated gradients)."),
+      muted("How much of the cosine each word adds, on the way from the baseline, a text of padding, to this text (integrated gradients)."),
       rowLegend(rows)),
     ...passages(rows, directions.map(([, name]) => name)),
     ...directions.map(([run, name]) => muted(sumSentence(run.result, name))),
@@ -62,7 +62,7 @@ function wordSentence(directions) {
 
 // How the scores of a text add up to the similarity.
 const sumSentence = ({ sum, baseline_value: baseline, value }, name) =>
-  `With padding in place of its words, ${name.replace("T", "t")} has a cosine of ${shown(baseline)} with the other text. Its words add ${shown(sum)}, which gives ${shown(value)}.`;
+  `Baseline: with padding in place of its words, ${name.replace("T", "t")} has a cosine of ${shown(baseline)} with the other text. Its words add ${shown(sum)}, which gives ${shown(value)}.`;
 
 const READINGS = {
   reranker: ({ result }, { body }) => {

@@ -68,7 +68,7 @@ export function checks(results, kind) {
   const converged = integrals.every((integral) => integral.converged);
   return [
     ["Same result", parities.length ? parities.every(({ agrees }) => agrees) : null, parities.length ? paritySentence(parities, kind) : ""],
-    ["Sum", integrals.length ? converged : null, integrals.length ? (converged ? "the scores add up to the whole change" : "the scores do not add up yet: more evaluations are needed") : ""],
+    ["Sum", integrals.length ? converged : null, integrals.length ? (converged ? "baseline and scores add up to the result" : "the scores do not add up yet: more evaluations are needed") : ""],
     ["Finite", finite ? null : false, "some numbers are NaN or ∞"],
   ];
 }
@@ -81,7 +81,7 @@ function paritySentence(parities, kind) {
 // What the checks mean.
 export const CHECKS = {
   "Same result": "The explained reference model has the vectors, or logits, of the served model.",
-  Sum: "The scores add up to the change of the result from the baseline (a text of padding, if not chosen) to this text, within the tolerance.",
+  Sum: "The result of the baseline (a text of padding, if not chosen) and the scores add up to the result, within the tolerance.",
   Finite: "No number is NaN or infinite.",
 };
 

@@ -56,7 +56,7 @@ def test_tokens_show_the_scores_of_the_route_and_their_sum(page: Browser, url: s
     agreement = re.fullmatch(r"as the served model, within (\S+)", lamps[0])
     assert agreement
     assert number(agreement[1]) < 1e-6
-    assert lamps[1:] == ["the scores add up to the whole change"]
+    assert lamps[1:] == ["baseline and scores add up to the result"]
     faithful = result["faithfulness"]
     figures = [
         figure[name]
@@ -125,7 +125,7 @@ def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str
     assert "score (logit)" in shown
     lamps = texts(page, "#attribute .lamps .good span:last-child")
     assert lamps[0].startswith("as the served model, within ")
-    assert lamps[1:] == ["the scores add up to the whole change"]
+    assert lamps[1:] == ["baseline and scores add up to the result"]
     type_text(page, "b", " ")
     until(lambda: find(page, "#attribute .cost.failed").text.startswith("Document: "))
     assert find(page, "[name=b]").get_attribute("aria-invalid") == "true"
