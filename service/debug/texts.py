@@ -8,7 +8,7 @@ from service.debug.kinds import READS_PAIRS, Kind
 from service.debug.request_models.base import Input, Text, TextOrPair
 from service.debug.responses import Token
 from service.debug.state import DebugState
-from service.inference.errors import InvalidInput, TooLarge
+from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.model import Model
 from service.inference.rows import TokenizedText
 
@@ -25,7 +25,7 @@ async def tokenize(state: DebugState, model: Model, text: Text, pointer: str) ->
         tokenized = await asyncio.to_thread(model.tokenizer.tokenized_text, *_parts(text))
     except (InvalidInput, TooLarge) as error:
         # The tokenizer sets index and pointer for the field `inputs` of /encode.
-        error.index, error.pointer = None, pointer
+        error.index, error.pointer = None, _pointer(error, text, pointer)
         raise
     if tokenized.row.is_looked_up:
         raise InvalidInput(
@@ -81,7 +81,7 @@ async def tokenize_pair(
             model.tokenizer.tokenized_pair, first, other, prompt_name
         )
     except (InvalidInput, TooLarge) as error:
-        error.index, error.pointer = None, pointers[error.index or 0]
+        error.index, error.pointer = None, _pointer(error, text, pointers[error.index or 0])
         raise
     _check_length(state, tokenized, pointers[0])
     return tokenized
@@ -94,6 +94,15 @@ async def tokenize_all(
     return [
         await tokenize(state, model, text, f"/texts/{index}") for index, text in enumerate(texts)
     ]
+
+
+def _pointer(error: VitrineError, text: Text, pointer: str) -> str:
+    """Return the pointer to the field at fault, given the pointer to the text."""
+    if error.code != "unknown_prompt":
+        return pointer
+    if isinstance(text, TextOrPair):  # text and prompt_name are beside each other
+        pointer = pointer.removesuffix("/text")
+    return f"{pointer}/prompt_name"
 
 
 def _check_length(state: DebugState, tokenized: TokenizedText, pointer: str) -> None:

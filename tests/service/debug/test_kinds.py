@@ -348,7 +348,7 @@ BETTER = {"type": "score", "versus": VERSUS}
             "ranker",
             {**PAIR, "text": {"text": "w5", "prompt_name": "secret"}},
             "unknown_prompt",
-            "/text",
+            "/text/prompt_name",
             "the model's prompts",
         ),
         (

@@ -542,7 +542,7 @@ LONG = "word " * 300
         ({"text": 3}, "invalid", "/text"),
         ({"text": ["secret"]}, "invalid", "/text"),
         ({"text": {"secret": "secret"}}, "invalid", "/text/text"),
-        ({"text": {"text": "a", "prompt_name": "secret"}}, "unknown_prompt", "/text"),
+        ({"text": {"text": "a", "prompt_name": "secret"}}, "unknown_prompt", "/text/prompt_name"),
         ({"text": "\u200b"}, "no_tokens", "/text"),
         ({"text": LONG}, "too_long", "/text"),
         ({"text": "a" * 100_001}, "text_too_large", "/text"),
