@@ -1,5 +1,6 @@
 """Services with a model each, as processes of their own, and a browser."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,12 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def served(artifact: Artifact, hold: Path) -> Iterator[str]:
+    yield from started_service(hold, VITRINE_MODEL__PATH=str(artifact.path))
+
+
+def started_service(hold: Path, **models: str) -> Iterator[str]:
     settings = {
-        "VITRINE_MODEL__PATH": str(artifact.path),
+        **models,
         "VITRINE_DEBUG__ENABLED": "true",
         # No deadline is hit by accident on a slow machine.
         "VITRINE_DEBUG__DEADLINE_S": "300",
@@ -78,3 +83,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def page(browser: Browser, url: str) -> Browser:
     """Return the newly opened page."""
     return open_page(browser, f"{url}/debug")
+
+
+@pytest.fixture(scope="session")
+def url_of_both(small_artifact: Artifact, other_artifact: Artifact, hold: Path) -> Iterator[str]:
+    """A service with the models "first" and "second", which has other word embeddings."""
+    artifacts = {"first": small_artifact, "second": other_artifact}
+    models = [{"name": name, "path": str(each.path)} for name, each in artifacts.items()]
+    yield from started_service(hold, VITRINE_MODELS__SERVED=json.dumps(models))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from selenium.webdriver.support.ui import Select
 
 from tests.service.debug.page.browsing import (
     Browser,
@@ -119,6 +120,15 @@ def test_long_texts_have_no_violations(screen: Browser, url: str) -> None:
     run(page, "explain")
     open_details(page)
     assert "words of A and" in find(page, "#explain .result").text
+    check(page)
+
+
+def test_comparison_of_two_models_has_no_violations(screen: Browser, url_of_both: str) -> None:
+    page = open_page(screen, f"{url_of_both}/debug?model=first#tab=compare")
+    until(lambda: len(Select(find(page, "[name=other]")).options) == 1)
+    type_text(page, "compare-texts", "The cat sat.\nA feline rested.\nRain fell on it.")
+    assert "Where do the layers differ?" in run(page, "compare")
+    until(lambda: find(page, "#compare .chart .main-svg").is_displayed())
     check(page)
 
 

@@ -1,9 +1,5 @@
 """Two models on the same texts."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-
 import httpx2
 import numpy as np
 import pytest
@@ -11,7 +7,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 from selenium.webdriver.support.ui import Select
 
-from models.artifact import Artifact
 from tests.service.debug.page.browsing import (
     Browser,
     cells,
@@ -22,30 +17,11 @@ from tests.service.debug.page.browsing import (
     type_text,
     until,
 )
-from tests.serving import lines_until, process
 
 # A browser and torch may start slowly: the timeout only bounds a hang.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 TEXTS = ["The cat sat.", "A feline rested.", "A dog ran.", "Rain fell on it."]
-
-
-@pytest.fixture(scope="module")
-def url_of_both(small_artifact: Artifact, other_artifact: Artifact, hold: Path) -> Iterator[str]:
-    models = [
-        {"name": "first", "path": str(small_artifact.path)},
-        {"name": "second", "path": str(other_artifact.path)},
-    ]
-    settings = {
-        "VITRINE_MODELS__SERVED": json.dumps(models),
-        "VITRINE_DEBUG__ENABLED": "true",
-        "VITRINE_DEBUG__DEADLINE_S": "300",
-        "VITRINE_LIMITS__REQUEST_S": "300",
-        "VITRINE_ENGINE__TIMEOUT_S": "300",
-        "GRADIENT_HOLD": str(hold),
-    }
-    with process("-m", "tests.service.debug.held_worker", **settings) as started:
-        yield lines_until(started, r"Serving .* on (http://\S+)")[1][1]
 
 
 def cosines(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
