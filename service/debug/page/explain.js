@@ -44,7 +44,7 @@ function effects(directions, units) {
   const rows = directions.map(([run]) => rowsOf(run, units)[0]);
   return card(heading,
     element("div", { className: "heading" },
-      muted("How much of the cosine each word adds, on the way from the baseline, a text of padding, to this text (integrated gradients)."),
+      muted("How much each word adds to the cosine of the baseline, a text of padding (integrated gradients)."),
       rowLegend(rows)),
     ...passages(rows, directions.map(([, name]) => name)),
     ...directions.map(([run, name]) => muted(sumSentence(run.result, name))),

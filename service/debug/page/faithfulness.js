@@ -16,9 +16,9 @@ export function faithfulness({ faithfulness: measured }, ofText = "") {
   const [passes, verdict] = VERDICTS[wins];
   return [element("div", { className: "faithfulness" },
     element("p", {}, element("strong", {}, `Faithfulness${ofText}: `), mark(passes, [verdict, verdict, verdict])),
-    table("Fall of the value, on average", ["Test", "Highest scores", "Random words"], [
-      [`${units} removed: more is better`, number(comprehensiveness), number(random.comprehensiveness)],
-      [`only these ${units} kept: less is better`, number(sufficiency), number(random.sufficiency)],
+    table("Mean fall of the value; good: large if removed, small if kept", ["Test", "Highest scores", "Random words"], [
+      [`${units} removed`, number(comprehensiveness), number(random.comprehensiveness)],
+      [`only these ${units} kept`, number(sufficiency), number(random.sufficiency)],
     ]),
     details("How it was measured",
       element("p", { className: "muted" }, "The model runs on the text without the words, and on these words alone. "
