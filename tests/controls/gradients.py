@@ -118,7 +118,7 @@ GUARDS = (
         "service/debug/served.py",
         "agrees=agreement.is_within(_bounds(model)),",
         "agrees=agreement.cosine >= _bounds(model).cosine,",
-        f"{_D}test_routes.py::test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning",
+        f"{_D}test_attribution_routes.py::test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning",
     ),
     Guard(
         "service/debug/worker.py",

@@ -48,7 +48,7 @@ export function pairCards(run, kind) {
   return [
     card("Which pairs of words add up to the similarity?",
       element("p", { className: "muted" }, "The same similarity as a sum over pairs. In the last layer the vector of a word contains its "
-        + "neighbours too, so pairs are blurred: trust the effects above first."),
+        + "neighbours too, and that of a special token the whole text. So pairs are blurred: trust the words above first."),
       element("div", { className: "columns" },
         element("div", {},
           element("h4", {}, "Text A"), first,

@@ -9,18 +9,13 @@ from typing import Any, get_args
 import httpx2
 import numpy as np
 import pytest
-import torch
 from starlette.testclient import TestClient
 
-from models.add_layer_norm.reference import BackwardSteps, ForwardSteps
 from models.artifact import Artifact, sha256
 from models.export.exporter import export
 from models.export.sources import resolve
-from models.gradients import attribution, inputs
-from models.gradients.attribution import attribute
-from models.gradients.budget import COSTS
+from models.gradients import inputs
 from models.gradients.inputs import Method, Row
-from models.gradients.reference_model import ReferenceModel
 from service.app import create_app
 from service.debug import jobs, replies
 from service.debug.job_types import FlowJob
@@ -30,12 +25,12 @@ from service.debug.request_models.flow import FlowRequest
 from service.debug.request_models.targets import Target
 from service.debug.responses import ParityResponse
 from service.settings import DebugSettings, Settings
-from tests.conftest import FamilyArtifact
 from tests.eventually import eventually
 from tests.models.gradients.toys import toy_model
 from tests.models.jina_v3 import TASKS, save_with_tokenizer
+from tests.service.debug.conftest import ask
 from tests.service.debug.held_worker import held, held_workers
-from tests.serving import flat_routes, ready_model, serving, state_of
+from tests.serving import flat_routes, serving, state_of
 
 CAT = "The cat sat on the mat."
 FELINE = "A feline rested on the rug."
@@ -68,146 +63,9 @@ def client(debugging: Settings, hold: Path) -> Iterator[TestClient]:
         yield client
 
 
-def ask(client: TestClient, path: str, **body: object) -> Json:
-    response = client.post(f"/debug/{path}", json=body)
-    assert response.status_code == 200, response.text
-    result: Json = response.json()
-    return result
-
-
 def vector(client: TestClient, text: str, *, normalize: bool = True) -> np.ndarray:
     result = client.post("/encode", json={"inputs": text, "normalize": normalize}).json()
     return np.array(result["embeddings"][0])
-
-
-@pytest.mark.parametrize("text", [CAT, "Dogs bark loudly at night"])
-def test_attribution_scores_add_up_within_the_reported_error(client: TestClient, text: str) -> None:
-    result = ask(client, "attribute", text=text, target=COSINE)
-    assert result["sum"] == pytest.approx(sum(result["scores"]))
-    change = result["value"] - result["baseline_value"]
-    complete = result["completeness"]
-    assert complete["converged"]
-    assert result["sum"] - change == pytest.approx(complete["delta"], abs=1e-9)
-    assert abs(complete["delta"]) <= complete["error"] <= complete["allowed"] <= 0.01 * abs(change)
-    assert complete["score_error"] <= complete["score_allowed"]
-    assert complete["score_allowed"] == pytest.approx(0.01 * max(map(abs, result["scores"])))
-    assert result["path"][0] == [0.0, result["baseline_value"]]
-    assert result["path"][-1] == [1.0, result["value"]]
-
-
-def test_attribution_has_one_score_per_token_with_its_offsets(client: TestClient) -> None:
-    result = ask(client, "attribute", text=CAT, target=COSINE)
-    offsets = [(t["start"], t["end"]) for t in result["tokens"]]
-    assert offsets[0] == offsets[-1] == (None, None)
-    assert [CAT[start:end] for start, end in offsets[1:-1]] == [
-        "The",
-        "cat",
-        "sat",
-        "on",
-        "the",
-        "mat",
-        ".",
-    ]
-    assert [t["token"] for t in result["tokens"]][:3] == ["[CLS]", "the", "cat"]
-    assert len(result["scores"]) == len(result["tokens"])
-    assert (result["warnings"], result["nonfinite"]) == ([], [])
-
-
-@pytest.mark.parametrize("method", list(COSTS))
-def test_attribution_of_each_method_equals_that_of_the_reference_model(
-    client: TestClient, small_artifact: Artifact, method: Method
-) -> None:
-    result = ask(client, "attribute", text=CAT, target={"type": "dim", "index": 7}, method=method)
-    ids = [101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102]
-    expected = attribute(
-        ReferenceModel.open(small_artifact),
-        Row(ids),
-        attribution.dim(7, normalize=True),
-        method=method,
-        baseline=[101, *[0] * 7, 102],
-    )
-    np.testing.assert_allclose(result["scores"], expected.scores, atol=1e-5)
-    assert result["cost"]["token_steps"] > 0
-
-
-@pytest.mark.parametrize("method", list(COSTS))
-def test_score_of_a_word_is_the_sum_of_those_of_its_tokens(
-    client: TestClient, method: Method
-) -> None:
-    text = "It doesn't purr."
-    result = ask(client, "attribute", text=text, target=COSINE, method=method)
-    words = result["words"]
-    assert [text[word["start"] : word["end"]] for word in words] == ["It", "doesn't", "purr", "."]
-    assert [word["tokens"] for word in words] == [[1], [2, 3, 4], [5, 6], [7]]
-    for word in words:
-        total = sum(result["scores"][token] for token in word["tokens"])
-        assert word["score"] == pytest.approx(total, rel=1e-9)
-    special = result["scores"][0] + result["scores"][-1]
-    total = sum(word["score"] for word in words) + special
-    assert total == pytest.approx(result["sum"], rel=1e-6)
-
-
-def test_target_value_equals_that_of_the_served_vectors(client: TestClient) -> None:
-    cat, feline = vector(client, CAT), vector(client, FELINE)
-    other = "Stock prices fell."
-    expected: list[tuple[Json, float]] = [
-        (COSINE, cat @ feline),
-        (
-            {"type": "margin", "positive": FELINE, "negative": {"text": other}},
-            cat @ feline - cat @ vector(client, other),
-        ),
-        ({"type": "dot", "vector": [2.0] * 32}, 2 * cat.sum()),
-        ({"type": "dim", "index": 5}, cat[5]),
-        ({"type": "norm"}, float(np.linalg.norm(vector(client, CAT, normalize=False)))),
-    ]
-    for target, value in expected:
-        result = ask(client, "attribute", text=CAT, target=target, method="saliency")
-        assert result["value"] == pytest.approx(value, abs=2e-6)
-        assert result["completeness"] is None
-
-
-def test_integral_that_does_not_converge_returns_200_with_a_warning(
-    debugging: Settings, artifact: Artifact
-) -> None:
-    hard = {"layer": "embeddings", "baseline": "zero", "max_evaluations": 17}
-    model = debugging.model.model_copy(update={"path": artifact.path})
-    with serving(create_app(debugging.model_copy(update={"model": model}))) as client:
-        result = ask(client, "attribute", text=CAT, target=COSINE, **hard)
-    assert not result["completeness"]["converged"]
-    assert result["warnings"] == ["a path integral has not converged; increase max_evaluations"]
-
-
-@pytest.mark.parametrize(
-    "change", [lambda v: v[:, ::-1], lambda v: 1.1 * v], ids=["reversed", "scaled"]
-)
-def test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning(
-    client: TestClient,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[np.ndarray], np.ndarray],
-) -> None:
-    engine = ready_model(client).engine
-    served = engine.run_outputs
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "run_outputs", lambda *args: [change(v) for v in served(*args)])
-        result = ask(client, "attribute", text=CAT, target=COSINE, method="saliency")
-    assert result["parity"]["agrees"] is False
-    assert result["warnings"] == [
-        "the served vectors differ from the reference model's vectors; see parity"
-    ]
-
-
-def test_pair_matrix_adds_up_to_the_cosine_of_the_served_vectors(client: TestClient) -> None:
-    result = ask(client, "attribute/pair", a=CAT, b=FELINE)
-    cosine = vector(client, CAT) @ vector(client, FELINE)
-    matrix = np.array(result["matrix"])
-    assert matrix.shape == (len(result["tokens_a"]), len(result["tokens_b"]))
-    assert matrix.sum() == pytest.approx(cosine, abs=1e-5)
-    assert result["cosine"] == pytest.approx(cosine, abs=1e-6)
-    pad = ask(client, "attribute/pair", a=CAT, b=FELINE, baseline="pad")
-    terms = pad["reference_terms"]
-    whole = pad["sum"] + terms["a_baseline"] + terms["baseline_b"] - terms["baselines"]
-    assert whole == pytest.approx(cosine, abs=1e-5)
-    assert all(side["converged"] for side in pad["completeness"])
 
 
 def test_flow_lists_every_step_and_the_first_non_finite_one_in_float16(client: TestClient) -> None:
@@ -266,170 +124,6 @@ def test_invalid_flow_request_has_code_and_pointer(
 ) -> None:
     problem = client.post("/debug/flow", json=body).json()
     assert (problem["code"], problem["pointer"]) == (code, pointer)
-
-
-def steps_of(result: Json, phase: str) -> list[str]:
-    return [step["name"] for step in result["steps"] if step["phase"] == phase]
-
-
-def test_layernorm_lists_the_steps_of_the_op_on_the_rows_of_a_text(client: TestClient) -> None:
-    source = {"type": "text", "text": CAT, "norm": "layers.1.norm2"}
-    result = ask(client, "layernorm", source=source, row=1)
-    assert result["passes"]
-    assert tuple(steps_of(result, "forward")) == ForwardSteps._fields
-    assert tuple(steps_of(result, "backward")) == BackwardSteps._fields
-    assert all(step["error_float64"] < 1e-5 for step in result["steps"])
-    assert len(result["steps"][0]["values"]) == 32
-    assert len(result["invariants"]) >= 4
-    assert all(invariant["passes"] for invariant in result["invariants"])
-    verdicts = {(v["implementation"], v["phase"]): v for v in result["verdicts"]}
-    assert verdicts["aten", "forward"]["passes"]
-    assert verdicts["aten", "backward"]["passes"]
-    assert verdicts["onnxruntime", "forward"]["passes"]
-    assert verdicts["onnxruntime", "backward"]["passes"] is None
-    assert "no backward pass" in verdicts["onnxruntime", "backward"]["no_verdict"]
-    assert result["parity"]["cosine"] > 0.999999
-
-
-@pytest.mark.parametrize(
-    "distribution", ["normal", "constant_row", "large_mean", "tiny_var", "huge"]
-)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_layernorm_judges_rows_of_every_distribution(
-    client: TestClient, distribution: str, dtype: str
-) -> None:
-    source = {"type": "random", "shape": [4, 16], "distribution": distribution}
-    result = ask(client, "layernorm", source=source, dtype=dtype)
-    failed = {v["implementation"] for v in result["verdicts"] if v["passes"] is False}
-    # onnxruntime subtracts a row's mean once.
-    assert failed == (
-        {"onnxruntime"} if (distribution, dtype) == ("large_mean", "float32") else set()
-    )
-    # Every norm of a constant row is beta.
-    assert result["passes"] == (None if distribution == "constant_row" else not failed)
-    (aten,) = [
-        v for v in result["verdicts"] if (v["implementation"], v["phase"]) == ("aten", "backward")
-    ]
-    against = {comparison["against"] for comparison in aten["comparisons"]}
-    assert ("finite differences" in against) == (dtype == "float64")
-
-
-ROWS = {"type": "rows", "x": [[1.0, 2.0]]}
-
-
-def candidate_of(x: list[float], residual: list[float], dout: list[float]) -> Json:
-    """Return the results of torch's norm of one row, with gradients through both outputs."""
-    leaves = [torch.tensor([row], dtype=torch.float64).requires_grad_() for row in (x, residual)]
-    parameters = [torch.ones(len(x), dtype=torch.float64), torch.zeros(len(x), dtype=torch.float64)]
-    leaves += [parameter.requires_grad_() for parameter in parameters]
-    total = leaves[0] + leaves[1]
-    out = torch.nn.functional.layer_norm(total, (len(x),), leaves[2], leaves[3], 1e-5)
-    upstream = [torch.tensor([dout], dtype=torch.float64)] * 2
-    gradients = torch.autograd.grad([out, total], leaves, upstream)
-    names = ("dx", "dresidual", "dgamma", "dbeta")
-    results = {"out": out, "sum": total, **dict(zip(names, gradients, strict=True))}
-    return {name: result.detach().float().tolist() for name, result in results.items()}
-
-
-def test_layernorm_judges_the_results_of_a_candidate(client: TestClient) -> None:
-    x, residual, dout = [40000.0, 40001.0, 40002.0, 40003.0], [0.5, 0.0, 0.0, 0.0], [1.0, 0, 0, 2]
-    right = candidate_of(x, residual, dout)
-    source = {"type": "rows", "x": [x], "residual": [residual], "eps": 1e-5}
-    source |= {"dout": [dout], "dsum": [dout]}
-    result = ask(client, "layernorm", source={**source, "candidate": right})
-    assert result["passes"] is True
-    assert [(v["implementation"], v["phase"]) for v in result["verdicts"]] == [
-        ("candidate", "forward"),
-        ("candidate", "backward"),
-    ]
-    # A kernel that ignores the gradient with respect to the sum, and one that returns NaN.
-    ignored = {"dx": candidate_of(x, residual, [1.0, 0, 0, 2])["dx"]}
-    ignored["dx"] = [[d - g for d, g in zip(ignored["dx"][0], dout, strict=True)]]
-    nan = {"out": [[None, *right["out"][0][1:]]]}
-    for wrong, phase, index in ((ignored, "backward", [0, 3]), (nan, "forward", [0, 0])):
-        result = ask(client, "layernorm", source={**source, "candidate": wrong})
-        (verdict,) = result["verdicts"]
-        assert (result["passes"], verdict["passes"], verdict["phase"]) == (False, False, phase)
-        comparison = verdict["comparisons"][0]
-        assert comparison["worst_index"] == index
-        name, row, column = comparison["value"], *index
-        assert comparison["expected"] == pytest.approx(right[name][row][column], rel=1e-6)
-        assert comparison["actual"] == wrong[name][row][column]
-        (failure,) = verdict["failures"]
-        assert failure.startswith(f"{name}[{row}, {column}] is ")
-        assert f"it should be {comparison['expected']:.9g}, so its error is " in failure
-
-
-def test_layernorm_row_out_of_range_is_refused(client: TestClient) -> None:
-    body = {"source": {"type": "random", "shape": [4, 16]}, "row": 4}
-    problem = client.post("/debug/layernorm", json=body).json()
-    assert (problem["code"], problem["pointer"]) == ("no_such_row", "/row")
-
-
-@pytest.mark.slow
-def test_pair_matrix_of_long_texts_has_every_token(client: TestClient) -> None:
-    result = ask(client, "attribute/pair", a=f"{CAT} " * 20, b=f"{FELINE} " * 20)
-    assert np.array(result["matrix"]).shape == (142, 162)
-    assert abs(result["delta"]) < 1e-5
-
-
-def test_layernorm_overflow_returns_nulls_and_their_pointers(
-    client: TestClient,
-) -> None:
-    source = {"type": "rows", "x": [[3e38, -3e38, 1.0, 2.0]], "residual": [[3e38, 0.0, 0.0, 0.0]]}
-    result = ask(client, "layernorm", source=source, row=0)
-    assert result["steps"][0]["inf"] == 1
-    assert result["steps"][0]["first_nonfinite"] == [0, 0]
-    assert result["steps"][0]["values"] == [None, pytest.approx(-3e38), 1.0, 2.0]
-    assert {"pointer": "/steps/0/values/0", "kind": "inf"} in result["nonfinite"]
-
-
-def test_more_non_finite_numbers_than_the_limit_add_a_warning(
-    client: TestClient,
-) -> None:
-    source = {"type": "rows", "x": [[3e38, -3e38] * 40], "residual": [[3e38, -3e38] * 40]}
-    result = ask(client, "layernorm", source=source, row=0)
-    assert len(result["nonfinite"]) == replies.MAX_NONFINITE
-    assert result["warnings"] == [
-        "nonfinite lists only the first 64 non-finite numbers; there may be more"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("source", "code", "pointer"),
-    [
-        ({"type": "text", "text": CAT, "norm": "layers.9.norm1"}, "unknown_norm", "/source/norm"),
-        ({"type": "rows", "x": [[1.0, 2.0], [3.0]]}, "source", "/source/x"),
-        ({"type": "rows", "x": [[1.0, 2.0]], "gamma": [1.0]}, "source", "/source/gamma"),
-        ({"type": "random", "shape": [65, 128]}, "source", "/source/shape"),
-        ({"type": "random", "shape": [4]}, "invalid", "/source/shape"),
-        ({"type": "rows", "x": [[1.0]], "residual": [[1.0], [2.0]]}, "source", "/source/residual"),
-        ({"type": "rows", "x": [[1.0, 2.0]], "beta": [1.0]}, "source", "/source/beta"),
-        ({"type": "rows", "x": [[1.0], ["a"]]}, "invalid", "/source/x/1/0"),
-        ({"type": "text", "text": CAT}, "invalid", "/source/norm"),
-        ({"type": "text", "text": CAT, "norm": 5}, "invalid", "/source/norm"),
-        ({"type": "text", "text": 5, "norm": "n"}, "invalid", "/source/text"),
-        ({"type": "text", "text": {"text": 5}, "norm": "n"}, "invalid", "/source/text/text"),
-        ({"type": "text", "text": "", "norm": "layers.0.norm1"}, "empty", "/source/text"),
-        ({"type": "other"}, "invalid", "/source"),
-        ({**ROWS, "dout": [[1.0]]}, "source", "/source/dout"),
-        ({**ROWS, "dsum": [[1.0, 2.0]]}, "source", "/source/dsum"),
-        ({**ROWS, "dout": [[1.0, 2.0]], "dsum": [[1.0, 2.0]]}, "source", "/source/dsum"),
-        ({**ROWS, "candidate": {}}, "source", "/source/candidate"),
-        ({**ROWS, "candidate": {"y": [[1.0, 2.0]]}}, "invalid", "/source/candidate"),
-        ({**ROWS, "candidate": {"out": [[1.0]]}}, "source", "/source/candidate/out"),
-        ({**ROWS, "candidate": {"dbeta": [1.0]}}, "source", "/source/candidate/dbeta"),
-        ({**ROWS, "candidate": {"sum": [[1.0, 2.0]]}}, "source", "/source/candidate/sum"),
-        ({**ROWS, "candidate": {"dbeta": [1.0, 2.0]}}, "source", "/source/dout"),
-    ],
-)
-def test_invalid_layernorm_source_has_code_and_pointer(
-    client: TestClient, source: Json, code: str, pointer: str
-) -> None:
-    response = client.post("/debug/layernorm", json={"source": source})
-    problem = response.json()
-    assert (response.status_code, problem["code"]) == (422, code), problem
-    assert problem["pointer"] == pointer
 
 
 COTANGENT = [1.0, *[0.0] * 30, -2.0]
@@ -533,50 +227,6 @@ def test_capabilities_list_every_accepted_value(debugging: Settings) -> None:
 
 
 LONG = "word " * 300
-
-
-@pytest.mark.parametrize(
-    ("changes", "code", "pointer"),
-    [
-        ({"text": ""}, "empty", "/text"),
-        ({"text": 3}, "invalid", "/text"),
-        ({"text": ["secret"]}, "invalid", "/text"),
-        ({"text": {"secret": "secret"}}, "invalid", "/text/text"),
-        ({"text": {"text": "a", "prompt_name": "secret"}}, "unknown_prompt", "/text/prompt_name"),
-        ({"text": "\u200b"}, "no_tokens", "/text"),
-        ({"text": LONG}, "too_long", "/text"),
-        ({"text": "a" * 100_001}, "text_too_large", "/text"),
-        ({"text": "a", "secret": 1}, "unknown_field", None),
-        ({"target": None}, "invalid", "/target"),
-        ({"target": {"type": "secret"}}, "invalid", "/target"),
-        ({"target": {"type": "cosine"}}, "invalid", "/target/text"),
-        ({"target": {"type": "cosine", "text": " "}}, "empty", "/target/text"),
-        (
-            {"target": {"type": "margin", "positive": "a", "negative": ""}},
-            "empty",
-            "/target/negative",
-        ),
-        ({"target": {"type": "dim", "index": 32}}, "dimensions", "/target/index"),
-        ({"target": {"type": "dim", "index": -1}}, "invalid", "/target/index"),
-        ({"target": {"type": "dot", "vector": [1.0]}}, "vector_length", "/target/vector"),
-        ({"target": {"type": "norm", "secret": 1}}, "invalid", "/target"),
-        ({"method": "secret"}, "invalid", "/method"),
-        ({"baseline": "secret"}, "invalid", "/baseline"),
-        ({"layer": "secret"}, "unknown_layer", "/layer"),
-        ({"max_evaluations": 16}, "invalid", "/max_evaluations"),
-        ({"text": "a " * 200, "max_evaluations": 4096}, "budget", None),
-    ],
-)  # fmt: skip
-def test_invalid_attribution_request_has_code_and_pointer(
-    client: TestClient, changes: Json, code: str, pointer: str | None
-) -> None:
-    response = client.post("/debug/attribute", json={"text": CAT, "target": COSINE, **changes})
-    problem = response.json()
-    status = 413 if code == "text_too_large" else 422
-    assert (response.status_code, problem.get("code")) == (status, code), problem
-    assert problem.get("pointer") == pointer
-    assert "secret" not in response.text
-    assert ask(client, "attribute", text=CAT, target=COSINE, dry_run=True)
 
 
 def test_text_beyond_the_token_limit_of_gradients_is_refused(debugging: Settings) -> None:
@@ -790,30 +440,6 @@ def test_gradients_use_the_adapter_of_the_prompt(debugging: Settings, tmp_path: 
         results = [ask(client, "attribute", text=text, target=COSINE) for text in texts]
     assert all(result["completeness"]["converged"] for result in results)
     assert len({result["value"] for result in results}) == len(texts)
-
-
-@pytest.mark.parametrize("family", ["modernbert", "gte", "albert"])
-def test_gradients_of_families_with_gates_windows_and_shared_layers(
-    family: str, family_artifact: FamilyArtifact, debugging: Settings
-) -> None:
-    model = debugging.model.model_copy(update={"path": family_artifact(family).path})
-    texts = ["w7 w9 w21", "w5 w33 w8 " * 6]  # the second is longer than ModernBERT's window
-    target = {"type": "cosine", "text": texts[0]}
-    with serving(create_app(debugging.model_copy(update={"model": model}))) as client:
-        assert ask(client, "parity", texts=texts)["failures"] == []
-        for layer in ("words", "embeddings", "layers.0"):
-            result = ask(client, "attribute", text=texts[1], target=target, layer=layer)
-            assert result["completeness"]["converged"]
-            assert result["parity"]["cosine"] > 1 - 1e-6
-        assert ask(client, "attribute/pair", a=texts[0], b=texts[1])["matrix"]
-        objective = {"type": "cosine"}
-        for emulate in (None, "bfloat16"):
-            result = ask(client, "flow", texts=texts, objective=objective, emulate=emulate)
-            assert result["first_nonfinite"] is None
-        norms = client.get("/debug/capabilities").json()["norms"]
-        for norm in (norms[0], norms[-1]):
-            source = {"type": "text", "text": texts[0], "norm": norm}
-            assert ask(client, "layernorm", source=source)["passes"]
 
 
 def swap_words(tokenizer: Json) -> None:
