@@ -81,6 +81,7 @@ format: $(VENV)/dev.done
 # Warnings, such as those of dead links, are errors.
 docs: $(VENV)/dev.done
 	$(BIN)/sphinx-build --quiet --fail-on-warning -c docs . build/docs
+	@echo "The documentation is in build/docs/index.html"
 
 bench bench-bulk bench-cache bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done

@@ -34,5 +34,6 @@ highlight_language = "text"
 
 html_theme = "furo"
 html_title = f"Vitrine {version}"
+html_extra_path = ["start"]  # index.html, which leads to the first page
 html_copy_source = False
 html_show_sphinx = False

@@ -3,7 +3,10 @@
 import argparse
 import json
 import logging
+import re
 import sys
+from difflib import get_close_matches
+from typing import NoReturn
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -15,9 +18,24 @@ from service.check import access_warning, check
 from service.debug.operations import report
 from service.debug.state import DebugState
 from service.logs import configure
-from service.settings import Settings, from_command_line
+from service.settings import Settings, from_command_line, ignored_variables
 
 log = logging.getLogger("vitrine")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors leave out the usage, which would list every setting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and how to list the options, and exit with status 2."""
+        unknown = re.findall(r"--[\w.-]+", message.partition("unrecognized arguments:")[2])
+        similar = [
+            match
+            for option in unknown
+            for match in get_close_matches(option, self._option_string_actions, n=1)
+        ]
+        hint = f"; did you mean {' '.join(similar)}?" if similar else ""
+        self.exit(2, f"{self.prog}: {message}{hint}; {self.prog} --help lists all options\n")
 
 
 def main() -> int:
@@ -26,7 +44,7 @@ def main() -> int:
     def greet() -> None:
         _greet(server, settings, state)
 
-    parser = argparse.ArgumentParser("vitrine-serve", description="Serve models over HTTP.")
+    parser = _Parser("vitrine-serve", description="Serve models over HTTP.")
     parser.add_argument(
         "--check",
         action="store_true",
@@ -35,6 +53,8 @@ def main() -> int:
     try:
         settings = from_command_line(sys.argv[1:], parser)
         configure(settings.server.log)
+        for name in ignored_variables():
+            log.warning("%s is not a setting and is ignored", name)
         if parser.parse_args().check:
             return 0 if check(settings) else 2
         app = create_app(settings, on_ready=greet)

@@ -222,8 +222,8 @@ def open_exporter() -> "Exporter | None":
         from service.api.tracing import Exporter
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"traces need the package {error.name}: run pip install 'vitrine[otel]', or set "
-            "OTEL_SDK_DISABLED=true"
+            f"traces need the package {error.name}: run pip install '.[otel]' in the source "
+            "folder, or set OTEL_SDK_DISABLED=true"
         ) from None
     return Exporter(endpoint)
 

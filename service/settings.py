@@ -7,6 +7,7 @@ option `--group.name`.
 """
 
 import argparse
+import json
 import os
 import re
 import stat
@@ -14,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -438,12 +439,23 @@ def from_command_line(
         SystemExit: `--help` was requested, or an option is unknown.
     """
     known = {variable(group, name) for group, name, _ in table()}
-    for name in sorted(os.environ.keys() - known):
-        if name.startswith("VITRINE_") and not _is_service_link(name, os.environ[name]):
-            _check_variable(name, known)
+    for name in ignored_variables():
+        _check_variable(name, known)
+    for name in known & os.environ.keys():
+        _check_json(name, os.environ[name])
     parser = parser or argparse.ArgumentParser("vitrine-serve")
     source = CliSettingsSource[Any](Settings, cli_parse_args=list(arguments), root_parser=parser)
     return Settings(_cli_settings_source=source)
+
+
+def ignored_variables() -> list[str]:
+    """Return the environment variables whose names begin like a setting's, and which are none."""
+    known = {variable(group, name) for group, name, _ in table()}
+    return [
+        name
+        for name in sorted(os.environ.keys() - known)
+        if name.startswith("VITRINE_") and not _is_service_link(name, os.environ[name])
+    ]
 
 
 def _is_service_link(name: str, value: str) -> bool:
@@ -454,6 +466,24 @@ def _is_service_link(name: str, value: str) -> bool:
 def _check_variable(name: str, known: Collection[str]) -> None:
     """Raise a ValueError if an unknown variable looks like a misspelt setting."""
     similar = get_close_matches(name, known, n=1, cutoff=0.9)
+    in_group = sorted(other for other in known if other.startswith(f"{name}__"))
+    if in_group:  # pydantic would read the whole group from it
+        raise ValueError(f"{name} is not a setting; those of its group are {', '.join(in_group)}")
     if "__" in name or similar:
         hint = f"; did you mean {similar[0]}?" if similar else ""
         raise ValueError(f"{name} is not a setting{hint}; vitrine-serve --help lists all settings")
+
+
+def _check_json(name: str, value: str) -> None:
+    """Raise a ValueError if the variable of a list or an object is not JSON."""
+    group, field = name.removeprefix("VITRINE_").lower().split("__")
+    annotation = type(Settings.model_fields[group].default).model_fields[field].annotation
+    if not value or get_origin(annotation) is not tuple:
+        return
+    try:
+        json.loads(value)
+    except ValueError:
+        raise ValueError(
+            f'{name} is not JSON; a list is written as ["a", "b"], and objects in it as '
+            '{"name": "a"}'
+        ) from None

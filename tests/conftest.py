@@ -3,7 +3,9 @@
 import gc
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,8 +89,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ANN401 - xdist is untyped
     # A process that dies between tests, or while it collects them, is no failure for xdist.
     if error:
-        status = node.gateway._io.popen.wait()  # -15 after SIGTERM; xdist tells no cause
-        print(f"{node.gateway.id} ended with exit status {status}")
+        with suppress(subprocess.TimeoutExpired):  # it reported an error, and is not dead
+            status = node.gateway._io.popen.wait(timeout=5)  # such as -15 after SIGTERM
+            print(f"{node.gateway.id} ended with exit status {status}")
         node.config.pluginmanager.get_plugin("session").testsfailed += 1
 
 

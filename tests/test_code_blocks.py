@@ -1,4 +1,4 @@
-"""Commands and Python in the README and in docs/ run, and print what the pages say.
+"""Commands and Python on the pages `PAGES` run, and print what the pages say.
 
 They run in a folder with the default model's artifact. Commands that need Docker, a cluster or the
 network have their own tests, which `ELSEWHERE` names.
@@ -96,7 +96,7 @@ def folder(artifact: Artifact, minilm_folder: Path, tmp_path: Path) -> Path:
     (tmp_path / "artifacts/all-MiniLM-L6-v2").symlink_to(artifact.path)
     (tmp_path / "path/to").mkdir(parents=True)
     (tmp_path / "path/to/model").symlink_to(minilm_folder)
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "texts").mkdir()
     (tmp_path / "bin").mkdir()
     # DuckDB's command line is no Python package.
     duckdb = tmp_path / "bin/duckdb"
@@ -104,7 +104,7 @@ def folder(artifact: Artifact, minilm_folder: Path, tmp_path: Path) -> Path:
     duckdb.chmod(0o755)
     pq.write_table(
         pa.table({"id": ["a1", "a2"], "text": ["The cat sat.", "It rained."]}),
-        tmp_path / "docs/texts.parquet",
+        tmp_path / "texts/texts.parquet",
     )
     return tmp_path
 
@@ -266,12 +266,12 @@ def test_parts_of_similarities_in_the_text_are_real(url: str) -> None:
     ]
     assert re.findall(r"`(\w+)` and `(\w+)` with\s(0\.\d+)", text) == pairs
     assert f"the cosine, {scored['scores'][0]:.2f}," in text
-    words = answer(text, "/debug/attribute")["words"]
-    best = sorted(words, key=lambda word: -float(word["score"]))[:2]
-    (shown,) = re.findall(r"\((`\w+` 0\.\d+, `\w+` 0\.\d+) of 0\.56\)", text)
+    attribution = answer(text, "/debug/attribute")
+    best = sorted(attribution["words"], key=lambda word: -float(word["score"]))[:2]
+    (shown,) = re.findall(r"\((`\w+` 0\.\d+, `\w+` 0\.\d+ of 0\.\d+)\)", text)
     sentence = "The cat sat on the mat."
     parts = [f"`{sentence[w['start'] : w['end']]}` {w['score']:.2f}" for w in best]
-    assert shown == ", ".join(parts)
+    assert shown == f"{', '.join(parts)} of {attribution['value']:.2f}"
 
 
 def test_commands_that_do_not_run_here_have_a_test_of_their_own() -> None:

@@ -1,6 +1,6 @@
 """Every command on a page of the documentation names a program that exists and options that it has.
 
-`test_code_blocks` runs the commands that need neither Docker, a cluster nor the network.
+`test_code_blocks` and the tests of each route run those of the pages for users.
 """
 
 import argparse

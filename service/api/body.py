@@ -226,6 +226,8 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
         message = "unknown field in this object; see /docs for the allowed fields"
     elif first["type"] == "union_tag_invalid":  # pydantic's message repeats the invalid value
         message = f"unknown type; allowed types: {first['ctx']['expected_tags']}"
+    elif first["type"] in ("model_type", "model_attributes_type", "dataclass_type"):
+        message = "Input should be an object; see /docs for its fields"
     return InvalidInput(
         message,
         index=indices[0] if has_index else None,

@@ -1,4 +1,4 @@
-"""Rows of token ids, the input of the model, and what they are made of."""
+"""Rows of token ids, which the model reads, prompts and tokenised texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -10,6 +10,7 @@ from models.quantization import OutputDtype
 from service.inference.batch_former import Priority
 from service.inference.chunk_embeddings import ChunkEmbeddings
 from service.inference.chunking import Chunking
+from service.inference.errors import NotReady
 from service.inference.model import Inputs, Model
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, open_model
 from service.inference.quantization import Quantizer
@@ -319,6 +320,9 @@ class SyncModel:
         )
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if self._loop.is_closed():
+            work.close()
+            raise NotReady("the model is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _stop_loop(self) -> None:

@@ -15,7 +15,7 @@ const NAMES = {
   occlusion: "Occlusion",
 };
 const MEANINGS = {
-  integrated_gradients: "Effect of each word on the way from an empty text to this one; the scores add up to the change.",
+  integrated_gradients: "Effect of each word on the way from the baseline to this text; baseline and scores add up to the result.",
   grad_x_input: "Slope at this text times the token vector; exact only for linear models.",
   saliency: "Length of the slope at this text: how sensitive the number is to a word. Without a sign.",
   smoothgrad: "Slope times the token vector, as the mean over noisy copies of the text.",

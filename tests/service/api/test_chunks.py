@@ -117,6 +117,13 @@ def test_octet_stream_is_refused(client: TestClient) -> None:
     assert "JSON" in response.json()["detail"]
 
 
+def test_chunking_that_is_no_object_is_refused(client: TestClient) -> None:
+    response = client.post("/encode", json={"inputs": "a cat", "chunking": "sentences"})
+    problem = response.json()
+    assert (response.status_code, problem["pointer"]) == (422, "/chunking")
+    assert problem["detail"].startswith("Input should be an object")
+
+
 @pytest.mark.parametrize(
     ("fields", "pointer", "message"),
     [

@@ -193,7 +193,8 @@ def test_failed_startup_exits_with_the_reason(
         ({"VITRINE_ENGIN__NAME": "x"}, "VITRINE_ENGIN__NAME is not a setting"),
         ({"VITRINE_ENGINE__PRECISION": "int4"}, "engine.precision: Input should be 'float32'"),
         ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "No such file or directory: '/nowhere'"),
-        ({"VITRINE_AUTH__KEYS": "[{"}, "auth"),
+        ({"VITRINE_AUTH__KEYS": "[{"}, "VITRINE_AUTH__KEYS is not JSON"),
+        ({"VITRINE_MODEL": "x"}, "those of its group are VITRINE_MODEL__NAME"),
     ],
 )
 def test_invalid_setting_is_named(environment: dict[str, str], message: str) -> None:
@@ -219,6 +220,16 @@ def test_variables_of_compose_and_kubernetes_are_ignored(tmp_path: Path) -> None
         status, errors = outcome(started)
     assert status == 1
     assert "is not an artifact" in errors
+    assert "VITRINE_KEYS is not a setting and is ignored" in errors
+    assert errors.count("is ignored") == 1
+
+
+def test_misspelt_option_is_named_with_a_similar_one() -> None:
+    with process("-m", "service", "--server.prot=9") as started:
+        status, errors = outcome(started)
+    assert status == 2
+    assert "unrecognized arguments: --server.prot=9; did you mean --server.port?" in errors
+    assert len(errors.splitlines()) == 1
 
 
 def test_command_line_options_override_the_environment(small_artifact: Artifact) -> None:

@@ -64,7 +64,7 @@ def test_example_succeeds(
 @pytest.mark.slow
 def test_python_runs(calibrated_artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / "artifacts").mkdir()
-    (tmp_path / "artifacts/all-MiniLM-L6-v2").symlink_to(calibrated_artifact.path)
+    (tmp_path / "artifacts/calibrated").symlink_to(calibrated_artifact.path)
     (script,) = re.findall(r"^```python\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", script + "assert vectors.shape == (1, 8)"]

@@ -442,7 +442,7 @@ def test_missing_extra_stops_the_start_and_is_named(small_artifact: Artifact) ->
     ) as started:
         status, errors = outcome(started)
     assert status == 2
-    assert "pip install 'vitrine[otel]'" in errors
+    assert "pip install '.[otel]'" in errors
 
 
 @pytest.mark.parametrize(

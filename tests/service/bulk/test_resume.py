@@ -98,7 +98,7 @@ signals = list(map(int, sys.argv.pop(1).split()))
 
 def report(_):
     if signals:
-        os.kill(os.getpid(), signals.pop())
+        os.kill(os.getpid(), signals.pop(0))
 
 command_line.reporting = lambda _: nullcontext(report)
 sys.exit(command_line.main())

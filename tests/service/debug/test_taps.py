@@ -207,6 +207,11 @@ def test_capabilities_list_the_taps_in_the_order_of_the_pass(embedder: TestClien
         ({"texts": ["w5", 3]}, "invalid", "/texts/1"),
         ({"texts": [{"text": "w5", "text_pair": "w6"}]}, "invalid", "/texts/0/text_pair"),
         ({"texts": [{"text": "w5", "secret": "w6"}]}, "invalid", "/texts/0"),
+        (
+            {"texts": [{"text": "w5", "prompt_name": "secret"}]},
+            "unknown_prompt",
+            "/texts/0/prompt_name",
+        ),
         ({"reduction": "max"}, "invalid", "/reduction"),
         ({"format": "pickle"}, "invalid", "/format"),
     ],

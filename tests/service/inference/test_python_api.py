@@ -230,3 +230,10 @@ def test_readme_example_runs(artifact: Artifact) -> None:
     namespace: dict[str, Any] = {}
     exec(source, namespace)  # noqa: S102 - our own README
     assert np.shape(namespace["vectors"]) == (1, 384)
+
+
+def test_closed_synchronous_model_raises_not_ready(small_artifact: Artifact) -> None:
+    with vitrine.SyncModel(small_artifact.path, TWO_THREADS) as model:
+        pass
+    with pytest.raises(vitrine.NotReady):
+        model.encode("a text")
