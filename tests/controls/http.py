@@ -55,7 +55,7 @@ GUARDS = (
         "        reserve(int(declared))\n",
         "",
         f"{_T}test_http_protocol.py::"
-        "test_memory_of_a_thousand_incomplete_bodies_stays_within_the_budget",
+        "test_large_body_beyond_the_budget_is_refused_before_it_arrives",
     ),
     Guard(
         "service/api/body.py",

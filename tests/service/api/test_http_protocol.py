@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from models.artifact import Artifact
-from tests.eventually import eventually
+from tests.eventually import HANG_S, eventually
 from tests.held_service import held
 from tests.serving import PATIENCE_S, lines_until, metrics, process, rest
 
@@ -134,6 +134,34 @@ def test_pipelined_requests_are_answered_in_bounded_memory(url: httpx2.URL) -> N
         connection.sendall(request * 20_000)
         assert counting.result() == 20_000
     assert metrics(str(url))["process_resident_memory_bytes"] - before < 50 * MIB
+
+
+async def test_large_body_beyond_the_budget_is_refused_before_it_arrives(
+    small_artifact: Artifact,
+) -> None:
+    with process(
+        VITRINE_MODEL__PATH=str(small_artifact.path),
+        VITRINE_LIMITS__BODY_S="600",
+        VITRINE_LIMITS__MAX_BODIES_BYTES=str(MIB),
+    ) as started:
+        url = httpx2.URL(lines_until(started, r"Serving .* on (http://\S+)")[1][1])
+
+        async def answer() -> bytes:
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % MIB)
+            try:
+                return await reader.readuntil(b"\r\n\r\n")
+            finally:
+                writer.transport.abort()
+
+        # One of the two takes the budget, and waits for its body.
+        clients = [asyncio.create_task(answer()) for _ in range(2)]
+        done, waiting = await asyncio.wait(
+            clients, timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        for client in waiting:
+            client.cancel()
+        assert [client.result()[:13] for client in done] == [b"HTTP/1.1 429 "]
 
 
 @pytest.mark.timeout(600)
