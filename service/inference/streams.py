@@ -310,7 +310,12 @@ class StreamPool:
             member.running -= 1
             member.virtual_s += (now - ended.started - ended.expected_s) / member.runner.share
             member.runner.release(ended.batch)
-            stream.run = None
+        # Set once: the event loop reads it without the lock, and takes None for the end of the
+        # thread's work.
+        stream.run = self._next(stream, now)
+
+    def _next(self, stream: _Stream, now: float) -> _Run | None:
+        """Start the next batch of a stream, if any. The lock is held."""
         members = self._members if stream in self._streams else ()
         for member in sorted(members, key=attrgetter("virtual_s")):
             runner = member.runner
@@ -324,17 +329,17 @@ class StreamPool:
                 self._loop.call_soon_threadsafe(runner.stop, error)
                 continue
             if batch.items:
-                self._start(stream, member, batch, now)
-                return
+                return self._started(member, batch, now)
+        return None
 
-    def _start(self, stream: _Stream, member: _Member, batch: Batch[Any], now: float) -> None:
+    def _started(self, member: _Member, batch: Batch[Any], now: float) -> _Run:
         runner = member.runner
         expected_s = runner.expected_s(batch)
         limit_s = max(runner.timeout_s, _MARGIN * expected_s)
         self._virtual_s = max(self._virtual_s, member.virtual_s)
         member.virtual_s = self._virtual_s + expected_s / runner.share
         member.running += 1
-        stream.run = _Run(member, batch, now, expected_s, limit_s, now, runner.cancellations)
+        return _Run(member, batch, now, expected_s, limit_s, now, runner.cancellations)
 
     def _run_batches(self, stream: _Stream) -> BaseException | None:
         """Run batches until there is none, or a run fails; return the error of the run."""
@@ -382,6 +387,7 @@ class StreamPool:
                     self._streams.discard(stream)
                     raise TimeoutError(f"a batch did not return within {run.limit_s:g} s")
         error = await calls
+        run = stream.run  # that of the error; the thread may have begun it since the last look
         if error is None or run is None:
             return None
         is_own = took_too_long or run.cancellations == run.member.runner.cancellations

@@ -111,6 +111,12 @@ GUARDS = (
     # Streams that several models share.
     Guard(
         "service/inference/streams.py",
+        "        stream.run = self._next(stream, now)\n",
+        "        stream.run = None\n        stream.run = self._next(stream, now)\n",
+        f"{_I}test_streams.py::test_stream_has_its_last_batch_until_it_has_the_next_one",
+    ),
+    Guard(
+        "service/inference/streams.py",
         "member.virtual_s += (now - ended.started - ended.expected_s) / member.runner.share",
         "pass",
         f"{_I}test_streams.py::test_time_of_a_stream_is_divided_by_share",
