@@ -441,7 +441,7 @@ def from_command_line(
     known = {variable(group, name) for group, name, _ in table()}
     for name in ignored_variables():
         _check_variable(name, known)
-    for name in known & os.environ.keys():
+    for name in sorted(known & os.environ.keys()):
         _check_json(name, os.environ[name])
     parser = parser or argparse.ArgumentParser("vitrine-serve")
     source = CliSettingsSource[Any](Settings, cli_parse_args=list(arguments), root_parser=parser)

@@ -80,7 +80,7 @@ def commands(block: str) -> Iterator[Command]:
 
 
 def is_complete(text: str) -> bool:
-    """Whether a command goes on in no further line."""
+    """Whether the command ends with this text."""
     try:
         shlex.split(text)
     except ValueError:  # an open quotation, or a backslash at the end
