@@ -1,0 +1,60 @@
+"""JSON of unknown origin: bounded nesting, valid Unicode, no NaN. Standard library only."""
+
+import json
+import re
+from itertools import accumulate
+from typing import NoReturn
+
+# Deepest nesting of arrays and objects. Parsers and writers of JSON end at 250 and more.
+MAX_DEPTH = 128
+
+# A string, whose brackets are no nesting; the last one may be unterminated. Possessive, because
+# backtracking would take quadratic time.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SURROGATE = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
+
+
+class JsonError(ValueError):
+    """The content is not JSON, or exceeds the limits of this module."""
+
+
+def check_depth(content: bytes | bytearray) -> None:
+    """Check the nesting of JSON text before a parser recurses into it.
+
+    Text that is not JSON passes or fails; up to the first character that a parser refuses, the
+    nesting is exact.
+
+    Raises:
+        JsonError: Arrays and objects are nested more than `MAX_DEPTH` deep.
+    """
+    # The count bounds the depth, and suffices for most texts.
+    if content.count(b"[") + content.count(b"{") <= MAX_DEPTH:
+        return
+    brackets = _STRING.sub(b"", content).translate(None, _NOT_BRACKETS)
+    steps = (1 if bracket in b"[{" else -1 for bracket in brackets)
+    if max(accumulate(steps), default=0) > MAX_DEPTH:
+        raise JsonError(f"it is nested too deeply; the limit is {MAX_DEPTH} levels")
+
+
+def parse_json(content: bytes | bytearray) -> object:
+    """Return the value of JSON text in UTF-8; integers of any length are exact.
+
+    Raises:
+        JsonError: The content is not JSON, is nested more than `MAX_DEPTH` deep, or has a lone
+            surrogate, a NaN, an infinity or an integer of more than 4,300 digits.
+    """
+    check_depth(content)
+    try:
+        value: object = json.loads(content.decode(), parse_constant=_refuse)
+        if _SURROGATE.search(content):  # a pair of them is one character
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise JsonError("it has half of a surrogate pair") from None
+    except ValueError as error:
+        raise JsonError(str(error)) from error
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise JsonError(f"{constant} is not a JSON number")
