@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +29,8 @@ log = logging.getLogger("vitrine")
 
 # Timeout in seconds for startup: importing torch and loading the weights.
 _START_S = 120.0
+# Share of a CPU below which a job is slow because others keep the CPUs busy.
+_BUSY = 0.5
 
 
 def worker_command(artifact: Path, device: str, log: LogFormat) -> list[str]:
@@ -59,7 +63,8 @@ class GradientProcess:
     The process has one reference model. A job for another one restarts it.
 
     A job in torch cannot be cancelled. So the process is killed if a job exceeds its deadline or
-    the client of the job disconnects. The next job starts a new process.
+    the client of the job disconnects. The next job starts a new process. A start belongs to no
+    caller: it goes on for the next one if its first caller's deadline passes.
 
     Args:
         command: Returns the command that starts the process for an artifact; see `worker_command`.
@@ -75,6 +80,7 @@ class GradientProcess:
         self._turn = asyncio.Lock()
         self._callers = 0
         self._process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self.reference: ReferenceModel | None = None
         self._jobs = 0
         self._opened: Opened | None = None
@@ -141,6 +147,10 @@ class GradientProcess:
         await self._kill()
 
     async def _kill(self) -> None:
+        starting, self._starting = self._starting, None
+        if starting is not None and not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
         process, self._process, self._opened, self._jobs = self._process, None, None, 0
         if process is not None and process.returncode is None:
             process.kill()
@@ -150,6 +160,7 @@ class GradientProcess:
         process = await self._running(reference)
         assert process.stdin is not None  # noqa: S101 - it was started with pipes
         assert process.stdout is not None  # noqa: S101
+        used_before_s = cpu_s(process.pid)
         try:
             async with asyncio.timeout(self._settings.deadline_s):
                 process.stdin.write(frames.frame(JOB.dump_json(job)))
@@ -159,11 +170,9 @@ class GradientProcess:
                     vectors = await frames.receive(process.stdout)
                     reply = Completed(reply, vectors, await frames.receive(process.stdout))
         except TimeoutError:
+            used_s = cpu_s(process.pid) - used_before_s
             await self._kill()
-            raise DeadlineExceeded(
-                f"the job exceeded its deadline of {self._settings.deadline_s:g} s; use "
-                "fewer or shorter texts, fewer evaluations or fewer samples"
-            ) from None
+            raise _job_too_long(self._settings.deadline_s, used_s) from None
         except (asyncio.IncompleteReadError, ConnectionError):
             await self._kill()
             log.error("the gradient process died with exit status %s", process.returncode)
@@ -182,12 +191,23 @@ class GradientProcess:
         return reply
 
     async def _running(self, reference: ReferenceModel) -> asyncio.subprocess.Process:
-        if self._process is not None and self.pid is not None:
-            if self.reference == reference:
-                return self._process
+        """Return the process for a reference model, once it has loaded the model."""
+        starting = self._starting
+        has_ended = starting is not None and starting.done() and self.pid is None
+        if starting is None or self.reference != reference or has_ended:
             await self._kill()
-        if self._closed:
-            raise NotReady("the service is stopping", code="gradients_unavailable")
+            if self._closed:
+                raise _stopping()
+            self.reference = reference
+            starting = self._starting = asyncio.create_task(self._start(reference))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            if starting.cancelled():  # by `close`
+                raise _stopping() from None
+            raise  # the caller is cancelled, and the start goes on
+
+    async def _start(self, reference: ReferenceModel) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -199,26 +219,52 @@ class GradientProcess:
                 "the gradient process could not be started; see the log",
                 code="gradients_unavailable",
             ) from None
-        self._process, self.reference, self._jobs = process, reference, 0
+        self._process = process
         assert process.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
             async with asyncio.timeout(_START_S):
                 opened = REPLY.validate_json(await frames.receive(process.stdout))
-        except (TimeoutError, asyncio.IncompleteReadError):
-            await self._kill()
-            raise NotReady(
-                "the gradient process timed out or exited during startup; see the log",
-                code="gradients_unavailable",
-            ) from None
-        except BaseException:
-            await self._kill()
+            if not isinstance(opened, Opened):
+                raise NotReady(
+                    "the gradient process could not load the reference model; see the log",
+                    code="gradients_unavailable",
+                )
+        except BaseException as error:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            log.error("the gradient process ended during its start: %s", type(error).__name__)
+            if isinstance(error, (TimeoutError, asyncio.IncompleteReadError)):
+                raise NotReady(
+                    "the gradient process timed out or exited during startup; see the log",
+                    code="gradients_unavailable",
+                ) from None
             raise
-        if not isinstance(opened, Opened):
-            await self._kill()
-            raise NotReady(
-                "the gradient process could not load the reference model; see the log",
-                code="gradients_unavailable",
-            )
         self._opened = opened
         log.info("the gradient process %d has loaded the reference model", process.pid)
         return process
+
+
+def _stopping() -> NotReady:
+    return NotReady("the service is stopping", code="gradients_unavailable")
+
+
+def _job_too_long(deadline_s: float, used_s: float) -> DeadlineExceeded:
+    """Return the error of a job beyond its deadline, which says whether the host was too busy."""
+    exceeded = f"the job exceeded its deadline of {deadline_s:g} s"
+    if used_s < _BUSY * deadline_s:
+        return DeadlineExceeded(
+            f"{exceeded}; the host was busy, and the job got {used_s:.1f} s of CPU time"
+        )
+    return DeadlineExceeded(
+        f"{exceeded}; use fewer or shorter texts, fewer evaluations or fewer samples"
+    )
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has used, in seconds; NaN if the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:  # macOS has no /proc
+        return math.nan
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

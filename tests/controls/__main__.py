@@ -2,7 +2,8 @@
 
 A test that passes without the code that it tests proves nothing. The tree is copied, a guard in the
 copy is replaced by a plausible mistake, and the test named beside it must fail.
-`--sample 12 --seed 7` runs 12 of the guards: consecutive seeds cover the whole table.
+`--sample 12 --seed 7` runs 12 of the guards: consecutive seeds cover the whole table. `--only
+bulk/journal` runs those whose file or test has that text in its path.
 """
 
 import argparse
@@ -40,8 +41,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, default=len(GUARDS), help="number of guards to run")
     parser.add_argument("--seed", type=int, default=0, help="position of the sample in the table")
+    parser.add_argument("--only", default="", help="part of the file or the test of each guard")
     arguments = parser.parse_args()
     guards = sample(arguments.sample, arguments.seed)
+    guards = [guard for guard in guards if arguments.only in guard.file + guard.test]
     print(f"{len(guards)} of {len(GUARDS)} guards, first with all of them in place", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "vitrine"

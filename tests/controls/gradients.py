@@ -134,6 +134,24 @@ GUARDS = (
     ),
     Guard(
         "service/debug/process.py",
+        "return await asyncio.shield(starting)",
+        "return await starting",
+        f"{_D}test_process.py::test_start_survives_its_caller",
+    ),
+    Guard(
+        "service/debug/process.py",
+        "if starting is not None and not starting.done():",
+        "if False:",
+        f"{_D}test_process.py::test_close_ends_a_start_whose_caller_has_left",
+    ),
+    Guard(
+        "service/debug/process.py",
+        "    if used_s < _BUSY * deadline_s:",
+        "    if False:",
+        f"{_D}test_process.py::test_deadline_error_blames_the_text_only_if_the_job_had_a_cpu",
+    ),
+    Guard(
+        "service/debug/process.py",
         "if self._callers > self._settings.max_waiting:",
         "if False:",
         f"{_D}test_process.py::test_full_queue_refuses_at_once_and_the_other_jobs_finish",

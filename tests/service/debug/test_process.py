@@ -1,9 +1,11 @@
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -18,7 +20,7 @@ from models.gradients.inputs import Row, Side
 from service.api.errors import status_of
 from service.debug import frames
 from service.debug.job_types import JOB, PairJob, VjpJob
-from service.debug.process import GradientProcess, ReferenceModel
+from service.debug.process import GradientProcess, ReferenceModel, cpu_s
 from service.debug.replies import REPLY, Done, Opened
 from service.inference.errors import (
     DeadlineExceeded,
@@ -219,17 +221,107 @@ async def test_process_that_died_between_jobs_is_replaced_without_an_error() -> 
         assert await pid(process) == process.pid
 
 
-async def test_cancellation_during_startup_leaves_no_process_behind(tmp_path: Path) -> None:
-    file = tmp_path / "pid"
-    script = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+# Writes its process id to a file, and goes on with FAKE when there is a file "released".
+SLOW_START = """
+import os
+from pathlib import Path
+from tests.eventually import eventually
+folder = Path({folder!r})
+with (folder / "pids").open("a") as pids:
+    print(os.getpid(), file=pids)
+eventually((folder / "released").exists)
+"""
+
+
+@asynccontextmanager
+async def starting_process(
+    folder: Path,
+) -> AsyncIterator[tuple[GradientProcess, asyncio.Task[int]]]:
+    """Yield a process that is starting, until there is a file "released", and its first caller."""
+    script = SLOW_START.format(folder=str(folder)) + FAKE
     async with process_of([sys.executable, "-c", script]) as process:
-        task = asyncio.create_task(run(process, REFERENCE, job()))
-        await eventually_async(lambda: file.exists() and file.read_text())
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await eventually_async(lambda: not is_alive(int(file.read_text())))
+        caller = asyncio.create_task(pid(process))
+        await eventually_async((folder / "pids").exists)
+        yield process, caller
+
+
+def started_pids(folder: Path) -> list[int]:
+    return [int(line) for line in (folder / "pids").read_text().split()]
+
+
+async def test_start_survives_its_caller(tmp_path: Path) -> None:
+    async with starting_process(tmp_path) as (process, caller):
+        for _ in range(3):  # their deadlines pass
+            caller.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await caller
+            caller = asyncio.create_task(pid(process))
+            await asyncio.sleep(0)
+        (tmp_path / "released").touch()
+        assert [await caller] == started_pids(tmp_path)
+
+
+async def test_close_ends_a_start(tmp_path: Path) -> None:
+    async with starting_process(tmp_path) as (process, caller):
+        (started,) = started_pids(tmp_path)
+        await process.close()
+        with pytest.raises(NotReady, match="the service is stopping"):
+            await caller
         assert process.pid is None
+        assert not is_alive(started)
+
+
+async def test_close_ends_a_start_whose_caller_has_left(tmp_path: Path) -> None:
+    async with starting_process(tmp_path) as (process, caller):
+        (started,) = started_pids(tmp_path)
+        caller.cancel()
+        await asyncio.wait({caller})
+        await process.close()
+        assert not is_alive(started)
+
+
+async def test_start_for_another_reference_model_ends_an_abandoned_start(tmp_path: Path) -> None:
+    async with starting_process(tmp_path) as (process, caller):
+        caller.cancel()
+        await asyncio.wait({caller})
+        (tmp_path / "released").touch()
+        other = await run(process, replace(REFERENCE, version="2"), job())
+        assert other.result["pid"] == started_pids(tmp_path)[-1] == process.pid
+        assert not is_alive(started_pids(tmp_path)[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+async def test_job_beyond_its_deadline_says_whether_the_host_was_busy(tmp_path: Path) -> None:
+    async with process_of(deadline_s=0.5) as process:
+        await process.start(REFERENCE)
+        with pytest.raises(DeadlineExceeded, match=r"the host was busy, and the job got 0\.. s of"):
+            await run(process, REFERENCE, job(hold=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("used_s", "message"),
+    [
+        (0.1, "the host was busy, and the job got 0.1 s of CPU time"),
+        (9.0, "use fewer or shorter texts, fewer evaluations or fewer samples"),
+        (math.nan, "use fewer or shorter texts, fewer evaluations or fewer samples"),
+    ],
+)
+async def test_deadline_error_blames_the_text_only_if_the_job_had_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, used_s: float, message: str
+) -> None:
+    times = iter([0.0, used_s])
+    monkeypatch.setattr("service.debug.process.cpu_s", lambda _: next(times))
+    async with process_of(deadline_s=0.5) as process:
+        await process.start(REFERENCE)
+        with pytest.raises(DeadlineExceeded, match=f"exceeded its deadline of 0.5 s; {message}"):
+            await run(process, REFERENCE, job(hold=str(tmp_path)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+def test_cpu_time_of_a_process_is_that_of_the_system() -> None:
+    actual, expected = cpu_s(os.getpid()), time.process_time()
+    assert actual == pytest.approx(expected, abs=0.05)
+    assert math.isnan(cpu_s(2**22 + 1))  # beyond the largest process id
 
 
 async def test_process_is_replaced_after_max_jobs() -> None:
