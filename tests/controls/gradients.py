@@ -142,7 +142,7 @@ GUARDS = (
         "service/debug/process.py",
         "if starting is not None and not starting.done():",
         "if False:",
-        f"{_D}test_process.py::test_close_ends_a_start_whose_caller_has_left",
+        f"{_D}test_process.py::test_close_ends_a_start_that_has_no_process_yet",
     ),
     Guard(
         "service/debug/process.py",

@@ -271,13 +271,26 @@ async def test_close_ends_a_start(tmp_path: Path) -> None:
         assert not is_alive(started)
 
 
-async def test_close_ends_a_start_whose_caller_has_left(tmp_path: Path) -> None:
-    async with starting_process(tmp_path) as (process, caller):
-        (started,) = started_pids(tmp_path)
+async def test_close_ends_a_start_that_has_no_process_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, released = asyncio.Event(), asyncio.Event()
+    create = asyncio.create_subprocess_exec
+
+    async def late(*args: str, **options: Any) -> asyncio.subprocess.Process:  # noqa: ANN401
+        begun.set()
+        await released.wait()
+        return await create(*args, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", late)
+    async with process_of() as process:
+        caller = asyncio.create_task(pid(process))
+        await begun.wait()
         caller.cancel()
         await asyncio.wait({caller})
+        (start,) = asyncio.all_tasks() - {asyncio.current_task()}
         await process.close()
-        assert not is_alive(started)
+        released.set()
+        await asyncio.wait({start})
+        assert process.pid is None
 
 
 async def test_start_for_another_reference_model_ends_an_abandoned_start(tmp_path: Path) -> None:
