@@ -84,6 +84,8 @@ def add_layer_norm(
     Returns:
         Tensor `(..., D)` in the dtype of `x`. The sum `x + residual` is rounded to that dtype; its
         mean and variance are computed from the rounded sum in float32 (float64 for float64 input).
+        Where the squares of a row's deviations add up to more than float32 holds, 3.4e38, the
+        result is `bias` and the gradient of `x` is 0, as in `torch.nn.functional.layer_norm`.
 
     Raises:
         RuntimeError: The shapes, dtypes or devices of the arguments do not match.
@@ -119,7 +121,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float)
 
     Returns:
         Tensor `(..., D)` in the dtype of `x`. The sum `x + residual` is rounded to that dtype; the
-        mean of its squares is computed in float32 (float64 for float64 input).
+        mean of its squares is computed in float32 (float64 for float64 input). Where the squares
+        add up to more than float32 holds, 3.4e38, the result and the gradient of `x` are 0, as in
+        `torch.nn.functional.rms_norm`.
 
     Raises:
         RuntimeError: The shapes, dtypes or devices of the arguments do not match.

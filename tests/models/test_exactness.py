@@ -1,5 +1,6 @@
 """Every implementation of add + norm against float64, on rows of any mean and spread."""
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -185,6 +186,27 @@ def test_squares_of_deviations_from_a_far_pivot_may_overflow(
     y = run(x, torch.zeros_like(x), ones, zeros, x, x).y
     expected = F.layer_norm(x.double(), [width], eps=EPS)
     torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("run", [cpp, aten, numpy])
+@pytest.mark.parametrize("centred", [True, False])
+def test_row_whose_squares_overflow_gives_the_bias_as_in_torch(
+    run: Callable[..., Results], centred: bool
+) -> None:
+    # Half of the elements are +size, half -size, so the squares add up to 384 * size**2.
+    width, limit = 384, (torch.finfo(torch.float32).max / 384) ** 0.5
+    sign = torch.tensor([1.0, -1.0]).repeat(1, width // 2)
+    weight, bias, zeros = torch.ones(width), torch.full((width,), 0.5), torch.zeros(1, width)
+    norm = F.layer_norm if centred else F.rms_norm
+    below = run(0.99 * limit * sign, zeros, weight, bias, sign, zeros, centred)
+    torch.testing.assert_close(below.y, sign + bias, rtol=4 * FLOAT32_EPS, atol=0)
+    x = 1.01 * limit * sign
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning)  # numpy's
+        beyond = run(x, zeros, weight, bias, sign, zeros, centred)
+    assert torch.equal(beyond.y, norm(x, [width], weight, eps=EPS) + bias)
+    assert torch.equal(beyond.y, bias.expand(1, width))
+    assert torch.equal(beyond.dx, zeros)
 
 
 @pytest.mark.parametrize("run", [cpp, aten])
