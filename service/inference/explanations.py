@@ -16,11 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Manifest
+from models.artifact import Manifest, SimilarityName
 from service.inference.errors import InvalidInput
 from service.inference.results import SparseVector, Vectors
 from service.inference.rows import Row, Span
 
+# Similarities that are not sums of products.
+DISTANCES: frozenset[SimilarityName] = frozenset({"euclidean", "manhattan"})
 # Number of terms in an explanation.
 TERMS = 10
 # Number of a query's tokens whose terms exist at the same time: two texts of 8,192 tokens have 67
@@ -91,7 +93,7 @@ def check_explainable(manifest: Manifest, name: str) -> None:
     Raises:
         InvalidInput: The scores are not sums over tokens.
     """
-    if manifest.similarity in ("euclidean", "manhattan"):
+    if manifest.similarity in DISTANCES:
         raise InvalidInput(
             f"the similarity of the model {name} is {manifest.similarity}, a distance; scores are "
             "explained if they are cosines, dot products or MaxSim",

@@ -25,7 +25,9 @@ def targets(model: ReferenceModel) -> dict[str, Target]:
     other = model.vector(B)
     return {
         "cosine": attribution.cosine(other),
-        "margin": attribution.margin(other, model.vector(Row([0, 5, 2]))),
+        "margin": attribution.margin(
+            "cosine", other, model.vector(Row([0, 5, 2])), model.normalize
+        ),
         "dot": attribution.dot(torch.arange(16.0, dtype=torch.float64), model.normalize),
         "dim": attribution.dim(3, model.normalize),
         "norm": attribution.norm(),
@@ -280,7 +282,9 @@ def test_targets_equal_their_formulas(normalize: bool) -> None:
     served = vectors / lengths[:, None] if normalize else vectors
     expected = {
         attribution.cosine(p): vectors @ p / (lengths * p.norm()),
-        attribution.margin(p, n): vectors @ (p / p.norm() - n / n.norm()) / lengths,
+        attribution.margin("cosine", p, n, normalize): vectors
+        @ (p / p.norm() - n / n.norm())
+        / lengths,
         attribution.dot(other, normalize): served @ other,
         attribution.dim(5, normalize): served[:, 5],
         attribution.norm(): lengths,

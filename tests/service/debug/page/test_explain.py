@@ -57,7 +57,9 @@ def scores(page: Browser, name: str) -> dict[str, float]:
 
 def test_page_explains_the_example_when_it_is_opened(page: Browser, url: str) -> None:
     result = post(url, "attribute/pair", a=CAT, b=FELINE)
-    assert number(find(page, ".figure strong").text) == pytest.approx(result["cosine"], abs=1e-4)
+    assert number(find(page, ".figure strong").text) == pytest.approx(
+        result["similarity"], abs=1e-4
+    )
     matrix = np.array(result["matrix"])
     words = {name: result[f"words_{name}"] for name in "ab"}
     summed = [
