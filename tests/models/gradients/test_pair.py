@@ -33,6 +33,22 @@ def test_matrix_and_reference_terms_sum_to_the_cosine(layer_name: str, norm_firs
     assert result.matrix.shape == (6, 5)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("layer_name", ["layers.0", "output"])
+def test_matrix_and_reference_terms_sum_to_the_dot_product_of_served_vectors(
+    layer_name: str, normalize: bool
+) -> None:
+    model = toy_model(normalize=normalize)
+    model.similarity = "dot"
+    result = exact(model, Side(A, PAD_A), Side(B, PAD_B), layer_name)
+    a, b = model.vector(A), model.vector(B)
+    dot = float(F.normalize(a, dim=0) @ F.normalize(b, dim=0) if normalize else a @ b)
+    assert result.similarity == pytest.approx(dot, rel=1e-12)
+    terms = result.reference_terms
+    whole = result.matrix.sum() + terms.a_baseline + terms.baseline_b - terms.baselines
+    assert whole == pytest.approx(dot, rel=1e-7)
+
+
 @pytest.mark.parametrize("layer_name", ["embeddings", "output"])
 def test_swapping_the_sides_transposes_the_matrix(layer_name: str) -> None:
     model = toy_model()
