@@ -26,7 +26,7 @@ from models.export.sources import resolve
 from service.app import create_app
 from service.bulk.job import encode_files
 from service.bulk.options import BulkOptions
-from service.settings import DebugSettings, EngineSettings, ModelsSettings, ServedModel, Settings
+from service.settings import EngineSettings, ModelsSettings, ServedModel, Settings
 from tests.models.checkpoints import edit_json
 from tests.serving import serving
 
@@ -51,6 +51,9 @@ DENSE: Mapping[str, tuple[SimilarityName, bool]] = {
     "unit-dot": ("dot", True),
     "unit-euclidean": ("euclidean", True),
 }
+# Exported models, whose folders declare the similarity, by whether they normalise their vectors.
+# The others are copies with another similarity in the manifest.
+EXPORTED = {False: "dot", True: "unit-euclidean"}
 SPARSE: tuple[SimilarityName, ...] = ("cosine", "dot", "euclidean", "manhattan")
 NAMES = [*DENSE, *(f"sparse-{name}" for name in SPARSE)]
 
@@ -71,7 +74,8 @@ class Models(NamedTuple):
     def expected(self, name: str, queries: list[str], documents: list[str]) -> NDArray[np.float64]:
         """Return the similarity of each query with each document."""
         oracle = self.oracles[name]
-        a, b = oracle.encode_query(queries), oracle.encode_document(documents)
+        dense = {"convert_to_sparse_tensor": False} if isinstance(oracle, SparseEncoder) else {}
+        a, b = oracle.encode_query(queries, **dense), oracle.encode_document(documents, **dense)
         result: NDArray[np.float64] = np.asarray(oracle.similarity(a, b), np.float64)
         return result
 
@@ -93,21 +97,27 @@ def models(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Models]:
     folder = tmp_path_factory.mktemp("similarities")
-    prompts = {"query": "question: ", "document": ""}
     oracles: dict[str, SentenceTransformer | SparseEncoder] = {}
     artifacts: dict[str, Path] = {}
-    for name, (similarity, normalizes) in DENSE.items():
+    for name in EXPORTED.values():
+        similarity, normalizes = DENSE[name]
         modules = [Transformer(str(small_folder)), Pooling(32)]
-        saved = folder / name
         SentenceTransformer(
             modules=modules + [Normalize()] * normalizes,
             device="cpu",
-            prompts=prompts,
+            prompts={"query": "question: ", "document": ""},
             similarity_fn_name=similarity,
-        ).save(str(saved))
-        oracles[name] = SentenceTransformer(str(saved), device="cpu")
+        ).save(str(folder / name))
         artifacts[name] = folder / f"{name}-artifact"
-        export(resolve(str(saved)), artifacts[name])
+        export(resolve(str(folder / name)), artifacts[name])
+    for name, (similarity, normalizes) in DENSE.items():
+        own = EXPORTED[normalizes]
+        declared = None if name == own else similarity
+        saved = str(folder / own)
+        oracles[name] = SentenceTransformer(saved, device="cpu", similarity_fn_name=declared)
+        if name != own:
+            copy = folder / f"{name}-artifact"
+            artifacts[name] = with_similarity(artifacts[own], copy, similarity)
     for similarity in SPARSE:
         name = f"sparse-{similarity}"
         sparse = str(sparse_encoder[1].path.with_name("saved"))
@@ -120,7 +130,6 @@ def models(
             served=tuple(ServedModel(name=name, path=artifacts[name]) for name in NAMES)
         ),
         engine=EngineSettings(threads=1),
-        debug=DebugSettings(enabled=True, hosts=("testserver",), device="cpu"),
     )
     with serving(create_app(settings, on_fatal=pytest.fail)) as client:
         yield Models(client, oracles, artifacts)
@@ -128,7 +137,6 @@ def models(
 
 def close(actual: object, expected: NDArray[np.float64]) -> None:
     scale = max(1.0, float(np.abs(expected).max()))
-    # sentence-transformers subtracts rounded squares for distances of sparse vectors.
     np.testing.assert_allclose(np.array(actual), expected, rtol=0, atol=2e-5 * scale)
 
 
