@@ -549,7 +549,6 @@ class ModelRegistry:
         entry.version = version
         self._mark_used(entry)
         model = version.model
-        entry.manifest = model.artifact.manifest
         entry.metrics.loaded_bytes.set(version.size)
         entry.metrics.set_info(
             graph=model.version,
