@@ -30,7 +30,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
-FORMAT = 7
+FORMAT = 8
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
@@ -41,6 +41,15 @@ SOURCE = "source"
 # Names of the outputs of graphs. From "weights", one weight per token, the service computes sparse
 # vectors.
 Output = Literal["pooled", "tokens", "logits", "sparse", "weights", "tags", "multi"]
+# Similarities of two vectors, and MaxSim of two multi-vectors. "euclidean" and "manhattan" are
+# negative distances, so that the most similar document has the highest score.
+SimilarityName = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim"]
+# Those that apply to a model's vectors, by its first output; sentence-transformers' default first.
+SIMILARITIES: Mapping[Output, tuple[SimilarityName, ...]] = {
+    "pooled": ("cosine", "dot", "euclidean", "manhattan"),
+    "sparse": ("dot", "cosine", "euclidean", "manhattan"),
+    "multi": ("maxsim",),
+}
 
 
 class ArtifactError(Exception):
@@ -150,6 +159,8 @@ class Manifest:
         heads: Class names in `models.network.heads` of the modules after pooling, in order.
         include_prompt: Whether pooling includes prompt tokens.
         normalize: Whether vectors are normalised to unit length by default.
+        similarity: Similarity of the served vectors of two texts, of the first output; None for
+            models without vectors.
         matryoshka_dimensions: Widths of truncated row vectors that the model was trained for.
         truncation_side: Side on which inputs with too many tokens are truncated, "left" or "right".
         prompts: Texts that can be prepended to an input, by prompt name.
@@ -180,6 +191,7 @@ class Manifest:
     heads: tuple[str, ...]
     include_prompt: bool
     normalize: bool
+    similarity: SimilarityName | None
     matryoshka_dimensions: tuple[int, ...]
     truncation_side: str
     prompts: Mapping[str, str]
@@ -235,6 +247,7 @@ class Artifact:
             raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}")
         with _open_regular(path, MANIFEST) as stream:
             manifest = _parse(stream.read())
+        _check_similarity(manifest)
         present = {
             str(file.relative_to(path)) for file in path.rglob("*") if not _is_directory(file)
         }
@@ -403,6 +416,16 @@ def _parse(content: bytes) -> Manifest:
 def _parse_rules(values: dict[str, Any]) -> TokenRules:
     ids = {name: tuple(values[name]) for name in ("skipped", "kept", "unweighted")}
     return TokenRules(**{**values, **ids})
+
+
+def _check_similarity(manifest: Manifest) -> None:
+    allowed = SIMILARITIES.get(manifest.outputs[0], (None,)) if manifest.outputs else ()
+    if manifest.similarity not in allowed:
+        names = ", ".join("null" if name is None else name for name in allowed)
+        raise ArtifactError(
+            f"{MANIFEST} is invalid: similarity is {manifest.similarity!r}; allowed with its "
+            f"outputs: {names or 'none'}"
+        )
 
 
 def _is_directory(file: Path) -> bool:

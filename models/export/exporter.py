@@ -314,6 +314,7 @@ def _manifest(
         heads=tuple(type(head).__name__ for head in model.heads),
         include_prompt=config.include_prompt,
         normalize=config.normalize,
+        similarity=config.similarity,
         matryoshka_dimensions=tuple(n for n in config.matryoshka_dimensions if n <= model.width),
         truncation_side=config.truncation_side,
         prompts=config.prompts,

@@ -124,10 +124,6 @@ def read_config(
         CheckpointError: A setting is invalid or unsupported; the message names it.
     """
     config = folder.json(MODEL_CONFIG, dict, {})
-    if config.get("similarity_fn_name") == "meanmaxsim":
-        raise CheckpointError(
-            f"{MODEL_CONFIG}: similarity_fn_name is 'meanmaxsim'; only 'maxsim' is supported"
-        )
     own, prompts, markers = _of_pylate(config)
     layers: tuple[DenseConfig, ...] | None = None
     normalize = True

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from models.artifact import Manifest, Output
+from models.artifact import Manifest, Output, SimilarityName
 from models.export import classifier, hybrid, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
@@ -23,6 +23,7 @@ from models.export.modules import (
 )
 from models.export.multi_vector import MultiVectorConfig
 from models.export.router import Routes, read_routes
+from models.export.similarity import read_similarity
 from models.export.tasks import (
     CLASSIFICATION,
     EMBEDDING,
@@ -58,6 +59,7 @@ class SentenceConfig:
         outputs: Names of the outputs of the graph.
         heads: Configs of the modules after pooling, in order, without a final `Normalize`.
         normalize: Whether vectors are normalised to unit length.
+        similarity: Similarity of two vectors or multi-vectors; None for models without vectors.
         matryoshka_dimensions: Widths of truncated row vectors that the model was trained for.
         truncation_side: Side on which inputs with too many tokens are truncated, "left" or "right".
         token_types: Whether the tokens of a pair's second text have type 1.
@@ -83,6 +85,7 @@ class SentenceConfig:
     outputs: tuple[Output, ...]
     heads: tuple[HeadConfig, ...]
     normalize: bool
+    similarity: SimilarityName | None
     matryoshka_dimensions: tuple[int, ...]
     truncation_side: str
     token_types: bool
@@ -201,6 +204,7 @@ def read_sentence_config(
         outputs=_outputs(task, config, pooling, include_prompt, overrides.tokens) + per_token,
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=_override(normalize, overrides.normalize),
+        similarity=read_similarity(folder, task.output),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),
         truncation_side=truncation_side(tokenizer),
         token_types=gives_token_types(tokenizer, model_type),

@@ -7,7 +7,7 @@
 - `attribution`: attribution of a scalar to the tokens of a text.
 - `faithfulness`: effect of removing the parts of a text with the largest scores.
 - `activations`: outputs of the steps of the forward pass, and their replacement by those of others.
-- `pair`: attribution of a cosine similarity to pairs of tokens.
+- `pair`: attribution of a cosine or a dot product to pairs of tokens.
 - `flow`: statistics of activations and gradients at every step of a training step. `flow_tap`
   records the steps, and `objectives` has the training objectives.
 - `layer_norm_trace`: values and errors of add + norm, step by step.

@@ -15,7 +15,7 @@ Sources: saliency, Simonyan et al. 2013, arXiv:1312.6034; gradient times input, 
 Fergus 2013, arXiv:1311.2901; integrated gradients, see `integration`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.artifact import SimilarityName
 from models.gradients.inputs import DEFAULT_OPTIONS, Method, MethodOptions, Row, Side
 from models.gradients.integration import integrate
 from models.gradients.reference_model import ReferenceModel
@@ -47,14 +48,37 @@ def cosine(other: Tensor) -> Target:
     return lambda vectors: F.cosine_similarity(vectors, other, dim=-1)
 
 
-def margin(positive: Tensor, negative: Tensor) -> Target:
-    """Return a target function: cosine(vector, positive) - cosine(vector, negative).
+_SIMILARITIES: Mapping[SimilarityName, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine": lambda vectors, other: F.cosine_similarity(vectors, other, dim=-1),
+    "dot": lambda vectors, other: vectors @ other,
+    "euclidean": lambda vectors, other: -(vectors - other).norm(dim=-1),
+    "manhattan": lambda vectors, other: -(vectors - other).abs().sum(-1),
+}
+
+
+def similarity(name: SimilarityName, other: Tensor, normalize: bool) -> Target:
+    """Return a target function: the similarity of two served vectors.
 
     Args:
-        positive: Vector of shape `(W,)`.
-        negative: Vector of shape `(W,)`.
+        name: Similarity of the model.
+        other: The model's other vector, shape `(W,)`, not normalised.
+        normalize: Whether served vectors are scaled to unit length.
     """
-    return lambda vectors: cosine(positive)(vectors) - cosine(negative)(vectors)
+    compare, other = _SIMILARITIES[name], _served(other, normalize)
+    return lambda vectors: compare(_served(vectors, normalize), other)
+
+
+def margin(name: SimilarityName, positive: Tensor, negative: Tensor, normalize: bool) -> Target:
+    """Return a target function: the similarity to `positive`, less that to `negative`.
+
+    Args:
+        name: See `similarity`.
+        positive: Vector of shape `(W,)`, not normalised.
+        negative: Vector of shape `(W,)`, not normalised.
+        normalize: See `similarity`.
+    """
+    first, second = (similarity(name, other, normalize) for other in (positive, negative))
+    return lambda vectors: first(vectors) - second(vectors)
 
 
 def dot(other: Tensor, normalize: bool) -> Target:

@@ -1,11 +1,11 @@
-"""Attribution of a cosine similarity to pairs of tokens.
+"""Attribution of a cosine or a dot product to pairs of tokens.
 
 Integrated gradients split the vector e of a text into the vector r of its baseline and one
 contribution per token: e = r + sum over tokens of P `(L, W)`. P is the integrated Jacobian,
-contracted with each token's difference from the baseline. So A = P_a P_b^T / (|e_a| |e_b|) is a
-matrix over the token pairs of texts a and b. Each P takes L W numbers; the product of the two
-Jacobians would take (L D)^2. Terms with r_a or r_b are not attributed to tokens. They are reported
-separately, so that all terms add up to the cosine similarity:
+contracted with each token's difference from the baseline. So A = P_a P_b^T is a matrix over the
+token pairs of texts a and b. Each P takes L W numbers; the product of the two Jacobians would take
+(L D)^2. Terms with r_a or r_b are not attributed to tokens. They are reported separately, so that
+all terms add up to the dot product; divided by |e_a| |e_b|, they add up to the cosine:
 
     e_a . e_b = (e_a - r_a) . (e_b - r_b) + e_a . r_b + r_a . e_b - r_a . r_b
 
@@ -36,10 +36,11 @@ def explain_pair(
     tolerance: float = 0.01,
     max_evaluations: int = 128,
 ) -> PairAttribution:
-    """Attribute the cosine similarity of two texts to pairs of their tokens.
+    """Attribute the similarity of two texts to pairs of their tokens.
 
     Args:
-        model: Reference model of the served graph.
+        model: Reference model of the served graph, whose similarity is the cosine or the dot
+            product.
         a: Text whose tokens are the rows of the matrix.
         b: Text whose tokens are the columns of the matrix.
         layer_name: Layer of the tokens, one of `model.layer_names`. Token vectors at "output"
@@ -53,15 +54,17 @@ def explain_pair(
     (P_a, e_a, r_a), (P_b, e_b, r_b) = (
         (side.scores, side.value_input, side.value_baseline) for side in sides
     )
-    scale = 1 / (np.linalg.norm(e_a) * np.linalg.norm(e_b))
+    # The dot product of vectors of unit length is their cosine.
+    is_cosine = model.normalize or model.similarity == "cosine"
+    scale = 1 / (np.linalg.norm(e_a) * np.linalg.norm(e_b)) if is_cosine else 1.0
     matrix: Array = scale * P_a @ P_b.T  # (L_a, L_b)
-    cosine, a_baseline, baseline_b, baselines = (
+    similarity, a_baseline, baseline_b, baselines = (
         float(scale * u @ v) for u, v in ((e_a, e_b), (e_a, r_b), (r_a, e_b), (r_a, r_b))
     )
-    delta = float(matrix.sum()) + a_baseline + baseline_b - baselines - cosine
+    delta = float(matrix.sum()) + a_baseline + baseline_b - baselines - similarity
     return PairAttribution(
         matrix,
-        cosine,
+        similarity,
         ReferenceTerms(a_baseline, baseline_b, baselines),
         delta,
         (sides[0].completeness, sides[1].completeness),

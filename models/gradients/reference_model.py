@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.artifact import SOURCE, Artifact, ArtifactError
+from models.artifact import SOURCE, Artifact, ArtifactError, SimilarityName
 from models.export.checkpoint import load
 from models.export.model_folder import source_folder
 from models.export.sentence_config import overrides_of
@@ -27,6 +27,7 @@ class ReferenceModel:
     Args:
         network: Network in evaluation mode, with frozen parameters.
         normalize: Whether served vectors are normalised to unit length.
+        similarity: Similarity of served vectors; None for models without vectors.
 
     Attributes:
         steps: Maps each layer name, in order, to the name of the step that outputs the token
@@ -35,9 +36,15 @@ class ReferenceModel:
             layer, and so on; at "output", the input of pooling.
     """
 
-    def __init__(self, network: SentenceEncoder, normalize: bool) -> None:
+    def __init__(
+        self,
+        network: SentenceEncoder,
+        normalize: bool,
+        similarity: SimilarityName | None = "cosine",
+    ) -> None:
         self.network = network
         self.normalize = normalize
+        self.similarity = similarity
         encoder = network.encoder
         self.steps = {
             "words": "embeddings.words",
@@ -73,7 +80,7 @@ class ReferenceModel:
                     f"{name} differs from the weights of the graph; export the model again"
                 )
         network, _ = load(source_folder(artifact), overrides_of(manifest))
-        return cls(network.to(device), manifest.normalize)
+        return cls(network.to(device), manifest.normalize, manifest.similarity)
 
     def vector(self, row: Row) -> Tensor:
         """Return the row's vector `(W,)` or multi-vector `(L', W)`, not normalised."""

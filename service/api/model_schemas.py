@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from models.artifact import SimilarityName
 from models.engines import Precision
+
+_SIMILARITY = (
+    "Similarity of the model's vectors, by which `/score` and `/rerank` compare them: `cosine`; "
+    "`dot`, the dot product; `euclidean` or `manhattan`, the negative distance; `maxsim` of "
+    "multi-vectors; null: the model has no vectors"
+)
 
 
 class Limits(BaseModel):
@@ -38,7 +45,7 @@ class CalibrationInfo(BaseModel):
     texts: int = Field(description="Number of texts from which the ranges were computed")
     evaluated_texts: int = Field(description="Number of other texts, for `recall_at_10`")
     recall_at_10: dict[str, float] = Field(
-        description="Share of the 10 nearest texts by float32 vectors that are found by "
+        description="Share of the 10 nearest texts by cosines of float32 vectors that are found by "
         "dequantised int8 vectors (`int8`), by the 40 nearest `ubinary` vectors rescored with "
         "their bits (`ubinary`), and by these 40 rescored with dequantised int8 vectors "
         "(`ubinary_int8`); queries are float32"
@@ -94,6 +101,7 @@ class ServiceInfo(BaseModel):
     )
     pooling: list[str]
     normalize: bool
+    similarity: SimilarityName | None = Field(description=_SIMILARITY)
     matryoshka_dimensions: list[int] = Field(
         description="Values of `dimensions` that the model was trained for"
     )
@@ -144,6 +152,7 @@ class ModelSummary(BaseModel):
     loaded: bool = Field(
         description="Whether the model is in memory; otherwise the next request for it loads it"
     )
+    similarity: SimilarityName | None = Field(description=_SIMILARITY)
     version: str | None = Field(
         description="Start of the SHA-256 of the graph and its weights; null: not loaded"
     )
@@ -163,6 +172,11 @@ class LoadRequest(BaseModel):
 
     path: Path = Field(
         description="Folder of an artifact written by vitrine-export, on the machine of the service"
+    )
+    allow_incompatible: bool = Field(
+        False,
+        description="Whether the new version may differ from the served one in what clients rely "
+        "on: outputs, width, similarity, labels, and the activation of their scores",
     )
     aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         None, description="Other names of the model in requests; null: those of the served version"

@@ -64,6 +64,7 @@ async def models(state: State) -> ModelList:
                 aliases=list(status.aliases),
                 default=status.is_default,
                 loaded=status.model is not None,
+                similarity=status.similarity,
                 version=None if status.model is None else status.model.version,
                 weight_bytes=status.weight_bytes,
             )
@@ -117,7 +118,8 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
 
     The new version is loaded beside the old one and must pass the self-check. Then all later
     requests see the new version, and requests in flight finish on the old one. If anything fails,
-    the old version stays in service. With `texts`, the results of both versions are compared
+    the old version stays in service. A version with other outputs, or of another width or
+    similarity, needs `allow_incompatible`. With `texts`, the results of both versions are compared
     first. Settings do not change: a restart serves the configured artifacts.
     """
     body = await read_body(request, state, LoadRequest, _MAX_BODY_BYTES)
@@ -148,7 +150,9 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     before = {status.name: status.path for status in state.registry.statuses()}
     check = partial(_compare, body, shadow) if body.texts else None
     try:
-        model, previous = await state.registry.load(spec, check)
+        model, previous = await state.registry.load(
+            spec, check, allow_incompatible=body.allow_incompatible
+        )
     except (ArtifactError, EngineError, ValueError, OSError) as error:
         # Error responses never repeat text of the request.
         detail = str(error).replace(f"the artifact {body.path.name}", "the artifact")
@@ -203,6 +207,7 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         dimensions=manifest.width if {"pooled", "multi"} & {*manifest.outputs} else None,
         pooling=list(manifest.pooling),
         normalize=manifest.normalize,
+        similarity=manifest.similarity,
         matryoshka_dimensions=list(manifest.matryoshka_dimensions),
         calibration=_calibration(model),
         truncation_side=manifest.truncation_side,

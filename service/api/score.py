@@ -34,9 +34,9 @@ _ERRORS = error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503,
 async def score(request: Request, state: State) -> Response:
     """Return the relevance of each document to the query, or to the query of the same index.
 
-    A reranker scores query and document together. An embedding model gives the cosine similarity of
-    their vectors, a model of sparse vectors their dot product, and a multi-vector model MaxSim;
-    these prepend their prompts `query` and `document`.
+    A reranker scores query and document together. Other models give the similarity of their vectors
+    that they declare, mostly the cosine of embeddings, the dot product of sparse vectors, and
+    MaxSim of multi-vectors; these prepend their prompts `query` and `document`.
     """
     body = await read_inputs(
         request, state, ScoreRequest, "documents", "{} documents; the limit is {}"

@@ -38,7 +38,8 @@ Explain = Annotated[
     bool,
     Field(
         description="Whether to explain each score by the largest terms of its sum over tokens; "
-        "this needs sparse vectors, multi-vectors, or mean pooling without dense heads"
+        "this needs sparse vectors, multi-vectors, or mean pooling without dense heads, and not a "
+        "distance as similarity"
     ),
 ]
 
@@ -96,11 +97,11 @@ class ExplanationInfo(BaseModel):
 
 
 ScoreKind = Annotated[
-    Literal["cross_encoder", "cosine", "dot", "maxsim"],
+    Literal["cross_encoder", "cosine", "dot", "euclidean", "manhattan", "maxsim"],
     Field(
-        description='"cross_encoder": score of a reranker; "cosine": cosine similarity of the '
-        'vectors of an embedding model; "dot": dot product of sparse vectors; "maxsim": MaxSim of '
-        "multi-vectors"
+        description='"cross_encoder": score of a reranker; otherwise the similarity of vectors '
+        'that the model declares: "cosine"; "dot", their dot product; "euclidean" or "manhattan", '
+        'their negative distance; "maxsim", MaxSim of multi-vectors'
     ),
 ]
 

@@ -16,7 +16,8 @@ from service.bulk.options import ROW, BulkError, rows_of_part
 from service.bulk.texts import records_of
 
 # Largest difference between a row of the output and the same record alone: 1 - cosine of vectors,
-# or the difference of a score. Batches change float32 vectors by 1e-7; other types round.
+# or the difference of a score, relative to it if it is above 1. Dot products and distances can be
+# hundreds. Batches change float32 vectors by 1e-7; other types round.
 _TOLERANCE = 1e-5
 _ROUNDED_TOLERANCE = 2e-2
 # The same for bits: values near 0 can have either sign.
@@ -100,7 +101,8 @@ def _difference(stored: Mapping[str, object], again: Mapping[str, object], dtype
         elif numbers.size > 1:
             largest = max(largest, 1 - _cosine(numbers, expected))
         else:
-            largest = max(largest, float(abs(numbers - expected).max()))
+            scale = np.maximum(1, abs(expected))
+            largest = max(largest, float((abs(numbers - expected) / scale).max()))
     return largest
 
 

@@ -33,8 +33,8 @@ class Target:
 
     Attributes:
         type: Kind of scalar.
-        rows: Texts to compare with, as model inputs. "cosine": the other text. "margin": the
-            positive text, then the negative text. Empty for other types.
+        rows: Texts to compare with, as model inputs. "cosine" and "similarity": the other text.
+            "margin": the positive text, then the negative text. Empty for other types.
         vector: Second factor of the dot product, `(W,)`. Only for "dot".
         index: Index of the element of the vector. "label": index of the label. "sparse": index of
             the vocabulary entry. 0 for other types than these and "dim".
@@ -96,7 +96,7 @@ class AttributeJob:
 
 @dataclass(frozen=True)
 class PairJob:
-    """Job: attribute the cosine similarity of texts a and b to pairs of their tokens."""
+    """Job: attribute the similarity of texts a and b to pairs of their tokens."""
 
     a: Side
     b: Side

@@ -249,9 +249,11 @@ def _target(model: ReferenceModel, target: Target) -> attribution.Target:
         return model.vector(target.rows[index])
 
     weight = model.network.encoder.embeddings.word.weight
+    name = model.similarity or "cosine"  # other models do not have the targets that take it
     build: dict[str, Callable[[], attribution.Target]] = {
         "cosine": lambda: attribution.cosine(vector(0)),
-        "margin": lambda: attribution.margin(vector(0), vector(1)),
+        "similarity": lambda: attribution.similarity(name, vector(0), model.normalize),
+        "margin": lambda: attribution.margin(name, vector(0), vector(1), model.normalize),
         "dot": lambda: attribution.dot(weight.new_tensor(target.vector), model.normalize),
         "dim": lambda: attribution.dim(target.index, model.normalize),
         "norm": attribution.norm,

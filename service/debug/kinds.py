@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from models.artifact import Manifest
 from models.gradients.inputs import TargetName
 from service.inference.errors import InvalidInput
+from service.inference.explanations import DISTANCES
 
 Kind = Literal["embedding", "reranker", "classifier", "sparse", "multi"]
 
@@ -18,7 +19,7 @@ _NAMES: Mapping[Kind, str] = {
     "multi": "multi-vector models",
 }
 TARGETS: Mapping[Kind, tuple[TargetName, ...]] = {
-    "embedding": ("cosine", "margin", "dot", "dim", "norm"),
+    "embedding": ("cosine", "similarity", "margin", "dot", "dim", "norm"),
     "reranker": ("score",),
     "classifier": ("label",),
     "sparse": ("sparse",),
@@ -74,18 +75,44 @@ def kind_for(route: str, manifest: Manifest) -> Kind:
             f"/debug/{route} is for {names}; the model {manifest.name} is of another kind",
             code="wrong_model",
         )
+    if route not in routes_of(kind, manifest):
+        raise InvalidInput(
+            f"/debug/{route} is for cosines and dot products, which are sums over pairs of tokens; "
+            f"the similarity of the model {manifest.name} is {manifest.similarity}",
+            code="wrong_model",
+        )
     return kind
 
 
-def check_target(kind: Kind, target: TargetName) -> None:
-    """Check that a kind of model has a target.
+def routes_of(kind: Kind, manifest: Manifest) -> list[str]:
+    """Return the gradient routes of a model, keys of `ROUTES`."""
+    is_sum = manifest.similarity not in DISTANCES
+    return [
+        route
+        for route, kinds in ROUTES.items()
+        if kind in kinds and (is_sum or route != "attribute/pair")
+    ]
+
+
+def targets_of(kind: Kind, manifest: Manifest) -> list[TargetName]:
+    """Return the targets of attributions of a model."""
+    # The cosine would not explain the scores of a model with another similarity.
+    is_cosine = manifest.similarity == "cosine"
+    return [target for target in TARGETS[kind] if is_cosine or target != "cosine"]
+
+
+def check_target(kind: Kind, manifest: Manifest, target: TargetName) -> None:
+    """Check that a model has a target.
 
     Raises:
         InvalidInput: It has others.
     """
-    if target not in TARGETS[kind]:
+    if target not in (targets := targets_of(kind, manifest)):
+        models = _NAMES[kind]
+        if target in TARGETS[kind]:
+            models += f" with the similarity {manifest.similarity}"
         raise InvalidInput(
-            f"{_NAMES[kind]} do not have this target; their targets: {', '.join(TARGETS[kind])}",
+            f"{models} do not have this target; their targets: {', '.join(targets)}",
             code="wrong_target",
             pointer="/target/type",
         )

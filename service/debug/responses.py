@@ -11,6 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
+from models.artifact import SimilarityName
 from models.gradients import results
 from service.debug.kinds import Kind
 from service.debug.replies import MAX_NONFINITE, NonFinite
@@ -123,7 +124,7 @@ class GradientResponse(BaseModel):
     parity: VectorParity | None = Field(
         description="Largest differences between the served vectors (embeddings, logits, sparse "
         "vectors or multi-vectors) and the reference model's vectors of the request's texts, texts "
-        "in the targets `cosine` and `margin` excluded, or of the artifact's check inputs "
+        "in the target excluded, or of the artifact's check inputs "
         "(`/debug/parity` without texts). Null for `/debug/layernorm` without a text"
     )
     cost: Cost
@@ -256,6 +257,9 @@ class Capabilities(BaseModel):
 
     model: Hashes
     kind: Kind
+    similarity: SimilarityName | None = Field(
+        description="Similarity of the model's vectors; null: it has no vectors"
+    )
     routes: list[str] = Field(description="Gradient routes for this kind of model")
     layers: list[str]
     norms: list[str]

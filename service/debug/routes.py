@@ -36,7 +36,7 @@ from service.debug.job_types import (
     ParityJob,
     VjpJob,
 )
-from service.debug.kinds import ROUTES, TAKES_PAIRS, TARGETS, check_target
+from service.debug.kinds import TAKES_PAIRS, check_target, routes_of, targets_of
 from service.debug.model_inputs import (
     Texts,
     model_inputs_of,
@@ -103,7 +103,7 @@ async def attribute(request: Request, state: State) -> Response:
     """Attribute a scalar, such as a similarity or a logit, to the tokens and words of a text."""
     body = await read_body(request, state, AttributeRequest, MAX_BODY_BYTES)
     model, kind = await state.lease_for("attribute", request, body.model)
-    check_target(kind, body.target.type)
+    check_target(kind, model.artifact.manifest, body.target.type)
     texts = await model_inputs_of(state, model, kind, Texts(body.text, body.text_pair, body.target))
     rows = [text.row for text in texts]
     target, label = await find_target(request, state, model, body.target, rows[0])
@@ -134,7 +134,7 @@ async def attribute(request: Request, state: State) -> Response:
     **route_options(PairRequest, PairResponse | CostResponse, "Attribution to pairs of tokens"),
 )
 async def pair(request: Request, state: State) -> Response:
-    """Attribute the cosine similarity of two texts to pairs of their tokens, as a matrix."""
+    """Attribute the similarity of two texts, a cosine or dot product, to pairs of their tokens."""
     body = await read_body(request, state, PairRequest, MAX_BODY_BYTES)
     model, _ = await state.lease_for("attribute/pair", request, body.model)
     a, b = await tokenize(state, model, body.a, "/a"), await tokenize(state, model, body.b, "/b")
@@ -276,17 +276,19 @@ async def capabilities(request: Request, state: State) -> Response:
     name = request.query_params.get("model")
     model, kind = await state.lease_for("capabilities", request, name)
     opened = await open_process(request, state, model)
+    manifest = model.artifact.manifest
     return json_response(
         Capabilities(
             model=hashes_of(model),
             kind=kind,
-            routes=[route for route, kinds in ROUTES.items() if kind in kinds],
+            similarity=manifest.similarity,
+            routes=routes_of(kind, manifest),
             layers=list(opened.layers),
             norms=list(opened.norms),
             taps=[point.name for point in opened.taps],
             methods=list(get_args(inputs.Method)),
-            targets=list(TARGETS[kind]),
-            labels=list(model.artifact.manifest.labels),
+            targets=targets_of(kind, manifest),
+            labels=list(manifest.labels),
             text_pairs=kind in TAKES_PAIRS,
             baselines=list(get_args(BaselineName)),
             objectives=list(get_args(inputs.ObjectiveName)),

@@ -141,7 +141,7 @@ async def patch(request: Request, state: State) -> Response:
     """Replace token vectors of a text by those of another one, and compute the target's scalar."""
     body = await read_body(request, state, PatchRequest, MAX_BODY_BYTES)
     model, kind = await state.lease_for("patch", request, body.model)
-    check_target(kind, body.target.type)
+    check_target(kind, model.artifact.manifest, body.target.type)
     opened = await open_process(request, state, model)
     points = _points(opened, body.taps, per_token=True)
     inputs = await model_inputs_of(

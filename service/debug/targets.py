@@ -42,9 +42,9 @@ async def find_target(
 
 async def _target_of(state: DebugState, model: Model, target: targets.Target, row: Row) -> Target:
     match target:
-        case targets.Cosine():
+        case targets.Cosine() | targets.Similarity():
             other = await tokenize(state, model, target.text, "/target/text")
-            return Target("cosine", rows=[row_of(other)])
+            return Target(target.type, rows=[row_of(other)])
         case targets.Margin():
             positive = await tokenize(state, model, target.positive, "/target/positive")
             negative = await tokenize(state, model, target.negative, "/target/negative")

@@ -1,12 +1,13 @@
 """Exact explanations of similarities: the terms of the sum that a score is. numpy only.
 
-The cosine similarity of two pooled vectors is a sum over the pairs of their tokens, if pooling is a
+The dot product of two pooled vectors is a sum over the pairs of their tokens, if pooling is a
 weighted sum of token vectors: with u = sum_i w_i x_i and v = sum_j w_j y_j,
 
-    u . v / (|u| |v|) = sum_ij (w_i w_j / (|u| |v|)) x_i . y_j
+    u . v = sum_ij w_i w_j x_i . y_j
 
-The dot product of two sparse vectors is a sum over the vocabulary entries that both have. MaxSim of
-multi-vectors is a sum over the query's tokens, each with the document's most similar token.
+and the cosine is the same sum, divided by |u| |v|. The dot product and the cosine of two sparse
+vectors are sums over the vocabulary entries that both have. MaxSim of multi-vectors is a sum over
+the query's tokens, each with the document's most similar token. Distances are no such sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Manifest
+from models.artifact import Manifest, SimilarityName
 from service.inference.errors import InvalidInput
 from service.inference.results import SparseVector, Vectors
 from service.inference.rows import Row, Span
 
-_TINY = np.finfo(np.float64).tiny
+# Similarities that are not sums of products.
+DISTANCES: frozenset[SimilarityName] = frozenset({"euclidean", "manhattan"})
 # Number of terms in an explanation.
 TERMS = 10
 # Number of a query's tokens whose terms exist at the same time: two texts of 8,192 tokens have 67
@@ -59,8 +61,8 @@ class Term:
     Attributes:
         value: Value of the term.
         query: The token of the query.
-        document: The token of the document. For a dot product of sparse vectors, query and document
-            have the same token, a vocabulary entry without a span.
+        document: The token of the document. For sparse vectors, query and document have the same
+            token, a vocabulary entry without a span.
     """
 
     value: float
@@ -91,8 +93,15 @@ def check_explainable(manifest: Manifest, name: str) -> None:
     Raises:
         InvalidInput: The scores are not sums over tokens.
     """
+    if manifest.similarity in DISTANCES:
+        raise InvalidInput(
+            f"the similarity of the model {name} is {manifest.similarity}, a distance; scores are "
+            "explained if they are cosines, dot products or MaxSim",
+            code="wrong_model",
+            pointer="/explain",
+        )
     if not {"pooled", "logits"} & {*manifest.outputs}:
-        return  # dot products and MaxSim are sums, and other models have no scores
+        return  # similarities of sparse vectors and MaxSim are sums; other models have no scores
     reason = ""
     if "logits" in manifest.outputs:
         reason = "it reads query and document at once"
@@ -115,38 +124,42 @@ class WeightedTokens:
 
     Attributes:
         row: Row of the text, with offsets.
-        vectors: Token vectors times their weights in the pooled vector, `(L, W)`.
-        norm: L2 norm of their sum.
+        vectors: Token vectors times their weights in the pooled vector up to a common factor,
+            `(L, W)`.
+        scale: This factor, by which the sum of `vectors` is the compared vector.
     """
 
     row: Row
     vectors: Vectors
-    norm: float
+    scale: float
 
 
-def weigh(manifest: Manifest, row: Row, tokens: Vectors) -> WeightedTokens:
+def weigh(manifest: Manifest, row: Row, tokens: Vectors, length: float) -> WeightedTokens:
     """Return the tokens of a text as the terms of its pooled vector.
 
     Args:
         manifest: Manifest of the model, which passes `check_explainable`.
         row: Row of the text, with offsets.
         tokens: Token vectors, `(L, D)`.
+        length: L2 norm of the pooled vector that is compared; 1 for the cosine.
     """
     weights = _WEIGHTS[manifest.pooling[0]](len(tokens))
     weights[: row.prompt_tokens] = 0
     # A truncated vector is the same sum of truncated token vectors.
     weighted: Vectors = tokens[:, : manifest.width] * weights[:, None]
-    return WeightedTokens(row, weighted, float(np.linalg.norm(weighted.sum(0, np.float64))))
+    norm = float(np.linalg.norm(weighted.sum(0, np.float64)))
+    # The similarity with a zero vector is 0.
+    return WeightedTokens(row, weighted, length / norm if norm else 0.0)
 
 
-def explain_cosine(query: WeightedTokens, document: WeightedTokens) -> Explanation:
-    """Return the largest terms of the cosine similarity of two pooled vectors."""
+def explain_pooled(query: WeightedTokens, document: WeightedTokens) -> Explanation:
+    """Return the largest terms of the cosine or dot product of two pooled vectors."""
     x, y = query.vectors, document.vectors  # (L, W), (L', W)
-    scale = max(query.norm * document.norm, _TINY)  # the similarity with a zero vector is 0
+    scale = query.scale * document.scale
     best: list[Term] = []
     total = 0.0
     for start in range(0, len(x), _BLOCK):
-        values = x[start : start + _BLOCK] @ y.T / scale  # (block, L')
+        values = x[start : start + _BLOCK] @ y.T * scale  # (block, L')
         total += float(values.sum(dtype=np.float64))
         for index in _largest(values.ravel()).tolist():
             i, j = divmod(index, len(y))
@@ -156,10 +169,20 @@ def explain_cosine(query: WeightedTokens, document: WeightedTokens) -> Explanati
     return _explanation(best, total)
 
 
-def explain_dot(query: SparseVector, document: SparseVector) -> Explanation:
-    """Return the largest terms of the dot product of two sparse vectors."""
+def explain_sparse(
+    query: SparseVector, document: SparseVector, *, unit_length: bool
+) -> Explanation:
+    """Return the largest terms of the dot product of two sparse vectors.
+
+    Args:
+        query: Sparse vector of the query.
+        document: Sparse vector of the document.
+        unit_length: Whether the vectors are scaled to unit length, whose dot product is the cosine.
+    """
     ids, a, b = np.intersect1d(query.ids, document.ids, assume_unique=True, return_indices=True)
     values = query.weights[a].astype(np.float64) * document.weights[b]
+    if unit_length and values.any():
+        values /= float(np.linalg.norm(query.weights)) * float(np.linalg.norm(document.weights))
     best = [(float(values[index]), int(ids[index])) for index in _largest(values).tolist()]
     terms = [Term(value, TextToken(token, None), TextToken(token, None)) for value, token in best]
     return _explanation(terms, float(values.sum()))

@@ -518,11 +518,12 @@ class Model(LoadedModel):
     ) -> PairScores:
         """Return the relevance of documents to queries: one score per pair of query and document.
 
-        A reranker reads query and document at once. An embedding model gives the cosine similarity
-        of their vectors, a model of sparse vectors their dot product, and a multi-vector model
-        MaxSim: the sum, over the query's vectors, of the largest dot product with a vector of the
-        document. These prepend their prompt for queries or for documents to each text, as
-        `encode_query` and `encode_document` of sentence-transformers do.
+        A reranker reads query and document at once. Other models give the similarity of their
+        vectors that they declare, as `similarity` of sentence-transformers does: the cosine, the
+        dot product, a negative Euclidean or Manhattan distance, or for multi-vectors MaxSim: the
+        sum, over the query's vectors, of the largest dot product with a vector of the document.
+        These prepend their prompt for queries or for documents to each text, as `encode_query` and
+        `encode_document` of sentence-transformers do.
 
         Args:
             queries: One query for all documents, or one query per document.
@@ -530,7 +531,8 @@ class Model(LoadedModel):
             prompt_name: Name of a reranker's prompt to prepend to each query; None: its default
                 prompt. Other models refuse it.
             explain: Whether to explain each score by its largest terms. This needs sparse vectors,
-                multi-vectors, or embeddings that are weighted sums of token vectors.
+                multi-vectors, or embeddings that are weighted sums of token vectors. Distances
+                have no such terms.
             chunking: How to divide the documents; a document has the score of its best chunk. None:
                 a document is one input. Chunks cannot be explained.
             on_overflow: See `encode`; of a pair in a reranker, see `classify`. With `chunking`, a

@@ -91,6 +91,9 @@ class ModelWatch:
             return
         except asyncio.CancelledError:
             raise
+        except VitrineError as error:  # such as a version of another width
+            log.error("cannot load %s: %s", path, error)
+            return
         except BaseException:
             log.exception("cannot load %s", path)
             return

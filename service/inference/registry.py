@@ -20,9 +20,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from models.artifact import MANIFEST, Artifact, ArtifactError
+from models.artifact import MANIFEST, Artifact, ArtifactError, Manifest, SimilarityName
 from models.engines import weight_bytes
 from service.inference.cache import ResultCache
+from service.inference.compatibility import check_replacement
 from service.inference.devices import Devices
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.metrics import InferenceMetrics, ModelMetrics
@@ -79,6 +80,7 @@ class ModelStatus:
         path: Folder of its artifact.
         created: Modification time of the artifact, as a Unix timestamp in seconds.
         is_default: Whether it serves requests that name no model.
+        similarity: Similarity of its vectors; None: it has no vectors.
         weight_bytes: Size of its file of weights, in bytes.
         model: The version that is served; None: the model is not loaded.
         leases: Number of requests in flight.
@@ -89,6 +91,7 @@ class ModelStatus:
     path: Path
     created: int
     is_default: bool
+    similarity: SimilarityName | None
     weight_bytes: int
     model: Model | None
     leases: int
@@ -102,6 +105,7 @@ class _Entry:
         name: Name of the model.
         spec: Specification of the version that is served, or is loaded next.
         created: Modification time of its artifact, as a Unix timestamp in seconds.
+        manifest: Manifest on whose outputs, width and similarity clients rely.
         size: Size of its file of weights, in bytes.
         metrics: Metrics of all versions.
         version: The loaded version; None: the model is not loaded.
@@ -114,6 +118,7 @@ class _Entry:
     name: str
     spec: ModelSpec
     created: int
+    manifest: Manifest
     size: int
     metrics: ModelMetrics
     version: ModelVersion | None = None
@@ -287,6 +292,7 @@ class ModelRegistry:
                     spec.path,
                     entry.created,
                     name == self._default,
+                    entry.manifest.similarity,
                     entry.size,
                     model,
                     leases,
@@ -338,6 +344,8 @@ class ModelRegistry:
         self,
         spec: ModelSpec,
         check: Callable[[Model, Model], Awaitable[None]] | None = None,
+        *,
+        allow_incompatible: bool = False,
     ) -> tuple[Model, Model | None]:
         """Load a model, or a new version beside the version that is served, and serve it.
 
@@ -345,6 +353,8 @@ class ModelRegistry:
             spec: The model; `options.name` is its name, or that of the served model to replace.
             check: Called with the served version, which is loaded first if necessary, and the new
                 version, which is not served if this raises. Not called for a new model.
+            allow_incompatible: Whether the new version may break clients of the served one; see
+                `compatibility.incompatibilities`.
 
         Returns:
             The new version, and the previous one, or None if it was not loaded.
@@ -352,6 +362,7 @@ class ModelRegistry:
         Raises:
             ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
             EngineError: The engine is unavailable, or fails the self-check.
+            InvalidInput: The new version is incompatible with the served one.
             ValueError: An alias is the name or alias of another model, or the model exceeds the
                 memory budget.
             Exception: Any error of `check`.
@@ -359,6 +370,8 @@ class ModelRegistry:
         async with self._changing:
             entry = await self._read(spec)
             old = self._entries.get(entry.name)
+            if old is not None and not allow_incompatible:
+                check_replacement(old.manifest, entry.manifest)
             if check is not None and old is not None and old.version is None:
                 await self._make_room(old.size, keep=old)
                 self._serve(old, await self._open(old))
@@ -485,6 +498,7 @@ class ModelRegistry:
             name=name,
             spec=replace(spec, options=options),
             created=int(artifact.path.stat().st_mtime),
+            manifest=artifact.manifest,
             size=size,
             metrics=self._model_metrics[name],
         )
@@ -508,6 +522,13 @@ class ModelRegistry:
             )
         except BaseException:
             entry.metrics.loads["failed"].inc()
+            raise
+        try:
+            # The artifact of an unloaded model can have been replaced.
+            check_replacement(entry.manifest, model.artifact.manifest)
+        except InvalidInput:
+            entry.metrics.loads["failed"].inc()
+            await model.close()
             raise
         if self._is_closed:
             await model.close()

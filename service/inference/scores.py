@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from models.artifact import SimilarityName
 from service.inference.chunking import Chunk
 from service.inference.explanations import Explanation
 from service.inference.results import SparseVector, Stages, Vectors, truncate_and_normalize
@@ -58,9 +59,9 @@ class PairScores:
     Attributes:
         scores: Scores `(N,)`, in the order of the pairs.
         raw_scores: Logits of a reranker, `(N,)`; the same as `scores` for other models.
-        kind: "cross_encoder": the model read both texts at once; "cosine": the cosine similarity of
-            their vectors; "dot": the dot product of their sparse vectors; "maxsim": MaxSim of their
-            multi-vectors.
+        kind: "cross_encoder": the model read both texts at once; otherwise the similarity of their
+            vectors that the model declares: "cosine"; "dot"; "euclidean" or "manhattan", a negative
+            distance; or "maxsim", MaxSim of multi-vectors.
         tokens: Number of tokens of each pair.
         truncated: Whether a text of each pair was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer"; and "explain",
@@ -72,7 +73,7 @@ class PairScores:
 
     scores: Scores
     raw_scores: Scores
-    kind: Literal["cross_encoder", "cosine", "dot", "maxsim"]
+    kind: Literal["cross_encoder"] | SimilarityName
     tokens: Sequence[int]
     truncated: Sequence[bool]
     seconds: Stages
@@ -108,35 +109,98 @@ def best_first(scores: Scores, limit: int | None = None) -> list[int]:
     return order
 
 
-def cosines(queries: Vectors, documents: Vectors) -> Scores:
-    """Return the cosine similarity of each document with its query, `(N,)`.
-
-    Args:
-        queries: Vectors `(N, W)`, or one vector `(1, W)` for all documents.
-        documents: Vectors `(N, W)`.
-    """
+def _cosines(queries: Vectors, documents: Vectors) -> Scores:
     units = (truncate_and_normalize(part, None, normalize=True) for part in (queries, documents))
     scores: Scores = np.einsum("nw,nw->n", *np.broadcast_arrays(*units)).astype(np.float64)
     return scores
 
 
-def dot_products(
-    queries: Sequence[SparseVector], documents: Sequence[SparseVector], width: int
-) -> Scores:
-    """Return the dot product of each query with the document of the same index, `(N,)`.
+def _dot_products(queries: Vectors, documents: Vectors) -> Scores:
+    scores: Scores = np.vecdot(queries.astype(np.float64), documents)
+    return scores
+
+
+def _euclidean(queries: Vectors, documents: Vectors) -> Scores:
+    scores: Scores = -np.linalg.norm(queries.astype(np.float64) - documents, axis=1)
+    return scores
+
+
+def _manhattan(queries: Vectors, documents: Vectors) -> Scores:
+    scores: Scores = -np.abs(queries.astype(np.float64) - documents).sum(axis=1)
+    return scores
+
+
+_DENSE: Mapping[SimilarityName, Callable[[Vectors, Vectors], Scores]] = {
+    "cosine": _cosines,
+    "dot": _dot_products,
+    "euclidean": _euclidean,
+    "manhattan": _manhattan,
+}
+
+
+def similarities(kind: SimilarityName, queries: Vectors, documents: Vectors) -> Scores:
+    """Return the similarity of each document with its query, `(N,)`.
 
     Args:
+        kind: Similarity of two vectors.
+        queries: Vectors `(N, W)`, or one vector `(1, W)` for all documents.
+        documents: Vectors `(N, W)`.
+    """
+    return _DENSE[kind](queries, documents)
+
+
+def _sparse_cosine(query: Scores, document: Scores, own: Scores) -> float:
+    # A vector without weights has a cosine of 0 with every other.
+    lengths = np.linalg.norm(own) * np.linalg.norm(document)
+    return float(query @ document / lengths) if lengths else 0.0
+
+
+def _sparse_euclidean(query: Scores, document: Scores, own: Scores) -> float:
+    # Entries of the query alone: the sum of their squares can be rounded below 0.
+    others = np.vecdot(own, own) - np.vecdot(query, query)
+    difference = query - document
+    return -float(np.sqrt(np.vecdot(difference, difference) + max(others, 0.0)))
+
+
+def _sparse_manhattan(query: Scores, document: Scores, own: Scores) -> float:
+    others = np.abs(own).sum() - np.abs(query).sum()
+    return -float(np.abs(query - document).sum() + max(others, 0.0))
+
+
+# The arguments are the query's weights at the document's entries, the document's weights there, and
+# all weights of the query.
+_SPARSE: Mapping[SimilarityName, Callable[[Scores, Scores, Scores], float]] = {
+    "cosine": _sparse_cosine,
+    "dot": lambda query, document, _own: float(query @ document),
+    "euclidean": _sparse_euclidean,
+    "manhattan": _sparse_manhattan,
+}
+
+
+def sparse_similarities(
+    kind: SimilarityName,
+    queries: Sequence[SparseVector],
+    documents: Sequence[SparseVector],
+    width: int,
+) -> Scores:
+    """Return the similarity of each query with the document of the same index, `(N,)`.
+
+    Args:
+        kind: Similarity of two vectors.
         queries: Sparse vector of each query.
         documents: Sparse vector of each document.
         width: Number of entries of the vocabulary.
     """
+    compare = _SPARSE[kind]
     scores: list[float] = []
     previous: SparseVector | None = None
     for query, document in zip(queries, documents, strict=True):
         if query is not previous:  # one query can have thousands of documents
-            dense, previous = np.zeros(width, np.float32), query
-            dense[query.ids] = query.weights
-        scores.append(float(dense[document.ids] @ document.weights))
+            own = query.weights.astype(np.float64)
+            dense, previous = np.zeros(width), query
+            dense[query.ids] = own
+        weights = document.weights.astype(np.float64)
+        scores.append(compare(dense[document.ids], weights, own))
     return np.array(scores)
 
 

@@ -1,30 +1,32 @@
-"""Similarities of queries and documents, by the kind of their vectors, and their explanations."""
+"""Similarities of queries and documents, as the model declares them, and their explanations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from time import monotonic
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from models.artifact import Manifest, SimilarityName
 from models.engines import Output
 from service.inference.explanations import (
     Explanation,
-    explain_cosine,
-    explain_dot,
+    WeightedTokens,
     explain_maxsim,
+    explain_pooled,
+    explain_sparse,
     weigh,
 )
 from service.inference.loaded_model import LoadedModel
-from service.inference.results import select_tokens
+from service.inference.results import select_tokens, truncate_and_normalize
 from service.inference.rows import Row
 from service.inference.scores import (
     Scores,
     best_first,
-    cosines,
-    dot_products,
     max_similarities,
     nearest,
+    similarities,
+    sparse_similarities,
 )
 
 # Maximum number of tokens of the multi-vectors that one call compares, in multiples of the model's
@@ -34,6 +36,7 @@ _MULTI_VECTORS = 8
 Pairs = Sequence[tuple[int, int]]
 # Explains the similarity of the query and the document with two indices.
 ExplainPair = Callable[[int, int], Explanation]
+Compare = Callable[[LoadedModel, SimilarityName, "EncodedTexts", Pairs], tuple[Scores, ExplainPair]]
 
 
 class EncodedTexts(NamedTuple):
@@ -54,14 +57,14 @@ class Similarity(NamedTuple):
     """How the vectors of queries and documents are compared.
 
     Attributes:
-        kind: Kind of the scores.
+        kind: Similarity that the model declares.
         compare: Returns the similarity of each pair, and a function that explains a pair.
         explained_by: Outputs besides the vectors that an explanation needs.
     """
 
-    kind: Literal["cosine", "dot", "maxsim"]
-    compare: Callable[[LoadedModel, EncodedTexts, Pairs], tuple[Scores, ExplainPair]]
-    explained_by: tuple[Output, ...] = ()
+    kind: SimilarityName
+    compare: Compare
+    explained_by: tuple[Output, ...]
 
 
 def compare(
@@ -86,7 +89,7 @@ def compare(
         TimeoutError: The explanations take longer than `timeout_s`.
     """
     started = monotonic()
-    scores, explain_pair = similarity.compare(model, texts, pairs)
+    scores, explain_pair = similarity.compare(model, similarity.kind, texts, pairs)
     explanations: dict[int, Explanation] = {}
     for index in best_first(scores, explained) if explained else ():
         if timeout_s is not None and monotonic() - started > timeout_s:
@@ -96,35 +99,41 @@ def compare(
 
 
 def _compare_pooled(
-    model: LoadedModel, texts: EncodedTexts, pairs: Pairs
+    model: LoadedModel, kind: SimilarityName, texts: EncodedTexts, pairs: Pairs
 ) -> tuple[Scores, ExplainPair]:
-    rows, vectors, tokens = texts.rows, texts.results[0], texts.results[-1]
-    weighted = cache(lambda index: weigh(model.artifact.manifest, rows[index], tokens[index]))
+    manifest, count = model.artifact.manifest, texts.queries
+    rows, vectors, tokens = texts.rows, np.array(texts.results[0]), texts.results[-1]
+    if manifest.normalize and kind != "cosine":  # cosines are those of vectors of any length
+        vectors = truncate_and_normalize(vectors, None, normalize=True)
+
+    @cache
+    def weighted(index: int) -> WeightedTokens:
+        length = 1.0 if kind == "cosine" else float(np.linalg.norm(vectors[index]))
+        return weigh(manifest, rows[index], tokens[index], length)
 
     def explain(query: int, document: int) -> Explanation:
-        return explain_cosine(weighted(query), weighted(document))
+        return explain_pooled(weighted(query), weighted(document))
 
-    count = texts.queries
-    queries = np.array(vectors[:count])
+    queries = vectors[:count]
     if count not in (1, len(pairs)):  # chunks of documents
         queries = queries[[query for query, _ in pairs]]
-    return cosines(queries, np.array(vectors[count:])), explain
+    return similarities(kind, queries, vectors[count:]), explain
 
 
 def _compare_sparse(
-    model: LoadedModel, texts: EncodedTexts, pairs: Pairs
+    model: LoadedModel, kind: SimilarityName, texts: EncodedTexts, pairs: Pairs
 ) -> tuple[Scores, ExplainPair]:
     (vectors,) = texts.results
     queries, documents = ([vectors[i] for i in side] for side in zip(*pairs, strict=True))
 
     def explain(query: int, document: int) -> Explanation:
-        return explain_dot(vectors[query], vectors[document])
+        return explain_sparse(vectors[query], vectors[document], unit_length=kind == "cosine")
 
-    return dot_products(queries, documents, model.width), explain
+    return sparse_similarities(kind, queries, documents, model.width), explain
 
 
 def _compare_multi(
-    model: LoadedModel, texts: EncodedTexts, pairs: Pairs
+    model: LoadedModel, _kind: SimilarityName, texts: EncodedTexts, pairs: Pairs
 ) -> tuple[Scores, ExplainPair]:
     rules = [model.tokenizer.rules(name) for name in ("query", "document")]
     normalize = model.artifact.manifest.normalize
@@ -146,19 +155,26 @@ def _compare_multi(
     return max_similarities(queries, documents), explain
 
 
-# By output of the model.
-SIMILARITIES: Mapping[Output, Similarity] = {
-    "sparse": Similarity("dot", _compare_sparse),
-    "multi": Similarity("maxsim", _compare_multi),
-    "pooled": Similarity("cosine", _compare_pooled, ("tokens",)),
+# Function that compares, and outputs that an explanation needs, by output of the model.
+_COMPARISONS: Mapping[Output, tuple[Compare, tuple[Output, ...]]] = {
+    "sparse": (_compare_sparse, ()),
+    "multi": (_compare_multi, ()),
+    "pooled": (_compare_pooled, ("tokens",)),
 }
 
 
 def similarity_of(model: LoadedModel) -> tuple[Output, Similarity]:
     """Return the first output of a model, which is compared, and how; for others, "pooled"."""
-    first = model.artifact.manifest.outputs[0]
-    output: Output = first if first in SIMILARITIES else "pooled"
-    return output, SIMILARITIES[output]
+    manifest = model.artifact.manifest
+    if manifest.similarity is None:  # no vectors, so that "pooled" is an error
+        return "pooled", Similarity("cosine", *_COMPARISONS["pooled"])
+    output = manifest.outputs[0]
+    return output, Similarity(manifest.similarity, *_COMPARISONS[output])
+
+
+def keeps_similarity_at_unit_length(manifest: Manifest) -> bool:
+    """Return whether vectors of unit length have the similarities of the model's own vectors."""
+    return manifest.normalize or manifest.similarity == "cosine"
 
 
 def token_limit(model: LoadedModel, output: Output) -> int:

@@ -38,6 +38,26 @@ GUARDS = (
         "",
         f"{_D}test_faithfulness.py::test_cost_of_faithfulness_is_part_of_the_budget",
     ),
+    # Similarities other than the cosine.
+    Guard(
+        "models/gradients/pair.py",
+        'is_cosine = model.normalize or model.similarity == "cosine"',
+        "is_cosine = True",
+        f"{_G}test_pair.py::"
+        "test_matrix_and_reference_terms_sum_to_the_dot_product_of_served_vectors",
+    ),
+    Guard(
+        "models/gradients/reference_model.py",
+        "manifest.normalize, manifest.similarity)",
+        "manifest.normalize)",
+        f"{_D}test_similarity.py::test_attributed_similarity_is_the_served_score",
+    ),
+    Guard(
+        "service/debug/kinds.py",
+        'if is_cosine or target != "cosine"]',
+        "if True]",
+        f"{_D}test_similarity.py::test_cosine_is_no_target_of_other_similarities",
+    ),
     # Activations and patches.
     Guard(
         "models/network/taps.py",

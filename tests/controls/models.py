@@ -50,6 +50,18 @@ GUARDS = (
         f"{_E}test_token_vectors_equal_transformers",
     ),
     Guard(
+        "models/export/similarity.py",
+        "        if declared == similarity:\n",
+        "        if True:\n",
+        "tests/models/export/test_similarity.py::test_unknown_similarity_is_refused_by_name",
+    ),
+    Guard(
+        "models/artifact.py",
+        "    if manifest.similarity not in allowed:\n",
+        "    if False:\n",
+        f"{_T}test_similarity.py::test_manifest_with_a_similarity_of_other_vectors_is_refused",
+    ),
+    Guard(
         "models/export/attention_nodes.py",
         'nodes("Greater", distance, nodes.constant(0))',
         'nodes("GreaterOrEqual", distance, nodes.constant(0))',

@@ -55,6 +55,50 @@ GUARDS = (
         "    if False:\n",
         f"{_T}test_chunks.py::test_document_has_the_cosine_of_its_best_chunk",
     ),
+    # Similarities.
+    Guard(
+        "service/inference/scores.py",
+        '"euclidean": _euclidean,',
+        '"euclidean": _manhattan,',
+        f"{_I}test_similarity.py::test_dense_similarities_equal_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/scores.py",
+        "np.vecdot(difference, difference) + max(others, 0.0)",
+        "np.vecdot(difference, difference)",
+        f"{_I}test_similarity.py::test_sparse_similarities_equal_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/similarity.py",
+        '    if manifest.normalize and kind != "cosine":',
+        "    if False:",
+        f"{_T}test_similarity.py::test_scores_equal_the_similarity_of_sentence_transformers",
+    ),
+    Guard(
+        "service/inference/similarity.py",
+        'return manifest.normalize or manifest.similarity == "cosine"',
+        "return True",
+        f"{_T}test_similarity.py::test_compatible_embeddings_have_the_similarities_of_the_model",
+    ),
+    Guard(
+        "service/inference/similarity.py",
+        'length = 1.0 if kind == "cosine" else ',
+        "length = 1.0 if True else ",
+        f"{_T}test_similarity.py::"
+        "test_terms_of_a_score_are_products_of_the_compared_vectors_tokens",
+    ),
+    Guard(
+        "service/inference/explanations.py",
+        "    if unit_length and values.any():\n",
+        "    if False:\n",
+        f"{_T}test_similarity.py::test_terms_of_sparse_vectors_are_products_of_weights",
+    ),
+    Guard(
+        "service/inference/explanations.py",
+        "    if manifest.similarity in DISTANCES:\n",
+        "    if False:\n",
+        f"{_T}test_similarity.py::test_distances_have_no_explanations",
+    ),
     # Scores and sparse vectors.
     Guard(
         "service/inference/pairs.py",

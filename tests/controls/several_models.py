@@ -23,6 +23,25 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry.py",
+        "            if old is not None and not allow_incompatible:\n",
+        "            if False:\n",
+        f"{_I}test_compatibility.py::test_incompatible_version_is_refused_unless_it_is_allowed",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "            check_replacement(entry.manifest, model.artifact.manifest)\n",
+        "            pass\n",
+        f"{_I}test_compatibility.py::"
+        "test_unloaded_model_whose_artifact_became_incompatible_is_not_served",
+    ),
+    Guard(
+        "service/inference/compatibility.py",
+        "or not {*old.outputs} <= {*new.outputs}:",
+        "or False:",
+        f"{_I}test_compatibility.py::test_difference_names_both_values",
+    ),
+    Guard(
+        "service/inference/registry.py",
         "        if entry.loading is None:\n",
         "        if True:\n",
         f"{_I}test_registry.py::test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each",

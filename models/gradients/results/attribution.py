@@ -138,10 +138,10 @@ class Attribution:
 
 @dataclass(frozen=True)
 class ReferenceTerms:
-    """Terms of the cosine similarity of texts a and b that involve the vector of a baseline.
+    """Terms of the similarity of texts a and b that involve the vector of a baseline.
 
-    Each term is a dot product, divided by the product of the norms of the vectors of a and b. The
-    cosine similarity is `sum(matrix) + a_baseline + baseline_b - baselines`.
+    Each term is a dot product; in a cosine, it is divided by the product of the norms of the
+    vectors of a and b. The similarity is `sum(matrix) + a_baseline + baseline_b - baselines`.
 
     Attributes:
         a_baseline: Term of the vector of a and the vector of the baseline of b.
@@ -156,18 +156,19 @@ class ReferenceTerms:
 
 @dataclass(frozen=True)
 class PairAttribution:
-    """Attribution of the cosine similarity of texts a and b to pairs of their tokens.
+    """Attribution of the similarity of texts a and b to pairs of their tokens.
 
     Attributes:
-        matrix: Contribution of each pair of tokens to the cosine similarity, `(L_a, L_b)`.
-        cosine: Cosine similarity of the two vectors.
-        reference_terms: Terms of the cosine similarity that involve a baseline.
-        delta: Numerical error, `sum + a_baseline + baseline_b - baselines - cosine`.
+        matrix: Contribution of each pair of tokens to the similarity, `(L_a, L_b)`.
+        similarity: Similarity of the two vectors: their cosine, or their dot product if the model
+            compares them by it.
+        reference_terms: Terms of the similarity that involve a baseline.
+        delta: Numerical error, `sum + a_baseline + baseline_b - baselines - similarity`.
         completeness: Accuracy of the path integral of a, and of the path integral of b.
     """
 
     matrix: Matrix
-    cosine: float
+    similarity: float
     reference_terms: ReferenceTerms
     delta: float
     completeness: tuple[Completeness, Completeness]

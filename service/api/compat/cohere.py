@@ -28,6 +28,7 @@ from service.inference.model import Model
 from service.inference.quantization import Quantizer
 from service.inference.results import Embeddings
 from service.inference.rows import OnOverflow
+from service.inference.similarity import keeps_similarity_at_unit_length
 
 # Paths whose errors have the format of Cohere.
 PATHS = ("/v1/embed", "/v2/embed")
@@ -136,21 +137,25 @@ _ROUTE: dict[str, Any] = {
 @router.post("/v1/embed", name="v1_embed", **_ROUTE)
 @router.post("/v2/embed", name="v2_embed", **_ROUTE)
 async def embed(request: Request, state: State) -> Response:
-    """Encode texts into vectors of unit length, and quantise them to the requested types."""
+    """Encode texts into vectors, and quantise them to the requested types.
+
+    Their length is that of `/v1/embeddings`.
+    """
     body = await read_inputs(
         request, state, CohereEmbedRequest, "texts", "{} texts; the limit is {}"
     )
     model, options = await lease_with_options(request, state, body.model)
     types = body.embedding_types or ["float"]
+    normalize = keeps_similarity_at_unit_length(model.artifact.manifest)
     quantizers = {
-        name: model.quantizer(_DTYPES[name], dimensions=body.output_dimension, normalize=True)
+        name: model.quantizer(_DTYPES[name], dimensions=body.output_dimension, normalize=normalize)
         for name in types
     }
     work = model.encode(
         body.texts,
         prompt_name=_prompt_name(model, body.input_type),
         dimensions=body.output_dimension,
-        normalize=True,
+        normalize=normalize,
         on_overflow=_ON_OVERFLOW[body.truncate or "END"],
         **options,
     )

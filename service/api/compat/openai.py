@@ -26,6 +26,7 @@ from service.inference.errors import InvalidInput, VitrineError
 from service.inference.quantization import Quantizer
 from service.inference.registry import ModelStatus
 from service.inference.results import Embeddings
+from service.inference.similarity import keeps_similarity_at_unit_length
 
 PREFIX = "/v1"
 # Other values than OpenAI's "float" and "base64" are those of Mixedbread's and Jina's APIs.
@@ -193,21 +194,23 @@ BODIES = (EmbeddingsRequest, OpenAIErrorResponse)
     responses=_error_responses(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504),
 )
 async def embeddings(request: Request, state: State) -> Response:
-    """Encode inputs into one vector of unit length each, as OpenAI's API does.
+    """Encode inputs into one vector each, of unit length as by OpenAI's API.
 
-    By default, inputs that exceed the model's maximum length are truncated. The header
-    `X-Truncated-Inputs` has the number of truncated inputs.
+    Vectors of a model that neither normalises them nor compares them by cosine keep their length,
+    on which its similarity depends. By default, inputs that exceed the model's maximum length are
+    truncated. The header `X-Truncated-Inputs` has the number of truncated inputs.
     """
     body = await read_inputs(request, state, EmbeddingsRequest, "input")
     dtype = body.dtype()
     model, options = await lease_with_options(request, state, body.model)
-    quantizer = model.quantizer(dtype, dimensions=body.dimensions, normalize=True)
+    normalize = keeps_similarity_at_unit_length(model.artifact.manifest)
+    quantizer = model.quantizer(dtype, dimensions=body.dimensions, normalize=normalize)
 
     work = model.encode(
         body.input_list(),
         prompt_name=body.prompt_name,
         dimensions=body.dimensions,
-        normalize=True,
+        normalize=normalize,
         on_overflow=body.on_overflow,
         **options,
     )

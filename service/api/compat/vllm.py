@@ -136,8 +136,7 @@ router.add_api_route("/rerank", rerank, methods=["POST"], name="vllm_rerank", **
 async def score(request: Request, state: State) -> Response:
     """Score each document with the query, or with the query of the same index.
 
-    The score is that of a reranker, the cosine similarity of an embedding model, the dot product of
-    sparse vectors, or MaxSim of multi-vectors.
+    The score is that of a reranker, or the similarity of vectors that the model declares.
     """
     limits = state.settings.limits
     body = await read_body(request, state, VLLMScoreRequest, limits.max_body_bytes)

@@ -101,7 +101,8 @@ const VALUES = {
   label: ({ versus }, { label }) => (versus === null ? `logit of ${label}` : `logit of ${label} − ${versus}`),
   sparse: ({ token }) => `weight of ${token}`,
   cosine: () => "cosine",
-  margin: () => "margin (difference of cosines)",
+  similarity: () => "similarity",
+  margin: () => "margin (difference of similarities)",
 };
 
 export const valueName = (target, result) => VALUES[target.type]?.(target, result) ?? "value";

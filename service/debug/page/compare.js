@@ -3,8 +3,9 @@
 import { chart } from "./charts.js";
 import { colour } from "./colours.js";
 import { card, element, muted, shown, signed } from "./dom.js";
-import { cosine } from "./reading.js";
+import { cosine, SIMILARITIES } from "./reading.js";
 import { parseSafetensors } from "./safetensors.js";
+import { state } from "./state.js";
 import { number, table } from "./tables.js";
 
 export function drawComparison(runs, inputs, model) {
@@ -13,7 +14,7 @@ export function drawComparison(runs, inputs, model) {
   if (!first || !second) return [];
   const names = [model.model.name, find("vectors1").body.model];
   const texts = find("vectors0").body.inputs;
-  const [left, right] = [first, second].map(similarities);
+  const [left, right] = [first, second].map((vectors, index) => similarities(vectors, names[index]));
   const problems = runs.filter(({ problem }) => problem).map(({ problem }) => muted(problem));
   return [
     neighbours(texts, left, right, names),
@@ -23,7 +24,11 @@ export function drawComparison(runs, inputs, model) {
   ];
 }
 
-const similarities = (vectors) => vectors.map((a) => vectors.map((b) => cosine(a, b)));
+// Each model compares its vectors by the similarity that it declares.
+function similarities(vectors, name) {
+  const { compare } = SIMILARITIES[state.models.find((model) => model.name === name)?.similarity] ?? SIMILARITIES.cosine;
+  return vectors.map((a) => vectors.map((b) => compare(a, b)));
+}
 
 // The other texts, the most similar first.
 const order = (row, self) => row.map((_, index) => index).filter((index) => index !== self).sort((i, j) => row[j] - row[i]);

@@ -4,31 +4,33 @@ import { alignmentTables, namesOf, passages, ranking, rowLegend, rowsOf, totals,
 import { card, details, element, listed, muted, percent, shown } from "./dom.js";
 import { faithfulness } from "./faithfulness.js";
 import { completeness, equation, isWord, pairCards, pairSentence, pairsOf } from "./pairs.js";
-import { cosineReading, headline, unrelatedMean } from "./reading.js";
+import { headline, landmarks, SIMILARITIES, similarityReading } from "./reading.js";
 import { number, table } from "./tables.js";
 
 export function drawExplanation(runs, inputs, model) {
   const byKey = Object.fromEntries(runs.map((run) => [run.key, run]));
-  const nodes = model.kind === "embedding" ? similarity(byKey, inputs) : scoreOfOne(byKey, inputs, model);
+  const nodes = model.kind === "embedding" ? similarity(byKey, inputs, SIMILARITIES[model.similarity]) : scoreOfOne(byKey, inputs, model);
   return element("div", { className: "explanation" }, ...nodes);
 }
 
-function similarity({ pair, reference, a, b }, { units }) {
-  if (!pair) return [];
-  const unrelated = reference?.result ? unrelatedMean(reference.result.embeddings) : null;
+// Distances have no pairs: they are no sums over the pairs of words.
+function similarity({ pair, reference, a, b }, { units }, kind) {
+  const value = pair ? pair.result.similarity : a?.result?.value;
+  if (value === undefined) return [];
+  const known = reference?.result ? landmarks(reference.result.embeddings, kind) : null;
   const directions = [[a, "Text A"], [b, "Text B"]].filter(([run]) => run?.result);
-  const [words, map] = pairCards(pair, units);
+  const [words, map] = pair ? pairCards(pair, units, kind.name) : [];
   return [
-    cosineReading(pair.result.cosine, unrelated,
-      directions.length === 2 ? wordSentence(directions) : pairSentence(pairsOf(pair, units))),
+    similarityReading(value, kind, known,
+      directions.length === 2 || !pair ? wordSentence(directions) : pairSentence(pairsOf(pair, units))),
     ...(reference?.problem ? [muted(reference.problem)] : []),
-    effects(directions, units),
-    words,
+    effects(directions, units, kind),
+    ...(pair ? [words] : []),
     slot(),
-    details("Every pair of words", map),
-    details("How exact are these numbers?", equation(pair.result),
+    ...(pair ? [details("Every pair of words", map)] : []),
+    details("How exact are these numbers?", ...(pair ? [equation(pair.result, kind.name)] : []),
       element("div", { className: "columns" },
-        ...pair.result.completeness.map((complete, index) =>
+        ...(pair?.result.completeness ?? []).map((complete, index) =>
           element("div", {}, element("h4", {}, `Path integral of the pairs, text ${"AB"[index]}`), completeness(complete))),
         ...directions.map(([run, name]) =>
           element("div", {}, element("h4", {}, `Integrated gradients of ${name.replace("T", "t")}`), totals(run.result, run.body.target))))),
@@ -38,16 +40,16 @@ function similarity({ pair, reference, a, b }, { units }) {
 // The place of the counterfactuals, see whatif.js.
 const slot = () => element("div", { className: "slot" });
 
-function effects(directions, units) {
+function effects(directions, units, { name: kind }) {
   const heading = "Which words carry the similarity?";
   if (!directions.length) return card(heading, muted("Not computed yet: the effect of each word by itself."));
   const rows = directions.map(([run]) => rowsOf(run, units)[0]);
   return card(heading,
     element("div", { className: "heading" },
-      muted("How much each word adds to the cosine of the baseline, a text of padding (integrated gradients)."),
+      muted(`How much each word adds to the ${kind} of the baseline, a text of padding (integrated gradients).`),
       rowLegend(rows)),
     ...passages(rows, directions.map(([, name]) => name)),
-    ...directions.map(([run, name]) => muted(sumSentence(run.result, name))),
+    ...directions.map(([run, name]) => muted(sumSentence(run.result, name, kind))),
     element("div", { className: "columns" }, ...directions.map(([run, name]) => element("div", {}, ...faithfulness(run.result, ` of ${name.replace("T", "t")}`)))));
 }
 
@@ -61,8 +63,8 @@ function wordSentence(directions) {
 }
 
 // How the scores of a text add up to the similarity.
-const sumSentence = ({ sum, baseline_value: baseline, value }, name) =>
-  `Baseline: with padding in place of its words, ${name.replace("T", "t")} has a cosine of ${shown(baseline)} with the other text. Its words add ${shown(sum)}, which gives ${shown(value)}.`;
+const sumSentence = ({ sum, baseline_value: baseline, value }, name, kind) =>
+  `Baseline: with padding in place of its words, ${name.replace("T", "t")} has a ${kind} of ${shown(baseline)} with the other text. Its words add ${shown(sum)}, which gives ${shown(value)}.`;
 
 const READINGS = {
   reranker: ({ result }, { body }) => {

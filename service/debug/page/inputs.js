@@ -65,7 +65,8 @@ export function showChoices(choicesOf) {
 export function showKind(model, initial) {
   for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(model.kind);
   for (const option of document.querySelectorAll("[name=target] option")) {
-    if (!model.targets.includes(option.value)) option.remove();
+    const isCosine = option.value === "similarity" && model.similarity === "cosine"; // two names of one target
+    if (isCosine || !model.targets.includes(option.value)) option.remove();
   }
   byId("target").hidden = model.targets.length === 1;
   Object.assign(defaults, initial);

@@ -1,6 +1,6 @@
 // Results of the served model for texts before and after an edit, by kind of model.
 
-import { cosine } from "./reading.js";
+import { SIMILARITIES } from "./reading.js";
 import { secondText, TARGETS } from "./questions.js";
 import { ask } from "./request.js";
 
@@ -22,9 +22,10 @@ async function scores(before, after, post, name, options) {
 }
 
 const MEASURES = {
-  embedding: async (before, after, post) => {
+  embedding: async (before, after, post, model) => {
     const { embeddings: [a, b, c, d] } = await post("encode", { inputs: [before.a, before.b, after.a, after.b] });
-    return [{ name: "cosine similarity", before: cosine(a, b), after: cosine(c, d) }];
+    const { name, compare } = SIMILARITIES[model.similarity];
+    return [{ name: name === "cosine" ? "cosine similarity" : name, before: compare(a, b), after: compare(c, d) }];
   },
   reranker: (before, after, post) => scores(before, after, post, "score (logit)", { raw_scores: true }),
   multi: (before, after, post) => scores(before, after, post, "MaxSim", {}),

@@ -98,7 +98,7 @@ async function showCapabilities() {
 
 // With several models, link to the page of each, and offer the others for comparison.
 async function showModels() {
-  const models = await servedModels(key());
+  const models = state.models = await servedModels(key());
   const chosen = MODEL ?? state.model?.model.name;
   byId("models").replaceChildren(...(models.length < 2 ? [] : models.map(({ name }) =>
     element("a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === chosen } }, name))));

@@ -39,7 +39,7 @@ export function pairSentence({ ranked }) {
 }
 
 // The words with the strongest pairs, and all pairs.
-export function pairCards(run, kind) {
+export function pairCards(run, kind, similarity) {
   const pairs = pairsOf(run, kind);
   const scale = largest(pairs.matrix.flat());
   const map = heatmap(pairs.a, pairs.b, pairs.matrix);
@@ -54,7 +54,7 @@ export function pairCards(run, kind) {
           element("h4", {}, "Text A"), first,
           element("h4", {}, "Text B"), second,
           partners),
-        pairTable(pairs, run.result.cosine))),
+        pairTable(pairs, run.result.similarity, similarity))),
     element("div", {},
       element("div", { className: "heading" },
         element("p", { className: "muted" }, map.sentence), legend(scale)),
@@ -94,7 +94,7 @@ function partnerSentence(unit, others, values, name) {
 }
 
 // Pairs with special tokens or punctuation have one row: they are many, and say little.
-function pairTable({ ranked }, cosine) {
+function pairTable({ ranked }, whole, similarity) {
   const ofWords = ranked.filter(({ left, right }) => isWord(left) && isWord(right));
   const best = ofWords.slice(0, MOST_PAIRS);
   const top = Math.abs(best[0]?.value ?? 0) || 1;
@@ -107,22 +107,22 @@ function pairTable({ ranked }, cosine) {
     left.content, right.content,
     ...(repeats ? [number(places, String(places))] : []),
     { value, text: element("span", { className: "barred" }, shown(value), bar(value)) },
-    number(value / cosine, percent(value / cosine)),
+    number(value / whole, percent(value / whole)),
   ]);
-  const ranking = table(`Top ${best.length} of ${ofWords.length} pairs of words`, ["Word of A", "Word of B", ...(repeats ? ["Times"] : []), "Contribution", "Of the cosine"], rows);
+  const ranking = table(`Top ${best.length} of ${ofWords.length} pairs of words`, ["Word of A", "Word of B", ...(repeats ? ["Times"] : []), "Contribution", `Of the ${similarity}`], rows);
   const sumOf = (pairs) => pairs.reduce((sum, { value }) => sum + value, 0);
   const rest = { "other pairs of words": sumOf(ofWords.slice(MOST_PAIRS)), "with special tokens or punctuation": sumOf(ranked) - sumOf(ofWords) };
-  return element("div", { className: "pairs" }, ranking, facts(Object.fromEntries(Object.entries(rest).map(([name, sum]) => [name, `${shown(sum)}, ${percent(sum / cosine)}`]))));
+  return element("div", { className: "pairs" }, ranking, facts(Object.fromEntries(Object.entries(rest).map(([name, sum]) => [name, `${shown(sum)}, ${percent(sum / whole)}`]))));
 }
 
-// How the sum of all pairs becomes the cosine.
-export function equation({ sum, cosine, delta, reference_terms: terms }) {
-  const term = (value, name) =>
-    element("span", { className: "term" }, element("strong", { title: raw(value) }, shown(value)), element("small", {}, name));
+// How the sum of all pairs becomes the similarity with this name.
+export function equation({ sum, similarity, delta, reference_terms: terms }, name) {
+  const term = (value, label) =>
+    element("span", { className: "term" }, element("strong", { title: raw(value) }, shown(value)), element("small", {}, label));
   return element("div", { className: "equation" },
     term(sum, "sum of pairs"), "+", term(terms.a_baseline, "A × baseline of B"), "+",
     term(terms.baseline_b, "baseline of A × B"), "−", term(terms.baselines, "baseline of A × baseline of B"),
-    "=", term(cosine, "cosine"),
+    "=", term(similarity, name),
     element("span", { className: "muted" }, `numerical error ${shown(delta)}`));
 }
 

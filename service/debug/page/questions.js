@@ -6,6 +6,7 @@ import { UNRELATED } from "./reading.js";
 
 export const TARGETS = {
   cosine: (inputs) => ({ type: "cosine", text: inputs.b }),
+  similarity: (inputs) => ({ type: "similarity", text: inputs.b }),
   margin: (inputs) => ({ type: "margin", positive: inputs.b, negative: inputs.negative }),
   dot: (inputs) => ({ type: "dot", vector: vectors(inputs.vector).flat() }),
   norm: () => ({ type: "norm" }),
@@ -43,10 +44,10 @@ export function parsedRows(text) {
 
 // The first request has the first picture; the others follow in order of their cost.
 export function explainRequests(inputs, model) {
-  return model.kind === "embedding" ? similarityRequests(inputs) : [...served(inputs, model), targetRequest(inputs, model)];
+  return model.kind === "embedding" ? similarityRequests(inputs, model) : [...served(inputs, model), targetRequest(inputs, model)];
 }
 
-function similarityRequests(inputs) {
+function similarityRequests(inputs, { similarity, routes }) {
   const options = { tolerance: Number(inputs["explain-tolerance"]), max_evaluations: Number(inputs["explain-evaluations"]) };
   const fields = { "/tolerance": "explain-tolerance", "/max_evaluations": "explain-evaluations" };
   const attribution = (key, text, other) => ({
@@ -54,16 +55,17 @@ function similarityRequests(inputs) {
     name: `integrated gradients of text ${key.toUpperCase()}`,
     path: "debug/attribute",
     fields: { ...fields, "/text": key, "/target/text": key === "a" ? "b" : "a" },
-    body: { text, target: { type: "cosine", text: other }, ...options, faithfulness: "words" },
+    body: { text, target: { type: similarity === "cosine" ? "cosine" : "similarity", text: other }, ...options, faithfulness: "words" },
   });
+  const pair = {
+    key: "pair",
+    name: "pairs of words",
+    path: "debug/attribute/pair",
+    fields: { ...fields, "/a": "a", "/b": "b", "/layer": "pair-layer", "/baseline": "pair-baseline" },
+    body: { a: inputs.a, b: inputs.b, layer: inputs["pair-layer"], baseline: inputs["pair-baseline"], ...options },
+  };
   return [
-    {
-      key: "pair",
-      name: "pairs of words",
-      path: "debug/attribute/pair",
-      fields: { ...fields, "/a": "a", "/b": "b", "/layer": "pair-layer", "/baseline": "pair-baseline" },
-      body: { a: inputs.a, b: inputs.b, layer: inputs["pair-layer"], baseline: inputs["pair-baseline"], ...options },
-    },
+    ...(routes.includes("attribute/pair") ? [pair] : []),
     {
       key: "reference",
       name: "unrelated texts",

@@ -20,14 +20,22 @@ const BANDS = [
   [-Infinity, "no more similar than unrelated texts"],
 ];
 
-export function cosine(left, right) {
-  const dot = (a, b) => a.reduce((sum, value, index) => sum + value * b[index], 0);
-  return dot(left, right) / Math.sqrt(dot(left, left) * dot(right, right));
-}
+const sum = (a, b, term) => a.reduce((all, value, index) => all + term(value, b[index]), 0);
+const dot = (a, b) => sum(a, b, (x, y) => x * y);
+export const cosine = (a, b) => dot(a, b) / Math.sqrt(dot(a, a) * dot(b, b));
 
-// The first vector is text A's, the second text B's, then those of UNRELATED.
-export function unrelatedMean([a, , ...others]) {
-  return others.reduce((sum, vector) => sum + cosine(a, vector), 0) / others.length;
+// The similarities that a model can declare, with a name to follow "a", of two served vectors.
+export const SIMILARITIES = {
+  cosine: { name: "cosine", compare: cosine },
+  dot: { name: "dot product", compare: dot },
+  euclidean: { name: "negative Euclidean distance", compare: (a, b) => -Math.sqrt(sum(a, b, (x, y) => (x - y) ** 2)) },
+  manhattan: { name: "negative Manhattan distance", compare: (a, b) => -sum(a, b, (x, y) => Math.abs(x - y)) },
+};
+
+// The similarity of text A to unrelated texts on average, and to itself. The first vector is text
+// A's, the second text B's, then those of UNRELATED.
+export function landmarks([a, , ...others], { compare }) {
+  return { unrelated: others.reduce((all, vector) => all + compare(a, vector), 0) / others.length, itself: compare(a, a) };
 }
 
 const plain = (value) => value.toFixed(2).replace("-", "−");
@@ -37,12 +45,13 @@ export function band(similarity, unrelated) {
   return BANDS.find(([least]) => part >= least)[1];
 }
 
-export function cosineReading(similarity, unrelated, sentence) {
-  const known = unrelated !== null;
-  return headline(shown(similarity), "cosine similarity",
-    known ? `These texts are ${band(similarity, unrelated)}, for this model.` : "",
-    known ? `For this model, text A has a cosine of ${plain(unrelated)} with ${UNRELATED.length} unrelated texts on average, and of 1 with itself.` : "",
-    sentence, known ? scale(similarity, unrelated) : "");
+// Other similarities than the cosine have no scale: the similarity to itself is not the highest.
+export function similarityReading(value, similarity, known, sentence) {
+  const isCosine = similarity === SIMILARITIES.cosine;
+  return headline(shown(value), isCosine ? "cosine similarity" : similarity.name,
+    known && isCosine ? `These texts are ${band(value, known.unrelated)}, for this model.` : "",
+    known ? `For this model, text A has a ${similarity.name} of ${plain(known.unrelated)} with ${UNRELATED.length} unrelated texts on average, and of ${isCosine ? 1 : plain(known.itself)} with itself.` : "",
+    sentence, known && isCosine ? scale(value, known.unrelated) : "");
 }
 
 // A line from −1 to 1 with the similarity and that of unrelated texts.

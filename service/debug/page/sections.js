@@ -68,7 +68,7 @@ export const SECTIONS = {
     draw: drawAttribution,
   },
   compare: {
-    entry: "why", route: "attribute/pair", button: "Compare", uses: () => "none",
+    entry: "why", route: "vjp", button: "Compare", uses: () => "none",
     nothing: "Choose another model: this service has no other one of this kind.",
     requests: compareRequests,
     draw: drawComparison,

@@ -3,8 +3,8 @@
 import { byId } from "./dom.js";
 import { SECTIONS } from "./sections.js";
 
-// The capabilities of the served model are null until they have arrived.
-export const state = { model: null, current: "explain" };
+// The capabilities of the served model are null until they have arrived. `models` are all models of the service.
+export const state = { model: null, models: [], current: "explain" };
 
 // The runs of each section, the JSON of their requests, and how to cancel them.
 export const sections = Object.fromEntries(Object.keys(SECTIONS).map((name) => [name, { runs: [], asked: null, controller: null }]));

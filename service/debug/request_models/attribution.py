@@ -67,7 +67,7 @@ class AttributeRequest(ModelRequest):
 
 
 class PairRequest(ModelRequest):
-    """Attribution of the cosine similarity of texts `a` and `b` to pairs of their tokens."""
+    """Attribution of the similarity of texts `a` and `b` to pairs of their tokens."""
 
     a: Text
     b: Text

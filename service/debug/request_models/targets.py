@@ -14,8 +14,15 @@ class Cosine(StrictModel):
     text: Text
 
 
+class Similarity(StrictModel):
+    """Similarity that the model declares, of the text's vector and the vector of another text."""
+
+    type: Literal["similarity"]
+    text: Text
+
+
 class Margin(StrictModel):
-    """Cosine similarity to the text `positive` minus cosine similarity to the text `negative`."""
+    """Similarity to the text `positive` minus similarity to the text `negative`."""
 
     type: Literal["margin"]
     positive: Text
@@ -79,6 +86,6 @@ class MaxSim(StrictModel):
 
 
 Target = Annotated[
-    Cosine | Margin | Dot | Dim | Norm | Score | Label | Sparse | MaxSim,
+    Cosine | Similarity | Margin | Dot | Dim | Norm | Score | Label | Sparse | MaxSim,
     Field(discriminator="type"),
 ]

@@ -4,11 +4,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from captum.attr import InputXGradient, IntegratedGradients, Saliency
+from sentence_transformers.util import SimilarityFunction
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import TOKENIZER, Artifact, SimilarityName
 from models.gradients import attribution
 from models.gradients.attribution import METHODS, Target, attribute
 from models.gradients.budget import COSTS
@@ -25,7 +27,9 @@ def targets(model: ReferenceModel) -> dict[str, Target]:
     other = model.vector(B)
     return {
         "cosine": attribution.cosine(other),
-        "margin": attribution.margin(other, model.vector(Row([0, 5, 2]))),
+        "margin": attribution.margin(
+            "cosine", other, model.vector(Row([0, 5, 2])), model.normalize
+        ),
         "dot": attribution.dot(torch.arange(16.0, dtype=torch.float64), model.normalize),
         "dim": attribution.dim(3, model.normalize),
         "norm": attribution.norm(),
@@ -280,13 +284,34 @@ def test_targets_equal_their_formulas(normalize: bool) -> None:
     served = vectors / lengths[:, None] if normalize else vectors
     expected = {
         attribution.cosine(p): vectors @ p / (lengths * p.norm()),
-        attribution.margin(p, n): vectors @ (p / p.norm() - n / n.norm()) / lengths,
+        attribution.margin("cosine", p, n, normalize): vectors
+        @ (p / p.norm() - n / n.norm())
+        / lengths,
         attribution.dot(other, normalize): served @ other,
         attribution.dim(5, normalize): served[:, 5],
         attribution.norm(): lengths,
     }
     for target, values in expected.items():
         torch.testing.assert_close(target(vectors), values)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan"])
+def test_similarities_equal_sentence_transformers(name: SimilarityName, normalize: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    vectors = torch.randn(4, 8, generator=draw, dtype=torch.float64)
+    p, n = torch.randn(2, 8, generator=draw, dtype=torch.float64)
+    compare = SimilarityFunction.to_similarity_pairwise_fn(name)
+
+    def expected(other: Tensor) -> Tensor:
+        sides = vectors, other.expand(4, 8)
+        return compare(*(F.normalize(side) if normalize else side for side in sides))
+
+    target = attribution.similarity(name, p, normalize)
+    torch.testing.assert_close(target(vectors), expected(p))
+    margin = attribution.margin(name, p, n, normalize)
+    torch.testing.assert_close(margin(vectors), expected(p) - expected(n))
+    assert torch.autograd.gradcheck(target, vectors.clone().requires_grad_())
 
 
 @pytest.mark.parametrize("method", ["occlusion", "integrated_gradients"])

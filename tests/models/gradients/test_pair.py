@@ -25,12 +25,28 @@ def test_matrix_and_reference_terms_sum_to_the_cosine(layer_name: str, norm_firs
     model = toy_model(norm_first=norm_first)
     result = exact(model, Side(A, PAD_A), Side(B, PAD_B), layer_name)
     cosine = F.cosine_similarity(model.vector(A), model.vector(B), dim=0).item()
-    assert result.cosine == pytest.approx(cosine, abs=1e-12)
+    assert result.similarity == pytest.approx(cosine, abs=1e-12)
     terms = result.reference_terms
     whole = result.matrix.sum() + terms.a_baseline + terms.baseline_b - terms.baselines
     assert whole == pytest.approx(cosine, abs=1e-8)
     assert result.delta == pytest.approx(whole - cosine, abs=1e-12)
     assert result.matrix.shape == (6, 5)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("layer_name", ["layers.0", "output"])
+def test_matrix_and_reference_terms_sum_to_the_dot_product_of_served_vectors(
+    layer_name: str, normalize: bool
+) -> None:
+    model = toy_model(normalize=normalize)
+    model.similarity = "dot"
+    result = exact(model, Side(A, PAD_A), Side(B, PAD_B), layer_name)
+    a, b = model.vector(A), model.vector(B)
+    dot = float(F.normalize(a, dim=0) @ F.normalize(b, dim=0) if normalize else a @ b)
+    assert result.similarity == pytest.approx(dot, rel=1e-12)
+    terms = result.reference_terms
+    whole = result.matrix.sum() + terms.a_baseline + terms.baseline_b - terms.baselines
+    assert whole == pytest.approx(dot, rel=1e-7)
 
 
 @pytest.mark.parametrize("layer_name", ["embeddings", "output"])
@@ -61,7 +77,7 @@ def test_output_matrix_is_token_dot_products_under_mean_pooling() -> None:
     lengths = model.vector(A).norm() * model.vector(B).norm()
     np.testing.assert_allclose(result.matrix, h_a @ h_b.T / (6 * 5 * lengths), atol=1e-12)
     assert result.reference_terms == ReferenceTerms(0.0, 0.0, 0.0)
-    assert result.matrix.sum() == pytest.approx(result.cosine, abs=1e-12)
+    assert result.matrix.sum() == pytest.approx(result.similarity, abs=1e-12)
 
 
 def test_integrated_jacobian_equals_jacrev_at_the_same_nodes() -> None:

@@ -21,8 +21,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from models.artifact import Artifact
+from models.artifact import MANIFEST, Artifact
 from models.engines import weight_bytes
+from models.export.exporter import export
+from models.export.sentence_config import Overrides
+from models.export.sources import resolve
 from service.api.compat import tei, tei_embed
 from service.api.state import AppState
 from service.app import create_app
@@ -42,6 +45,7 @@ from service.settings import (
     Settings,
 )
 from tests.eventually import eventually
+from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 from tests.serving import PATIENCE_S, lines_until, process, serving, state_of
 
 KEY = "admin-key-0123456789"
@@ -318,6 +322,41 @@ def test_shadow_comparison_decides_about_the_swap(
     assert (refused.status_code, refused.json()["code"]) == (422, "shadow")
     assert "min_cosine is 0.999999" in refused.json()["detail"]
     assert one.get("/info").json()["graph_sha256"] == version
+
+
+def test_incompatible_version_needs_the_consent_of_the_request(
+    one: TestClient, small_artifact: Artifact, tmp_path: Path
+) -> None:
+    shutil.copytree(small_artifact.path, tmp_path / "dot")
+    edit_json(tmp_path / "dot" / MANIFEST, similarity="dot")
+    before = one.get("/info").json()
+    body = {"path": str(tmp_path / "dot")}
+    for fields in ({}, {"allow_incompatible": False}, {"texts": [TEXT]}):
+        refused = one.post(f"/models/{before['model']}", json=body | fields)
+        problem = refused.json()
+        assert (refused.status_code, problem["code"]) == (422, "incompatible")
+        assert problem["pointer"] == "/path"
+        assert "the similarity dot in place of cosine" in problem["detail"]
+        assert one.get("/info").json() == before
+    allowed = one.post(f"/models/{before['model']}", json=body | {"allow_incompatible": True})
+    assert allowed.status_code == 200
+    assert one.get("/info").json()["similarity"] == "dot"
+    assert one.post("/score", json={"queries": TEXT, "documents": TEXT}).json()["kind"] == "dot"
+
+
+@pytest.mark.slow
+def test_version_of_another_width_leaves_the_old_one_serving(
+    one: TestClient, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / "model", "bert", hidden_size=48, num_hidden_layers=1)
+    save_tokenizer(tmp_path / "model")
+    overrides = Overrides(pooling=["mean"])
+    export(resolve(str(tmp_path / "model")), tmp_path / "wide", overrides=overrides)
+    name = one.get("/info").json()["model"]
+    response = one.post(f"/models/{name}", json={"path": str(tmp_path / "wide")})
+    assert (response.status_code, response.json()["code"]) == (422, "incompatible")
+    assert "the width 48 in place of 32" in response.json()["detail"]
+    assert one.post("/encode", json={"inputs": TEXT}).json()["dimensions"] == 32
 
 
 @pytest.mark.parametrize("damage", ["missing", "graph", "weights"])

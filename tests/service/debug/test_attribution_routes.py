@@ -159,7 +159,7 @@ def test_pair_matrix_adds_up_to_the_cosine_of_the_served_vectors(client: TestCli
     matrix = np.array(result["matrix"])
     assert matrix.shape == (len(result["tokens_a"]), len(result["tokens_b"]))
     assert matrix.sum() == pytest.approx(cosine, abs=1e-5)
-    assert result["cosine"] == pytest.approx(cosine, abs=1e-6)
+    assert result["similarity"] == pytest.approx(cosine, abs=1e-6)
     pad = ask(client, "attribute/pair", a=CAT, b=FELINE, baseline="pad")
     terms = pad["reference_terms"]
     whole = pad["sum"] + terms["a_baseline"] + terms["baseline_b"] - terms["baselines"]

@@ -218,7 +218,7 @@ def test_capabilities_list_every_accepted_value(debugging: Settings) -> None:
     assert capabilities["methods"] == list(get_args(Method))
     assert capabilities["objectives"] == list(get_args(inputs.ObjectiveName))
     assert "large_mean" in capabilities["distributions"]
-    assert capabilities["targets"] == ["cosine", "margin", "dot", "dim", "norm"]
+    assert capabilities["targets"] == [*("cosine", "similarity", "margin", "dot", "dim", "norm")]
     assert capabilities["baselines"] == ["pad", "mask", "zero"]
     assert (capabilities["device"], capabilities["op"]) == (
         "cpu",

@@ -10,7 +10,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
-from models.artifact import Artifact
+from models.artifact import MANIFEST, Artifact
+from tests.models.checkpoints import edit_json
 from tests.service.debug.page.browsing import OPTIONS, Browser, open_page
 from tests.serving import lines_until, process
 
@@ -90,4 +91,18 @@ def url_of_both(small_artifact: Artifact, other_artifact: Artifact, hold: Path) 
     """A service with the models "first" and "second", which has other word embeddings."""
     artifacts = {"first": small_artifact, "second": other_artifact}
     models = [{"name": name, "path": str(each.path)} for name, each in artifacts.items()]
+    yield from started_service(hold, VITRINE_MODELS__SERVED=json.dumps(models))
+
+
+@pytest.fixture(scope="session")
+def url_of_similarities(
+    small_artifact: Artifact, hold: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A service with models that compare vectors of any length: "dot" and "euclidean"."""
+    folder = tmp_path_factory.mktemp("similarities")
+    models = []
+    for name in ("dot", "euclidean"):
+        shutil.copytree(small_artifact.path, folder / name)
+        edit_json(folder / name / MANIFEST, similarity=name, normalize=False)
+        models.append({"name": name, "path": str(folder / name)})
     yield from started_service(hold, VITRINE_MODELS__SERVED=json.dumps(models))

@@ -57,7 +57,9 @@ def scores(page: Browser, name: str) -> dict[str, float]:
 
 def test_page_explains_the_example_when_it_is_opened(page: Browser, url: str) -> None:
     result = post(url, "attribute/pair", a=CAT, b=FELINE)
-    assert number(find(page, ".figure strong").text) == pytest.approx(result["cosine"], abs=1e-4)
+    assert number(find(page, ".figure strong").text) == pytest.approx(
+        result["similarity"], abs=1e-4
+    )
     matrix = np.array(result["matrix"])
     words = {name: result[f"words_{name}"] for name in "ab"}
     summed = [
@@ -188,6 +190,46 @@ def test_edited_text_moves_the_similarity_and_an_empty_one_is_a_problem(
     type_text(page, "edited-b", " ")
     until(lambda: "The edited texts: " in find(page, "#whatif .problem").text)
     assert not texts(page, "#whatif td")
+
+
+def encoded(url: str, model: str, *inputs: str) -> list[np.typing.NDArray[np.float64]]:
+    return list(map(np.array, served(url, "encode", model=model, inputs=inputs)["embeddings"]))
+
+
+def test_dot_products_are_explained_by_pairs_and_words(
+    browser: Browser, url_of_similarities: str
+) -> None:
+    url = url_of_similarities
+    page = open_page(browser, f"{url}/debug?model=dot")
+    a, b, edited = encoded(url, "dot", CAT, FELINE, "The sat on the mat.")
+    until(lambda: "The words that carry most of it" in find(page, ".reading").text)
+    assert number(find(page, ".figure strong").text) == pytest.approx(a @ b, rel=1e-3)
+    assert find(page, ".figure").text.endswith("dot product")
+    assert f"and of {a @ a:.2f} with itself" in find(page, ".reading").text
+    pair = post(url, "attribute/pair", model="dot", a=CAT, b=FELINE)
+    assert pair["similarity"] == pytest.approx(a @ b, rel=1e-5)
+    assert texts(page, "#explain .pairs th")[-1] == "Of the dot product"
+    page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='cat']").click()
+    until(lambda: texts(page, "#whatif td"))
+    ((name, before, after, _),) = cells(page, "Result of the served model")
+    assert name == "dot product"
+    assert [float(before), float(after)] == pytest.approx([a @ b, edited @ b], rel=1e-4)
+
+
+def test_distances_are_explained_by_words_alone(browser: Browser, url_of_similarities: str) -> None:
+    url = url_of_similarities
+    page = open_page(browser, f"{url}/debug?model=euclidean")
+    a, b = encoded(url, "euclidean", CAT, FELINE)
+    until(lambda: find(page, ".figure strong").text)
+    distance = -np.linalg.norm(a - b)
+    assert number(find(page, ".figure strong").text) == pytest.approx(distance, rel=1e-3)
+    assert find(page, ".figure").text.endswith("negative Euclidean distance")
+    assert "and of 0.00 with itself" in find(page, ".reading").text
+    assert scores(page, "Scores of Text A").keys() >= {"cat", "mat"}
+    assert not page.find_elements(By.CSS_SELECTOR, "#explain .pairs")
+    options = page.find_elements(By.CSS_SELECTOR, "[name=target] option")
+    values = [option.get_attribute("value") for option in options]
+    assert values == ["similarity", "margin", "dot", "dim", "norm"]
 
 
 def test_reranker_explains_score_and_rank(browser: Browser, reranker_url: str) -> None:

@@ -176,7 +176,7 @@ def test_ctrl_enter_runs_and_tabs_move_by_the_keyboard(page: Browser, url: str) 
     page.execute_script("document.getElementById('explain').ariaBusy = null")
     find(page, "[name=b]").send_keys(Keys.CONTROL, Keys.ENTER)
     until(lambda: find(page, "#explain").get_attribute("aria-busy") == "false")
-    cosine = post(url, "attribute/pair", a=CAT, b="A dog ran.")["cosine"]
+    cosine = post(url, "attribute/pair", a=CAT, b="A dog ran.")["similarity"]
     assert number(find(page, ".figure strong").text) == pytest.approx(cosine, abs=1e-3)
     find(page, "#tab-explain").click()
     for key, name in ((Keys.END, "compare"), (Keys.HOME, "explain"), (Keys.LEFT, "compare")):
