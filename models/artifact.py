@@ -23,12 +23,16 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from io import BufferedReader
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+from models.json_reader import parse_json
+from models.typed_json import Float32, Number, form, length, read_dataclass, shown, within
 
 FORMAT = 7
 MANIFEST = "manifest.json"
@@ -41,6 +45,36 @@ SOURCE = "source"
 # Names of the outputs of graphs. From "weights", one weight per token, the service computes sparse
 # vectors.
 Output = Literal["pooled", "tokens", "logits", "sparse", "weights", "tags", "multi"]
+
+# Types and bounds of the fields below. The bounds are far above those of any model, and keep an
+# artifact of unknown origin from taking the memory or the time of other models.
+_Size = Annotated[int, within(1, 2**24)]
+_Count = Annotated[int, within(0, 2**31)]
+_TokenId = Annotated[int, within(0, 2**24)]
+_Tokens = Annotated[int, within(1, 2**20)]
+_Name = Annotated[str, length(1, 256)]
+_Text = Annotated[str, length(0, 2**16)]
+_Sha256 = Annotated[str, form("[0-9a-f]{64}", "with a SHA-256 in hexadecimal")]
+# Names of measures are labels of metrics, and part of the header X-Engine.
+_Measure = Annotated[str, form("[A-Za-z0-9_.-]{1,64}", "of letters, digits and _.-")]
+_Pooling = Annotated[
+    str,
+    form("mean|cls|max|mean_sqrt_len|weighted_mean|last", "with the name of a pooling"),
+]
+# Every short row of a model is filled to this many tokens.
+_MAX_MIN_TOKENS = 2048
+# Maximum total number of tokens in the inputs of the self-check.
+_MAX_CHECK_TOKENS = 2**16
+
+# Maximum size of files that are read into memory, in bytes. The largest known tokenizer.json has
+# 33 MB.
+_MAX_BYTES = {
+    MANIFEST: 4 * 2**20,
+    TOKENIZER: 64 * 2**20,
+    CHECK: 32 * 2**20,
+    QUERY_WEIGHTS: 65 * 2**20,
+    CALIBRATION: 32 * 2**20,
+}
 
 
 class ArtifactError(Exception):
@@ -63,12 +97,12 @@ class Quality:
     """
 
     is_generated: bool
-    calibration_texts: int
-    evaluated_texts: int
-    measures: Mapping[str, float]
-    check: Mapping[Output, Mapping[str, float]]
-    costs: Mapping[str, float]
-    float_layers: tuple[str, ...]
+    calibration_texts: _Count
+    evaluated_texts: _Count
+    measures: Annotated[Mapping[_Measure, Number], length(0, 64)]
+    check: Mapping[Output, Mapping[_Measure, Number]]
+    costs: Mapping[_Name, Number]
+    float_layers: tuple[_Name, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +121,12 @@ class Graph:
         quality: Quality measured at export, for int8; else None.
     """
 
-    file: str
-    weights: str
-    engine: str
-    dtype: str
-    opset: int
-    parity: Mapping[str, float] | None
+    file: Annotated[_Name, form(r".+\.onnx", "that ends with .onnx")]
+    weights: _Name
+    engine: _Name
+    dtype: Annotated[str, form("float32|float16|int8", "of float32, float16 and int8")]
+    opset: Annotated[int, within(1, 1000)]
+    parity: Mapping[_Measure, Number] | None
     quality: Quality | None = None
 
 
@@ -115,15 +149,15 @@ class TokenRules:
         unweighted: Ids of tokens without a weight in the result.
     """
 
-    max_tokens: int
+    max_tokens: _Tokens
     looks_up: bool = False
-    min_tokens: int = 0
-    filler: int = 0
+    min_tokens: Annotated[int, within(0, _MAX_MIN_TOKENS)] = 0
+    filler: _TokenId = 0
     attends_to_filler: bool = True
-    skipped: tuple[int, ...] = ()
-    kept: tuple[int, ...] = ()
-    first: int = 0
-    unweighted: tuple[int, ...] = ()
+    skipped: tuple[_TokenId, ...] = ()
+    kept: tuple[_TokenId, ...] = ()
+    first: Annotated[int, within(0, 1000)] = 0
+    unweighted: tuple[_TokenId, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,32 +197,32 @@ class Manifest:
         versions: Versions of the libraries used for the export, by library name.
     """
 
-    name: str
-    source: str
-    revision: str | None
-    family: str
-    weights_sha256: Mapping[str, str]
-    outputs: tuple[Output, ...]
-    labels: tuple[str, ...]
-    activation: str
-    width: int
-    hidden_size: int
-    windows: tuple[int | None, ...]
-    vocab_size: int
-    max_tokens: int
-    pooling: tuple[str, ...]
-    heads: tuple[str, ...]
+    name: _Text
+    source: _Text
+    revision: _Text | None
+    family: _Text
+    weights_sha256: Mapping[_Text, _Sha256]
+    outputs: Annotated[tuple[Output, ...], length(1, 7)]
+    labels: tuple[_Text, ...]
+    activation: Annotated[str, form("sigmoid|softmax|identity", "of sigmoid, softmax and identity")]
+    width: _Size
+    hidden_size: _Size
+    windows: Annotated[tuple[_Count | None, ...], length(0, 4096)]
+    vocab_size: _Size
+    max_tokens: _Tokens
+    pooling: Annotated[tuple[_Pooling, ...], length(0, 64)]
+    heads: Annotated[tuple[_Name, ...], length(0, 64)]
     include_prompt: bool
     normalize: bool
-    matryoshka_dimensions: tuple[int, ...]
-    truncation_side: str
-    prompts: Mapping[str, str]
-    default_prompt: str | None
-    adapters: tuple[str, ...]
-    token_rules: Mapping[str, TokenRules]
-    graphs: tuple[Graph, ...]
-    files: Mapping[str, str]
-    versions: Mapping[str, str]
+    matryoshka_dimensions: Annotated[tuple[_Size, ...], length(0, 1024)]
+    truncation_side: Annotated[str, form("left|right", "of left and right")]
+    prompts: Annotated[Mapping[_Text, _Text], length(0, 1024)]
+    default_prompt: _Text | None
+    adapters: Annotated[tuple[_Text, ...], length(0, 1024)]
+    token_rules: Annotated[Mapping[_Text, TokenRules], length(0, 64)]
+    graphs: Annotated[tuple[Graph, ...], length(0, 64)]
+    files: Mapping[_Text, _Sha256]
+    versions: Mapping[_Text, _Text]
 
 
 @dataclass(frozen=True)
@@ -206,12 +240,12 @@ class Check:
         unattended: Number of last tokens of each input that no token attends to.
     """
 
-    rows: list[list[int]]
-    outputs: dict[str, list[list[float]]]
+    rows: Annotated[list[Annotated[list[_TokenId], length(1, 2**14)]], length(1, 1024)]
+    outputs: dict[str, Annotated[list[list[Float32]], length(1, _MAX_CHECK_TOKENS)]]
     texts: list[str]
-    adapters: list[int]
-    token_types: list[list[int]]
-    unattended: list[int]
+    adapters: list[Annotated[int, within(-1, 1024)]]
+    token_types: list[list[Annotated[int, within(0, 1024)]]]
+    unattended: list[_Count]
 
 
 @dataclass(frozen=True)
@@ -234,7 +268,7 @@ class Artifact:
         if not (path / MANIFEST).is_file():
             raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}")
         with _open_regular(path, MANIFEST) as stream:
-            manifest = _parse(stream.read())
+            manifest = _parse(_read_all(stream, MANIFEST))
         present = {
             str(file.relative_to(path)) for file in path.rglob("*") if not _is_directory(file)
         }
@@ -256,7 +290,7 @@ class Artifact:
                 f"the manifest of the artifact {self.path.name} does not list {name}"
             )
         with self._open(name) as stream:
-            content = stream.read()
+            content = _read_all(stream, name)
         self._check_hash(name, hashlib.sha256(content).hexdigest())
         return content
 
@@ -317,15 +351,142 @@ class Artifact:
         return hashlib.sha256(digests.encode()).hexdigest()
 
     def check(self) -> Check:
-        """Return the inputs and reference vectors of the self-check.
+        """Return the inputs and reference vectors of the self-check, which are parsed once.
 
         Raises:
             ArtifactError: check.json cannot be read, is invalid, or differs from the exported file.
         """
+        return self._check
+
+    @cached_property
+    def _check(self) -> Check:
         try:
-            return Check(**json.loads(self.read(CHECK)))
-        except (ValueError, TypeError) as error:
+            check = read_dataclass(Check, parse_json(self.read(CHECK)))
+            _check_rules(_CHECK_RULES, check, self.manifest)
+        except ValueError as error:
             raise ArtifactError(f"{CHECK} is invalid: {error}") from error
+        return check
+
+
+# Conditions on several fields: what must be, and whether it is.
+_Rules = tuple[tuple[str, Callable[..., bool]], ...]
+
+
+def _widths(manifest: Manifest) -> dict[str, int]:
+    """Return the width of the vectors of outputs; "multi" beside others has a width of its own."""
+    own = {"tokens": manifest.hidden_size, "sparse": manifest.vocab_size, "weights": 1}
+    return {**own, manifest.outputs[0]: manifest.width}
+
+
+_MANIFEST_RULES: _Rules = (
+    ("outputs must be different", lambda m: len({*m.outputs}) == len(m.outputs)),
+    (
+        "labels must have one label for each logit or tag",
+        lambda m: not {"logits", "tags"} & {*m.outputs} or len(m.labels) == m.width,
+    ),
+    (
+        "matryoshka_dimensions must not exceed width",
+        lambda m: max(m.matryoshka_dimensions, default=0) <= m.width,
+    ),
+    (
+        "default_prompt must be the name of a prompt",
+        lambda m: m.default_prompt is None or m.default_prompt in m.prompts,
+    ),
+    ("adapters must be different", lambda m: len({*m.adapters}) == len(m.adapters)),
+    (
+        "token_rules: min_tokens must not exceed max_tokens",
+        lambda m: all(rules.min_tokens <= rules.max_tokens for rules in m.token_rules.values()),
+    ),
+    (
+        "token_rules: token ids must be less than vocab_size",
+        lambda m: all(
+            token < m.vocab_size
+            for rules in m.token_rules.values()
+            for token in (rules.filler, *rules.skipped, *rules.kept, *rules.unweighted)
+        ),
+    ),
+    (
+        "files must be paths inside the artifact",
+        lambda m: all(
+            str(path := PurePosixPath(name)) == name
+            and not path.is_absolute()
+            and ".." not in path.parts
+            for name in m.files
+        ),
+    ),
+    (
+        f"files must have {TOKENIZER}, {CHECK} and, if token_rules look up, {QUERY_WEIGHTS}",
+        lambda m: (
+            {TOKENIZER, CHECK} <= m.files.keys()
+            and (
+                QUERY_WEIGHTS in m.files
+                or not any(rules.looks_up for rules in m.token_rules.values())
+            )
+        ),
+    ),
+    (
+        "graphs must name files of the artifact",
+        lambda m: {name for own in m.graphs for name in (own.file, own.weights)} <= m.files.keys(),
+    ),
+    (
+        "graphs: quality must describe each output of an int8 graph, and no other graph",
+        lambda m: all(
+            {name: {*own} for name, own in graph.quality.check.items()}
+            == {output: {"cosine", "norm"} for output in m.outputs}
+            if graph.quality
+            else graph.dtype != "int8"
+            for graph in m.graphs
+        ),
+    ),
+)
+
+_CHECK_RULES: _Rules = (
+    (
+        f"rows must have at most {_MAX_CHECK_TOKENS} tokens in total",
+        lambda c, _: sum(map(len, c.rows)) <= _MAX_CHECK_TOKENS,
+    ),
+    (
+        "rows: token ids must be less than vocab_size in the manifest",
+        lambda c, m: max(map(max, c.rows)) < m.vocab_size,
+    ),
+    (
+        "outputs must be those of the manifest",
+        lambda c, m: c.outputs.keys() == {*m.outputs},
+    ),
+    (
+        "outputs: the vectors of an output must have the width in the manifest",
+        lambda c, m: all(
+            {*map(len, vectors)} == {_widths(m).get(output, len(vectors[0]))}
+            for output, vectors in c.outputs.items()
+        ),
+    ),
+    (
+        "adapters and unattended must have one number for each row",
+        lambda c, _: len(c.rows) == len(c.adapters) == len(c.unattended),
+    ),
+    (
+        "adapters must be indices of the adapters in the manifest, or -1",
+        lambda c, m: max(c.adapters) < len(m.adapters),
+    ),
+    (
+        "unattended must leave a token of each row",
+        lambda c, _: all(own < len(row) for own, row in zip(c.unattended, c.rows, strict=True)),
+    ),
+    (
+        "token_types must be empty, or have one number for each token",
+        lambda c, _: not c.token_types or [*map(len, c.token_types)] == [*map(len, c.rows)],
+    ),
+    (
+        "texts must be empty, or have one text for each row",
+        lambda c, _: len(c.texts) in (0, len(c.rows)),
+    ),
+)
+
+
+def _check_rules(rules: _Rules, *values: object) -> None:
+    for rule, holds in rules:
+        if not holds(*values):
+            raise ValueError(rule)
 
 
 @contextmanager
@@ -376,33 +537,26 @@ def write_check(folder: Path, check: Check) -> None:
 
 def _parse(content: bytes) -> Manifest:
     try:
-        values: dict[str, Any] = json.loads(content)
-        if (version := values.pop("format", None)) != FORMAT:
+        values = parse_json(content)
+        version = values.pop("format", None) if isinstance(values, dict) else None
+        if version != FORMAT:
             raise ArtifactError(
-                f"{MANIFEST} has format {version!r}; format {FORMAT} is required: export again"
+                f"{MANIFEST} has format {shown(version)}; format {FORMAT} is required: export again"
             )
-        values["graphs"] = tuple(map(_parse_graph, values["graphs"]))
-        values["pooling"] = tuple(values["pooling"])
-        values["heads"] = tuple(values["heads"])
-        values["outputs"] = tuple(values["outputs"])
-        values["labels"] = tuple(values["labels"])
-        values["windows"] = tuple(values["windows"])
-        values["matryoshka_dimensions"] = tuple(values["matryoshka_dimensions"])
-        values["adapters"] = tuple(values["adapters"])
-        rules = values["token_rules"].items()
-        values["token_rules"] = {name: _parse_rules(fields) for name, fields in rules}
-        values["files"] = dict(values["files"])
-        return Manifest(**values)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        names = ", ".join(entry.name for entry in fields(Manifest))
-        raise ArtifactError(
-            f"{MANIFEST} is invalid ({error}); required fields: format, {names}"
-        ) from error
+        manifest = read_dataclass(Manifest, values)
+        _check_rules(_MANIFEST_RULES, manifest)
+    except ValueError as error:
+        raise ArtifactError(f"{MANIFEST} is invalid: {error}") from error
+    return manifest
 
 
-def _parse_rules(values: dict[str, Any]) -> TokenRules:
-    ids = {name: tuple(values[name]) for name in ("skipped", "kept", "unweighted")}
-    return TokenRules(**{**values, **ids})
+def _read_all(stream: BufferedReader, name: str) -> bytes:
+    """Return the content of a file, whose size is limited if the service reads it."""
+    limit = _MAX_BYTES.get(name)
+    content = stream.read() if limit is None else stream.read(limit + 1)
+    if limit is not None and len(content) > limit:
+        raise ArtifactError(f"{name} has more than {limit} bytes, the limit")
+    return content
 
 
 def _is_directory(file: Path) -> bool:
@@ -419,11 +573,3 @@ def _open_regular(folder: Path, name: str) -> BufferedReader:
         os.close(descriptor)
         raise ArtifactError(f"{name} is not a regular file")
     return open(descriptor, "rb")
-
-
-def _parse_graph(values: dict[str, Any]) -> Graph:
-    quality = values.pop("quality", None)
-    if quality is not None:
-        quality["float_layers"] = tuple(quality["float_layers"])
-        quality = Quality(**quality)
-    return Graph(**values, quality=quality)

@@ -9,6 +9,7 @@ from models.artifact import ArtifactError
 from models.engines import Agreement, EngineError
 from service.api.auth import require_scope
 from service.api.body import read_body
+from service.api.deadline import within
 from service.api.model_schemas import (
     AgreementInfo,
     CalibrationInfo,
@@ -27,13 +28,13 @@ from service.api.schemas import VERSION
 from service.api.state import AppState, State
 from service.inference.errors import InvalidInput
 from service.inference.model import Model
+from service.inference.model_names import name_problem
 from service.inference.registry import ModelSpec
 from service.inference.shadow import compare_versions
 
 router = APIRouter()
 
 _MAX_BODY_BYTES = 2**20
-_MAX_NAME_CHARS = 256
 
 
 @router.get(
@@ -121,8 +122,11 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     first. Settings do not change: a restart serves the configured artifacts.
     """
     body = await read_body(request, state, LoadRequest, _MAX_BODY_BYTES)
-    if not 0 < len(name) <= _MAX_NAME_CHARS:
-        raise InvalidInput(f"a name must have 1 to {_MAX_NAME_CHARS} characters")
+    if problem := name_problem(name):
+        raise InvalidInput(f"a name {problem}")
+    for index, alias in enumerate(body.aliases or ()):
+        if problem := name_problem(alias):
+            raise InvalidInput(f"an alias {problem}", pointer=f"/aliases/{index}")
     if "min_cosine" in body.model_fields_set and not body.texts:
         raise InvalidInput("min_cosine needs texts to compare", pointer="/min_cosine")
     served = state.registry.spec_of(name)
@@ -148,7 +152,8 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     before = {status.name: status.path for status in state.registry.statuses()}
     check = partial(_compare, body, shadow) if body.texts else None
     try:
-        model, previous = await state.registry.load(spec, check)
+        loading = state.registry.load(spec, check)
+        model, previous = await within(request, state.settings.limits.request_s, loading)
     except (ArtifactError, EngineError, ValueError, OSError) as error:
         # Error responses never repeat text of the request.
         detail = str(error).replace(f"the artifact {body.path.name}", "the artifact")

@@ -102,8 +102,8 @@ GUARDS = (
         f"{_T}test_browsers.py::test_unknown_host_names_return_403_except_for_probes",
     ),
     Guard(
-        "service/inference/tokenizer.py",
-        'raise RuntimeError("the tokenizer panicked") from panic',
+        "models/panics.py",
+        'raise LibraryPanic(f"{subject} panicked: {error}") from error',
         "raise",
         f"{_T}test_app.py::test_tokenizer_panic_returns_500_and_the_next_request_works",
     ),

@@ -377,12 +377,12 @@ def test_unexpected_error_returns_500_without_its_message(
 def test_tokenizer_panic_returns_500_and_the_next_request_works(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Panic(BaseException):
+    class PanicException(BaseException):
         """As a Rust extension raises when it panics: not an Exception."""
 
     class Panicking:
         def encode(self, *_: object, **__: object) -> None:
-            raise Panic
+            raise PanicException
 
         encode_batch_fast = encode
 
@@ -392,7 +392,7 @@ def test_tokenizer_panic_returns_500_and_the_next_request_works(
             patch.setattr(tokenizer._shared, "variant", lambda *_, **__: Panicking())
             response = client.post("/encode", json={"inputs": inputs})
         assert (response.status_code, response.json()["code"]) == (500, "internal")
-        assert caplog.text.count("RuntimeError: the tokenizer panicked") == 1
+        assert caplog.text.count("LibraryPanic: the tokenizer panicked") == 1
         caplog.clear()
         assert client.post("/encode", json={"inputs": "a"}).status_code == 200
 
