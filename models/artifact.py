@@ -32,6 +32,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 from models.json_reader import parse_json
+from models.printable import printable
 from models.typed_json import Float32, Number, form, length, read_dataclass, shown, within
 
 FORMAT = 7
@@ -221,7 +222,7 @@ class Manifest:
     adapters: Annotated[tuple[_Text, ...], length(0, 1024)]
     token_rules: Annotated[Mapping[_Text, TokenRules], length(0, 64)]
     graphs: Annotated[tuple[Graph, ...], length(0, 64)]
-    files: Mapping[_Text, _Sha256]
+    files: Mapping[Annotated[str, length(1, 1024)], _Sha256]
     versions: Mapping[_Text, _Text]
 
 
@@ -275,7 +276,8 @@ class Artifact:
         listed = {MANIFEST, *manifest.files}
         for problem, names in (("lacks", listed - present), ("has an unlisted", present - listed)):
             if names:
-                raise ArtifactError(f"the artifact {path.name} {problem} file {min(names)}")
+                file = printable(min(names))
+                raise ArtifactError(f"the artifact {path.name} {problem} file {file}")
         return cls(path, manifest)
 
     def read(self, name: str) -> bytes:
@@ -538,8 +540,7 @@ def write_check(folder: Path, check: Check) -> None:
 def _parse(content: bytes) -> Manifest:
     try:
         values = parse_json(content)
-        version = values.pop("format", None) if isinstance(values, dict) else None
-        if version != FORMAT:
+        if isinstance(values, dict) and (version := values.pop("format", None)) != FORMAT:
             raise ArtifactError(
                 f"{MANIFEST} has format {shown(version)}; format {FORMAT} is required: export again"
             )

@@ -147,6 +147,10 @@ def read_calibration(artifact: Artifact) -> Calibration | None:
             raise ArtifactError(
                 f"{CALIBRATION}: the ranges of width {width} must be 2 lists of {width} numbers"
             )
+        if any(low > high for low, high in zip(*own, strict=True)):
+            raise ArtifactError(
+                f"{CALIBRATION}: a minimum of the ranges of width {width} exceeds its maximum"
+            )
     ranges = {int(width): np.array(own, np.float32) for width, own in content.ranges.items()}
     if artifact.manifest.width not in ranges:
         raise ArtifactError(f"{CALIBRATION} has no ranges of the model's own width")

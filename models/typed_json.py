@@ -24,8 +24,6 @@ from typing import (
     get_type_hints,
 )
 
-from models.printable import printable
-
 T = TypeVar("T")
 
 # Longest part of an unknown text that a message shows, in characters.
@@ -86,7 +84,7 @@ def shown(value: object) -> str:
         return f"{'an object' if isinstance(value, dict) else 'a list'} of length {len(value)}"
     if isinstance(value, int) and abs(value) >= 10**_SHOWN:
         return "a long integer"  # Python refuses to write very long ones
-    text = printable(repr(value))
+    text = repr(value)  # with escapes for unprintable characters
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

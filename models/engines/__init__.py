@@ -24,7 +24,7 @@ from models.engines.engine import (
     Hardware,
     Run,
 )
-from models.engines.onnx_file import external_files
+from models.engines.onnx_file import read_onnx
 from models.engines.outputs import OUTPUTS, Agreement, Precision, compare, cosines, int8_bounds
 from models.packing import pack
 from models.printable import printable
@@ -66,12 +66,15 @@ class EngineSpec:
         unusable: Returns the reason why the engine cannot compute in a precision on this machine;
             None if it can.
         open: Returns the engine for a graph, a precision and the hardware.
+        refused_operators: Types of operators that a graph may not have, because the engine cannot
+            cancel them: a loop might have no end.
     """
 
     target: str
     precisions: Mapping[Precision, str]
     unusable: Callable[[Precision], str | None]
     open: Callable[[GraphFile, Precision, Hardware], Engine]
+    refused_operators: frozenset[str] = frozenset()
 
 
 # Maximum size of the self-check's batches, in tokens with padding. The attention scores of larger
@@ -100,6 +103,7 @@ ENGINES: dict[str, EngineSpec] = {
         {"float32": "float32", "bfloat16": "float32", "int8": "int8"},
         with_openvino.cpu_unusable,
         with_openvino.open_on_cpu,
+        frozenset({"Loop", "Scan"}),
     ),
 }
 
@@ -133,7 +137,7 @@ def open_engine(
     name = select_engine(artifact, name, precision)
     graph = graph_of(artifact, name, precision)
     weights = artifact.verify(graph.weights)
-    _check_weights(graph, artifact.read(graph.file))
+    _check_graph(graph, artifact.read(graph.file))
     file = GraphFile(artifact.path / graph.file, weights.stat().st_size)
     hardware = Hardware(threads or available_cpus(), gpu, cpu_runs or CpuRuns())
     try:
@@ -144,13 +148,22 @@ def open_engine(
         raise EngineError(f"{name} cannot open {graph.file}: {_reason(error)}") from error
 
 
-def _check_weights(graph: Graph, content: bytes) -> None:
-    """Raise ArtifactError unless an ONNX file has all its weights in the manifest's file."""
+def _check_graph(graph: Graph, content: bytes) -> None:
+    """Check an ONNX file before an engine opens it.
+
+    Raises:
+        ArtifactError: It is invalid, has weights in another file than the manifest says, or an
+            operator that its engine cannot cancel.
+    """
     try:
-        others = external_files(content) - {graph.weights}
+        file = read_onnx(content)
     except ValueError as error:
         raise ArtifactError(f"{graph.file} is invalid: {error}") from error
-    if others:
+    if refused := file.operators & ENGINES[graph.engine].refused_operators:
+        raise ArtifactError(
+            f"{graph.file} has the operator {min(refused)}, which {graph.engine} cannot cancel"
+        )
+    if others := file.files - {graph.weights}:
         raise ArtifactError(
             f"{graph.file} has weights in {printable(min(others))}; the manifest says that they "
             f"are in {graph.weights}"

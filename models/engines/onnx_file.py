@@ -1,18 +1,19 @@
-"""The files that an ONNX file reads its weights from, without the package onnx. Standard library.
+"""The operators and the files of weights of an ONNX file, without onnx. Standard library only.
 
 The tensors of an ONNX file can be in any file of the machine, by a path. The service maps the file
 of weights alone, whose hash it has verified.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-# Fields of onnx.proto through which a message of a kind has other messages, by number.
+# Fields of onnx.proto that lead to the tensors and operators of a message, by their number.
 _MESSAGES: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
     "graph": {1: "node", 5: "tensor", 15: "sparse_tensor"},
     "function": {7: "node", 11: "attribute"},
-    "node": {5: "attribute"},
+    "node": {4: "operator", 5: "attribute"},
     "attribute": {
         5: "tensor",
         6: "graph",
@@ -28,13 +29,25 @@ _MESSAGES: Mapping[str, Mapping[int, str]] = {
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-def external_files(content: bytes) -> set[str]:
-    """Return the paths of the files with the tensors of an ONNX file, as the file has them.
+class OnnxFile(NamedTuple):
+    """What the service needs to know of an ONNX file before it opens it.
+
+    Attributes:
+        files: Paths of the files with tensors, as the ONNX file has them.
+        operators: Types of the operators, in all graphs and functions, whatever their domain.
+    """
+
+    files: set[str]
+    operators: set[str]
+
+
+def read_onnx(content: bytes) -> OnnxFile:
+    """Return what an ONNX file refers to.
 
     Raises:
         ValueError: The content is not an ONNX file.
     """
-    found: set[str] = set()
+    result = OnnxFile(set(), set())
     messages = [("model", memoryview(content))]
     while messages:
         kind, message = messages.pop()
@@ -42,9 +55,10 @@ def external_files(content: bytes) -> set[str]:
         if kind == "external_data":
             entry = {part: str(own, "utf-8") for part, own in parts}
             if entry.get("key") == "location":
-                found.add(entry.get("value", ""))
+                result.files.add(entry.get("value", ""))
+        result.operators.update(str(own, "utf-8") for part, own in parts if part == "operator")
         messages += [(part, own) for part, own in parts if part in _MESSAGES]
-    return found
+    return result
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -237,6 +237,8 @@ async def _self_check(
                 await asyncio.wait([check], timeout=_CANCELLATION_S)
         if not check.done():
             log.error("a run of the self-check does not end; its thread is abandoned")
+        elif not check.cancelled():
+            check.exception()  # retrieved: a cancelled caller gets no other error
 
 
 def _graph_sha256(artifact: Artifact, engine: Engine) -> str:
