@@ -17,11 +17,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from models.artifact import CALIBRATION, CHECK, MANIFEST, QUERY_WEIGHTS, TOKENIZER, ArtifactError
 from models.engines import EngineError
@@ -49,11 +51,9 @@ _MARK = "\ue000%d\ue000"
 
 def add_rules(folder: Path) -> None:
     """Give an artifact rules for tokens, so that their values can be replaced too."""
-    manifest = json.loads((folder / MANIFEST).read_text())
     rules = {"max_tokens": 24, "looks_up": False, "min_tokens": 0, "filler": 0}
     ids = {"skipped": [999], "kept": [], "first": 0, "unweighted": []}
-    manifest["token_rules"] = {"query": {**rules, "attends_to_filler": True, **ids}}
-    _write(folder / MANIFEST, json.dumps(manifest))
+    edit(folder, MANIFEST, token_rules={"query": {**rules, "attends_to_filler": True, **ids}})
 
 
 def make_hostile(folder: Path, rng: random.Random) -> str:
@@ -82,9 +82,7 @@ def make_hostile(folder: Path, rng: random.Random) -> str:
     text = json.dumps(tree, ensure_ascii=False)
     for mark, value in raw.items():
         text = text.replace(f'"{mark}"', value)
-    _write(folder / name, text)
-    if name != MANIFEST:
-        rehash(folder, name)
+    replace(folder, name, text.encode())
     return ", ".join(done)
 
 
@@ -101,17 +99,66 @@ def _places(tree: Any, rng: random.Random) -> Iterator[tuple[str, Any, Any]]:  #
                 waiting.append((inner, container[key]))
 
 
-def rehash(folder: Path, *names: str) -> None:
-    """Write the hashes of files into the manifest, as the owner of a folder could."""
-    manifest = json.loads((folder / MANIFEST).read_text())
-    for name in names:
-        manifest["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    _write(folder / MANIFEST, json.dumps(manifest))
+def copy_of(artifact: Path, target: Path) -> Path:
+    """Return a copy of an artifact, whose files may be replaced; it shares those that are not."""
+    shutil.copytree(artifact, target, copy_function=os.link)
+    return target
 
 
-def _write(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)  # other artifacts have hard links to the file
-    path.write_text(text, "utf-8")
+def replace(folder: Path, name: str, content: bytes) -> None:
+    """Replace a file, and write its hash into the manifest, as the owner of a folder could."""
+    (folder / name).unlink(missing_ok=True)  # other artifacts have hard links to the file
+    (folder / name).write_bytes(content)
+    if name != MANIFEST:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest["files"][name] = hashlib.sha256(content).hexdigest()
+        replace(folder, MANIFEST, json.dumps(manifest).encode())
+
+
+def edit(folder: Path, name: str, /, **values: object) -> None:
+    """Replace members of a JSON file."""
+    content = json.loads((folder / name).read_text()) | values
+    replace(folder, name, json.dumps(content).encode())
+
+
+def edit_graph(folder: Path, name: str, change: Callable[[onnx.ModelProto], object]) -> None:
+    """Change an ONNX file."""
+    model = onnx.load(folder / name, load_external_data=False)
+    change(model)
+    replace(folder, name, model.SerializeToString())
+
+
+def rename_output(model: onnx.ModelProto, new: str) -> str:
+    """Give the value of the first output another name, and return the output's name."""
+    output: str = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = [new if name == output else name for name in node.output]
+    return output
+
+
+def make_endless(model: onnx.ModelProto) -> None:
+    """Add the result of a loop of 2^40 iterations, 0, to the first output."""
+    values = {"n": np.int64(2**40), "go": np.bool_(True), "x": np.float32(0)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()
+    )
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_"], ["next"]),
+            helper.make_node("Add", ["y", "y"], ["z"]),
+        ],
+        "body",
+        [
+            info("i", TensorProto.INT64, []),
+            info("go_", TensorProto.BOOL, []),
+            info("y", TensorProto.FLOAT, []),
+        ],
+        [info("next", TensorProto.BOOL, []), info("z", TensorProto.FLOAT, [])],
+    )
+    output = rename_output(model, "result")
+    model.graph.node.append(helper.make_node("Loop", ["n", "go", "x"], ["zero"], body=body))
+    model.graph.node.append(helper.make_node("Add", ["result", "zero"], [output]))
 
 
 async def outcome_of(folder: Path) -> str:
@@ -150,8 +197,7 @@ def main() -> int:
     while time.monotonic() < started + seconds:
         rng = random.Random(seed)  # noqa: S311
         with tempfile.TemporaryDirectory() as parent:
-            folder = Path(parent) / "artifact"
-            shutil.copytree(source, folder, copy_function=os.link)
+            folder = copy_of(source, Path(parent) / "artifact")
             add_rules(folder)
             done = make_hostile(folder, rng)
             began = time.monotonic()

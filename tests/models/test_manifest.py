@@ -1,8 +1,6 @@
 """Tests of the fields of manifest.json and check.json: types, bounds and relations."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,9 @@ import pytest
 
 from models.artifact import CHECK, MANIFEST, TOKENIZER, Artifact, ArtifactError
 from models.network.pooling import POOLINGS
-from tests.hostile_artifacts import rehash
+from tests.hostile_artifacts import copy_of, edit, replace
 
-GRAPH = {"file": "model.onnx", "weights": "model.weights", "engine": "onnxruntime"}
+GRAPH: dict[str, Any] = {"file": "model.onnx", "weights": "model.weights", "engine": "onnxruntime"}
 GRAPH = {**GRAPH, "dtype": "float32", "opset": 20, "parity": None, "quality": None}
 QUALITY: dict[str, Any] = {"is_generated": True, "calibration_texts": 9, "evaluated_texts": 9}
 QUALITY = {**QUALITY, "measures": {}, "check": {}, "costs": {}, "float_layers": []}
@@ -24,15 +22,7 @@ ROW = [2, 5, 3]
 @pytest.fixture
 def folder(small_artifact: Artifact, tmp_path: Path) -> Path:
     """A copy of the small artifact, whose files may be replaced."""
-    target = tmp_path / "copy"
-    shutil.copytree(small_artifact.path, target, copy_function=os.link)
-    return target
-
-
-def change(file: Path, **values: object) -> None:
-    content = json.loads(file.read_text()) | values
-    file.unlink()
-    file.write_text(json.dumps(content))
+    return copy_of(small_artifact.path, tmp_path / "copy")
 
 
 def rules(**values: object) -> dict[str, object]:
@@ -97,7 +87,7 @@ def rules(**values: object) -> dict[str, object]:
 def test_manifest_with_a_wrong_value_is_refused_with_the_field(
     folder: Path, values: dict[str, object], message: str
 ) -> None:
-    change(folder / MANIFEST, **values)
+    edit(folder, MANIFEST, **values)
     with pytest.raises(ArtifactError, match=f"manifest.json is invalid: .*{message}"):
         Artifact.load(folder)
 
@@ -115,15 +105,14 @@ def test_manifest_with_a_wrong_value_is_refused_with_the_field(
 def test_manifest_that_is_no_bounded_json_is_refused(
     folder: Path, content: bytes, message: str
 ) -> None:
-    (folder / MANIFEST).unlink()
-    (folder / MANIFEST).write_bytes(content)
+    replace(folder, MANIFEST, content)
     with pytest.raises(ArtifactError, match=f"manifest.json .*{message}"):
         Artifact.load(folder)
 
 
 @pytest.mark.parametrize("name", POOLINGS)
 def test_every_pooling_of_the_network_is_known(folder: Path, name: str) -> None:
-    change(folder / MANIFEST, pooling=[name])
+    edit(folder, MANIFEST, pooling=[name])
     assert Artifact.load(folder).manifest.pooling == (name,)
 
 
@@ -157,8 +146,7 @@ def test_every_pooling_of_the_network_is_known(folder: Path, name: str) -> None:
 def test_self_check_with_a_wrong_value_is_refused_with_the_field(
     folder: Path, values: dict[str, object], message: str
 ) -> None:
-    change(folder / CHECK, **values)
-    rehash(folder, CHECK)
+    edit(folder, CHECK, **values)
     with pytest.raises(ArtifactError, match=f"check.json is invalid: .*{message}"):
         Artifact.load(folder).check()
 
@@ -176,8 +164,7 @@ def test_numbers_of_the_rows_of_the_self_check_are_bounded(
     folder: Path, name: str, number: int, message: str
 ) -> None:
     rows = json.loads((folder / CHECK).read_text())["rows"]
-    change(folder / CHECK, **{name: [number] * len(rows)})
-    rehash(folder, CHECK)
+    edit(folder, CHECK, **{name: [number] * len(rows)})
     with pytest.raises(ArtifactError, match=f"check.json is invalid: {message}"):
         Artifact.load(folder).check()
 

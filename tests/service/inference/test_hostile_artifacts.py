@@ -1,8 +1,6 @@
 """Artifacts of unknown origin, with right hashes: each is refused with its fault, or harmless."""
 
 import asyncio
-import json
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -16,16 +14,31 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from models import engines
 from models.artifact import MANIFEST, QUERY_WEIGHTS, TOKENIZER, Artifact, ArtifactError
 from models.engines import EngineError
 from service.inference import opening
 from service.inference.opening import ModelOptions, open_model
 from service.inference.query_table import read_query_weights
-from tests.hostile_artifacts import add_rules, make_hostile, outcome_of, rehash
+from tests.hostile_artifacts import (
+    add_rules,
+    copy_of,
+    edit,
+    edit_graph,
+    make_endless,
+    make_hostile,
+    outcome_of,
+    rename_output,
+    replace,
+)
 
 WAIT_S = 60
 CPU_GRAPHS = {"onnxruntime": "model.onnx", "openvino": "model.openvino.onnx"}
-PADDING = {"strategy": {"Fixed": 2 * 10**8}, "direction": "Right", "pad_to_multiple_of": None}
+PADDING: dict[str, Any] = {
+    "strategy": {"Fixed": 2 * 10**8},
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+}
 PADDING |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
 TRUNCATION = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
 
@@ -33,31 +46,7 @@ TRUNCATION = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst",
 @pytest.fixture
 def folder(calibrated_artifact: Artifact, tmp_path: Path) -> Path:
     """A copy of the calibrated artifact, whose files may be replaced."""
-    return copied(calibrated_artifact, tmp_path)
-
-
-def copied(artifact: Artifact, parent: Path) -> Path:
-    target = parent / "copy"
-    shutil.copytree(artifact.path, target, copy_function=os.link)
-    return target
-
-
-def replaced(folder: Path, name: str, content: bytes) -> None:
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).write_bytes(content)
-    if name != MANIFEST:
-        rehash(folder, name)
-
-
-def edited(folder: Path, name: str, **values: object) -> None:
-    content = json.loads((folder / name).read_text()) | values
-    replaced(folder, name, json.dumps(content).encode())
-
-
-def with_graph(folder: Path, engine: str, change: Callable[[onnx.ModelProto], object]) -> None:
-    model = onnx.load(folder / CPU_GRAPHS[engine], load_external_data=False)
-    change(model)
-    replaced(folder, CPU_GRAPHS[engine], model.SerializeToString())
+    return copy_of(calibrated_artifact.path, tmp_path / "copy")
 
 
 @pytest.mark.parametrize("start", range(0, 120, 30))
@@ -66,44 +55,13 @@ async def test_any_values_are_refused_by_name_or_harmless(
 ) -> None:
     outcomes = set()
     for seed in range(start, start + 30):
-        folder = copied(calibrated_artifact, tmp_path / str(seed))
+        folder = copy_of(calibrated_artifact.path, tmp_path / str(seed))
         add_rules(folder)
         make_hostile(folder, random.Random(seed))  # noqa: S311
         outcomes.add(await outcome_of(folder))
         shutil.rmtree(folder)
     assert "ArtifactError" in outcomes
     assert "encoded encoded" in outcomes
-
-
-def endless(model: onnx.ModelProto) -> None:
-    """Add a loop of 2^40 iterations to the first output."""
-    values = {"n": np.int64(2**40), "go": np.bool_(True), "x": np.float32(0)}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()
-    )
-    info = helper.make_tensor_value_info
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["go_"], ["next"]),
-            helper.make_node("Add", ["y", "y"], ["z"]),
-        ],
-        "body",
-        [
-            info("i", TensorProto.INT64, []),
-            info("go_", TensorProto.BOOL, []),
-            info("y", TensorProto.FLOAT, []),
-        ],
-        [info("next", TensorProto.BOOL, []), info("z", TensorProto.FLOAT, [])],
-    )
-    output = model.graph.output[0].name
-    renamed(model, output, "result")
-    model.graph.node.append(helper.make_node("Loop", ["n", "go", "x"], ["zero"], body=body))
-    model.graph.node.append(helper.make_node("Add", ["result", "zero"], [output]))
-
-
-def renamed(model: onnx.ModelProto, old: str, new: str) -> None:
-    for node in model.graph.node:
-        node.output[:] = [new if name == old else name for name in node.output]
 
 
 def moved(model: onnx.ModelProto) -> None:
@@ -115,15 +73,13 @@ def moved(model: onnx.ModelProto) -> None:
 
 
 def negated(model: onnx.ModelProto) -> None:
-    output = model.graph.output[0].name
-    renamed(model, output, "result")
+    output = rename_output(model, "result")
     model.graph.node.append(helper.make_node("Neg", ["result"], [output]))
 
 
 def summed(model: onnx.ModelProto) -> None:
     """Make the first output narrower: (B, 1), which arrays of other widths broadcast with."""
-    output = model.graph.output[0].name
-    renamed(model, output, "result")
+    output = rename_output(model, "result")
     axes = numpy_helper.from_array(np.array([1]), "axes")
     model.graph.initializer.append(axes)
     model.graph.node.append(helper.make_node("ReduceSum", ["result", "axes"], [output]))
@@ -157,7 +113,7 @@ def misnamed(model: onnx.ModelProto) -> None:
 async def test_faulty_graph_is_refused(
     folder: Path, engine: str, change: Callable[[onnx.ModelProto], object], message: str
 ) -> None:
-    with_graph(folder, engine, change)
+    edit_graph(folder, CPU_GRAPHS[engine], change)
     expected = message.format(file=CPU_GRAPHS[engine], engine=engine)
     with pytest.raises((ArtifactError, EngineError), match=expected) as caught:
         await open_model(folder, ModelOptions(engine=engine, threads=1))
@@ -166,7 +122,7 @@ async def test_faulty_graph_is_refused(
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\x08", b"x" * 99])
 async def test_file_that_is_no_graph_is_refused(folder: Path, content: bytes) -> None:
-    replaced(folder, "model.onnx", content)
+    replace(folder, "model.onnx", content)
     with pytest.raises((ArtifactError, EngineError), match=r"model.onnx"):
         await open_model(folder, ModelOptions(engine="onnxruntime"))
 
@@ -174,7 +130,7 @@ async def test_file_that_is_no_graph_is_refused(folder: Path, content: bytes) ->
 async def test_graph_without_end_is_stopped_at_the_limit_of_the_self_check(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_graph(folder, "onnxruntime", endless)
+    edit_graph(folder, CPU_GRAPHS["onnxruntime"], make_endless)
     monkeypatch.setattr(opening, "_SELF_CHECK_S", 0.5)
     monkeypatch.setattr(opening, "_SELF_CHECK_S_PER_BYTE", 0)
     with pytest.raises(EngineError, match="self-check failed: the graph has computed for more"):
@@ -185,14 +141,13 @@ async def test_graph_without_end_is_stopped_at_the_limit_of_the_self_check(
 async def test_graph_without_end_is_stopped_with_its_caller(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_graph(folder, "onnxruntime", endless)
+    edit_graph(folder, CPU_GRAPHS["onnxruntime"], make_endless)
     begun, ended = Event(), Event()
-    self_check = opening.self_check
 
     def watched(*arguments: Any) -> Any:  # noqa: ANN401
         begun.set()
         try:
-            return self_check(*arguments)
+            return engines.self_check(*arguments)
         finally:
             ended.set()
 
@@ -207,7 +162,7 @@ async def test_graph_without_end_is_stopped_with_its_caller(
 
 
 async def test_loop_is_refused_for_an_engine_that_cannot_cancel_it(folder: Path) -> None:
-    with_graph(folder, "openvino", endless)
+    edit_graph(folder, CPU_GRAPHS["openvino"], make_endless)
     with pytest.raises(ArtifactError, match=r"model.openvino.onnx has the operator Loop"):
         await open_model(folder, ModelOptions(engine="openvino"))
 
@@ -254,13 +209,13 @@ async def test_loop_is_refused_for_an_engine_that_cannot_cancel_it(folder: Path)
 async def test_faulty_tokenizer_is_refused(
     folder: Path, values: dict[str, object], message: str
 ) -> None:
-    edited(folder, TOKENIZER, **values)
+    edit(folder, TOKENIZER, **values)
     with pytest.raises(ArtifactError, match=f"tokenizer.json {message}"):
         await open_model(folder)
 
 
 async def test_maximum_length_without_room_for_text_is_refused(folder: Path) -> None:
-    edited(folder, MANIFEST, max_tokens=2)
+    edit(folder, MANIFEST, max_tokens=2)
     with pytest.raises(ArtifactError, match=r"max_tokens is 2, .* adds 2 special tokens"):
         await open_model(folder)
 
@@ -297,7 +252,7 @@ WEIGHTS = npy(np.zeros(32, np.float32))
     ],
 )
 def test_faulty_weights_of_queries_are_refused(folder: Path, content: bytes, message: str) -> None:
-    replaced(folder, QUERY_WEIGHTS, content)
-    edited(folder, MANIFEST, token_rules={"query": {"max_tokens": 9, "looks_up": True}})
+    replace(folder, QUERY_WEIGHTS, content)
+    edit(folder, MANIFEST, token_rules={"query": {"max_tokens": 9, "looks_up": True}})
     with pytest.raises(ArtifactError, match=f"query_weights.npy {message}"):
         read_query_weights(Artifact.load(folder))
