@@ -111,7 +111,7 @@ async def model_calibration(name: str, request: Request, state: State) -> Calibr
     dependencies=[require_scope("admin")],
     response_model=LoadResponse,
     openapi_extra=request_body(LoadRequest),
-    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 503),
+    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 503, 504),
 )
 async def load(name: str, request: Request, state: State) -> LoadResponse:
     """Load an artifact and serve it under the name, in place of the version that is served.
@@ -119,7 +119,8 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     The new version is loaded beside the old one and must pass the self-check. Then all later
     requests see the new version, and requests in flight finish on the old one. If anything fails,
     the old version stays in service. With `texts`, the results of both versions are compared
-    first. Settings do not change: a restart serves the configured artifacts.
+    first. Settings do not change: a restart serves the configured artifacts. A load that is not
+    complete at the deadline of the request is cancelled.
     """
     body = await read_body(request, state, LoadRequest, _MAX_BODY_BYTES)
     if problem := name_problem(name):

@@ -43,7 +43,7 @@ from service.settings import (
     Settings,
 )
 from tests.eventually import eventually
-from tests.hostile_artifacts import copy_of, edit, edit_graph, make_endless
+from tests.hostile_artifacts import copy_of, edit, edit_graph, make_slow
 from tests.hostile_artifacts import replace as replace_file
 from tests.serving import PATIENCE_S, lines_until, process, serving, state_of
 
@@ -370,7 +370,7 @@ def test_load_of_a_graph_without_end_stops_at_the_deadline_of_the_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = copy_of(other_artifact.path, tmp_path / "endless")
-    edit_graph(folder, "model.onnx", make_endless)
+    edit_graph(folder, "model.onnx", make_slow)
     headers = {"X-Request-Timeout-Ms": "3000"}
     response = one.post("/models/another", json={"path": str(folder)}, headers=headers)
     assert (response.status_code, response.json()["code"]) == (504, "deadline")

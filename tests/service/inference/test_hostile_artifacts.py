@@ -4,6 +4,7 @@ import asyncio
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from threading import Event
@@ -25,8 +26,8 @@ from tests.hostile_artifacts import (
     copy_of,
     edit,
     edit_graph,
-    make_endless,
     make_hostile,
+    make_slow,
     outcome_of,
     rename_output,
     replace,
@@ -130,7 +131,7 @@ async def test_file_that_is_no_graph_is_refused(folder: Path, content: bytes) ->
 async def test_graph_without_end_is_stopped_at_the_limit_of_the_self_check(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    edit_graph(folder, CPU_GRAPHS["onnxruntime"], make_endless)
+    edit_graph(folder, CPU_GRAPHS["onnxruntime"], make_slow)
     monkeypatch.setattr(opening, "_SELF_CHECK_S", 0.5)
     monkeypatch.setattr(opening, "_SELF_CHECK_S_PER_BYTE", 0)
     with pytest.raises(EngineError, match="self-check failed: the graph has computed for more"):
@@ -141,7 +142,7 @@ async def test_graph_without_end_is_stopped_at_the_limit_of_the_self_check(
 async def test_graph_without_end_is_stopped_with_its_caller(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    edit_graph(folder, CPU_GRAPHS["onnxruntime"], make_endless)
+    edit_graph(folder, CPU_GRAPHS["onnxruntime"], make_slow)
     begun, ended = Event(), Event()
 
     def watched(*arguments: Any) -> Any:  # noqa: ANN401
@@ -162,7 +163,7 @@ async def test_graph_without_end_is_stopped_with_its_caller(
 
 
 async def test_loop_is_refused_for_an_engine_that_cannot_cancel_it(folder: Path) -> None:
-    edit_graph(folder, CPU_GRAPHS["openvino"], make_endless)
+    edit_graph(folder, CPU_GRAPHS["openvino"], partial(make_slow, iterations=1))
     with pytest.raises(ArtifactError, match=r"model.openvino.onnx has the operator Loop"):
         await open_model(folder, ModelOptions(engine="openvino"))
 
