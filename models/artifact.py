@@ -23,14 +23,15 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from io import BufferedReader
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Literal
 
+from models.artifact_rules import check_manifest, check_self_check
 from models.json_reader import parse_json
 from models.printable import printable
 from models.typed_json import Float32, Number, form, length, read_dataclass, shown, within
@@ -64,8 +65,6 @@ _Pooling = Annotated[
 ]
 # Every short row of a model is filled to this many tokens.
 _MAX_MIN_TOKENS = 2048
-# Maximum total number of tokens in the inputs of the self-check.
-_MAX_CHECK_TOKENS = 2**16
 
 # Maximum size of files that are read into memory, in bytes. The largest known tokenizer.json has
 # 33 MB.
@@ -242,7 +241,7 @@ class Check:
     """
 
     rows: Annotated[list[Annotated[list[_TokenId], length(1, 2**14)]], length(1, 1024)]
-    outputs: dict[str, Annotated[list[list[Float32]], length(1, _MAX_CHECK_TOKENS)]]
+    outputs: dict[str, Annotated[list[list[Float32]], length(1, 2**16)]]
     texts: list[str]
     adapters: list[Annotated[int, within(-1, 1024)]]
     token_types: list[list[Annotated[int, within(0, 1024)]]]
@@ -364,131 +363,10 @@ class Artifact:
     def _check(self) -> Check:
         try:
             check = read_dataclass(Check, parse_json(self.read(CHECK)))
-            _check_rules(_CHECK_RULES, check, self.manifest)
+            check_self_check(check, self.manifest)
         except ValueError as error:
             raise ArtifactError(f"{CHECK} is invalid: {error}") from error
         return check
-
-
-# Conditions on several fields: what must be, and whether it is.
-_Rules = tuple[tuple[str, Callable[..., bool]], ...]
-
-
-def _widths(manifest: Manifest) -> dict[str, int]:
-    """Return the width of the vectors of outputs; "multi" beside others has a width of its own."""
-    own = {"tokens": manifest.hidden_size, "sparse": manifest.vocab_size, "weights": 1}
-    return {**own, manifest.outputs[0]: manifest.width}
-
-
-_MANIFEST_RULES: _Rules = (
-    ("outputs must be different", lambda m: len({*m.outputs}) == len(m.outputs)),
-    (
-        "labels must have one label for each logit or tag",
-        lambda m: not {"logits", "tags"} & {*m.outputs} or len(m.labels) == m.width,
-    ),
-    (
-        "matryoshka_dimensions must not exceed width",
-        lambda m: max(m.matryoshka_dimensions, default=0) <= m.width,
-    ),
-    (
-        "default_prompt must be the name of a prompt",
-        lambda m: m.default_prompt is None or m.default_prompt in m.prompts,
-    ),
-    ("adapters must be different", lambda m: len({*m.adapters}) == len(m.adapters)),
-    (
-        "token_rules: min_tokens must not exceed max_tokens",
-        lambda m: all(rules.min_tokens <= rules.max_tokens for rules in m.token_rules.values()),
-    ),
-    (
-        "token_rules: token ids must be less than vocab_size",
-        lambda m: all(
-            token < m.vocab_size
-            for rules in m.token_rules.values()
-            for token in (rules.filler, *rules.skipped, *rules.kept, *rules.unweighted)
-        ),
-    ),
-    (
-        "files must be paths inside the artifact",
-        lambda m: all(
-            str(path := PurePosixPath(name)) == name
-            and not path.is_absolute()
-            and ".." not in path.parts
-            for name in m.files
-        ),
-    ),
-    (
-        f"files must have {TOKENIZER}, {CHECK} and, if token_rules look up, {QUERY_WEIGHTS}",
-        lambda m: (
-            {TOKENIZER, CHECK} <= m.files.keys()
-            and (
-                QUERY_WEIGHTS in m.files
-                or not any(rules.looks_up for rules in m.token_rules.values())
-            )
-        ),
-    ),
-    (
-        "graphs must name files of the artifact",
-        lambda m: {name for own in m.graphs for name in (own.file, own.weights)} <= m.files.keys(),
-    ),
-    (
-        "graphs: quality must describe each output of an int8 graph, and no other graph",
-        lambda m: all(
-            {name: {*own} for name, own in graph.quality.check.items()}
-            == {output: {"cosine", "norm"} for output in m.outputs}
-            if graph.quality
-            else graph.dtype != "int8"
-            for graph in m.graphs
-        ),
-    ),
-)
-
-_CHECK_RULES: _Rules = (
-    (
-        f"rows must have at most {_MAX_CHECK_TOKENS} tokens in total",
-        lambda c, _: sum(map(len, c.rows)) <= _MAX_CHECK_TOKENS,
-    ),
-    (
-        "rows: token ids must be less than vocab_size in the manifest",
-        lambda c, m: max(map(max, c.rows)) < m.vocab_size,
-    ),
-    (
-        "outputs must be those of the manifest",
-        lambda c, m: c.outputs.keys() == {*m.outputs},
-    ),
-    (
-        "outputs: the vectors of an output must have the width in the manifest",
-        lambda c, m: all(
-            {*map(len, vectors)} == {_widths(m).get(output, len(vectors[0]))}
-            for output, vectors in c.outputs.items()
-        ),
-    ),
-    (
-        "adapters and unattended must have one number for each row",
-        lambda c, _: len(c.rows) == len(c.adapters) == len(c.unattended),
-    ),
-    (
-        "adapters must be indices of the adapters in the manifest, or -1",
-        lambda c, m: max(c.adapters) < len(m.adapters),
-    ),
-    (
-        "unattended must leave a token of each row",
-        lambda c, _: all(own < len(row) for own, row in zip(c.unattended, c.rows, strict=True)),
-    ),
-    (
-        "token_types must be empty, or have one number for each token",
-        lambda c, _: not c.token_types or [*map(len, c.token_types)] == [*map(len, c.rows)],
-    ),
-    (
-        "texts must be empty, or have one text for each row",
-        lambda c, _: len(c.texts) in (0, len(c.rows)),
-    ),
-)
-
-
-def _check_rules(rules: _Rules, *values: object) -> None:
-    for rule, holds in rules:
-        if not holds(*values):
-            raise ValueError(rule)
 
 
 @contextmanager
@@ -545,7 +423,7 @@ def _parse(content: bytes) -> Manifest:
                 f"{MANIFEST} has format {shown(version)}; format {FORMAT} is required: export again"
             )
         manifest = read_dataclass(Manifest, values)
-        _check_rules(_MANIFEST_RULES, manifest)
+        check_manifest(manifest)
     except ValueError as error:
         raise ArtifactError(f"{MANIFEST} is invalid: {error}") from error
     return manifest

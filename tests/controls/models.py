@@ -196,13 +196,13 @@ GUARDS = (
     ),
     Guard(
         "models/artifact.py",
-        "        _check_rules(_MANIFEST_RULES, manifest)\n",
+        "        check_manifest(manifest)\n",
         "",
         "tests/models/test_manifest.py::test_manifest_with_a_wrong_value_is_refused_with_the_field",
     ),
     Guard(
         "models/artifact.py",
-        "            _check_rules(_CHECK_RULES, check, self.manifest)\n",
+        "            check_self_check(check, self.manifest)\n",
         "",
         "tests/models/test_manifest.py::test_self_check_with_a_wrong_value_is_refused_with_the_field",
     ),
