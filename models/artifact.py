@@ -25,10 +25,16 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from models.artifact_rules import check_manifest, check_self_check
+from models.json_reader import parse_json
+from models.printable import printable
+from models.typed_json import Float32, Number, form, length, read_dataclass, shown, within
 
 FORMAT = 8
 MANIFEST = "manifest.json"
@@ -49,6 +55,34 @@ SIMILARITIES: Mapping[Output, tuple[SimilarityName, ...]] = {
     "pooled": ("cosine", "dot", "euclidean", "manhattan"),
     "sparse": ("dot", "cosine", "euclidean", "manhattan"),
     "multi": ("maxsim",),
+}
+
+# Types and bounds of the fields below. The bounds are far above those of any model, and keep an
+# artifact of unknown origin from taking the memory or the time of other models.
+_Size = Annotated[int, within(1, 2**24)]
+_Count = Annotated[int, within(0, 2**31)]
+_TokenId = Annotated[int, within(0, 2**24)]
+_Tokens = Annotated[int, within(1, 2**20)]
+_Name = Annotated[str, length(1, 256)]
+_Text = Annotated[str, length(0, 2**16)]
+_Sha256 = Annotated[str, form("[0-9a-f]{64}", "with a SHA-256 in hexadecimal")]
+# Names of measures are labels of metrics, and part of the header X-Engine.
+_Measure = Annotated[str, form("[A-Za-z0-9_.-]{1,64}", "of letters, digits and _.-")]
+_Pooling = Annotated[
+    str,
+    form("mean|cls|max|mean_sqrt_len|weighted_mean|last", "with the name of a pooling"),
+]
+# Every short row of a model is filled to this many tokens.
+_MAX_MIN_TOKENS = 2048
+
+# Maximum size of files that are read into memory, in bytes. The largest known tokenizer.json has
+# 33 MB.
+_MAX_BYTES = {
+    MANIFEST: 4 * 2**20,
+    TOKENIZER: 64 * 2**20,
+    CHECK: 32 * 2**20,
+    QUERY_WEIGHTS: 65 * 2**20,
+    CALIBRATION: 32 * 2**20,
 }
 
 
@@ -72,12 +106,12 @@ class Quality:
     """
 
     is_generated: bool
-    calibration_texts: int
-    evaluated_texts: int
-    measures: Mapping[str, float]
-    check: Mapping[Output, Mapping[str, float]]
-    costs: Mapping[str, float]
-    float_layers: tuple[str, ...]
+    calibration_texts: _Count
+    evaluated_texts: _Count
+    measures: Annotated[Mapping[_Measure, Number], length(0, 64)]
+    check: Mapping[Output, Mapping[_Measure, Number]]
+    costs: Mapping[_Name, Number]
+    float_layers: tuple[_Name, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +130,12 @@ class Graph:
         quality: Quality measured at export, for int8; else None.
     """
 
-    file: str
-    weights: str
-    engine: str
-    dtype: str
-    opset: int
-    parity: Mapping[str, float] | None
+    file: Annotated[_Name, form(r".+\.onnx", "that ends with .onnx")]
+    weights: _Name
+    engine: _Name
+    dtype: Annotated[str, form("float32|float16|int8", "of float32, float16 and int8")]
+    opset: Annotated[int, within(1, 1000)]
+    parity: Mapping[_Measure, Number] | None
     quality: Quality | None = None
 
 
@@ -124,15 +158,15 @@ class TokenRules:
         unweighted: Ids of tokens without a weight in the result.
     """
 
-    max_tokens: int
+    max_tokens: _Tokens
     looks_up: bool = False
-    min_tokens: int = 0
-    filler: int = 0
+    min_tokens: Annotated[int, within(0, _MAX_MIN_TOKENS)] = 0
+    filler: _TokenId = 0
     attends_to_filler: bool = True
-    skipped: tuple[int, ...] = ()
-    kept: tuple[int, ...] = ()
-    first: int = 0
-    unweighted: tuple[int, ...] = ()
+    skipped: tuple[_TokenId, ...] = ()
+    kept: tuple[_TokenId, ...] = ()
+    first: Annotated[int, within(0, 1000)] = 0
+    unweighted: tuple[_TokenId, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,33 +208,33 @@ class Manifest:
         versions: Versions of the libraries used for the export, by library name.
     """
 
-    name: str
-    source: str
-    revision: str | None
-    family: str
-    weights_sha256: Mapping[str, str]
-    outputs: tuple[Output, ...]
-    labels: tuple[str, ...]
-    activation: str
-    width: int
-    hidden_size: int
-    windows: tuple[int | None, ...]
-    vocab_size: int
-    max_tokens: int
-    pooling: tuple[str, ...]
-    heads: tuple[str, ...]
+    name: _Text
+    source: _Text
+    revision: _Text | None
+    family: _Text
+    weights_sha256: Mapping[_Text, _Sha256]
+    outputs: Annotated[tuple[Output, ...], length(1, 7)]
+    labels: tuple[_Text, ...]
+    activation: Annotated[str, form("sigmoid|softmax|identity", "of sigmoid, softmax and identity")]
+    width: _Size
+    hidden_size: _Size
+    windows: Annotated[tuple[_Count | None, ...], length(0, 4096)]
+    vocab_size: _Size
+    max_tokens: _Tokens
+    pooling: Annotated[tuple[_Pooling, ...], length(0, 64)]
+    heads: Annotated[tuple[_Name, ...], length(0, 64)]
     include_prompt: bool
     normalize: bool
     similarity: SimilarityName | None
-    matryoshka_dimensions: tuple[int, ...]
-    truncation_side: str
-    prompts: Mapping[str, str]
-    default_prompt: str | None
-    adapters: tuple[str, ...]
-    token_rules: Mapping[str, TokenRules]
-    graphs: tuple[Graph, ...]
-    files: Mapping[str, str]
-    versions: Mapping[str, str]
+    matryoshka_dimensions: Annotated[tuple[_Size, ...], length(0, 1024)]
+    truncation_side: Annotated[str, form("left|right", "of left and right")]
+    prompts: Annotated[Mapping[_Text, _Text], length(0, 1024)]
+    default_prompt: _Text | None
+    adapters: Annotated[tuple[_Text, ...], length(0, 1024)]
+    token_rules: Annotated[Mapping[_Text, TokenRules], length(0, 64)]
+    graphs: Annotated[tuple[Graph, ...], length(0, 64)]
+    files: Mapping[Annotated[str, length(1, 1024)], _Sha256]
+    versions: Mapping[_Text, _Text]
 
 
 @dataclass(frozen=True)
@@ -218,12 +252,12 @@ class Check:
         unattended: Number of last tokens of each input that no token attends to.
     """
 
-    rows: list[list[int]]
-    outputs: dict[str, list[list[float]]]
+    rows: Annotated[list[Annotated[list[_TokenId], length(1, 2**14)]], length(1, 1024)]
+    outputs: dict[str, Annotated[list[list[Float32]], length(1, 2**16)]]
     texts: list[str]
-    adapters: list[int]
-    token_types: list[list[int]]
-    unattended: list[int]
+    adapters: list[Annotated[int, within(-1, 1024)]]
+    token_types: list[list[Annotated[int, within(0, 1024)]]]
+    unattended: list[_Count]
 
 
 @dataclass(frozen=True)
@@ -246,15 +280,15 @@ class Artifact:
         if not (path / MANIFEST).is_file():
             raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}")
         with _open_regular(path, MANIFEST) as stream:
-            manifest = _parse(stream.read())
-        _check_similarity(manifest)
+            manifest = _parse(_read_all(stream, MANIFEST))
         present = {
             str(file.relative_to(path)) for file in path.rglob("*") if not _is_directory(file)
         }
         listed = {MANIFEST, *manifest.files}
         for problem, names in (("lacks", listed - present), ("has an unlisted", present - listed)):
             if names:
-                raise ArtifactError(f"the artifact {path.name} {problem} file {min(names)}")
+                file = printable(min(names))
+                raise ArtifactError(f"the artifact {path.name} {problem} file {file}")
         return cls(path, manifest)
 
     def read(self, name: str) -> bytes:
@@ -269,7 +303,7 @@ class Artifact:
                 f"the manifest of the artifact {self.path.name} does not list {name}"
             )
         with self._open(name) as stream:
-            content = stream.read()
+            content = _read_all(stream, name)
         self._check_hash(name, hashlib.sha256(content).hexdigest())
         return content
 
@@ -330,15 +364,21 @@ class Artifact:
         return hashlib.sha256(digests.encode()).hexdigest()
 
     def check(self) -> Check:
-        """Return the inputs and reference vectors of the self-check.
+        """Return the inputs and reference vectors of the self-check, which are parsed once.
 
         Raises:
             ArtifactError: check.json cannot be read, is invalid, or differs from the exported file.
         """
+        return self._check
+
+    @cached_property
+    def _check(self) -> Check:
         try:
-            return Check(**json.loads(self.read(CHECK)))
-        except (ValueError, TypeError) as error:
+            check = read_dataclass(Check, parse_json(self.read(CHECK)))
+            check_self_check(check, self.manifest)
+        except ValueError as error:
             raise ArtifactError(f"{CHECK} is invalid: {error}") from error
+        return check
 
 
 @contextmanager
@@ -389,42 +429,34 @@ def write_check(folder: Path, check: Check) -> None:
 
 def _parse(content: bytes) -> Manifest:
     try:
-        values: dict[str, Any] = json.loads(content)
-        if (version := values.pop("format", None)) != FORMAT:
+        values = parse_json(content)
+        if isinstance(values, dict) and (version := values.pop("format", None)) != FORMAT:
             raise ArtifactError(
-                f"{MANIFEST} has format {version!r}; format {FORMAT} is required: export again"
+                f"{MANIFEST} has format {shown(version)}; format {FORMAT} is required: export again"
             )
-        values["graphs"] = tuple(map(_parse_graph, values["graphs"]))
-        values["pooling"] = tuple(values["pooling"])
-        values["heads"] = tuple(values["heads"])
-        values["outputs"] = tuple(values["outputs"])
-        values["labels"] = tuple(values["labels"])
-        values["windows"] = tuple(values["windows"])
-        values["matryoshka_dimensions"] = tuple(values["matryoshka_dimensions"])
-        values["adapters"] = tuple(values["adapters"])
-        rules = values["token_rules"].items()
-        values["token_rules"] = {name: _parse_rules(fields) for name, fields in rules}
-        values["files"] = dict(values["files"])
-        return Manifest(**values)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        names = ", ".join(entry.name for entry in fields(Manifest))
-        raise ArtifactError(
-            f"{MANIFEST} is invalid ({error}); required fields: format, {names}"
-        ) from error
+        manifest = read_dataclass(Manifest, values)
+        check_manifest(manifest)
+        _check_similarity(manifest)
+    except ValueError as error:
+        raise ArtifactError(f"{MANIFEST} is invalid: {error}") from error
+    return manifest
 
 
-def _parse_rules(values: dict[str, Any]) -> TokenRules:
-    ids = {name: tuple(values[name]) for name in ("skipped", "kept", "unweighted")}
-    return TokenRules(**{**values, **ids})
+def _read_all(stream: BufferedReader, name: str) -> bytes:
+    """Return the content of a file, whose size is limited if the service reads it."""
+    limit = _MAX_BYTES.get(name)
+    content = stream.read() if limit is None else stream.read(limit + 1)
+    if limit is not None and len(content) > limit:
+        raise ArtifactError(f"{name} has more than {limit} bytes, the limit")
+    return content
 
 
 def _check_similarity(manifest: Manifest) -> None:
-    allowed = SIMILARITIES.get(manifest.outputs[0], (None,)) if manifest.outputs else ()
+    allowed = SIMILARITIES.get(manifest.outputs[0], (None,))
     if manifest.similarity not in allowed:
         names = ", ".join("null" if name is None else name for name in allowed)
-        raise ArtifactError(
-            f"{MANIFEST} is invalid: similarity is {manifest.similarity!r}; allowed with its "
-            f"outputs: {names or 'none'}"
+        raise ValueError(
+            f"similarity is {manifest.similarity!r}; allowed with its outputs: {names}"
         )
 
 
@@ -442,11 +474,3 @@ def _open_regular(folder: Path, name: str) -> BufferedReader:
         os.close(descriptor)
         raise ArtifactError(f"{name} is not a regular file")
     return open(descriptor, "rb")
-
-
-def _parse_graph(values: dict[str, Any]) -> Graph:
-    quality = values.pop("quality", None)
-    if quality is not None:
-        quality["float_layers"] = tuple(quality["float_layers"])
-        quality = Quality(**quality)
-    return Graph(**values, quality=quality)

@@ -7,12 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.artifact import CALIBRATION, Artifact, ArtifactError
+from models.json_reader import parse_json
+from models.typed_json import Float32, form, length, read_dataclass, within
 
 OutputDtype = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 Vectors = NDArray[np.float32]
@@ -62,6 +64,19 @@ class Calibration:
     evaluated_texts: int
     recall: Mapping[str, float]
     ranges: Mapping[int, Vectors]
+
+
+@dataclass(frozen=True)
+class _File:
+    """Content of calibration.json: a `Calibration`, with the widths of ranges as texts."""
+
+    texts: Annotated[int, within(0, 2**31)]
+    evaluated_texts: Annotated[int, within(0, 2**31)]
+    recall: Annotated[Mapping[str, Annotated[float, within(0, 1)]], length(0, 64)]
+    ranges: Annotated[
+        Mapping[Annotated[str, form("[1-9][0-9]{0,7}", "with a width")], list[list[Float32]]],
+        length(0, 1024),
+    ]
 
 
 def quantize(vectors: Vectors, dtype: OutputDtype, ranges: Vectors | None = None) -> Codes:
@@ -124,20 +139,22 @@ def read_calibration(artifact: Artifact) -> Calibration | None:
     if CALIBRATION not in artifact.manifest.files:
         return None
     try:
-        values: dict[str, Any] = json.loads(artifact.read(CALIBRATION))
-        ranges = {int(w): np.array(own, np.float32) for w, own in values.pop("ranges").items()}
-        calibration = Calibration(**values, ranges=ranges)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        content = read_dataclass(_File, parse_json(artifact.read(CALIBRATION)))
+    except ValueError as error:
         raise ArtifactError(f"{CALIBRATION} is invalid: {error}") from error
-    for width, own in ranges.items():
-        if own.shape != (2, width) or not np.isfinite(own).all():
+    for width, own in content.ranges.items():
+        if [*map(len, own)] != [int(width)] * 2:
             raise ArtifactError(
-                f"{CALIBRATION}: the ranges of width {width} have shape {own.shape}, or are not "
-                f"finite; shape {(2, width)} is required"
+                f"{CALIBRATION}: the ranges of width {width} must be 2 lists of {width} numbers"
             )
+        if any(low > high for low, high in zip(*own, strict=True)):
+            raise ArtifactError(
+                f"{CALIBRATION}: a minimum of the ranges of width {width} exceeds its maximum"
+            )
+    ranges = {int(width): np.array(own, np.float32) for width, own in content.ranges.items()}
     if artifact.manifest.width not in ranges:
         raise ArtifactError(f"{CALIBRATION} has no ranges of the model's own width")
-    return calibration
+    return Calibration(content.texts, content.evaluated_texts, content.recall, ranges)
 
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:

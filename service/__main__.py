@@ -11,6 +11,7 @@ from typing import NoReturn
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from models.printable import printable
 from service.api.schemas import EXAMPLE_INPUTS
 from service.api.server import Server
 from service.app import create_app
@@ -63,10 +64,10 @@ def main() -> int:
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             where = ".".join(map(str, problem["loc"])) or "settings"
-            print(f"vitrine-serve: {where}: {problem['msg']}", file=sys.stderr)
+            print(printable(f"vitrine-serve: {where}: {problem['msg']}"), file=sys.stderr)
         return 2
     except (ValueError, OSError, SettingsError) as error:
-        print(f"vitrine-serve: {error}", file=sys.stderr)
+        print(printable(f"vitrine-serve: {error}"), file=sys.stderr)
         return 2
     if warning:
         log.warning("%s", warning)

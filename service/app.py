@@ -239,9 +239,11 @@ async def _load(
         on_ready()
         if state.settings.models.watch_s:
             await state.watch.run(state.settings.models.watch_s)
-    except (ArtifactError, EngineError, ValueError) as error:
+    except (ArtifactError, EngineError, OSError, ValueError) as error:
         on_fatal(f"cannot start: {error}")
-    except Exception:
+    except asyncio.CancelledError:
+        raise
+    except BaseException:  # a panic of a Rust library is no Exception
         log.exception("cannot start")
         on_fatal("cannot start: see the traceback above")
 

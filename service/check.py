@@ -11,6 +11,7 @@ from pathlib import Path
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
+from models.printable import printable
 from service.app import open_exporter
 from service.inference.opening import ModelOptions, open_model
 from service.inference.registry import ModelRegistry
@@ -35,10 +36,10 @@ def check(settings: Settings) -> bool:
 
 def _passes(run: Callable[[], str], problems: set[str]) -> bool:
     try:
-        print(f"vitrine-serve: {run()}")
+        print(printable(f"vitrine-serve: {run()}"))
     except (ArtifactError, EngineError, OSError, ValueError) as error:
         if str(error) not in problems:
-            print(f"vitrine-serve: {error}", file=sys.stderr)
+            print(printable(f"vitrine-serve: {error}"), file=sys.stderr)
         problems.add(str(error))
         return False
     except Exception:

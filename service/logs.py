@@ -1,12 +1,17 @@
-"""Logs of the service and of its gradient process: text lines or JSON."""
+"""Logs of the service and of its gradient process: text lines or JSON.
+
+A record is one line. Line breaks and escape sequences in a path or a name are escaped, and the
+lines of a traceback are indented, so that none of them can pass for a record.
+"""
 
 import logging
 import sys
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from pythonjsonlogger.json import JsonFormatter
 
+from models.printable import printable
 from service.request_trace import TRACE
 
 LogFormat = Literal["text", "json"]
@@ -16,11 +21,16 @@ _TRACE_IDS = ("trace_id", "span_id")
 
 
 class _TextFormatter(logging.Formatter):
-    """Formatter that appends the ids of the current trace to the message."""
+    """Formatter that appends the ids of the current trace to the message; see the module docs."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         ids = {name: vars(record)[name] for name in _TRACE_IDS if name in vars(record)}
-        return " ".join((super().formatMessage(record), *(f"{n}={v}" for n, v in ids.items())))
+        message = " ".join((super().formatMessage(record), *(f"{n}={v}" for n, v in ids.items())))
+        return printable(message)
+
+    def formatException(self, ei: tuple[Any, Any, Any]) -> str:  # noqa: N802 - logging's name
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {printable(line)}" for line in lines)
 
 
 def configure(log_format: LogFormat) -> None:

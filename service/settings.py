@@ -7,7 +7,6 @@ option `--group.name`.
 """
 
 import argparse
-import json
 import os
 import re
 import stat
@@ -29,6 +28,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from models.engines import Precision
+from models.json_reader import JsonError, check_depth, parse_json
 from service.inference.opening import ModelOptions
 from service.inference.registry import ModelSpec, specs_in
 from service.logs import LogFormat
@@ -435,7 +435,8 @@ def from_command_line(
         parser: Parser with further options, which gets those of the settings; None: a new one.
 
     Raises:
-        ValueError: An environment variable looks like a misspelt setting, or a value is invalid.
+        ValueError: An environment variable looks like a misspelt setting, or a value is invalid or
+            nested too deeply.
         SystemExit: `--help` was requested, or an option is unknown.
     """
     known = {variable(group, name) for group, name, _ in table()}
@@ -443,6 +444,8 @@ def from_command_line(
         _check_variable(name, known)
     for name in sorted(known & os.environ.keys()):
         _check_json(name, os.environ[name])
+    for argument in arguments:
+        check_depth(os.fsencode(argument))
     parser = parser or argparse.ArgumentParser("vitrine-serve")
     source = CliSettingsSource[Any](Settings, cli_parse_args=list(arguments), root_parser=parser)
     return Settings(_cli_settings_source=source)
@@ -481,9 +484,9 @@ def _check_json(name: str, value: str) -> None:
     if not value or get_origin(annotation) is not tuple:
         return
     try:
-        json.loads(value)
-    except ValueError:
+        parse_json(os.fsencode(value))
+    except JsonError as error:
         raise ValueError(
-            f'{name} is not JSON; a list is written as ["a", "b"], and objects in it as '
+            f'{name} is not JSON ({error}); a list is written as ["a", "b"], and objects in it as '
             '{"name": "a"}'
         ) from None

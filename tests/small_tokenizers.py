@@ -66,5 +66,6 @@ def served_by(
 ) -> TextTokenizer:
     tokenizer.save(str(folder / TOKENIZER))
     files = {TOKENIZER: sha256(folder / TOKENIZER)}
-    manifest = replace(artifact.manifest, max_tokens=max_tokens, files=files)
+    vocab_size = max(artifact.manifest.vocab_size, tokenizer.get_vocab_size())
+    manifest = replace(artifact.manifest, max_tokens=max_tokens, vocab_size=vocab_size, files=files)
     return TextTokenizer(Artifact(folder, manifest), max_chars=10**9)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, Check, Graph, Output
+from models.artifact import Artifact, ArtifactError, Check, Graph, Output
 from models.engines import with_onnxruntime, with_openvino
 from models.engines.cpus import available_cpus
 from models.engines.engine import (
@@ -24,8 +24,10 @@ from models.engines.engine import (
     Hardware,
     Run,
 )
+from models.engines.onnx_file import read_onnx
 from models.engines.outputs import OUTPUTS, Agreement, Precision, compare, cosines, int8_bounds
 from models.packing import pack
+from models.printable import printable
 
 __all__ = [
     "ENGINES",
@@ -64,17 +66,23 @@ class EngineSpec:
         unusable: Returns the reason why the engine cannot compute in a precision on this machine;
             None if it can.
         open: Returns the engine for a graph, a precision and the hardware.
+        refused_operators: Types of operators that a graph may not have, because the engine cannot
+            cancel them: a loop might have no end.
     """
 
     target: str
     precisions: Mapping[Precision, str]
     unusable: Callable[[Precision], str | None]
     open: Callable[[GraphFile, Precision, Hardware], Engine]
+    refused_operators: frozenset[str] = frozenset()
 
 
 # Maximum size of the self-check's batches, in tokens with padding. The attention scores of larger
 # batches take hundreds of megabytes.
 _MAX_PADDED = 512
+
+# Longest part of a runtime's error that a message repeats, in characters.
+_MAX_REASON = 500
 
 # Options of `vitrine-export` that add a graph with weights of a dtype, besides `--dtype`.
 _EXPORT_OPTIONS = {"int8": "--precision int8"}
@@ -95,6 +103,7 @@ ENGINES: dict[str, EngineSpec] = {
         {"float32": "float32", "bfloat16": "float32", "int8": "int8"},
         with_openvino.cpu_unusable,
         with_openvino.open_on_cpu,
+        frozenset({"Loop", "Scan"}),
     ),
 }
 
@@ -120,16 +129,51 @@ def open_engine(
         cpu_runs: Runs in flight of all engines on CPU that the process uses; None: of this one.
 
     Raises:
-        EngineError: The engine is unknown or unusable; the message gives the reason.
+        EngineError: The engine is unknown or unusable, or cannot open the graph; the message gives
+            the reason.
         ArtifactError: A file of the graph cannot be read, or its SHA-256 differs from the
-            manifest's.
+            manifest's. Or the graph has weights in other files than the manifest says.
     """
     name = select_engine(artifact, name, precision)
     graph = graph_of(artifact, name, precision)
     weights = artifact.verify(graph.weights)
-    file = GraphFile(artifact.verify(graph.file), weights.stat().st_size)
+    _check_graph(graph, artifact.read(graph.file))
+    file = GraphFile(artifact.path / graph.file, weights.stat().st_size)
     hardware = Hardware(threads or available_cpus(), gpu, cpu_runs or CpuRuns())
-    return ENGINES[name].open(file, precision, hardware)
+    try:
+        return ENGINES[name].open(file, precision, hardware)
+    except EngineError:
+        raise
+    except Exception as error:  # runtimes document no errors
+        raise EngineError(f"{name} cannot open {graph.file}: {_reason(error)}") from error
+
+
+def _check_graph(graph: Graph, content: bytes) -> None:
+    """Check an ONNX file before an engine opens it.
+
+    Raises:
+        ArtifactError: It is invalid, has weights in another file than the manifest says, or an
+            operator that its engine cannot cancel.
+    """
+    try:
+        file = read_onnx(content)
+    except ValueError as error:
+        raise ArtifactError(f"{graph.file} is invalid: {error}") from error
+    if refused := file.operators & ENGINES[graph.engine].refused_operators:
+        raise ArtifactError(
+            f"{graph.file} has the operator {min(refused)}, which {graph.engine} cannot cancel"
+        )
+    if others := file.files - {graph.weights}:
+        raise ArtifactError(
+            f"{graph.file} has weights in {printable(min(others))}; the manifest says that they "
+            f"are in {graph.weights}"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Return the message of a runtime's error on one line, which may contain parts of the graph."""
+    text = printable(str(error).strip() or type(error).__name__)
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
 
 
 def weight_bytes(artifact: Artifact, name: str = "auto", precision: Precision = "float32") -> int:
@@ -217,20 +261,45 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
 
 
 def measure_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
-    """Return the worst agreement with the artifact's reference vectors; see `self_check`."""
+    """Return the worst agreement with the artifact's reference vectors; see `self_check`.
+
+    Raises:
+        EngineError: The graph cannot compute an output, or computes vectors of another shape.
+        ArtifactError: Any error of `Artifact.check`, under the same conditions.
+    """
     check = artifact.check()
     agreements: dict[Output, Agreement] = {}
     for output in artifact.manifest.outputs:
         reference = np.asarray(check.outputs[output], np.float64)
-        runs = [
-            compare(output, _results(run, output, check)[: len(reference)], reference)
-            for run in engine.runs
-        ]
+        runs = []
+        for run in engine.runs:
+            try:
+                actual = _results(run, output, check)
+            except Exception as error:  # runtimes document no errors
+                raise EngineError(
+                    f"self-check failed: the graph of {engine.name} cannot compute the output "
+                    f"{output!r}: {_reason(error)}"
+                ) from error
+            actual = _first(actual, reference.shape, output)
+            with np.errstate(divide="ignore", invalid="ignore"):  # NaN is outside any bounds
+                runs.append(compare(output, actual, reference))
         # np.min and np.max propagate NaN, which is outside any bounds.
         agreements[output] = Agreement(
             float(np.min([run.cosine for run in runs])), float(np.max([run.norm for run in runs]))
         )
     return agreements
+
+
+def _first(
+    actual: NDArray[np.float32], shape: tuple[int, ...], output: Output
+) -> NDArray[np.float32]:
+    """Return as many of the vectors as there are references, which must have the same width."""
+    if actual.shape[1:] != shape[1:] or len(actual) < shape[0]:
+        raise EngineError(
+            f"self-check failed: the output {output!r} has the shape {actual.shape}; the "
+            f"reference vectors have the shape {shape}"
+        )
+    return actual[: shape[0]]
 
 
 def _results(run: Run, output: Output, check: Check) -> NDArray[np.float32]:

@@ -2,8 +2,8 @@
 
 import importlib.util
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from models.artifact import Output
 from models.engines.outputs import Precision
 from models.packing import PackedBatch
+from models.printable import printable
 
 # Runs a batch and returns the named outputs, in the order of the names.
 Run = Callable[[PackedBatch, Sequence[Output]], list[NDArray[np.float32]]]
@@ -228,6 +229,18 @@ class CpuEngine:
     def close(self) -> None:
         """Free the graph and its weights; runs in flight keep them until they end."""
         self._graphs, self.runs = (), ()
+
+
+def check_inputs(names: Iterable[str]) -> list[str]:
+    """Return the names of a graph's inputs, each a field of `PackedBatch`.
+
+    Raises:
+        EngineError: The graph has another input.
+    """
+    own = list(names)
+    if unknown := {*own} - {field.name for field in fields(PackedBatch)}:
+        raise EngineError(f"the graph has an unknown input: {printable(min(unknown))}")
+    return own
 
 
 def missing(package: str, extra: str) -> str | None:

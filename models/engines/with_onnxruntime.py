@@ -19,6 +19,7 @@ from models.engines.engine import (
     GraphFile,
     Hardware,
     Run,
+    check_inputs,
     missing,
 )
 from models.engines.outputs import Precision
@@ -169,7 +170,7 @@ def _compiled(session: "onnxruntime.InferenceSession") -> CompiledGraph:
     import onnxruntime
 
     in_flight: set[onnxruntime.RunOptions] = set()
-    names = [port.name for port in session.get_inputs()]
+    names = check_inputs(port.name for port in session.get_inputs())
     is_on_cpu = session.get_providers() == ["CPUExecutionProvider"]
 
     def run(batch: PackedBatch, outputs: Sequence[Output]) -> list[NDArray[np.float32]]:

@@ -15,6 +15,7 @@ from models.engines.engine import (
     Engine,
     GraphFile,
     Hardware,
+    check_inputs,
     missing,
 )
 from models.engines.outputs import OUTPUTS, Precision
@@ -38,7 +39,7 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
 
     core = openvino.Core()
     model = core.read_model(graph.path)
-    names = [port.any_name for port in model.inputs]
+    names = check_inputs(port.any_name for port in model.inputs)
     hint = "bf16" if precision == "bfloat16" or (precision == "int8" and _has_bf16()) else "f32"
 
     def compile_graph(concurrent_runs: int) -> CompiledGraph:

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from models.panics import panics_as_errors
 from service.api.deadline import CLIENT_DEADLINE
 from service.api.errors import Forbidden, status_of
 from service.api.http_protocol import PROTOCOL_ERROR
@@ -76,7 +77,8 @@ class RequestMiddleware:
             if not self._is_allowed_host(scope):
                 return Forbidden("the host name is not in VITRINE_SERVER__HOSTS", code="host")
             serve = self._dispatch_table.get((scope["method"], scope["path"]), self._app)
-            await serve(scope, receive, send)
+            with panics_as_errors("a library"):
+                await serve(scope, receive, send)
         except VitrineError as error:
             if status_of(error) == 500:  # the response omits the cause
                 log.error("request %s: %s", request_id, error.detail, exc_info=error, extra=fields)

@@ -9,6 +9,7 @@ from models.artifact import ArtifactError
 from models.engines import Agreement, EngineError
 from service.api.auth import require_scope
 from service.api.body import read_body
+from service.api.deadline import within
 from service.api.model_schemas import (
     AgreementInfo,
     CalibrationInfo,
@@ -27,13 +28,13 @@ from service.api.schemas import VERSION
 from service.api.state import AppState, State
 from service.inference.errors import InvalidInput
 from service.inference.model import Model
+from service.inference.model_names import name_problem
 from service.inference.registry import ModelSpec
 from service.inference.shadow import compare_versions
 
 router = APIRouter()
 
 _MAX_BODY_BYTES = 2**20
-_MAX_NAME_CHARS = 256
 
 
 @router.get(
@@ -111,7 +112,7 @@ async def model_calibration(name: str, request: Request, state: State) -> Calibr
     dependencies=[require_scope("admin")],
     response_model=LoadResponse,
     openapi_extra=request_body(LoadRequest),
-    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 503),
+    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 503, 504),
 )
 async def load(name: str, request: Request, state: State) -> LoadResponse:
     """Load an artifact and serve it under the name, in place of the version that is served.
@@ -120,11 +121,15 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     requests see the new version, and requests in flight finish on the old one. If anything fails,
     the old version stays in service. A version with other outputs, or of another width or
     similarity, needs `allow_incompatible`. With `texts`, the results of both versions are compared
-    first. Settings do not change: a restart serves the configured artifacts.
+    first. Settings do not change: a restart serves the configured artifacts. A load that is not
+    complete at the deadline of the request is cancelled.
     """
     body = await read_body(request, state, LoadRequest, _MAX_BODY_BYTES)
-    if not 0 < len(name) <= _MAX_NAME_CHARS:
-        raise InvalidInput(f"a name must have 1 to {_MAX_NAME_CHARS} characters")
+    if problem := name_problem(name):
+        raise InvalidInput(f"a name {problem}")
+    for index, alias in enumerate(body.aliases or ()):
+        if problem := name_problem(alias):
+            raise InvalidInput(f"an alias {problem}", pointer=f"/aliases/{index}")
     if "min_cosine" in body.model_fields_set and not body.texts:
         raise InvalidInput("min_cosine needs texts to compare", pointer="/min_cosine")
     served = state.registry.spec_of(name)
@@ -150,9 +155,8 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     before = {status.name: status.path for status in state.registry.statuses()}
     check = partial(_compare, body, shadow) if body.texts else None
     try:
-        model, previous = await state.registry.load(
-            spec, check, allow_incompatible=body.allow_incompatible
-        )
+        loading = state.registry.load(spec, check, allow_incompatible=body.allow_incompatible)
+        model, previous = await within(request, state.settings.limits.request_s, loading)
     except (ArtifactError, EngineError, ValueError, OSError) as error:
         # Error responses never repeat text of the request.
         detail = str(error).replace(f"the artifact {body.path.name}", "the artifact")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from models.artifact import ArtifactError
+from models.engines import EngineError
 from service.inference.errors import VitrineError
 from service.inference.registry import ModelRegistry, ModelSpec
 
@@ -88,6 +89,9 @@ class ModelWatch:
         except FileNotFoundError:
             if self._seen.pop(path, None) is not None:
                 log.error("the artifact %s is gone; its model stays in service", path)
+            return
+        except (ArtifactError, EngineError, OSError, ValueError) as error:
+            log.error("cannot load %s: %s", path, error)
             return
         except asyncio.CancelledError:
             raise

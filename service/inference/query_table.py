@@ -6,6 +6,7 @@ from io import BytesIO
 import numpy as np
 
 from models.artifact import QUERY_WEIGHTS, Artifact, ArtifactError
+from models.printable import printable
 from service.inference.results import SparseVector, Vectors
 
 
@@ -18,15 +19,20 @@ def read_query_weights(artifact: Artifact) -> Vectors:
     manifest = artifact.manifest
     if not any(rules.looks_up for rules in manifest.token_rules.values()):
         return np.zeros(0, np.float32)
+    content = artifact.read(QUERY_WEIGHTS)
     try:
-        weights = np.load(BytesIO(artifact.read(QUERY_WEIGHTS)), allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ArtifactError(f"{QUERY_WEIGHTS} is invalid: {error}") from error
+        weights = np.load(BytesIO(content), allow_pickle=False)
+    except Exception as error:  # numpy documents few of its errors
+        raise ArtifactError(f"{QUERY_WEIGHTS} is invalid: {printable(str(error))}") from error
+    if not isinstance(weights, np.ndarray):
+        raise ArtifactError(f"{QUERY_WEIGHTS} is invalid: it is an archive, not an array")
     if weights.shape != (manifest.width,) or weights.dtype != np.float32:
         raise ArtifactError(
             f"{QUERY_WEIGHTS} has shape {weights.shape} and dtype {weights.dtype}; the model "
             f"requires shape {(manifest.width,)} and dtype float32"
         )
+    if not np.isfinite(weights).all():
+        raise ArtifactError(f"{QUERY_WEIGHTS} has an infinity or a NaN")
     return np.asarray(weights)
 
 

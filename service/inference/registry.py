@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 from pathlib import Path
 
@@ -22,12 +22,14 @@ from prometheus_client import CollectorRegistry
 
 from models.artifact import MANIFEST, Artifact, ArtifactError, Manifest, SimilarityName
 from models.engines import weight_bytes
+from models.printable import printable
 from service.inference.cache import ResultCache
 from service.inference.compatibility import check_replacement
 from service.inference.devices import Devices
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.metrics import InferenceMetrics, ModelMetrics
 from service.inference.model import Model
+from service.inference.model_names import check_name, name_problem
 from service.inference.model_version import Lease, ModelVersion
 from service.inference.opening import DEFAULT_OPTIONS, ModelOptions, log_stop, open_model
 from service.inference.results import RowResults
@@ -59,15 +61,27 @@ class ModelSpec:
 def specs_in(folder: Path, options: ModelOptions) -> list[ModelSpec]:
     """Return the models of the artifacts in a folder, each with the name of its own folder.
 
-    Hidden folders, and folders without a manifest, are ignored.
+    Hidden folders, and folders without a manifest, are ignored. Folders whose name cannot be that
+    of a model are skipped, and logged the first time.
 
     Raises:
         ArtifactError: The folder has no artifact.
     """
-    paths = sorted(path.parent for path in folder.glob(f"[!.]*/{MANIFEST}"))
+    found = sorted(path.parent for path in folder.glob(f"[!.]*/{MANIFEST}"))
+    paths = [path for path in found if name_problem(path.name) is None]
+    for path in found:
+        if path not in paths:
+            _log_skipped(path)
     if not paths:
         raise ArtifactError(f"{folder} has no folder with an artifact of vitrine-export")
     return [ModelSpec(path=path, options=replace(options, name=path.name)) for path in paths]
+
+
+@lru_cache(maxsize=1024)  # a watched folder is read again and again
+def _log_skipped(path: Path) -> None:
+    log.error(
+        "skipping the artifact %s: its name %s", printable(str(path)), name_problem(path.name)
+    )
 
 
 @dataclass(frozen=True)
@@ -200,8 +214,8 @@ class ModelRegistry:
         Raises:
             ArtifactError: An artifact is incomplete or invalid.
             EngineError: An engine is unknown or unavailable on this machine.
-            ValueError: Two models have the same name or alias, the default model is unknown, or a
-                model exceeds the memory budget.
+            ValueError: A name or alias is invalid, or that of two models, the default model is
+                unknown, or a model exceeds the memory budget.
         """
         for spec in specs:
             entry = await self._read(spec)
@@ -363,8 +377,8 @@ class ModelRegistry:
             ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
             EngineError: The engine is unavailable, or fails the self-check.
             InvalidInput: The new version is incompatible with the served one.
-            ValueError: An alias is the name or alias of another model, or the model exceeds the
-                memory budget.
+            ValueError: The name or an alias is invalid, an alias is the name or alias of another
+                model, or the model exceeds the memory budget.
             Exception: Any error of `check`.
         """
         async with self._changing:
@@ -484,6 +498,7 @@ class ModelRegistry:
         name = spec.options.name or artifact.manifest.name
         options = replace(spec.options, name=name)
         for alias in (name, *spec.aliases):
+            check_name(alias)
             if self._names.get(alias, name) != name:
                 raise ValueError(f"two models have the name {alias!r}; every name must be unique")
         size = weight_bytes(artifact, options.engine, options.precision)

@@ -6,9 +6,15 @@ usually have equal files, and so have many models with the vocabulary of the sam
 
 import hashlib
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 from tokenizers import Tokenizer
+
+from models.artifact import TOKENIZER, ArtifactError
+from models.panics import panics_as_errors
+from models.printable import printable
 
 
 class SharedTokenizer:
@@ -18,10 +24,26 @@ class SharedTokenizer:
 
     Args:
         content: Content of the file `tokenizer.json`.
+
+    Attributes:
+        special_tokens: Number of special tokens that are added to a text.
+        largest_id: Largest token id that the tokenizer can return.
+
+    Raises:
+        ArtifactError: The file pads texts. A text of three letters could get millions of tokens.
+        Exception: The tokenizers library cannot read the file, or panics.
     """
 
     def __init__(self, content: bytes) -> None:
         self._first: Tokenizer = Tokenizer.from_buffer(content)
+        for name in ("padding", "truncation"):
+            if getattr(self._first, name) is not None:
+                raise ArtifactError(f"{TOKENIZER} has {name}, which the service sets itself")
+        self.special_tokens: int = self._first.num_special_tokens_to_add(is_pair=False)
+        # Templates have ids of special tokens that the vocabulary may lack.
+        probe = [*self._first.encode("a").ids, *self._first.encode("a", "a").ids]
+        vocabulary: dict[str, int] = self._first.get_vocab(with_added_tokens=True)
+        self.largest_id = max([*probe, *vocabulary.values()], default=-1)
         self._variants: dict[tuple[int | None, bool], Tokenizer] = {}
         self._lock = threading.Lock()
 
@@ -63,10 +85,27 @@ def shared_tokenizer(content: bytes) -> SharedTokenizer:
         content: Content of the file `tokenizer.json`.
 
     Raises:
-        Exception: The tokenizers library cannot read the file.
+        ArtifactError: The tokenizers library cannot read the file, or the file pads texts.
     """
     key = hashlib.sha256(content).digest()
     with _lock:
         if (shared := _shared.get(key)) is None:
-            shared = _shared[key] = SharedTokenizer(content)
+            with invalid_tokenizer_errors():
+                shared = _shared[key] = SharedTokenizer(content)
         return shared
+
+
+@contextmanager
+def invalid_tokenizer_errors() -> Iterator[None]:
+    """Raise errors and panics of the tokenizers library as `ArtifactError`, when it opens a file.
+
+    Raises:
+        ArtifactError: The block raised an exception.
+    """
+    try:
+        with panics_as_errors("the tokenizers library"):
+            yield
+    except ArtifactError:
+        raise
+    except Exception as error:  # the library raises bare Exceptions
+        raise ArtifactError(f"{TOKENIZER} is invalid: {printable(str(error))}") from error

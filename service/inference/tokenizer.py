@@ -1,7 +1,6 @@
 """Conversion of texts to rows of token ids, validated and truncated to the model's length limit."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
@@ -9,12 +8,13 @@ from typing import TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
-from models.artifact import TOKENIZER, Artifact, TokenRules
+from models.artifact import MANIFEST, TOKENIZER, Artifact, ArtifactError, TokenRules
 from models.packing import NO_ADAPTER
+from models.panics import panics_as_errors
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.pairs import NO_LIMITS, PairLimits, PairTokenizer
 from service.inference.rows import NO_PROMPT, OnOverflow, Prompt, Row, Span, TokenizedText, filled
-from service.inference.shared_tokenizers import shared_tokenizer
+from service.inference.shared_tokenizers import invalid_tokenizer_errors, shared_tokenizer
 from service.inference.text_parts import CHARS_PER_TOKEN, MARGIN, part_of, tokens_span_words
 
 # Maximum number of characters per call of the tokenizers library; a longer text gets its own call.
@@ -38,30 +38,53 @@ class TextTokenizer:
     Args:
         artifact: Artifact with the tokenizer, the prompts and the maximum number of tokens.
         max_chars: Maximum number of characters per text; a longer text raises `TooLarge`.
+
+    Raises:
+        ArtifactError: The tokenizer is invalid, or does not fit the manifest.
     """
 
     def __init__(self, artifact: Artifact, max_chars: int) -> None:
         manifest = artifact.manifest
         self._shared = shared_tokenizer(artifact.read(TOKENIZER))
-        self._tokenizer = self._shared.variant(manifest.max_tokens)
+        self._special_tokens = self._shared.special_tokens
         self._manifest = manifest
         self._max_chars = max_chars
         self._network_rules = TokenRules(max_tokens=manifest.max_tokens)
         self._rules = {"": self._network_rules, **manifest.token_rules}
-        for rules in self._rules.values():  # in advance, because it takes long
-            self._shared.variant(rules.max_tokens, is_left=self._drops_left("truncate"))
-        self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        self._tokens_span_words = tokens_span_words([token.content for token in added])
-        adapters = {name: index for index, name in enumerate(manifest.adapters)}
-        self._prompts = {
-            name: Prompt(
-                text,
-                0 if manifest.include_prompt or not text else self._prompt_tokens(text),
-                adapters.get(name, NO_ADAPTER),
+        self._check_manifest()
+        with invalid_tokenizer_errors():
+            self._tokenizer = self._shared.variant(manifest.max_tokens)
+            for rules in self._rules.values():  # in advance, because it takes long
+                self._shared.variant(rules.max_tokens, is_left=self._drops_left("truncate"))
+            added = self._tokenizer.get_added_tokens_decoder().values()
+            self._tokens_span_words = tokens_span_words([token.content for token in added])
+            adapters = {name: index for index, name in enumerate(manifest.adapters)}
+            self._prompts = {
+                name: Prompt(
+                    text,
+                    0 if manifest.include_prompt or not text else self._prompt_tokens(text),
+                    adapters.get(name, NO_ADAPTER),
+                )
+                for name, text in manifest.prompts.items()
+            }
+
+    def _check_manifest(self) -> None:
+        """Check that the tokenizer and the manifest fit together."""
+        vocab_size, largest = self._manifest.vocab_size, self._shared.largest_id
+        if largest >= vocab_size:
+            raise ArtifactError(
+                f"{TOKENIZER} has the token id {largest}; vocab_size in {MANIFEST} is {vocab_size}"
             )
-            for name, text in manifest.prompts.items()
-        }
+        shortest = min(
+            rules.max_tokens
+            for rules in (self._network_rules, *self._rules.values())
+            if not rules.looks_up
+        )
+        if shortest <= self._special_tokens:
+            raise ArtifactError(
+                f"{MANIFEST}: max_tokens is {shortest}, and {TOKENIZER} adds "
+                f"{self._special_tokens} special tokens to a text"
+            )
 
     def rows(
         self,
@@ -228,7 +251,7 @@ class TextTokenizer:
         """Encode texts without special tokens, prompt and truncation; encodings lack offsets."""
         encodings: list[Encoding] = []
         for part in _slices(texts):
-            with _panics_as_errors():
+            with panics_as_errors("the tokenizer"):
                 encodings += self._shared.variant(None).encode_batch_fast(
                     part, add_special_tokens=False
                 )
@@ -236,7 +259,7 @@ class TextTokenizer:
 
     def encode_untruncated(self, text: str, *, add_special_tokens: bool) -> Encoding:
         """Encode a text without truncation, with the offsets of its tokens in characters."""
-        with _panics_as_errors():
+        with panics_as_errors("the tokenizer"):
             (encoding,) = self._shared.variant(None).encode_batch(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -344,7 +367,7 @@ class TextTokenizer:
                 )
         (row,) = self.rows_of_pairs([texts], prompt_name, "error")
         prompt = self.prompt(prompt_name).text
-        with _panics_as_errors():
+        with panics_as_errors("the tokenizer"):
             encoding = self._shared.variant(None).encode(prompt + text, text_pair)
         if encoding.ids != row.ids:
             raise RuntimeError("the tokenizers library gives a pair other tokens than the service")
@@ -408,7 +431,7 @@ class TextTokenizer:
         tokens: list[list[tuple[int, str, Span | None]]] = []
         for part in _slices(texts):
             prompted = [prompt + text for text in part]
-            with _panics_as_errors():
+            with panics_as_errors("the tokenizer"):
                 encodings = self._shared.variant(None).encode_batch(
                     prompted, add_special_tokens=add_special_tokens
                 )
@@ -430,7 +453,7 @@ class TextTokenizer:
             InvalidInput: A list is empty, or an id is not in the vocabulary.
         """
         self._check_ids(rows)
-        with _panics_as_errors():
+        with panics_as_errors("the tokenizer"):
             texts: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens)
         return texts
 
@@ -527,7 +550,7 @@ class TextTokenizer:
         with_offsets: bool,
         has_special: bool = True,
     ) -> list[Encoding]:
-        with _panics_as_errors():
+        with panics_as_errors("the tokenizer"):
             if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
                 return [tokenizer.encode(texts[0], add_special_tokens=has_special)]
             encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
@@ -630,16 +653,6 @@ def _without_tokens(index: int) -> InvalidInput:
         code="no_tokens",
         index=index,
     )
-
-
-@contextmanager
-def _panics_as_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        raise
-    except BaseException as panic:  # a panic of the Rust library is a BaseException
-        raise RuntimeError("the tokenizer panicked") from panic
 
 
 def _by_index(

@@ -4,6 +4,7 @@ from tests.controls.guard import Guard
 
 _T = "tests/service/api/"
 _E = "tests/models/export/test_families.py::"
+_HOSTILE = "tests/service/inference/test_hostile_artifacts.py"
 
 GUARDS = (
     # Model families: numbers, and refusals.
@@ -173,5 +174,171 @@ GUARDS = (
         "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
         "os.O_RDONLY | os.O_NOFOLLOW",
         "tests/models/test_artifact.py::test_named_pipe_is_rejected_without_blocking",
+    ),
+    # Artifacts of unknown origin.
+    Guard(
+        "models/typed_json.py",
+        "        if not bound.admits(result):\n",
+        "        if False:\n",
+        "tests/models/test_manifest.py::test_manifest_with_a_wrong_value_is_refused_with_the_field",
+    ),
+    Guard(
+        "models/typed_json.py",
+        "        else type(value) in _SCALARS[kind][0]\n",
+        "        else True\n",
+        "tests/models/test_typed_json.py::test_wrong_value_is_named_with_its_field",
+    ),
+    Guard(
+        "models/typed_json.py",
+        "    for name in value.keys() - known.keys():\n",
+        "    for name in ():\n",
+        "tests/models/test_typed_json.py::test_wrong_value_is_named_with_its_field",
+    ),
+    Guard(
+        "models/typed_json.py",
+        "for end in (min(values), max(values)))",
+        "for end in (min(values),))",
+        "tests/models/test_typed_json.py::test_wrong_value_is_named_with_its_field",
+    ),
+    Guard(
+        "models/json_reader.py",
+        'rb"(?<!\\\\)\\\\u',
+        'rb"\\\\u',
+        "tests/models/test_json_reader.py::test_invalid_content_is_refused",
+    ),
+    Guard(
+        "models/artifact.py",
+        "        check_manifest(manifest)\n",
+        "",
+        "tests/models/test_manifest.py::test_manifest_with_a_wrong_value_is_refused_with_the_field",
+    ),
+    Guard(
+        "models/artifact.py",
+        "            check_self_check(check, self.manifest)\n",
+        "",
+        "tests/models/test_manifest.py::test_self_check_with_a_wrong_value_is_refused_with_the_field",
+    ),
+    Guard(
+        "models/artifact.py",
+        "    if limit is not None and len(content) > limit:\n",
+        "    if False:\n",
+        "tests/models/test_manifest.py::test_file_larger_than_its_limit_is_refused_before_it_is_read",
+    ),
+    Guard(
+        "models/quantization.py",
+        "        if any(low > high for low, high in zip(*own, strict=True)):\n",
+        "        if False:\n",
+        "tests/models/test_quantization.py::test_invalid_calibration_raises_artifact_error",
+    ),
+    Guard(
+        "models/engines/__init__.py",
+        "    if others := file.files - {graph.weights}:\n",
+        "    if others := set[str]():\n",
+        f"{_HOSTILE}::test_faulty_graph_is_refused",
+    ),
+    Guard(
+        "models/engines/__init__.py",
+        "    if refused := file.operators & ENGINES[graph.engine].refused_operators:\n",
+        "    if refused := set[str]():\n",
+        f"{_HOSTILE}::test_loop_is_refused_for_an_engine_that_cannot_cancel_it",
+    ),
+    Guard(
+        "models/engines/__init__.py",
+        "    if actual.shape[1:] != shape[1:] or len(actual) < shape[0]:\n",
+        "    if False:\n",
+        f"{_HOSTILE}::test_faulty_graph_is_refused",
+    ),
+    Guard(
+        "models/engines/onnx_file.py",
+        '"tensor": {13: "external_data"},',
+        '"tensor": {},',
+        "tests/models/test_onnx_file.py::test_files_and_operators_are_found_wherever_they_are",
+    ),
+    Guard(
+        "models/engines/onnx_file.py",
+        '25: "function"',
+        "",
+        "tests/models/test_onnx_file.py::test_files_and_operators_are_found_wherever_they_are",
+    ),
+    Guard(
+        "models/engines/engine.py",
+        "    if unknown := {*own} - {field.name for field in fields(PackedBatch)}:\n",
+        "    if unknown := set[str]():\n",
+        f"{_HOSTILE}::test_faulty_graph_is_refused",
+    ),
+    Guard(
+        "service/inference/opening.py",
+        "                engine.cancel()  #",
+        "                pass  #",
+        f"{_HOSTILE}::test_graph_without_end_is_stopped_with_its_caller",
+    ),
+    Guard(
+        "service/inference/opening.py",
+        "        async with asyncio.timeout(limit_s):\n",
+        "        async with asyncio.timeout(None):\n",
+        f"{_HOSTILE}::test_graph_without_end_is_stopped_at_the_limit_of_the_self_check",
+    ),
+    Guard(
+        "service/inference/shared_tokenizers.py",
+        "            if getattr(self._first, name) is not None:\n",
+        "            if False:\n",
+        f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
+    ),
+    Guard(
+        "service/inference/shared_tokenizers.py",
+        '        probe = [*self._first.encode("a").ids, *self._first.encode("a", "a").ids]\n',
+        "        probe: list[int] = []\n",
+        f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
+    ),
+    Guard(
+        "service/inference/shared_tokenizers.py",
+        '        with panics_as_errors("the tokenizers library"):\n            yield\n',
+        "        yield\n",
+        f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "        if largest >= vocab_size:\n",
+        "        if False:\n",
+        f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "        if shortest <= self._special_tokens:\n",
+        "        if False:\n",
+        f"{_HOSTILE}::test_maximum_length_without_room_for_text_is_refused",
+    ),
+    Guard(
+        "service/inference/query_table.py",
+        "    if not np.isfinite(weights).all():\n",
+        "    if False:\n",
+        f"{_HOSTILE}::test_faulty_weights_of_queries_are_refused",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "            check_name(alias)\n",
+        "",
+        "tests/service/inference/test_registry.py::"
+        "test_invalid_name_of_a_model_is_refused_wherever_it_is",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "if name_problem(path.name) is None]",
+        "]",
+        "tests/service/inference/test_registry.py::"
+        "test_folders_whose_names_are_invalid_are_skipped_and_logged_once",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "@lru_cache(maxsize=1024)",
+        "@lru_cache(maxsize=0)",
+        "tests/service/inference/test_registry.py::"
+        "test_folders_whose_names_are_invalid_are_skipped_and_logged_once",
+    ),
+    Guard(
+        "service/inference/model_names.py",
+        "    if not name.isprintable():\n",
+        "    if False:\n",
+        "tests/service/inference/test_model_names.py",
     ),
 )

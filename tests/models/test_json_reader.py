@@ -54,6 +54,8 @@ def test_brackets_in_strings_are_no_nesting() -> None:
         (b'"\xff"', "utf-8"),
         (rb'"\ud83d"', "half of a surrogate pair"),
         (rb'{"\udc00": 1}', "half of a surrogate pair"),
+        (rb'"\ud83d\ud83d\ude00"', "half of a surrogate pair"),
+        (rb'"\\ud83d\ude00"', "half of a surrogate pair"),  # the first has an escaped backslash
         (b"[NaN]", "NaN is not a JSON number"),
         (b"-Infinity", "-Infinity is not a JSON number"),
         (b"1" * 5000, "4300"),

@@ -125,7 +125,7 @@ def test_artifact_without_calibration_has_none(small_artifact: Artifact) -> None
         ({"texts": 1, "evaluated_texts": 1, "recall": {}, "ranges": {}}, "own width"),
         (
             {"texts": 1, "evaluated_texts": 1, "recall": {}, "ranges": {"32": [[0.0], [1.0]]}},
-            r"the ranges of width 32 have shape \(2, 1\)",
+            "the ranges of width 32 must be 2 lists of 32 numbers",
         ),
         (
             {
@@ -134,7 +134,15 @@ def test_artifact_without_calibration_has_none(small_artifact: Artifact) -> None
                 "recall": {},
                 "ranges": {"2": [[0.0, float("nan")], [1.0, 1.0]]},
             },
-            "not finite",
+            "NaN is not a JSON number",
+        ),
+        (
+            {"texts": 1, "evaluated_texts": 1, "recall": {}, "ranges": {"1": [[1.0], [0.0]]}},
+            "a minimum of the ranges of width 1 exceeds its maximum",
+        ),
+        (
+            {"texts": True, "evaluated_texts": 1, "recall": {}, "ranges": {}},
+            "texts must be an integer: True",
         ),
     ],
 )

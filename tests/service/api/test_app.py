@@ -24,7 +24,7 @@ from service.inference.opening import open_model
 from service.inference.tokenizer import TextTokenizer
 from service.settings import BatchSettings, EngineSettings, ModelSettings, Settings
 from tests.eventually import eventually
-from tests.serving import ready_model, serving, values_of
+from tests.serving import ready_model, serving, state_of, values_of
 
 POISON = 2000  # the token id on which the stub engine fails
 
@@ -374,15 +374,32 @@ def test_unexpected_error_returns_500_without_its_message(
     assert client.post("/encode", json={"inputs": "a"}).status_code == 200
 
 
+def test_panic_of_a_library_returns_500_as_json(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class PanicException(BaseException):
+        """As a Rust extension raises when it panics: not an Exception."""
+
+    def panic() -> None:
+        raise PanicException
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state_of(client).registry, "statuses", panic)
+        response = client.get("/models")
+    assert (response.status_code, response.json()["code"]) == (500, "internal")
+    assert "LibraryPanic: a library panicked" in caplog.text
+    assert client.get("/models").is_success
+
+
 def test_tokenizer_panic_returns_500_and_the_next_request_works(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Panic(BaseException):
+    class PanicException(BaseException):
         """As a Rust extension raises when it panics: not an Exception."""
 
     class Panicking:
         def encode(self, *_: object, **__: object) -> None:
-            raise Panic
+            raise PanicException
 
         encode_batch_fast = encode
 
@@ -392,7 +409,7 @@ def test_tokenizer_panic_returns_500_and_the_next_request_works(
             patch.setattr(tokenizer._shared, "variant", lambda *_, **__: Panicking())
             response = client.post("/encode", json={"inputs": inputs})
         assert (response.status_code, response.json()["code"]) == (500, "internal")
-        assert caplog.text.count("RuntimeError: the tokenizer panicked") == 1
+        assert caplog.text.count("LibraryPanic: the tokenizer panicked") == 1
         caplog.clear()
         assert client.post("/encode", json={"inputs": "a"}).status_code == 200
 

@@ -60,6 +60,23 @@ def test_error_in_on_ready_is_logged_and_reported_as_fatal(
     assert "defect in on_ready" in caplog.text
 
 
+def test_panic_of_a_library_during_the_start_is_logged_and_reported_as_fatal(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class PanicException(BaseException):
+        """As a Rust extension raises when it panics: not an Exception."""
+
+    async def panic(*_: object, **__: object) -> None:
+        raise PanicException("no such state")
+
+    monkeypatch.setattr("service.inference.registry.open_model", panic)
+    reasons: list[str] = []
+    with TestClient(create_app(settings, on_fatal=reasons.append)):
+        eventually(lambda: reasons)
+    assert reasons == ["cannot start: see the traceback above"]
+    assert "no such state" in caplog.text
+
+
 @pytest.mark.parametrize("is_stopping", [False, True])
 async def test_cancellation_is_answered_only_while_the_service_is_stopping(
     is_stopping: bool,

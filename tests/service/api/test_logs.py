@@ -79,6 +79,31 @@ def test_access_log_is_off_by_default(client: TestClient, caplog: pytest.LogCapt
     assert not lines_of(caplog)
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_values_from_outside_forge_no_records_and_send_no_escape_sequences(
+    log_format: str,
+) -> None:
+    program = f"""
+from service.logs import configure
+configure({log_format!r})
+import logging
+name = "a\\n2026-01-01 00:00:00,000 CRITICAL forged\\r\\x1b[31m\\u2028\\udcff"
+logging.getLogger("vitrine").error("cannot load %s", name)
+raise ValueError(name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    text = done.stderr.decode()  # all of it is UTF-8
+    lines = text.splitlines()
+    assert all(line.isprintable() for line in lines)
+    records = [line for line in lines if not line.startswith("  ")]
+    levels = [
+        json.loads(line)["level"] if log_format == "json" else line.split()[2] for line in records
+    ]
+    assert levels == ["ERROR", "CRITICAL"]
+    assert "forged" in records[0]
+    assert "ValueError" in text
+
+
 def test_warnings_and_uncaught_errors_are_logged_as_json() -> None:
     program = """
 from service.logs import configure

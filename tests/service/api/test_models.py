@@ -8,10 +8,11 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import numpy as np
@@ -21,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from models.artifact import MANIFEST, Artifact
+from models.artifact import CHECK, MANIFEST, TOKENIZER, Artifact
 from models.engines import weight_bytes
 from models.export.exporter import export
 from models.export.sentence_config import Overrides
@@ -45,6 +46,8 @@ from service.settings import (
     Settings,
 )
 from tests.eventually import eventually
+from tests.hostile_artifacts import copy_of, edit, edit_graph, make_slow
+from tests.hostile_artifacts import replace as replace_file
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 from tests.serving import PATIENCE_S, lines_until, process, serving, state_of
 
@@ -373,6 +376,60 @@ def test_broken_artifact_leaves_the_old_version_serving(
     assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
     assert str(broken) not in response.text
     assert one.post("/encode", json={"inputs": TEXT}).json() == before.json()
+
+
+PANICKING = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "panic": (lambda folder: edit(folder, TOKENIZER, normalizer=PANICKING), "tokenizer.json"),
+    "manifest": (lambda folder: replace_file(folder, MANIFEST, b"[" * 100_000), "manifest.json"),
+    "check": (lambda folder: replace_file(folder, CHECK, b"[" * 100_000), "check.json"),
+    "type": (lambda folder: edit(folder, MANIFEST, hidden_size="x"), "hidden_size"),
+    "graph": (lambda folder: replace_file(folder, "model.onnx", b"\x08"), "model.onnx"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_artifact_is_refused_with_its_fault(
+    one: TestClient, other_artifact: Artifact, tmp_path: Path, name: str
+) -> None:
+    folder = copy_of(other_artifact.path, tmp_path / "hostile")
+    change, fault = HOSTILE[name]
+    change(folder)
+    response = one.post("/models/another", json={"path": str(folder)})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert fault in response.json()["detail"]
+    assert one.post("/encode", json={"inputs": TEXT}).is_success
+
+
+def test_load_of_a_graph_without_end_stops_at_the_deadline_of_the_request(
+    one: TestClient,
+    other_artifact: Artifact,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = copy_of(other_artifact.path, tmp_path / "endless")
+    edit_graph(folder, "model.onnx", make_slow)
+    headers = {"X-Request-Timeout-Ms": "3000"}
+    response = one.post("/models/another", json={"path": str(folder)}, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (504, "deadline")
+    assert "abandoned" not in caplog.text
+    body = {"path": str(other_artifact.path)}
+    assert one.post("/models/another", json=body).is_success  # loads wait for each other
+
+
+@pytest.mark.parametrize(
+    ("name", "aliases", "pointer"),
+    [("b\x1b[31m", [], None), ("b\u2028c", [], None), ("b", ["c", "\u202ed"], "/aliases/1")],
+)
+def test_invalid_name_of_a_model_is_refused_without_repeating_it(
+    one: TestClient, other_artifact: Artifact, name: str, aliases: list[str], pointer: str | None
+) -> None:
+    body = {"path": str(other_artifact.path), "aliases": aliases}
+    response = one.post(f"/models/{quote(name, safe='')}", json=body)
+    assert (response.status_code, response.json().get("pointer")) == (422, pointer)
+    assert "must have printable characters only" in response.json()["detail"]
+    assert one.get("/metrics").is_success
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])

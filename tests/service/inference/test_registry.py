@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import os
+import re
 import shutil
+import sys
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from models.artifact import Artifact, ArtifactError
+from models.artifact import MANIFEST, Artifact, ArtifactError
 from models.engines import weight_bytes
 from service.inference import registry as registry_module
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
@@ -25,6 +28,7 @@ from service.inference.opening import ModelOptions, open_model
 from service.inference.registry import ModelRegistry, ModelSpec, specs_in
 from tests.batchers import ManualClock
 from tests.eventually import eventually_async
+from tests.hostile_artifacts import copy_of, edit
 
 ONE_THREAD = ModelOptions(threads=1)
 
@@ -475,6 +479,38 @@ def test_folder_of_artifacts_names_models_by_their_folders(
     (tmp_path / "not an artifact").mkdir()
     found = [(spec.path, spec.options.name) for spec in specs_in(tmp_path, ONE_THREAD)]
     assert found == [(tmp_path / "x", "x"), (tmp_path / "y", "y")]
+
+
+def test_folders_whose_names_are_invalid_are_skipped_and_logged_once(
+    small_artifact: Artifact, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = [b"a\nCRITICAL b\x1b[31m", "\u202ec".encode()]
+    if sys.platform != "darwin":  # where names of files are Unicode
+        bad.append(b"\xff\xfe")
+    shutil.copytree(small_artifact.path, tmp_path / "good")
+    for name in bad:
+        shutil.copytree(small_artifact.path, tmp_path / os.fsdecode(name))
+    for _ in range(3):
+        assert [spec.options.name for spec in specs_in(tmp_path, ONE_THREAD)] == ["good"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len(bad)
+    assert all(message.isprintable() for message in messages)
+    assert r"a\nCRITICAL b\x1b[31m: its name must have printable characters only" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["name", "alias", "manifest"])
+@pytest.mark.parametrize("name", ["a\nb", "\u202ea", " "])
+async def test_invalid_name_of_a_model_is_refused_wherever_it_is(
+    small_artifact: Artifact, tmp_path: Path, name: str, place: str
+) -> None:
+    path = copy_of(small_artifact.path, tmp_path / "copy")
+    if place == "manifest":
+        edit(path, MANIFEST, name=name)
+    own = {"name": name, "alias": "valid", "manifest": None}[place]
+    aliases = (name,) if place == "alias" else ()
+    spec = ModelSpec(path=path, aliases=aliases, options=ModelOptions(name=own))
+    with pytest.raises(ValueError, match=re.escape(f"the name {name!r} of a model must")):
+        await ModelRegistry().register([spec])
 
 
 def test_folder_without_artifacts_is_refused(tmp_path: Path) -> None:

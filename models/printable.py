@@ -1,0 +1,15 @@
+"""Text of unknown origin in messages: escapes in place of what is not printable. Standard library.
+
+Paths and names can have line breaks, escape sequences of terminals, characters that change the
+direction of text, and bytes that are not UTF-8. In a log they could forge lines, and in a response
+they could not be written.
+"""
+
+
+def printable(text: str) -> str:
+    r"""Return the text with escapes, such as `\n` and `\x1b`, for all unprintable characters."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )

@@ -1,0 +1,28 @@
+"""Tests of `models.printable`."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.printable import printable
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a b/c.onnx", "a b/c.onnx"),
+        ("naïve 東京 \U0001f600", "naïve 東京 \U0001f600"),
+        ("a\nCRITICAL b", r"a\nCRITICAL b"),
+        ("\x1b[31m\x9b", r"\x1b[31m\x9b"),
+        ("\u202e\u2028", r"\u202e\u2028"),
+        ("\udcff", r"\udcff"),
+    ],
+)
+def test_unprintable_characters_are_escaped_and_others_kept(text: str, expected: str) -> None:
+    assert printable(text) == expected
+
+
+@given(st.text(st.characters()))
+def test_result_is_printable_and_can_be_encoded(text: str) -> None:
+    assert printable(text).isprintable()
+    printable(text).encode()
