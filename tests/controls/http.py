@@ -207,8 +207,8 @@ GUARDS = (
     ),
     Guard(
         "service/api/http_protocol.py",
-        "elif hosts > 1 or",
-        "elif",
+        "        if hosts > 1 or",
+        "        if",
         f"{_T}test_wire.py::test_each_request_has_one_response",
     ),
     Guard(
