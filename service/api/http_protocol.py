@@ -260,7 +260,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope["raw_path"] = raw_path
         self.scope["query_string"] = target.query or b""
         try:
-            self._check_head(version, target)
+            self._check_head(version)
             self.scope["path"] = decode_path(raw_path)
         except Malformed as error:
             self._set_error(error)
@@ -357,7 +357,7 @@ class HttpProtocol(HttpToolsProtocol):
             return False
         return True
 
-    def _check_head(self, version: str, target: Any) -> None:  # noqa: ANN401 - untyped in httptools
+    def _check_head(self, version: str) -> None:
         """Raise `Malformed` if the head of a request is invalid, except for its path."""
         hosts = sum(name == b"host" for name, _ in self.headers)
         if version not in ("1.0", "1.1"):
@@ -366,7 +366,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise Malformed(f"the request has {hosts} Host headers; 1 is required")
         if any(name == _CODING and value.lower() != b"chunked" for name, value in self.headers):
             raise Malformed("the transfer coding must be chunked")
-        if target.fragment is not None:  # a gateway may count it to the path: RFC 9112, 3.2
+        if b"#" in self.url:  # a gateway may count it to the path: RFC 9112, 3.2
             raise Malformed("the request target has a fragment, which begins with #")
 
     def _declared_bytes(self) -> int | None:

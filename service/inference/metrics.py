@@ -147,7 +147,6 @@ class InferenceMetrics:
             registry=registry,
         )
 
-
     def remove(self, model: str) -> None:
         """Remove all series of a model."""
         for metric in vars(self).values():
