@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from fastapi import Request
 
-# An element of a list. Quoted strings may have commas, and the last one may be unterminated: to look
+# An element of a list. Quoted strings may have commas. The last one may be unterminated: to search
 # for an end again and again would take quadratic time.
 _ELEMENT = re.compile(r'(?:[^",]|"(?:[^"\\]|\\.)*+(?:"|\\?\Z))++')
 _WEIGHT = re.compile(r"q=(0(?:\.\d*)?|1(?:\.0*)?)")

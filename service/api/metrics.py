@@ -51,5 +51,6 @@ class Metrics:
     def exposition(self, media_type: str = TEXT) -> tuple[bytes, str]:
         """Return all metrics in one of `FORMATS`, and their media type with its parameters."""
         if media_type == OPENMETRICS:
-            return openmetrics.generate_latest(self.registry), openmetrics.CONTENT_TYPE_LATEST
+            content: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+            return content, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4

@@ -26,8 +26,8 @@ from service.request_trace import TRACE
 
 REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
-# Headers that decide how a request is served, and have one value. Proxies, which may see another one
-# of several, decide by some of them too. The protocol refuses a second Host and Content-Length.
+# Headers that decide how a request is served, and have one value: of several, a proxy in front may
+# believe another one. The protocol refuses a second Host and Content-Length.
 _SINGLE = {
     name.lower().encode(): name
     for name in (
@@ -112,6 +112,16 @@ class RequestMiddleware:
             return VitrineError("internal error; see the log of the service")
         return None
 
+    async def _respond(
+        self, error: VitrineError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send an error response, and log the errors of the protocol."""
+        request_id = scope["state"]["request_id"]
+        if error is scope["state"].get(PROTOCOL_ERROR):
+            client, fields = _client(scope), {"request_id": request_id}
+            log.warning("request %s from %s: %s", request_id, client, error, extra=fields)
+        await self._render_error(scope["path"], error, request_id)(scope, receive, send)
+
     def _is_allowed_host(self, scope: Scope) -> bool:
         if not self._hosts or scope["path"] in PROBES:
             return True
@@ -146,12 +156,7 @@ class RequestMiddleware:
             if error is not None and status != "disconnected":
                 raise error  # the response has started, so no error response can be sent
             if error is not None:
-                if error is scope["state"].get(PROTOCOL_ERROR):
-                    client, fields = _client(scope), {"request_id": request_id}
-                    log.warning("request %s from %s: %s", request_id, client, error, extra=fields)
-                await self._render_error(scope["path"], error, request_id)(
-                    scope, receive, send_with_id
-                )
+                await self._respond(error, scope, receive, send_with_id)
         finally:
             for lease in scope["state"].get(LEASES, ()):
                 lease.release()

@@ -240,7 +240,7 @@ def test_server_without_a_figure_is_named_and_the_others_are_measured() -> None:
     assert loads == {
         OURS: [load(30), load(50)],
         PEER: [load(10), load(20)],
-        **dict.fromkeys(("slow", "late", "failing", "gone"), []),
+        **{name: [] for name in ("slow", "late", "failing", "gone")},
     }
     assert sorted(problems) == [
         "'failing' failed 3 requests of 'mixed'",

@@ -13,8 +13,8 @@ from service.api.accept import accepts_gzip, preferred
 OFFERS = ("application/json", "application/octet-stream", "text/plain")
 RANGES = (*OFFERS, "application/*", "text/*", "*/*", "image/png", "Application/JSON", "TEXT/*")
 WEIGHTS = ("", ";q=0", ";q=0.0", ";q=0.001", "; q=0.5", " ;Q=0.5", ";q=0.75", ";q=1", ";q=1.000")
-# Of the example in RFC 9110, 12.5.1, which gives the weights of text/plain, image/jpeg and text/html
-# as 0.7, 0.5 and 0.3.
+# Example of RFC 9110, 12.5.1, with the weights 0.7 of text/plain, 0.5 of image/jpeg and 0.3 of
+# text/html.
 RFC = (
     "text/*;q=0.3, text/plain;q=0.7, text/plain;format=flowed, text/plain;format=fixed;q=0.4, "
     "*/*;q=0.5"

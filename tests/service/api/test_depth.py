@@ -73,11 +73,11 @@ def test_every_route_refuses_a_body_beyond_the_limit(
     for path in paths:
         for bracket in "[{":
             # The body itself is one level.
-            body = '{"inputs": %s}' % nested(bracket * MAX_DEPTH)
+            body = f'{{"inputs": {nested(bracket * MAX_DEPTH)}}}'
             response = client.post(path, content=body, headers=JSON)
             assert response.status_code == 400, path
             assert f"the limit is {MAX_DEPTH} levels" in response.text, path
-            body = '{"inputs": %s}' % nested(bracket * (MAX_DEPTH - 1))
+            body = f'{{"inputs": {nested(bracket * (MAX_DEPTH - 1))}}}'
             response = client.post(path, content=body, headers=JSON)
             assert response.status_code < 500, path
             assert "levels" not in response.text, path
@@ -108,8 +108,8 @@ def test_no_nesting_is_an_internal_error(
     value = nested(brackets)
     members = FIELDS | {field: value if is_closed else value[: len(value) // 2]}
     path = paths[place % len(paths)]
-    body = "{%s}" % ", ".join(f'"{name}": {member}' for name, member in members.items())
-    response = client.post(path, content=body, headers=JSON)
+    body = ", ".join(f'"{name}": {member}' for name, member in members.items())
+    response = client.post(path, content=f"{{{body}}}", headers=JSON)
     # The served model is no reranker, and the default one cannot be replaced by nothing.
     assert response.status_code in (200, 400, 404, 413, 415, 422, 424), (path, response.text)
     if len(brackets) >= MAX_DEPTH and is_closed:
@@ -120,8 +120,8 @@ def test_no_nesting_is_an_internal_error(
 def test_accepted_fields_of_documents_are_returned(rerank_client: TestClient, path: str) -> None:
     # The body, the documents and a document are three levels.
     for brackets in ("[" * (MAX_DEPTH - 3), "{" * (MAX_DEPTH - 3), "[{" * 60, "[", ""):
-        document = '{"text": "b", "other": %s}' % nested(brackets)
-        body = '{"query": "a", "documents": [%s], "return_documents": true}' % document
+        document = f'{{"text": "b", "other": {nested(brackets)}}}'
+        body = f'{{"query": "a", "documents": [{document}], "return_documents": true}}'
         response = rerank_client.post(path, content=body, headers=JSON)
         assert response.status_code == 200, response.text
         assert response.json()["results"][0]["document"] == json.loads(document)

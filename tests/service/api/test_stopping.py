@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from tests.eventually import eventually, eventually_async
 from tests.held_service import held
-from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process
+from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process, rest
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -127,6 +127,18 @@ def test_second_signal_ends_the_process_immediately(small_artifact: Artifact) ->
         lines_until(started, "shutting down")
         started.send_signal(signal.SIGTERM)
         assert started.wait(timeout=PATIENCE_S) == 1
+
+
+def test_crash_of_a_library_leaves_the_running_functions_on_stderr(
+    small_artifact: Artifact,
+) -> None:
+    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+        url_of(started)
+        started.send_signal(signal.SIGSEGV)
+        status, errors = rest(started)
+    assert status == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in errors
+    assert "service/__main__.py" in errors
 
 
 def test_sigint_exits_with_status_0_and_no_traceback(small_artifact: Artifact) -> None:
