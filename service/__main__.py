@@ -1,6 +1,7 @@
 """`vitrine-serve`: the command line of the service."""
 
 import argparse
+import faulthandler
 import json
 import logging
 import re
@@ -71,6 +72,8 @@ def main() -> int:
         return 2
     if warning:
         log.warning("%s", warning)
+    # Libraries crash if no memory is left, such as orjson with SIGSEGV: say which was running.
+    faulthandler.enable()
     server = Server(app, state, settings.server, lambda: _log_state(state))
     server.run()
     return 0

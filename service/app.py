@@ -103,6 +103,7 @@ def create_app(
         load_s=settings.models.load_s,
         metrics=metrics.inference,
         cache=cache,
+        check_path=tei.check_name,
         on_stop=partial(_report_stop, on_fatal),
     )
     state = DebugState(

@@ -12,6 +12,7 @@ from pathlib import Path
 from models.artifact import ArtifactError
 from models.engines import EngineError
 from models.printable import printable
+from service.api.compat import tei
 from service.app import open_exporter
 from service.inference.opening import ModelOptions, open_model
 from service.inference.registry import ModelRegistry
@@ -109,7 +110,11 @@ def check_names(settings: Settings) -> str:
         EngineError: An engine is unknown or unavailable on this machine.
         ValueError: The settings of the models are invalid; see `ModelRegistry.register`.
     """
-    registry = ModelRegistry(default=settings.models.default, max_bytes=settings.models.max_bytes)
+    registry = ModelRegistry(
+        default=settings.models.default,
+        max_bytes=settings.models.max_bytes,
+        check_path=tei.check_name,
+    )
     asyncio.run(registry.register(settings.model_specs()))
     names = ", ".join(status.name for status in registry.statuses())
     default = next((status.name for status in registry.statuses() if status.is_default), "none")

@@ -13,6 +13,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from models.json_reader import JsonError, check_depth
 from service.api.errors import BodyTimeout, Malformed, UnsupportedMedia
 from service.api.responses import JSON
 from service.api.state import AppState
@@ -77,8 +78,8 @@ async def read_body(request: Request, state: AppState, model: type[Model], max_b
         TooLarge: The body exceeds `max_bytes`, before or after decompression.
         Overloaded: The memory budget of request bodies is exceeded; see `BodyBudget`.
         BodyTimeout: The body did not arrive within `limits.body_s` seconds.
-        Malformed: The body is not valid JSON, has an object with a duplicate key, or is not valid
-            gzip although its content encoding is gzip.
+        Malformed: The body is not valid JSON, is nested too deeply, has an object with a duplicate
+            key, or is not valid gzip although its content encoding is gzip.
         InvalidInput: The body is not a JSON object, or does not match the model.
     """
     return await _read_and_check(request, state, lambda body: _validate(model, body), max_bytes)
@@ -98,7 +99,8 @@ async def _read_and_check(
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != JSON:
         raise UnsupportedMedia("the content type must be application/json")
-    encoding = request.headers.get("content-encoding", "").strip().lower()
+    # Several headers are one list of encodings, applied one after the other.
+    encoding = ",".join(request.headers.getlist("content-encoding")).strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise UnsupportedMedia("the content encoding must be gzip or identity")
     timeout_s = state.settings.limits.body_s
@@ -124,17 +126,19 @@ async def _read_and_check(
 
 def _parse(body: bytearray) -> dict[str, Any]:
     try:
+        # Before parsing: a deep value could be read, but not written into a response.
+        check_depth(body)
         parsed = orjson.loads(body)
         if not isinstance(parsed, dict):
-            raise InvalidInput("the body must be a JSON object")
+            raise InvalidInput("the body must be a JSON object", pointer="")  # the whole document
         # orjson keeps the last of duplicate keys, while another parser may keep the first. The slow
         # check is needed only if the body has more keys than the outer object has members.
         if sum(1 for _ in _KEY.finditer(body)) > len(parsed):
             json.loads(body, object_pairs_hook=_reject_equal_keys)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error.msg}, at character {error.pos}") from None
-    except RecursionError:
-        raise Malformed("the body is not valid JSON: it is nested too deeply") from None
+    except JsonError as error:
+        raise Malformed(f"the body cannot be read: {error}") from None
     return parsed
 
 

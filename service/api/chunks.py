@@ -10,7 +10,7 @@ from service.api.body import pointing_at
 from service.api.call_options import CallOptions
 from service.api.chunk_schemas import ChunkingOptions
 from service.api.deadline import cancel_on_disconnect
-from service.api.responses import accept_header, prefers_octets, respond, serialize_rows
+from service.api.responses import prefers_octets, respond, serialize_rows
 from service.api.schemas import EncodeRequest
 from service.api.state import AppState
 from service.inference.chunk_embeddings import ChunkEmbeddings
@@ -35,7 +35,7 @@ async def encode_chunks(
         InvalidInput: The inputs are token ids, or the response would not be JSON.
         VitrineError: Any error of `Model.encode_chunks`, under the same conditions.
     """
-    if prefers_octets(accept_header(request)):
+    if prefers_octets(request):
         raise InvalidInput(
             "chunks need a JSON response; use encoding base64 for compact vectors",
             pointer="/chunking",

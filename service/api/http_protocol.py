@@ -11,14 +11,17 @@
 - If a response is sent before the request body is complete, the connection is closed. A bounded
   amount of the remaining body is read and discarded first: closing with unread input makes the
   kernel send a TCP reset, which may reach the client before the response.
-- Trailers are ignored. uvicorn appends them to the headers.
+- Trailers are ignored, as RFC 9110 (6.5.1) allows. uvicorn appends them to the headers.
+- A path that cannot be decoded, or has a control character, is malformed. uvicorn replaces invalid
+  bytes, so that a gateway, which denies requests by path, would see another path than the routes.
 - Head and body of a response are sent in one write: a process killed between two writes would leave
   half a response, which no gateway can retry.
 """
 
 import asyncio
-import urllib.parse
+import re
 from typing import Any, ClassVar, cast
+from urllib.parse import unquote_to_bytes
 
 import httptools
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -52,6 +55,28 @@ _CHUNKED_PART_BYTES = 1024
 _CODING = b"transfer-encoding"
 _END_OF_HEAD = b"\r\n\r\n"
 _NOT_HTTP = "the input is not an HTTP/1.1 request"
+# The start of something else than a percent-encoding: RFC 3986, 2.1.
+_BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+# `$` in the pattern of a route matches before a newline too.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def decode_path(raw_path: bytes) -> str:
+    """Return the percent-decoded path of a request.
+
+    Raises:
+        Malformed: The path has an invalid percent-encoding, is not UTF-8, or has a control
+            character.
+    """
+    if _BAD_PERCENT.search(raw_path):
+        raise Malformed("the path has a % that is not followed by two hexadecimal digits")
+    try:
+        path = unquote_to_bytes(raw_path).decode()
+    except UnicodeDecodeError:
+        raise Malformed("the decoded path is not UTF-8") from None
+    if _CONTROL.search(path):
+        raise Malformed("the decoded path has a control character")
+    return path
 
 
 class CoalescingTransport(asyncio.Transport):
@@ -231,17 +256,15 @@ class HttpProtocol(HttpToolsProtocol):
         raw_path = target.path or b"/"
         self.scope["method"] = self.parser.get_method().decode("ascii")
         self.scope["http_version"] = version
-        self.scope["path"] = urllib.parse.unquote(raw_path.decode("ascii"))
+        self.scope["path"] = raw_path.decode("ascii")
         self.scope["raw_path"] = raw_path
         self.scope["query_string"] = target.query or b""
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if version not in ("1.0", "1.1"):
-            self._set_error(Malformed(_NOT_HTTP))
-        elif hosts > 1 or (hosts == 0 and version == "1.1"):
-            self._set_error(Malformed(f"the request has {hosts} Host headers; 1 is required"))
-        elif any(name == _CODING and value.lower() != b"chunked" for name, value in self.headers):
-            self._set_error(Malformed("the transfer coding must be chunked"))
-        elif target.schema is not None:  # absolute-form overrides Host: RFC 9112, 3.2.2
+        try:
+            self._check_head(version)
+            self.scope["path"] = decode_path(raw_path)
+        except Malformed as error:
+            self._set_error(error)
+        if target.schema is not None:  # absolute-form overrides Host: RFC 9112, 3.2.2
             self._replace_host(target)
         self._in_head = False
         self._overhead_bytes = 0
@@ -333,6 +356,18 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(Malformed(_NOT_HTTP))
             return False
         return True
+
+    def _check_head(self, version: str) -> None:
+        """Raise `Malformed` if the head of a request is invalid, except for its path."""
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if version not in ("1.0", "1.1"):
+            raise Malformed(_NOT_HTTP)
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            raise Malformed(f"the request has {hosts} Host headers; 1 is required")
+        if any(name == _CODING and value.lower() != b"chunked" for name, value in self.headers):
+            raise Malformed("the transfer coding must be chunked")
+        if b"#" in self.url:  # a gateway may count it to the path: RFC 9112, 3.2
+            raise Malformed("the request target has a fragment, which begins with #")
 
     def _declared_bytes(self) -> int | None:
         """Return the Content-Length: 0 if the header is missing, None if the body is chunked."""

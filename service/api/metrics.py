@@ -6,9 +6,15 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
 )
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from service.inference.metrics import InferenceMetrics, seconds_buckets
+
+# Media types of the formats; only OpenMetrics has exemplars.
+TEXT = "text/plain"
+OPENMETRICS = "application/openmetrics-text"
+FORMATS = (TEXT, OPENMETRICS)
 
 
 class Metrics:
@@ -42,11 +48,9 @@ class Metrics:
             registry=self.registry,
         )
 
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Return all metrics and their media type.
-
-        The format is Prometheus' text format, or OpenMetrics if the Accept header lists it. Only
-        OpenMetrics has exemplars.
-        """
-        encode, media_type = choose_encoder(accept)
-        return encode(self.registry), media_type
+    def exposition(self, media_type: str = TEXT) -> tuple[bytes, str]:
+        """Return all metrics in one of `FORMATS`, and their media type with its parameters."""
+        if media_type == OPENMETRICS:
+            content: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+            return content, openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4

@@ -9,15 +9,16 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from models.panics import panics_as_errors
-from service.api.deadline import CLIENT_DEADLINE
-from service.api.errors import Forbidden, status_of
+from service.api.call_options import PRIORITY
+from service.api.deadline import CLIENT_DEADLINE, TIMEOUT
+from service.api.errors import Forbidden, Malformed, status_of
 from service.api.http_protocol import PROTOCOL_ERROR
 from service.api.metrics import Metrics
 from service.api.state import LEASES
@@ -26,6 +27,15 @@ from service.request_trace import TRACE
 
 REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
+# Headers that decide how a request is served, and have one value: of several, a proxy in front may
+# believe another one. The protocol refuses a second Host and Content-Length.
+_SINGLE = {
+    name.lower().encode(): name
+    for name in (
+        *("Authorization", "X-API-Key", "api-key", "Content-Type", "Origin", "Sec-Fetch-Site"),
+        *(TIMEOUT, PRIORITY),
+    )
+}
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = logging.getLogger("vitrine")
@@ -74,6 +84,7 @@ class RequestMiddleware:
         if protocol_error is not None:
             return protocol_error
         try:
+            check_single(scope["headers"])
             if not self._is_allowed_host(scope):
                 return Forbidden("the host name is not in VITRINE_SERVER__HOSTS", code="host")
             serve = self._dispatch_table.get((scope["method"], scope["path"]), self._app)
@@ -103,6 +114,16 @@ class RequestMiddleware:
             return VitrineError("internal error; see the log of the service")
         return None
 
+    async def _respond(
+        self, error: VitrineError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send an error response, and log the errors of the protocol."""
+        request_id = scope["state"]["request_id"]
+        if error is scope["state"].get(PROTOCOL_ERROR):
+            client, fields = _client(scope), {"request_id": request_id}
+            log.warning("request %s from %s: %s", request_id, client, error, extra=fields)
+        await self._render_error(scope["path"], error, request_id)(scope, receive, send)
+
     def _is_allowed_host(self, scope: Scope) -> bool:
         if not self._hosts or scope["path"] in PROBES:
             return True
@@ -126,7 +147,10 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                if self._is_stopping():  # the next request is for another replica
+                    headers["Connection"] = "close"
             await send(message)
 
         try:
@@ -134,12 +158,7 @@ class RequestMiddleware:
             if error is not None and status != "disconnected":
                 raise error  # the response has started, so no error response can be sent
             if error is not None:
-                if error is scope["state"].get(PROTOCOL_ERROR):
-                    client, fields = _client(scope), {"request_id": request_id}
-                    log.warning("request %s from %s: %s", request_id, client, error, extra=fields)
-                await self._render_error(scope["path"], error, request_id)(
-                    scope, receive, send_with_id
-                )
+                await self._respond(error, scope, receive, send_with_id)
         finally:
             for lease in scope["state"].get(LEASES, ()):
                 lease.release()
@@ -157,6 +176,18 @@ class RequestMiddleware:
             if self._slow_s is not None:
                 is_slow = seconds > self._slow_s
                 _log_access(scope, method, route, status, seconds, error, is_slow=is_slow)
+
+
+def check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Check that headers with one value do not have several.
+
+    Raises:
+        Malformed: A header of `_SINGLE` has two different values.
+    """
+    values: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _SINGLE and values.setdefault(name, value) != value:
+            raise Malformed(f"the request has two {_SINGLE[name]} headers with different values")
 
 
 def host_matches(host: str, names: Collection[str]) -> bool:

@@ -13,6 +13,7 @@ import orjson
 from fastapi import Request, Response
 
 from models.quantization import Codes
+from service.api.accept import accepts_gzip, preferred_type
 from service.api.state import AppState
 from service.inference.metrics import observe_stages
 from service.inference.model import Model
@@ -86,7 +87,7 @@ async def respond(
     body = serialize() if is_short else await asyncio.to_thread(serialize)
     if state.settings.server.gzip:
         headers = {**headers, **_vary(headers)}
-        if len(body) >= _GZIP_MIN_BYTES and _accepts_gzip(request):
+        if len(body) >= _GZIP_MIN_BYTES and accepts_gzip(request):
             body = await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL, mtime=0)
             headers["Content-Encoding"] = "gzip"
     serialize_s = time.perf_counter() - started
@@ -120,33 +121,9 @@ def _vary(headers: Mapping[str, str]) -> dict[str, str]:
     return {"Vary": ", ".join(filter(None, (headers.get("Vary"), "Accept-Encoding")))}
 
 
-def _accepts_gzip(request: Request) -> bool:
-    weights = accepted_types(",".join(request.headers.getlist("accept-encoding")))
-    return weights.get("gzip", weights.get("*", 0.0)) > 0
-
-
-def accepted_types(header: str) -> dict[str, float]:
-    """Return the weight (`q`) of each lower-cased name in an Accept or Accept-Encoding header."""
-    weights: dict[str, float] = {}
-    for part in header.lower().split(","):
-        name, *parameters = (parameter.strip() for parameter in part.split(";"))
-        weight = next((p[2:] for p in parameters if p.startswith("q=")), "1")
-        try:
-            weights[name] = float(weight)
-        except ValueError:
-            weights[name] = 0.0
-    return weights
-
-
-def accept_header(request: Request) -> str:
-    """Return the Accept headers of a request as one."""
-    return ",".join(request.headers.getlist("accept"))
-
-
-def prefers_octets(accept: str) -> bool:
-    """Return whether an Accept header lists octet-stream, with a weight not below that of JSON."""
-    weights = accepted_types(accept)
-    return weights.get(OCTETS, 0.0) > 0 and weights[OCTETS] >= weights.get(JSON, 0.0)
+def prefers_octets(request: Request) -> bool:
+    """Return whether the client prefers octet-stream over JSON."""
+    return preferred_type(request, (JSON, OCTETS)) == OCTETS
 
 
 def encode_json(model: str, result: OutputResult, in_base64: bool, quantizer: Quantizer) -> bytes:

@@ -7,18 +7,19 @@ from typing import get_args
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
+from service.api.accept import preferred_type
 from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
 from service.api.call_options import lease_with_options
 from service.api.chunk_schemas import ChunksResponse
 from service.api.chunks import encode_chunks
 from service.api.deadline import cancel_on_disconnect
+from service.api.metrics import FORMATS
 from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute
 from service.api.responses import (
     OCTETS,
     SeveralResults,
-    accept_header,
     encode_json,
     encode_octets,
     encode_outputs_json,
@@ -114,7 +115,7 @@ async def encode(request: Request, state: State) -> Response:
         return await respond(request, state, model, results, serialize)
     result = encoded[outputs[0]]
     headers = {"Vary": "Accept"} if isinstance(result, Embeddings) else {}
-    if isinstance(result, Embeddings) and prefers_octets(accept_header(request)):
+    if isinstance(result, Embeddings) and prefers_octets(request):
         headers["X-Shape"] = f"{len(result.vectors)},{quantizer.columns}"
         headers["X-Dtype"] = quantizer.element
         serialize = partial(encode_octets, result.vectors, quantizer)
@@ -175,7 +176,7 @@ async def readyz(state: State) -> Health:
 async def metrics(request: Request, state: State) -> Response:
     """Return all metrics in Prometheus' text format.
 
-    If the Accept header lists OpenMetrics, as Prometheus' own does, the response is OpenMetrics.
+    If the Accept header prefers OpenMetrics, as Prometheus' own does, the response is OpenMetrics.
     """
-    content, media_type = state.metrics.exposition(request.headers.get("accept", ""))
-    return Response(content, media_type=media_type)
+    content, media_type = state.metrics.exposition(preferred_type(request, FORMATS))
+    return Response(content, headers={"Vary": "Accept"}, media_type=media_type)

@@ -147,6 +147,11 @@ class InferenceMetrics:
             registry=registry,
         )
 
+    def remove(self, model: str) -> None:
+        """Remove all series of a model."""
+        for metric in vars(self).values():
+            metric.remove_by_labels({"model": model})
+
 
 class ModelMetrics:
     """The metrics of one model. Its versions, loaded one after the other, share them.

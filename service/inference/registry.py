@@ -152,6 +152,8 @@ class ModelRegistry:
         load_s: Maximum time in seconds that a request waits for its model to load.
         metrics: Metrics of all models; None: new metrics in a separate registry.
         cache: Cache of results that the models share; None: no cache.
+        check_path: Called with each name and alias; raises `ValueError` if the path of another
+            route has it.
         on_stop: Called with the error if the batcher of a model stops because of a failure, such as
             a broken engine; None: the error is logged.
         clock: Clock; None: the system's monotonic clock.
@@ -165,6 +167,7 @@ class ModelRegistry:
         load_s: float = 30.0,
         metrics: InferenceMetrics | None = None,
         cache: ResultCache[RowResults] | None = None,
+        check_path: Callable[[str], None] = lambda _name: None,
         on_stop: Callable[[BaseException], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -172,6 +175,7 @@ class ModelRegistry:
         self._max_bytes = max_bytes
         self._load_s = load_s
         self._metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
+        self._check_path = check_path
         self._on_stop = on_stop or log_stop
         # The most recently used models are last, with a memory budget.
         self._entries: dict[str, _Entry] = {}
@@ -214,8 +218,8 @@ class ModelRegistry:
         Raises:
             ArtifactError: An artifact is incomplete or invalid.
             EngineError: An engine is unknown or unavailable on this machine.
-            ValueError: A name or alias is invalid, or that of two models, the default model is
-                unknown, or a model exceeds the memory budget.
+            ValueError: A name or alias is invalid, refused by `check_path` or that of two models,
+                the default model is unknown, or a model exceeds the memory budget.
         """
         for spec in specs:
             entry = await self._read(spec)
@@ -377,8 +381,8 @@ class ModelRegistry:
             ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
             EngineError: The engine is unavailable, or fails the self-check.
             InvalidInput: The new version is incompatible with the served one.
-            ValueError: The name or an alias is invalid, an alias is the name or alias of another
-                model, or the model exceeds the memory budget.
+            ValueError: The name or an alias is invalid or refused by `check_path`, an alias is the
+                name or alias of another model, or the model exceeds the memory budget.
             Exception: Any error of `check`.
         """
         async with self._changing:
@@ -422,6 +426,7 @@ class ModelRegistry:
             self._names = {key: value for key, value in self._names.items() if value != name}
             if entry.version is not None:
                 self._unload(entry)
+            self._remove_metrics(name)
 
     async def _lease_when_loaded(self, name: str | None, timeout_s: float | None) -> Lease:
         """Wait until the model is loaded, and return a lease; see `lease`."""
@@ -499,6 +504,7 @@ class ModelRegistry:
         options = replace(spec.options, name=name)
         for alias in (name, *spec.aliases):
             check_name(alias)
+            self._check_path(alias)
             if self._names.get(alias, name) != name:
                 raise ValueError(f"two models have the name {alias!r}; every name must be unique")
         size = weight_bytes(artifact, options.engine, options.precision)
@@ -517,6 +523,11 @@ class ModelRegistry:
             size=size,
             metrics=self._model_metrics[name],
         )
+
+    def _remove_metrics(self, name: str) -> None:
+        """Remove the metrics of a model that is not served, which would stay for ever."""
+        del self._model_metrics[name]
+        self._metrics.remove(name)
 
     def _replace(self, entry: _Entry) -> None:
         self._entries.pop(entry.name, None)
@@ -537,6 +548,8 @@ class ModelRegistry:
             )
         except BaseException:
             entry.metrics.loads["failed"].inc()
+            if entry.name not in self._entries:
+                self._remove_metrics(entry.name)
             raise
         try:
             # The artifact of an unloaded model can have been replaced.

@@ -135,15 +135,16 @@ def row(
 ) -> str:
     """Return a table row: medians, and medians of the per-round ratios to the peer.
 
-    Columns without figures have a dash.
+    Columns without figures have a dash. Without figures of the peer there are no ratios.
     """
     cells: list[str] = []
+    peer = figures.get(PEER)
     for server in columns:
         values = figures.get(server)
-        if values is None:
+        if not values:
             cells.append("-")
             continue
-        of_peer = "" if server == PEER else f" ({ratio(values, figures[PEER]):.2f})"
+        of_peer = "" if server == PEER or not peer else f" ({ratio(values, peer):.2f})"
         cells.append(f"{statistics.median(values):{form}}{of_peer}")
     return f"| {name} | {' | '.join(cells)} |"
 
@@ -178,7 +179,8 @@ def compare_servers(options: argparse.Namespace) -> None:
     """Start the servers, load them and the peers in turn, and write the report.
 
     Raises:
-        ComparisonError: a peer does not answer; a server fails requests, or returns other vectors.
+        ComparisonError: a peer does not answer, or a server returns other vectors, before the load;
+            or a server has no figures of a workload, after the report is written.
     """
     peers = {name: Peer(name, url) for name, url in options.peer.items()}
     servers: dict[str, Server] = {}
@@ -192,24 +194,14 @@ def compare_servers(options: argparse.Namespace) -> None:
         similarity = compare_vectors(vectors_of_each(servers, peers))
         print("\n".join(similarity), flush=True)
         contenders: dict[str, Server | Peer] = {**servers, **peers}
-        loads: dict[str, dict[str, list[Load]]] = {
-            workload: {name: [] for name in contenders} for workload in WORKLOADS
-        }
-        for workload, by_server in loads.items():
-            for round_ in range(options.rounds + 1):
-                for name, server in contenders.items():
-                    load = server.load(WORKLOADS[workload], options.seconds)
-                    if load.failed:
-                        raise ComparisonError(
-                            f"{name!r} failed {load.failed} requests of {workload!r}"
-                        )
-                    if not load.requests:
-                        raise ComparisonError(
-                            f"{name!r} completed no request of {workload!r} in "
-                            f"{options.seconds} s; raise --seconds"
-                        )
-                    by_server[name] += [load] if round_ else []  # the first round is the warm-up
-            print(f"Measured {workload}", flush=True)
+        loads: dict[str, dict[str, list[Load]]] = {}
+        problems: list[str] = []
+        for workload in WORKLOADS:
+            loads[workload], failures = measure(
+                contenders, workload, options.rounds, options.seconds
+            )
+            problems += failures
+            print("\n".join([f"Measured {workload}", *failures]), flush=True)
         facts = {
             "ready after, s": {name: [server.ready_s] for name, server in servers.items()},
             "resident after the load, MB": {
@@ -227,21 +219,57 @@ def compare_servers(options: argparse.Namespace) -> None:
     finally:
         for server in servers.values():
             server.stop()
+    ratios = rate_ratios(loads)
     report = "\n\n".join(
         [
             f"{machine()}, {datetime.date.today()}",
             f"`python -m tests.benchmarks.bench_servers {shlex.join(sys.argv[1:])}`",
             table(loads, facts),
             *([about_peers(list(peers))] if peers else []),
-            "\n".join(f"- {line}" for line in (*similarity, *fair)),
-            "![ratios](servers.svg)\n",
+            "\n".join(f"- {line}" for line in (*problems, *similarity, *fair)),
+            *(["![ratios](servers.svg)"] if ratios else []),
         ]
     )
     print(report)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "servers.md").write_text(report, "utf-8")
-    title = f"requests/s, ratio to {PEER}"
-    draw_ratios(rate_ratios(loads), title, options.out / "servers.svg")
+    (options.out / "servers.md").write_text(f"{report}\n", "utf-8")
+    if ratios:
+        draw_ratios(ratios, f"requests/s, ratio to {PEER}", options.out / "servers.svg")
+    if problems:
+        raise ComparisonError(f"the report is incomplete: {'; '.join(problems)}")
+
+
+def measure(
+    contenders: Mapping[str, Server | Peer], workload: str, rounds: int, seconds: int
+) -> tuple[dict[str, list[Load]], list[str]]:
+    """Load the servers with a workload in turn, after a round of warm-up.
+
+    Returns:
+        The measurements of each server, in rounds, and the problems. A server with a problem has
+        no measurements, and is not measured again; the others are.
+    """
+    loads: dict[str, list[Load]] = {name: [] for name in contenders}
+    problems: dict[str, str] = {}
+    for round_ in range(rounds + 1):
+        for name, server in contenders.items():
+            if name in problems:
+                continue
+            try:
+                load = server.load(WORKLOADS[workload], seconds)
+            except ComparisonError as error:
+                problems[name] = f"{error}, after the load of {workload!r}"
+                continue
+            if load.failed:
+                problems[name] = f"{name!r} failed {load.failed} requests of {workload!r}"
+            elif not load.requests:
+                problems[name] = (
+                    f"{name!r} completed no request of {workload!r} in {seconds} s; raise --seconds"
+                )
+            elif round_:
+                loads[name].append(load)
+    for name in problems:
+        loads[name].clear()
+    return loads, list(problems.values())
 
 
 def vectors_of_each(
@@ -329,11 +357,17 @@ def _batches(server: Server) -> tuple[float, float]:
 def rate_ratios(
     loads: Mapping[str, Mapping[str, Sequence[Load]]],
 ) -> dict[str, dict[str, float]]:
-    """Return the ratios of requests per second to the peer's, by workload and server."""
+    """Return the ratios of requests per second to the peer's, by workload and server.
+
+    A server without figures of a workload has the ratio 0, and without the peer's there are none.
+    """
     ratios: dict[str, dict[str, float]] = {}
     for workload, by_server in loads.items():
         rates = of_each(by_server, lambda load: load.requests / load.seconds)
-        ratios[workload] = {name: ratio(rate, rates[PEER]) for name, rate in rates.items()}
+        if peer := rates[PEER]:
+            ratios[workload] = {
+                name: ratio(rate, peer) if rate else 0.0 for name, rate in rates.items()
+            }
     return ratios
 
 

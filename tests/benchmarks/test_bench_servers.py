@@ -18,12 +18,14 @@ from tests.benchmarks.bench_servers import (
     PEER,
     about_peers,
     compare_vectors,
+    measure,
     rate_ratios,
     row,
 )
 from tests.benchmarks.peers import ComparisonError, Peer, parse_peers
 from tests.benchmarks.report import cpu, draw_ratios
 from tests.benchmarks.servers import Load
+from tests.benchmarks.workloads import Workload
 
 SHAPES = {
     "tei": ("/embed", "inputs", None),
@@ -208,12 +210,64 @@ def test_row_has_a_dash_where_a_peer_has_no_figure() -> None:
     assert "CPU time" in about_peers(["tei"])
 
 
-def test_picture_has_a_bar_for_each_ratio(tmp_path: Path) -> None:
-    def load(requests: int) -> Load:
-        return Load(
-            requests=requests, seconds=2.0, p50_ms=1.0, p99_ms=2.0, failed=0, cpu_s=float("nan")
-        )
+def load(requests: int, failed: int = 0) -> Load:
+    return Load(requests=requests, seconds=2.0, p50_ms=1.0, p99_ms=2.0, failed=failed, cpu_s=0.5)
 
+
+class Scripted(Peer):
+    """Peer whose loads are given; an error is raised."""
+
+    def __init__(self, *loads: Load | ComparisonError) -> None:
+        self.left = list(loads)
+
+    def load(self, _workload: Workload, _seconds: int) -> Load:
+        result = self.left.pop(0)
+        if isinstance(result, ComparisonError):
+            raise result
+        return result
+
+
+def test_server_without_a_figure_is_named_and_the_others_are_measured() -> None:
+    contenders = {
+        OURS: Scripted(*map(load, (1, 30, 50))),
+        PEER: Scripted(*map(load, (1, 10, 20))),
+        "slow": Scripted(load(0)),
+        "late": Scripted(load(1), load(9), load(0)),
+        "failing": Scripted(load(1), load(7, failed=3)),
+        "gone": Scripted(load(1), ComparisonError("'gone' did not return 1 vectors")),
+    }
+    loads, problems = measure(contenders, "mixed", 2, 8)
+    assert loads == {
+        OURS: [load(30), load(50)],
+        PEER: [load(10), load(20)],
+        **{name: [] for name in ("slow", "late", "failing", "gone")},
+    }
+    assert sorted(problems) == [
+        "'failing' failed 3 requests of 'mixed'",
+        "'gone' did not return 1 vectors, after the load of 'mixed'",
+        "'late' completed no request of 'mixed' in 8 s; raise --seconds",
+        "'slow' completed no request of 'mixed' in 8 s; raise --seconds",
+    ]
+    assert not any(contender.left for contender in contenders.values())
+    rates = {name: [one.requests / one.seconds for one in own] for name, own in loads.items()}
+    assert row("rates", rates, ".1f", list(loads)) == (
+        "| rates | 20.0 (2.75) | 7.5 | - | - | - | - |"
+    )
+    assert rate_ratios({"mixed": loads})["mixed"] == {
+        OURS: 2.75,
+        PEER: 1.0,
+        **dict.fromkeys(("slow", "late", "failing", "gone"), 0.0),
+    }
+
+
+def test_figures_without_those_of_the_peer_have_no_ratios() -> None:
+    loads, _ = measure({OURS: Scripted(load(1), load(30)), PEER: Scripted(load(0))}, "mixed", 1, 8)
+    rates = {OURS: [15.0], PEER: []}
+    assert row("rates", rates, ".1f", [OURS, PEER]) == "| rates | 15.0 | - |"
+    assert rate_ratios({"mixed": loads}) == {}
+
+
+def test_picture_has_a_bar_for_each_ratio(tmp_path: Path) -> None:
     by_server = {
         OURS: [load(30), load(50)],
         PEER: [load(10), load(20)],

@@ -54,6 +54,30 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry.py",
+        "                self._unload(entry)\n            self._remove_metrics(name)\n",
+        "                self._unload(entry)\n",
+        f"{_I}test_registry.py::test_metrics_are_those_of_the_served_models",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "            if entry.name not in self._entries:\n",
+        "            if False:\n",
+        f"{_I}test_registry.py::test_metrics_are_those_of_the_served_models",
+    ),
+    Guard(
+        "service/inference/registry.py",
+        "            self._check_path(alias)\n",
+        "",
+        f"{_I}test_registry.py::test_name_or_alias_that_is_refused_is_not_served",
+    ),
+    Guard(
+        "service/app.py",
+        "        check_path=tei.check_name,\n",
+        "",
+        f"{_T}test_models.py::test_names_that_are_ambiguous_under_tei_are_refused",
+    ),
+    Guard(
+        "service/inference/registry.py",
         "victim = min(others, key=_is_busy)",
         "victim = others[0]",
         f"{_I}test_registry.py::test_idle_model_is_unloaded_before_a_busy_one",

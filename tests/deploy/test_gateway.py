@@ -6,15 +6,27 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import socket
+from queue import SimpleQueue
+from socket import create_connection, socket
+from socketserver import StreamRequestHandler
+from urllib.parse import quote, unquote
 
+import httptools
 import httpx2
 import pytest
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from starlette.routing import Match, Route
 
+from service.app import create_app
+from service.settings import Settings
 from tests.eventually import HANG_S, eventually
+from tests.service.api.test_paths import PIECES
+from tests.serving import flat_routes
 
 CONFIGURATION = (Path(__file__).parents[2] / "deploy/gateway/haproxy.cfg").read_text()
 
@@ -40,6 +52,24 @@ class _Worker(BaseHTTPRequestHandler):
         pass
 
 
+class _Recorder(StreamRequestHandler):
+    """Answers a request without a body with 204, and records its first line."""
+
+    lines: SimpleQueue[bytes] = SimpleQueue()
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # health checks reset their connections
+            self._serve()
+
+    def _serve(self) -> None:
+        while line := self.rfile.readline():
+            while self.rfile.readline() not in (b"\r\n", b""):
+                pass
+            if b" /readyz " not in line:
+                self.lines.put(line)
+            self.wfile.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+
 def free_port() -> int:
     with socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -47,9 +77,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def gateway(folder: Path, **environment: str) -> Iterator[str]:
+def gateway(
+    folder: Path, handler: type[StreamRequestHandler] = _Worker, **environment: str
+) -> Iterator[str]:
     """Yield the URL of a gateway in front of one worker."""
-    worker = ThreadingHTTPServer(("127.0.0.1", 0), _Worker)
+    worker = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=worker.serve_forever, daemon=True).start()
     port = free_port()
     file = folder / "haproxy.cfg"
@@ -71,7 +103,7 @@ def gateway(folder: Path, **environment: str) -> Iterator[str]:
     ) as process:
         url = f"http://127.0.0.1:{port}"
         try:
-            eventually(lambda: status(url, "GET", "/readyz") == 200)
+            eventually(lambda: status(url, "GET", "/readyz") in (200, 204))
             yield url
         finally:
             process.kill()
@@ -119,3 +151,76 @@ def test_rate_limit_applies_to_each_key_alone(tmp_path: Path) -> None:
 def test_without_a_limit_no_request_is_refused(tmp_path: Path) -> None:
     with gateway(tmp_path) as url:
         assert {status(url, "POST", "/encode") for _ in range(50)} == {200}
+
+
+# Routes that concern one worker, by name.
+CLOSED = {"metrics", "process_state", "load_model", "delete_model"}
+targets = st.builds(
+    "".join,
+    st.tuples(
+        st.sampled_from(("/", "/", "//", "http://x/", "ftp://x//", "/./", "")),
+        st.sampled_from(("metrics", "models", "debug/state", "%6Dodels", "debug%2fstate", "")),
+        st.lists(
+            st.sampled_from((*PIECES, "#", "?", "\\", "\x7f", "\xe9", "state")), max_size=4
+        ).map("".join),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def routes() -> list[Route]:
+    """All routes of a worker."""
+    routes = flat_routes(create_app(Settings()).routes)
+    assert {getattr(route, "name", None) for route in routes} >= CLOSED
+    return routes
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a gateway whose worker records requests."""
+    with gateway(tmp_path_factory.mktemp("gateway"), _Recorder) as url:
+        yield httpx2.URL(url).port or 80
+
+
+def passed_by(port: int, method: str, target: str) -> str | None:
+    """Return the target that the worker gets; None: the gateway denies the request."""
+    request = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with create_connection(("127.0.0.1", port), timeout=HANG_S) as connection:
+        connection.sendall(request.encode("latin-1"))
+        response = b"".join(iter(lambda: connection.recv(4096), b""))
+    if response.startswith(b"HTTP/1.1 204 "):
+        return (
+            _Recorder.lines.get(timeout=HANG_S)
+            .decode("latin-1")
+            .rsplit(" ", 1)[0]
+            .partition(" ")[2]
+        )
+    assert response[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 403 "), response
+    return None
+
+
+@hypothesis_settings(max_examples=300)
+@given(st.sampled_from(("GET", "HEAD", "POST", "DELETE", "PUT", "post", "delete")), targets)
+@example("GET", "/metrics%0a")
+@example("GET", "/metrics#a")
+@example("POST", "/models/x%")
+@example("POST", "/models/%zz")
+@example("DELETE", "http://x/models/x%")
+def test_no_spelling_of_a_closed_route_passes(
+    recorded: int, routes: list[Route], method: str, target: str
+) -> None:
+    passed = passed_by(recorded, method, target)
+    if passed is not None:
+        # As an ASGI server decodes it that refuses nothing, unlike a worker.
+        path = unquote((httptools.parse_url(passed.encode()).path or b"/").decode())
+        served = method.upper().replace("HEAD", "GET")
+        scope = {"type": "http", "method": served, "path": path}
+        reached = {route.name for route in routes if route.matches(scope)[0] == Match.FULL}
+        assert reached.isdisjoint(CLOSED), (method, target, passed)
+
+
+@pytest.mark.parametrize("name", ["e5", "org/name", "a b", "100%", "x?y#z", "'\"<|>", "猫", "é"])
+def test_descriptions_of_models_pass_whatever_their_name(recorded: int, name: str) -> None:
+    for target in (f"/models/{quote(name)}/info", f"/models/{quote(name, safe='')}/info?a=%zz"):
+        assert passed_by(recorded, "GET", target) == target
+        assert passed_by(recorded, "POST", target) is None

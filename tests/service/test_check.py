@@ -93,6 +93,14 @@ def test_check_verifies_the_hashes_of_the_artifact(
     assert "is not the exported file" in capsys.readouterr().err
 
 
+def test_check_refuses_a_name_that_is_a_route(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = settings.model.model_copy(update={"name": "rerank"})
+    assert not check(settings.model_copy(update={"model": model}))
+    assert "the name 'rerank' is ambiguous in paths under /tei" in capsys.readouterr().err
+
+
 def test_check_opens_the_engine(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     engine = EngineSettings(name="tensorrt")
     assert not check(settings.model_copy(update={"engine": engine}))

@@ -172,7 +172,7 @@ async def embed(request: Request, state: State) -> Response:
 
 def render_error(error: VitrineError, request_id: str) -> Response:
     """Return the error in the format of Cohere's API, with the names of its fields."""
-    if error.pointer is not None:
+    if error.pointer:
         _, field, *rest = error.pointer.split("/")
         error.pointer = "/".join(["", _FIELDS.get(field, field), *rest])
     return rerank.render_error(error, request_id)

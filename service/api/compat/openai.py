@@ -256,7 +256,7 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
     kind = {403: "permission_error", 429: "rate_limit_error"}.get(
         status, "invalid_request_error" if status < 500 else "server_error"
     )
-    param = None if error.pointer is None else error.pointer.split("/")[1]
+    param = error.pointer.split("/")[1] if error.pointer else None
     body = {
         "message": error.detail if error.index is None else f"input {error.index}: {error.detail}",
         "type": kind,

@@ -194,7 +194,7 @@ def _rerank_json(model: str, result: PairScores, body: CompatRerankRequest, vers
 
 def render_error(error: VitrineError, request_id: str) -> Response:
     """Return the error in the format of Jina's and Cohere's APIs."""
-    place = f"{error.pointer}: " if error.pointer is not None else ""
+    place = f"{error.pointer}: " if error.pointer else ""
     message = place + error.detail
     body = {"id": request_id, "message": message, "detail": message}
     return Response(orjson.dumps(body), status_of(error), headers_of(error), JSON)

@@ -61,6 +61,7 @@ _HEALTH: dict[str, Any] = {
         *(EmbedRequest, TEIRerankRequest, PredictRequest),
     ),
 )
+@router.post("/", name="tei_slash", dependencies=[KEY], include_in_schema=False)
 async def tei_root(request: Request, state: State) -> Response:
     """Encode inputs, rerank texts or classify inputs, whichever the model does."""
     if request.path_params.get("model") in _READ_ONLY:  # not a model: the path of another route
@@ -127,6 +128,7 @@ async def tei_info(request: Request, state: State) -> Response:
     )
 
 
+@router.get("/", name="tei_health_slash", include_in_schema=False)
 @router.get("", name="tei_root", **_HEALTH)
 @router.get("/ping", name="tei_ping", **_HEALTH)
 @router.get("/health", **_HEALTH)
@@ -144,12 +146,34 @@ async def tei_health(request: Request, state: State) -> Response:
 for _part in (tei_embed.router, tei_classify.router):
     router.routes.extend(_part.routes)
 
+# Names of the routes under /tei, with "" for /tei and /tei/.
+_ROUTE_NAMES = frozenset(
+    route.path.removeprefix(PREFIX).removeprefix("/")
+    for route in router.routes
+    if isinstance(route, APIRoute)
+)
+
 # Paths of the routes in `root_router`. GET / and GET /info remain routes of the native API.
 ROOT_PATHS = frozenset(
     route.path.removeprefix(PREFIX) or "/"
     for route in router.routes
     if isinstance(route, APIRoute) and route.path != f"{PREFIX}/info"
 )
+
+
+def check_name(name: str) -> None:
+    """Check a name or alias of a model, whose routes are under /tei/{name}.
+
+    Raises:
+        ValueError: The path /tei/{name} would be that of a route of the default model, or of a
+            model whose name is the part before the last slash.
+    """
+    if name.rpartition("/")[2] in _ROUTE_NAMES:
+        routes = ", ".join(sorted(_ROUTE_NAMES - {""}))
+        raise ValueError(
+            f"the name {name!r} is ambiguous in paths under /tei: the last part of a name must not "
+            f"be empty, nor be {routes}"
+        )
 
 
 def root_router() -> APIRouter:
@@ -202,9 +226,9 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
             return Response(status_code=401, headers=headers)
         case InvalidInput(code="empty"):
             status, kind = 400, "Empty"
-        case InvalidInput(code="invalid", pointer=str()):  # a field of the wrong type
-            message = f"{error.pointer}: {error.detail}"
-            return Response(message, 422, headers, "text/plain")
+        case InvalidInput(code="invalid", pointer=str()):  # a body or a field of the wrong type
+            place = f"{error.pointer}: " if error.pointer else ""
+            return Response(place + error.detail, 422, headers, "text/plain")
         case InferenceFailed() | InvalidInput(code="wrong_model"):
             status, kind, message = 424, "Backend", f"Backend error: {error.detail}"
         case InvalidInput() | TooLarge(code="text_too_large"):

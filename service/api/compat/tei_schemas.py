@@ -91,7 +91,7 @@ class EmbedRequest(EmbedAllRequest):
     """Inputs to encode into vectors."""
 
     normalize: bool = True
-    dimensions: int | None = Field(None, ge=1)
+    dimensions: int | None = Field(None, ge=0)  # the model refuses 0, with an error as in TEI
 
 
 class SimilarityInputs(_Body):

@@ -20,7 +20,7 @@ KEYS: dict[Scope, str] = {
 DOCS = {"/docs", "/docs/oauth2-redirect", "/static-offline-docs", "/openapi.json"}
 PAGES = {"/debug", "/debug/assets/{name}"}
 TEI_PROBES = {
-    f"/tei{model}/{name}" for model in ("", "/{model:path}") for name in ("health", "ping")
+    f"/tei{model}/{name}" for model in ("", "/{model:path}") for name in ("", "health", "ping")
 }
 PROBES = {"/healthz", "/readyz", "/tei", *TEI_PROBES}
 PUBLIC = {f"GET {path}" for path in {"/", *DOCS, *PAGES, *PROBES}}

@@ -20,6 +20,7 @@ import pytest
 from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from models.artifact import CHECK, MANIFEST, TOKENIZER, Artifact
@@ -224,7 +225,19 @@ def test_tei_has_health_and_info_of_each_model(several: TestClient) -> None:
     assert several.get("/tei/org/dogs/info").json()["served_model_name"] == "org/dogs"
 
 
-@pytest.mark.parametrize("route", ["health", "ping"])
+def test_tei_has_the_root_of_each_model_with_and_without_a_slash(
+    several: TestClient, vectors: dict[str, np.typing.NDArray[np.float64]]
+) -> None:
+    for name in ("cats", "org/dogs"):
+        for path in (f"/tei/{name}", f"/tei/{name}/"):
+            assert same(several.post(path, json={"inputs": TEXT}).json(), vectors[name])
+        health = several.get(f"/tei/{name}/")
+        assert (health.status_code, health.content) == (200, b"")
+    for path in ("/tei/birds/", "/tei/embed/"):
+        assert several.get(path).status_code == several.post(path, json={}).status_code == 404
+
+
+@pytest.mark.parametrize("route", ["health", "ping", ""])
 def test_tei_health_of_an_unknown_model_does_not_list_the_models(
     several: TestClient, route: str
 ) -> None:
@@ -304,6 +317,39 @@ def test_new_model_is_served_until_it_is_deleted(one: TestClient, other_artifact
     assert one.delete("/models/dogs").status_code == 204
     assert one.post("/encode", json={"inputs": TEXT, "model": "second"}).status_code == 404
     assert one.post("/encode", json={"inputs": TEXT}).status_code == 200
+
+
+def test_metrics_of_a_deleted_model_are_gone(one: TestClient, other_artifact: Artifact) -> None:
+    one.post("/models/dogs", json={"path": str(other_artifact.path)})
+    one.post("/encode", json={"inputs": TEXT, "model": "dogs"})
+    assert 'model="dogs"' in one.get("/metrics").text
+    one.delete("/models/dogs")
+    one.post("/models/birds", json={"path": str(other_artifact.path / "source")})
+    text = one.get("/metrics").text
+    assert "dogs" not in text
+    assert "birds" not in text
+
+
+def tei_routes() -> set[str]:
+    """The names of the routes under /tei."""
+    paths = {route.path for route in tei.router.routes if isinstance(route, Route)}
+    return {path.removeprefix("/tei/") for path in paths - {"/tei", "/tei/"}}
+
+
+@pytest.mark.parametrize("name", [*sorted(tei_routes()), "org/predict", "org/"])
+def test_names_that_are_ambiguous_under_tei_are_refused(
+    one: TestClient, other_artifact: Artifact, name: str
+) -> None:
+    body = {"path": str(other_artifact.path)}
+    for response in (
+        one.post(f"/models/{name}", json=body),
+        one.post("/models/dogs", json=body | {"aliases": [name]}),
+    ):
+        assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
+        assert response.json()["detail"].startswith(
+            "the name of this request is ambiguous in paths under /tei: the last part of a name"
+        )
+    assert len(one.get("/models").json()["models"]) == 1
 
 
 def test_default_model_cannot_be_deleted(one: TestClient) -> None:

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from tests.eventually import eventually, eventually_async
 from tests.held_service import held
-from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process
+from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process, rest
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -38,16 +38,20 @@ def test_service_is_unready_and_answers_during_the_drain_period(small_artifact: 
     ) as started:
         url = url_of(started)
         with httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
-            assert client.get("/readyz").status_code == 200
+            ready = client.get("/readyz")
+            assert ready.status_code == 200
+            assert "Connection" not in ready.headers
             started.send_signal(signal.SIGTERM)
             lines_until(started, "SIGTERM: shutting down; the port closes in 3600 s")
             # uvicorn renews the date in its main loop, which ends before the port closes.
             before = client.get("/healthz").headers["Date"]
             eventually(lambda: client.get("/healthz").headers["Date"] != before)
-        for route in ("/readyz", "/tei/health"):
-            assert httpx2.get(f"{url}{route}", timeout=PATIENCE_S).status_code == 503
-        response = httpx2.post(f"{url}/encode", json={"inputs": "a"}, timeout=PATIENCE_S)
-        assert response.status_code == 200
+            for route in ("/readyz", "/tei/health", "/nothing"):
+                response = client.get(route)
+                assert response.status_code == (404 if route == "/nothing" else 503)
+                assert response.headers["Connection"] == "close"
+            response = client.post("/encode", json={"inputs": "a"})
+            assert (response.status_code, response.headers["Connection"]) == (200, "close")
 
 
 def test_port_closes_and_process_exits_after_the_drain_period(small_artifact: Artifact) -> None:
@@ -85,6 +89,7 @@ async def test_two_hundred_requests_in_flight_are_completed_at_shutdown(
             responses = await asyncio.gather(*requests)
         assert outcome(started)[0] == 0
     assert [response.status_code for response in responses] == [200] * 200
+    assert {response.headers["Connection"] for response in responses} == {"close"}
     actual = np.array([response.json()["embeddings"] for response in responses])
     inputs = [text for pair in texts for text in pair]
     expected = client.post("/encode", json={"inputs": inputs}).json()["embeddings"]
@@ -122,6 +127,18 @@ def test_second_signal_ends_the_process_immediately(small_artifact: Artifact) ->
         lines_until(started, "shutting down")
         started.send_signal(signal.SIGTERM)
         assert started.wait(timeout=PATIENCE_S) == 1
+
+
+def test_crash_of_a_library_leaves_the_running_functions_on_stderr(
+    small_artifact: Artifact,
+) -> None:
+    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+        url_of(started)
+        started.send_signal(signal.SIGSEGV)
+        status, errors = rest(started)
+    assert status == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in errors
+    assert "service/__main__.py" in errors
 
 
 def test_sigint_exits_with_status_0_and_no_traceback(small_artifact: Artifact) -> None:

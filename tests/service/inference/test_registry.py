@@ -3,12 +3,13 @@
 import asyncio
 import gc
 import os
+import random
 import re
 import shutil
 import sys
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -456,6 +457,69 @@ async def test_metrics_show_loads_unloads_and_loaded_bytes(
         assert value("vitrine_model_unloads_total", model="a") == 1
         assert value("vitrine_model_loaded_bytes", model="a") == 0
         assert value("vitrine_model_loaded_bytes", model="b") == size
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_metrics_are_those_of_the_served_models(
+    small_artifact: Artifact, tmp_path: Path, seed: int
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(small_artifact.path, broken)
+    (broken / "model.weights").write_bytes(b"")
+    prometheus = CollectorRegistry()
+
+    def labelled() -> set[str]:
+        samples = (sample for family in prometheus.collect() for sample in family.samples)
+        return {sample.labels["model"] for sample in samples}
+
+    rng = random.Random(seed)  # noqa: S311
+    async with opened(
+        spec(small_artifact, "a"),
+        default="a",
+        metrics=InferenceMetrics(prometheus, longest_s=120.0),
+    ) as registry:
+        for _ in range(12):
+            name = rng.choice("abc")
+            path = rng.choice([small_artifact.path, small_artifact.path, broken])
+            served = {status.name for status in registry.statuses()}
+            if rng.random() < 0.4 and name in served - {"a"}:
+                with await registry.lease(name) as model:
+                    await registry.unload(name)
+                    await model.encode("a request in flight")
+            else:
+                with suppress(ArtifactError):
+                    await registry.load(replace(spec(small_artifact, name), path=path))
+            assert labelled() == {status.name for status in registry.statuses()}
+
+
+async def test_failed_load_of_a_served_model_is_counted(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(small_artifact.path, broken)
+    (broken / "model.weights").write_bytes(b"")
+    prometheus = CollectorRegistry()
+    metrics = InferenceMetrics(prometheus, longest_s=120.0)
+    async with opened(spec(small_artifact, "a"), metrics=metrics) as registry:
+        with pytest.raises(ArtifactError):
+            await registry.load(replace(spec(small_artifact, "a"), path=broken))
+        labels = {"model": "a", "result": "failed"}
+        assert prometheus.get_sample_value("vitrine_model_loads_total", labels) == 1
+
+
+async def test_name_or_alias_that_is_refused_is_not_served(small_artifact: Artifact) -> None:
+    def check_name(name: str) -> None:
+        if name == "bad":
+            raise ValueError("no model may have this name")
+
+    async with opened(spec(small_artifact, "a"), check_path=check_name) as registry:
+        for refused in (spec(small_artifact, "bad"), spec(small_artifact, "b", "good", "bad")):
+            with pytest.raises(ValueError, match="no model may have this name"):
+                await registry.load(refused)
+        assert [status.name for status in registry.statuses()] == ["a"]
+    with pytest.raises(ValueError, match="no model may have this name"):
+        async with opened(spec(small_artifact, "bad"), check_path=check_name):
+            pass
 
 
 async def test_queue_metrics_of_a_new_version_survive_the_close_of_the_old_one(

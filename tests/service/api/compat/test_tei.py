@@ -91,7 +91,7 @@ def test_errors_reach_the_hub_client(url: str, peer: InferenceClient) -> None:
     assert raised.value.response.content == b""
 
 
-@pytest.mark.parametrize("route", ["", "/embed"])
+@pytest.mark.parametrize("route", ["", "/", "/embed"])
 def test_texts_ids_and_a_mixture_are_embedded(
     client: TestClient, expected: list[list[float]], route: str
 ) -> None:
@@ -186,7 +186,7 @@ def test_info_and_health(client: TestClient) -> None:
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
     assert (info["max_input_length"], info["auto_truncate"]) == (256, True)
     assert info["max_client_batch_size"] == 2048
-    for route in ("", "/health", "/ping"):
+    for route in ("", "/", "/health", "/ping"):
         response = client.get(f"/tei{route}")
         assert (response.status_code, response.content) == (200, b"")
 
@@ -206,6 +206,7 @@ def test_headers_tell_the_work_and_the_time(client: TestClient) -> None:
         ("/embed", {"inputs": ""}, 400, "`inputs` cannot be empty (at index 0)"),
         ("/embed", {"inputs": ["a"] * 2049}, 422, "batch size 2049 > maximum allowed batch size"),
         ("/embed", {"inputs": "a", "dimensions": 385}, 422, "dimensions must be from 1 to 384"),
+        ("/embed", {"inputs": "a", "dimensions": 0}, 422, "dimensions must be from 1 to 384"),
         (
             "/embed",
             {"inputs": [[1], "a", [30522]]},
@@ -242,13 +243,18 @@ def test_what_its_framework_refuses_is_plain_text(client: TestClient) -> None:
         (b"{", "application/json", 400),
         (b"a", "text/plain", 415),
         (b'{"inputs": 3}', "application/json", 422),
+        (b'"a"', "application/json", 422),
+        (b"3", "application/json", 422),
+        (b"null", "application/json", 422),
+        (b'[{"inputs": "a"}]', "application/json", 422),
         (b" " * (5 * 2**20), "application/json", 413),
     ):
         response = client.post("/tei/embed", content=content, headers={"Content-Type": media})
         assert response.status_code == status
         assert response.headers["content-type"].startswith("text/plain")
     for fields, pointer in (
-        ({"inputs": "a", "dimensions": 0}, "/dimensions: "),
+        ({"inputs": "a", "dimensions": -1}, "/dimensions: "),
+        ({"inputs": "a", "dimensions": "8"}, "/dimensions: "),
         ({"inputs": ["a", 3]}, "/inputs/1: "),
         ({}, "/inputs: "),
     ):
