@@ -212,6 +212,7 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         looked_up_prompts=[n for n, rules in manifest.token_rules.items() if rules.looks_up],
         adapters=list(manifest.adapters),
         weights_sha256=dict(manifest.weights_sha256),
+        identity=model.identity,
         graph_sha256=model.graph_sha256,
         tokenizer_sha256=manifest.files["tokenizer.json"],
         engine=engine.name,

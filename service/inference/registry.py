@@ -530,7 +530,7 @@ class ModelRegistry:
         model = version.model
         entry.metrics.loaded_bytes.set(version.size)
         entry.metrics.set_info(
-            graph=model.version,
+            version=model.version,
             engine=model.engine.name,
             precision=model.engine.precision,
         )
