@@ -145,7 +145,6 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
         ),
     )
     shadow: list[Agreement] = []
-    before = {status.name: status.path for status in state.registry.statuses()}
     check = partial(_compare, body, shadow) if body.texts else None
     try:
         model, previous = await state.registry.load(spec, check)
@@ -159,7 +158,7 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     return LoadResponse(
         model=model.name,
         version=model.version,
-        previous=previous and LoadedVersion(version=previous.version, path=before[model.name]),
+        previous=previous and LoadedVersion(version=previous.version, path=previous.artifact.path),
         shadow=AgreementInfo.model_validate(shadow[0], from_attributes=True) if shadow else None,
     )
 

@@ -211,9 +211,9 @@ def test_excluded_names_exist() -> None:
 def test_identity_does_not_depend_on_the_path_and_the_order_of_mappings() -> None:
     reordered = replace(
         MANIFEST,
-        prompts=dict(reversed(MANIFEST.prompts.items())),
-        files=dict(reversed(MANIFEST.files.items())),
-        token_rules=dict(reversed(MANIFEST.token_rules.items())),
+        prompts=dict(reversed([*MANIFEST.prompts.items()])),
+        files=dict(reversed([*MANIFEST.files.items()])),
+        token_rules=dict(reversed([*MANIFEST.token_rules.items()])),
         graphs=MANIFEST.graphs[::-1],
     )
     assert identity(reordered, path="/elsewhere") == identity(MANIFEST)

@@ -113,7 +113,7 @@ def test_field_model_selects_the_model(
     assert response.json()["model"] == canonical
     assert same(response.json()["embeddings"], vectors[canonical])
     info = several.get(f"/models/{name}/info").json()
-    assert (info["model"], info["graph_sha256"][:12]) == (
+    assert (info["model"], info["identity"][:12]) == (
         canonical,
         response.headers["X-Model-Version"],
     )

@@ -12,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact, sha256
+from models.identity import identity_of
 from models.export.exporter import export
 from models.export.sources import resolve
 from models.gradients import inputs
@@ -182,6 +183,7 @@ def test_responses_identify_the_model_and_its_parity(
     result = ask(client, "attribute", text=CAT, target=COSINE, method="saliency")
     assert result["model"] == {
         "name": manifest.name,
+        "version": identity_of(small_artifact, "onnxruntime", "float32")[:12],
         "weights_sha256": manifest.weights_sha256,
         "graph_sha256": small_artifact.graph_sha256("onnxruntime"),
         "tokenizer_sha256": manifest.files["tokenizer.json"],
