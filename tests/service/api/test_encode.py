@@ -241,9 +241,7 @@ def test_prompts_match_sentence_transformers(tmp_path: Path, include_prompt: boo
         assert (response.status_code, response.json()["pointer"]) == (422, "/prompt_name")
 
 
-def test_info_describes_the_served_model(
-    minilm_client: TestClient, artifact: Artifact
-) -> None:
+def test_info_describes_the_served_model(minilm_client: TestClient, artifact: Artifact) -> None:
     info = minilm_client.get("/info").json()
     assert info["model"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert info["weights_sha256"]["model.safetensors"].startswith("53aa5117")

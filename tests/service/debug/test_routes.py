@@ -12,11 +12,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact, sha256
-from models.identity import identity_of
 from models.export.exporter import export
 from models.export.sources import resolve
 from models.gradients import inputs
 from models.gradients.inputs import Method, Row
+from models.identity import identity_of
 from service.app import create_app
 from service.debug import jobs, replies
 from service.debug.job_types import FlowJob
