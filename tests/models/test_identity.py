@@ -208,6 +208,16 @@ def test_excluded_names_exist() -> None:
     assert EXCLUDED_GRAPH_FIELDS.keys() <= {*names(Graph)}
 
 
+def test_readme_lists_what_is_excluded() -> None:
+    _, _, text = Path("service/README.md").read_text().partition("| not part of it | |\n")
+    table, _, _ = text.partition("\n\n")
+    files = {f"{name}/" if name == "source" else name for name in EXCLUDED_FILES}
+    measured = {"parity", "quality"}
+    assert measured <= EXCLUDED_GRAPH_FIELDS.keys()
+    for name in (*EXCLUDED_FIELDS, *files, *measured):
+        assert f"`{name}`" in table
+
+
 def test_identity_does_not_depend_on_the_path_and_the_order_of_mappings() -> None:
     reordered = replace(
         MANIFEST,
