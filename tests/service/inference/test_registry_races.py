@@ -137,7 +137,9 @@ class World:
     def check_memory(self) -> None:
         """Check that weights in memory are within the budget, and that versions close once."""
         entries = self.registry._entries.values()
-        served = {entry.version.model for entry in entries if entry.version is not None}
+        served: set[object] = {
+            entry.version.model for entry in entries if entry.version is not None
+        }
         counted = [
             model
             for model in self.in_memory
