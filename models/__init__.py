@@ -6,8 +6,8 @@ tokenises the inputs of the self-check. Read in this order:
 - `add_layer_norm`: the fused residual addition and norm of every sublayer.
 - `network`: the encoder as PyTorch modules, for dense and packed batches.
 - `export`: conversion of a checkpoint to an artifact.
-- `artifact`, `packing`, `engines`, `quantization`: loading and running an artifact, and bytes and
-  bits in place of float32. Torch-free.
+- `artifact`, `identity`, `packing`, `engines`, `quantization`: loading, naming and running an
+  artifact, and bytes and bits in place of float32. Torch-free.
 - `gradients`: attribution, gradient flow and parity, computed with the PyTorch model.
 
 Legend of all shapes:

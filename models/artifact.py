@@ -12,9 +12,10 @@
 With `--target cuda` there are model.cuda.onnx and model.cuda.weights as well, and with
 `--precision int8` model.int8.onnx and model.int8.weights, for OpenVINO.
 
-An artifact is written to a temporary directory, which is renamed when complete. Each file is
-hashed, and rejected if it is a symbolic link or its SHA-256 differs from the manifest's. Engines
-keep the weights mapped: files of an artifact in use must not be changed in place.
+An artifact is written to a temporary directory, which is renamed when complete. It has regular
+files and folders only, and exactly those of its manifest. A file is rejected when it is read if its
+SHA-256 differs from the manifest's. Engines keep the weights mapped: files of an artifact in use
+must not be changed in place.
 """
 
 import hashlib
@@ -275,15 +276,14 @@ class Artifact:
 
         Raises:
             ArtifactError: The directory has no manifest, the manifest is invalid or has an
-                unsupported format version, or the other files differ from those that it lists.
+                unsupported format version, or the other files differ from those that it lists. A
+                file or folder is a symbolic link, or something else that is not regular.
         """
         if not (path / MANIFEST).is_file():
             raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}")
+        present = set(_regular_files(path))
         with _open_regular(path, MANIFEST) as stream:
             manifest = _parse(_read_all(stream, MANIFEST))
-        present = {
-            str(file.relative_to(path)) for file in path.rglob("*") if not _is_directory(file)
-        }
         listed = {MANIFEST, *manifest.files}
         for problem, names in (("lacks", listed - present), ("has an unlisted", present - listed)):
             if names:
@@ -460,8 +460,31 @@ def _check_similarity(manifest: Manifest) -> None:
         )
 
 
-def _is_directory(file: Path) -> bool:
-    return stat.S_ISDIR(file.lstat().st_mode)
+def _regular_files(folder: Path) -> Iterator[str]:
+    """Yield the path of each file in `folder` and its subfolders, relative to it.
+
+    Raises:
+        ArtifactError: One is a symbolic link or not regular, or a folder cannot be read.
+    """
+    unread = [""]
+    while unread:
+        parent = unread.pop()
+        try:
+            with os.scandir(folder / parent) as scan:
+                entries = list(scan)
+        except OSError as error:
+            raise ArtifactError(
+                f"{parent or '.'} in the artifact {folder.name} cannot be read: {error.strerror}"
+            ) from error
+        for entry in entries:
+            name = os.path.join(parent, entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                unread.append(name)
+            elif entry.is_file(follow_symlinks=False):
+                yield name
+            else:
+                kind = "a symbolic link" if entry.is_symlink() else "not a regular file"
+                raise ArtifactError(f"{name} in the artifact {folder.name} is {kind}")
 
 
 def _open_regular(folder: Path, name: str) -> BufferedReader:

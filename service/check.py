@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from models.artifact import ArtifactError
+from models.artifact import Artifact, ArtifactError
 from models.engines import EngineError
 from models.printable import printable
 from service.api.compat import tei
@@ -122,19 +122,22 @@ def check_names(settings: Settings) -> str:
 
 
 def check_model(path: Path, options: ModelOptions) -> str:
-    """Open the model of an artifact, and return a sentence about its self-check.
+    """Verify all files of an artifact, open its model, and return a sentence about the self-check.
 
     Raises:
         ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
         EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
     """
+    artifact = Artifact.load(path)
+    for name in artifact.manifest.files:  # the start leaves some to this check
+        artifact.verify(name)
 
     async def open_and_close() -> str:
         async with await open_model(path, options) as model:
             engine = model.engine
             return (
                 f"{path} passes the self-check: {model.name}, engine {engine.name} in "
-                f"{engine.precision}"
+                f"{engine.precision}; all {len(artifact.manifest.files)} files are as exported"
             )
 
     return asyncio.run(open_and_close())

@@ -127,6 +127,7 @@ class Engine(Protocol):
         precision: Precision of the computation.
         threads: Number of CPUs that all streams together keep busy.
         streams: Maximum number of runs in flight.
+        weight_bytes: Size of the graph's weights, in bytes.
         batches: Parameters for forming batches.
     """
 
@@ -135,6 +136,7 @@ class Engine(Protocol):
     precision: Precision
     threads: int
     streams: int
+    weight_bytes: int
     batches: BatchSizes
 
     @property
@@ -200,6 +202,7 @@ class CpuEngine:
         self.precision = precision
         self.threads = threads = hardware.threads
         self.streams = threads if weight_bytes <= _MAX_BYTES_COMPILED_TWICE else 1
+        self.weight_bytes = weight_bytes
         self.batches = _ON_CPU[precision]
         self._graphs: Sequence[CompiledGraph] = tuple(map(compile_graph, sorted({1, self.streams})))
         self.runs: Sequence[Run] = tuple(graph.run for graph in self._graphs)

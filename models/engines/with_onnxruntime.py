@@ -96,8 +96,9 @@ class CudaEngine:
     # Batches large enough to hide the overhead of kernel launches. Estimated, not measured.
     batches = BatchSizes(max_tokens=16_384, min_split_tokens=4_096, fixed_cost=512)
 
-    def __init__(self, precision: Precision, graph: CompiledGraph) -> None:
+    def __init__(self, precision: Precision, weight_bytes: int, graph: CompiledGraph) -> None:
         self.precision = precision
+        self.weight_bytes = weight_bytes
         self.runs: Sequence[Run] = (graph.run,)
         self.cancel = graph.cancel
 
@@ -142,7 +143,7 @@ def open_on_gpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
         raise EngineError(f"{refusal}: {error}") from error
     if "CUDAExecutionProvider" not in session.get_providers():
         raise EngineError(f"{refusal}; see the log of onnxruntime")
-    return CudaEngine(precision, _compiled(session))
+    return CudaEngine(precision, graph.weight_bytes, _compiled(session))
 
 
 def gpu_unusable(_precision: Precision) -> str | None:

@@ -127,6 +127,10 @@ class ServiceInfo(BaseModel):
         description="Names of the model's adapters; each is selected by the prompt of the same name"
     )
     weights_sha256: dict[str, str]
+    identity: str = Field(
+        description="SHA-256 of everything that determines results: settings of the artifact, its "
+        "files, engine and precision; X-Model-Version is its start"
+    )
     graph_sha256: str
     tokenizer_sha256: str
     engine: str
@@ -154,7 +158,7 @@ class ModelSummary(BaseModel):
     )
     similarity: SimilarityName | None = Field(description=_SIMILARITY)
     version: str | None = Field(
-        description="Start of the SHA-256 of the graph and its weights; null: not loaded"
+        description="Start of `identity` in the description of the model; null: not loaded"
     )
     weight_bytes: int = Field(description="Size of the file of weights")
 

@@ -152,7 +152,6 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
         ),
     )
     shadow: list[Agreement] = []
-    before = {status.name: status.path for status in state.registry.statuses()}
     check = partial(_compare, body, shadow) if body.texts else None
     try:
         loading = state.registry.load(spec, check, allow_incompatible=body.allow_incompatible)
@@ -167,7 +166,7 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     return LoadResponse(
         model=model.name,
         version=model.version,
-        previous=previous and LoadedVersion(version=previous.version, path=before[model.name]),
+        previous=previous and LoadedVersion(version=previous.version, path=previous.artifact.path),
         shadow=AgreementInfo.model_validate(shadow[0], from_attributes=True) if shadow else None,
     )
 
@@ -221,6 +220,7 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         looked_up_prompts=[n for n, rules in manifest.token_rules.items() if rules.looks_up],
         adapters=list(manifest.adapters),
         weights_sha256=dict(manifest.weights_sha256),
+        identity=model.identity,
         graph_sha256=model.graph_sha256,
         tokenizer_sha256=manifest.files["tokenizer.json"],
         engine=engine.name,

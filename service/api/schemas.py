@@ -298,7 +298,8 @@ ENCODE_HEADERS = {
         "tokenize;dur=0.661, queue;dur=0.052, infer;dur=8.916, serialize;dur=0.104",
     ),
     "X-Model-Version": _header(
-        "Start of the SHA-256 of the graph that computed the vectors", "a3f09c1d2e4b"
+        "Version of the model: start of the SHA-256 of everything that determines its results",
+        "a3f09c1d2e4b",
     ),
     "X-Engine": _header("Engine that computed the vectors", "onnxruntime; precision=float32"),
     "X-Shape": _header("Number and width of the vectors in an octet-stream response", "2,384"),

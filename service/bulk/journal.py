@@ -219,8 +219,15 @@ def check_settings(
     """Compare the settings of a job with those that its output folder was begun with.
 
     Raises:
-        OptionError: A setting differs; the message has its name.
+        OptionError: A setting differs; the message has its name. Or another version of Vitrine
+            began the job, and recorded other settings.
     """
+    for name in settings.keys() - begun.keys():
+        if not name.startswith("input file"):  # their number may differ
+            raise OptionError(
+                f"{folder} was begun with another version of Vitrine, which recorded no {name}; "
+                "choose another output folder"
+            )
     for name in dict.fromkeys((*settings, *begun)):
         before, now = begun.get(name), settings.get(name)
         if before != now:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pyarrow as pa
 
-from models.artifact import CALIBRATION, TOKENIZER, Artifact
+from models.artifact import Artifact
 from models.engines import select_engine
 from service.bulk.encoder import Encoder
 from service.bulk.kinds import RESULT_KINDS, kind_of
@@ -66,11 +66,9 @@ class OpenJob:
             "--limit": options.limit,
             "--format": options.format,
             "--part-rows": options.part_rows,
-            "graph": model.graph_sha256,
-            "tokenizer": model.files[TOKENIZER],
-            "calibration": model.files.get(CALIBRATION),
             "--engine": model.engine.name,
             "--precision": model.engine.precision,
+            "model version": model.identity,
         }
 
     @property

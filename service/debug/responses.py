@@ -57,9 +57,10 @@ class Word(WordSpan):
 
 
 class Hashes(BaseModel):
-    """Name of the served model, and SHA-256 hashes of its weights, graph and tokenizer."""
+    """Name and version of the served model, and SHA-256 of its weights, graph and tokenizer."""
 
     name: str
+    version: str = Field(description="Version of the model, as in the header X-Model-Version")
     weights_sha256: dict[str, str]
     graph_sha256: str
     tokenizer_sha256: str

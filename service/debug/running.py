@@ -164,10 +164,11 @@ def cost_of(state: DebugState, steps: int) -> Cost:
 
 
 def hashes_of(model: Model) -> Hashes:
-    """Return the name of a served model and the hashes of its weights, graph and tokenizer."""
+    """Return the name and version of a served model, and the hashes of its parts."""
     manifest = model.artifact.manifest
     return Hashes(
         name=model.name,
+        version=model.version,
         weights_sha256=dict(manifest.weights_sha256),
         graph_sha256=model.graph_sha256,
         tokenizer_sha256=manifest.files["tokenizer.json"],

@@ -111,7 +111,7 @@ async def activations(request: Request, state: State) -> Response:
     steps = {name: point.name for name, point in points.items()}
     metadata = {
         "vitrine": VERSION,
-        "model": {**hashes.model_dump(), "version": model.version},
+        "model": hashes.model_dump(),
         "torch": opened.torch,
         "device": opened.device,
         "reduction": body.reduction,

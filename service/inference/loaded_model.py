@@ -101,6 +101,7 @@ class LoadedModel:
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag`, `tokenize` or late chunking.
         max_chunks: Maximum number of chunks of all texts of a call.
+        identity: SHA-256 of everything that determines results; see `models.identity`.
         graph_sha256: SHA-256 of the graph and its weights; see `Artifact.graph_sha256`.
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
             output.
@@ -122,6 +123,7 @@ class LoadedModel:
     max_cost: int
     max_token_vectors: int
     max_chunks: int
+    identity: str
     graph_sha256: str
     self_check: Mapping[Output, Agreement]
     check: Check
@@ -150,8 +152,8 @@ class LoadedModel:
 
     @property
     def version(self) -> str:
-        """Version of the model: the start of the SHA-256 of its graph and weights."""
-        return self.graph_sha256[:12]
+        """Version of the model: the start of its identity."""
+        return self.identity[:12]
 
     @property
     def outputs(self) -> tuple[Output, ...]:

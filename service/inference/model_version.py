@@ -10,27 +10,36 @@ from service.inference.model import Model
 class ModelVersion:
     """A loaded version of a model. Once it is retired, it closes when its last lease is released.
 
-    All methods run in the event loop.
+    It closes once. All methods run in the event loop.
 
     Args:
         model: The model.
-        size: Size of its file of weights, in bytes.
 
     Attributes:
         leases: Number of leases.
         closed: Set once the model is closed.
     """
 
-    def __init__(self, model: Model, size: int) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
-        self.size = size
         self.leases = 0
         self.closed = asyncio.Event()
         self._on_closed: Callable[[ModelVersion], None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
+    @property
+    def size(self) -> int:
+        """Size of the weights in memory, in bytes."""
+        return self.model.engine.weight_bytes
+
     def lease(self) -> "Lease":
-        """Return a new lease."""
+        """Return a new lease.
+
+        Raises:
+            RuntimeError: The version is retired or closed.
+        """
+        if self._on_closed is not None or self._closing is not None:
+            raise RuntimeError("a retired version gives no leases")
         self.leases += 1
         return Lease(self.model, self._release)
 
@@ -44,11 +53,21 @@ class ModelVersion:
         self._close_if_unused()
 
     async def close(self) -> None:
-        """Close the model, even if it is leased."""
-        await self.model.close()
-        self.closed.set()
-        if self._on_closed is not None:
-            self._on_closed(self)
+        """Close the model, even if it is leased; later calls wait for the first."""
+        await asyncio.shield(self._start_closing())
+
+    def _start_closing(self) -> asyncio.Task[None]:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        return self._closing
+
+    async def _close(self) -> None:
+        try:
+            await self.model.close()
+        finally:  # loads that need its room wait for it
+            self.closed.set()
+            if self._on_closed is not None:
+                self._on_closed(self)
 
     def _release(self) -> None:
         self.leases -= 1
@@ -56,7 +75,7 @@ class ModelVersion:
 
     def _close_if_unused(self) -> None:
         if self._on_closed is not None and not self.leases:
-            self._closing = asyncio.create_task(self.close())
+            self._start_closing()
 
 
 class Lease:

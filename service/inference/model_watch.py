@@ -57,12 +57,13 @@ class ModelWatch:
             except (ArtifactError, OSError, ValueError) as error:
                 log.error("cannot read the artifacts: %s", error)
                 return
-            for path, spec in specs.items():
-                await self._update(path, spec)
+            # First, because loads take time, in which artifacts may return.
             missing = self._names.keys() - specs.keys()
             for path in missing & self._missing if is_patient else missing:
                 await self._remove(path)
             self._missing = missing
+            for path, spec in specs.items():
+                await self._update(path, spec)
 
     async def run(self, every_s: float) -> None:
         """Scan until cancelled, with a pause between scans.
@@ -81,11 +82,8 @@ class ModelWatch:
             if self._seen.get(path) == signature:
                 return
             self._seen[path] = signature
-            if name is not None and self._registry.is_unloaded(name):
-                return  # the next request for the model loads the new artifact
-            model, _ = await self._registry.load(
-                replace(spec, options=replace(spec.options, name=name))
-            )
+            named = replace(spec, options=replace(spec.options, name=name))
+            model = await self._registry.update(named)
         except FileNotFoundError:
             if self._seen.pop(path, None) is not None:
                 log.error("the artifact %s is gone; its model stays in service", path)
@@ -101,17 +99,19 @@ class ModelWatch:
         except BaseException:
             log.exception("cannot load %s", path)
             return
-        self._names[path] = model.name
-        log.info("serving version %s of the model %s", model.version, model.name)
+        if model is not None:
+            self._names[path] = model.name
+            log.info("serving version %s of the model %s", model.version, model.name)
+        elif name is not None:
+            self._names[path] = name
+            log.info("the next request for the model %s loads its new artifact", name)
 
     async def _remove(self, path: Path) -> None:
         name = self._names.pop(path)
         self._seen.pop(path, None)
-        spec = self._registry.spec_of(name)
-        if spec is None or spec.path != path:
-            return  # deleted, or replaced by an artifact elsewhere
         try:
-            await self._registry.unload(name)
+            if not await self._registry.unload(name, path):
+                return  # deleted, or replaced by an artifact elsewhere
         except VitrineError as error:
             log.error("cannot unload the model %s: %s", name, error)
             return

@@ -1,7 +1,6 @@
 """`open_model`: opens an artifact, verifies its engine, and starts the batcher of its model."""
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +12,16 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from models.artifact import MANIFEST, Artifact, sha256
+from models.artifact import (
+    CALIBRATION,
+    CHECK,
+    MANIFEST,
+    SOURCE,
+    TOKENIZER,
+    Artifact,
+    sha256,
+)
 from models.engines import (
-    ENGINES,
     Agreement,
     Engine,
     EngineError,
@@ -25,6 +31,7 @@ from models.engines import (
     open_engine,
     self_check,
 )
+from models.identity import identity_of
 from models.packing import pack
 from models.quantization import Calibration, read_calibration
 from service.inference.attention_cost import AttentionCost
@@ -135,6 +142,8 @@ async def open_model(
     # On GPUs, attention windows are masks: all pairs of tokens are computed.
     windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
     attention_cost = AttentionCost(windows, artifact.manifest.hidden_size)
+    graph = graph_of(artifact, engine.name, engine.precision)
+    identity = identity_of(artifact, engine.name, engine.precision)
     if engine.target == "cuda":
         await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
 
@@ -174,11 +183,12 @@ async def open_model(
         calibration=calibration,
         engine=engine,
         batcher=batcher,
-        cache=_behind_cache(batcher, cache, artifact, engine) if cache.max_bytes else None,
+        cache=_behind_cache(batcher, cache, identity) if cache.max_bytes else None,
         max_cost=max_cost,
         max_token_vectors=options.max_token_vectors,
         max_chunks=options.max_chunks,
-        graph_sha256=_graph_sha256(artifact, engine),
+        identity=identity,
+        graph_sha256=artifact.graph_sha256(engine.name, graph.dtype),
         self_check=agreement,
         check=check,
         files={**artifact.manifest.files, MANIFEST: sha256(artifact.path / MANIFEST)},
@@ -203,6 +213,7 @@ def _open(
         *(artifact, options.engine, options.precision, options.threads, options.gpu),
         devices.cpu_runs,
     )
+    _verify_unread(artifact, engine)
     return artifact, tokenizer, query_weights, calibration, engine
 
 
@@ -241,19 +252,28 @@ async def _self_check(
             check.exception()  # retrieved: a cancelled caller gets no other error
 
 
-def _graph_sha256(artifact: Artifact, engine: Engine) -> str:
-    return artifact.graph_sha256(engine.name, ENGINES[engine.name].precisions[engine.precision])
+def _verify_unread(artifact: Artifact, engine: Engine) -> None:
+    """Verify the files that the opened model does not read, except large ones.
+
+    Weights of other engines and the reference model's files take as long as a start. They are
+    verified when they are read, and by `vitrine-serve --check`.
+
+    Raises:
+        ArtifactError: The SHA-256 of a file differs from the manifest's.
+    """
+    weights = {each.weights for each in artifact.manifest.graphs}
+    graph = graph_of(artifact, engine.name, engine.precision)
+    read = {TOKENIZER, CHECK, CALIBRATION, graph.file}
+    for name in sorted(artifact.manifest.files.keys() - weights - read):
+        if not name.startswith(f"{SOURCE}/"):
+            artifact.verify(name)
 
 
 def _behind_cache(
-    batcher: Batcher[BatchItem, RowResults],
-    cache: ResultCache[RowResults],
-    artifact: Artifact,
-    engine: Engine,
+    batcher: Batcher[BatchItem, RowResults], cache: ResultCache[RowResults], identity: str
 ) -> CachedBatcher[BatchItem, RowResults]:
-    """Return a batcher whose results are those of the artifact's graph on this engine alone."""
-    computed_by = f"{_graph_sha256(artifact, engine)} {engine.name} {engine.precision}"
-    prefix = hashlib.sha256(computed_by.encode()).digest()
+    """Return a batcher whose results are those of models with this identity alone."""
+    prefix = bytes.fromhex(identity)
     return CachedBatcher(
         batcher,
         cache,

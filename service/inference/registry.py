@@ -120,12 +120,12 @@ class _Entry:
         spec: Specification of the version that is served, or is loaded next.
         created: Modification time of its artifact, as a Unix timestamp in seconds.
         manifest: Manifest on whose outputs, width and similarity clients rely.
-        size: Size of its file of weights, in bytes.
+        size: Size of its file of weights, in bytes, when it was last read.
         metrics: Metrics of all versions.
         version: The loaded version; None: the model is not loaded.
         loading: Task that loads the model for requests; None: the model is not being loaded.
-        waiting: Futures of the requests that wait for the load, each with a lease of its own; None:
-            the model was replaced or deleted.
+        waiting: Futures of the requests that wait for the model, each with a lease of its own;
+            None: the model was replaced or deleted.
         retry_at: Time before which the model is not loaded again, because a load has failed.
     """
 
@@ -201,12 +201,9 @@ class ModelRegistry:
         """
         async with self._changing:
             await self.register(specs)
-            loaded = 0
             for entry in tuple(self._entries.values()):
-                if self._max_bytes and loaded + entry.size > self._max_bytes:
-                    continue
-                loaded += entry.size
-                self._serve(entry, await self._open(entry))
+                if self._fits(entry.size):
+                    self._serve(entry, await self._load_version(entry))
         self._is_open = True
 
     async def register(self, specs: Sequence[ModelSpec]) -> None:
@@ -323,11 +320,6 @@ class ModelRegistry:
         entry = self._entries.get(self._names.get(name, name))
         return None if entry is None else entry.spec
 
-    def is_unloaded(self, name: str) -> bool:
-        """Return whether there is a model with this name that is not in memory."""
-        entry = self._entries.get(name)
-        return entry is not None and entry.version is None
-
     def leases_of_loaded_models(self) -> list[Lease]:
         """Return a lease of each loaded model. They do not count as uses of the models."""
         versions = [entry.version for entry in self._entries.values()]
@@ -381,42 +373,76 @@ class ModelRegistry:
             ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
             EngineError: The engine is unavailable, or fails the self-check.
             InvalidInput: The new version is incompatible with the served one.
+            NotReady: The registry is closed.
             ValueError: The name or an alias is invalid or refused by `check_path`, an alias is the
                 name or alias of another model, or the model exceeds the memory budget.
             Exception: Any error of `check`.
         """
         async with self._changing:
-            entry = await self._read(spec)
-            old = self._entries.get(entry.name)
-            if old is not None and not allow_incompatible:
-                check_replacement(old.manifest, entry.manifest)
-            if check is not None and old is not None and old.version is None:
-                await self._make_room(old.size, keep=old)
-                self._serve(old, await self._open(old))
-            await self._make_room(entry.size, keep=old)
-            version = await self._open(entry)
-            previous = old.version if old is not None else None
-            try:
-                if check is not None and previous is not None:
-                    await check(previous.model, version.model)
-            except BaseException:
-                await version.close()
-                raise
-            self._replace(entry)
-            self._serve(entry, version)
-            if previous is not None:
-                entry.metrics.unloads.inc()
-                self._retire(previous)
-            return version.model, None if previous is None else previous.model
+            return await self._load_and_replace(spec, check, allow_incompatible=allow_incompatible)
 
-    async def unload(self, name: str) -> None:
+    async def update(self, spec: ModelSpec) -> Model | None:
+        """Serve the artifact that is now in the folder of a model, at once or when it is loaded.
+
+        Returns the new version; None: the model is not loaded, and the next request for it loads
+        the artifact. Arguments and errors are those of `load`.
+        """
+        async with self._changing:
+            old = self._entries.get(spec.options.name or "")
+            if old is not None and old.version is None:
+                entry = await self._read(spec)
+                check_replacement(old.manifest, entry.manifest)
+                self._replace(entry)
+                return None
+            model, _ = await self._load_and_replace(spec, None, allow_incompatible=False)
+            return model
+
+    async def _load_and_replace(
+        self,
+        spec: ModelSpec,
+        check: Callable[[Model, Model], Awaitable[None]] | None,
+        *,
+        allow_incompatible: bool,
+    ) -> tuple[Model, Model | None]:
+        """Load a version and serve it; see `load`."""
+        entry = await self._read(spec)
+        old = self._entries.get(entry.name)
+        if old is not None and not allow_incompatible:
+            check_replacement(old.manifest, entry.manifest)
+        if check is not None and old is not None and old.version is None:
+            self._serve(old, await self._load_version(old))
+        version = await self._load_version(entry, keep=old)
+        previous = old.version if old is not None else None
+        try:
+            if check is not None and previous is not None:
+                await check(previous.model, version.model)
+            self._check_not_closed()
+        except BaseException:
+            await version.close()
+            raise
+        self._replace(entry)
+        self._serve(entry, version)
+        if old is not None and previous is not None:
+            self._retire(old)
+        return version.model, None if previous is None else previous.model
+
+    async def unload(self, name: str, path: Path | None = None) -> bool:
         """Stop serving a model. Requests in flight finish.
+
+        Args:
+            name: Name or alias of the model.
+            path: Folder of its artifact; a model that has another one by now is kept. None: any.
+
+        Returns:
+            Whether the model was served until now.
 
         Raises:
             InvalidInput: The model is the default model.
             VitrineError: Any error of `resolve`, under the same conditions.
         """
         async with self._changing:
+            if path is not None and ((spec := self.spec_of(name)) is None or spec.path != path):
+                return False
             name = self.resolve(name)
             if name == self._default:
                 raise InvalidInput(
@@ -424,9 +450,11 @@ class ModelRegistry:
                 )
             entry = self._entries.pop(name)
             self._names = {key: value for key, value in self._names.items() if value != name}
+            self._answer(entry)
             if entry.version is not None:
                 self._unload(entry)
             self._remove_metrics(name)
+            return True
 
     async def _lease_when_loaded(self, name: str | None, timeout_s: float | None) -> Lease:
         """Wait until the model is loaded, and return a lease; see `lease`."""
@@ -472,17 +500,11 @@ class ModelRegistry:
             raise
 
     async def _load(self, entry: _Entry) -> None:
-        """Load a model, unless it was replaced or deleted, and give waiting requests a lease."""
+        """Load a model, unless its requests were answered meanwhile."""
         try:
             async with self._changing:
-                if entry.version is None and self._entries.get(entry.name) is entry:
-                    await self._make_room(entry.size, keep=entry)
-                    self._serve(entry, await self._open(entry))
-                # Before the lock is released: the next load might unload the model again.
-                for waiting in entry.waiting:
-                    if not waiting.done():
-                        version = entry.version
-                        waiting.set_result(None if version is None else version.lease())
+                if entry.waiting:
+                    self._serve(entry, await self._load_version(entry))
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -492,14 +514,20 @@ class ModelRegistry:
                 if not waiting.done():
                     waiting.set_exception(_load_failed())
         finally:
-            for waiting in entry.waiting:
-                if not waiting.done():  # the registry is closed
-                    waiting.set_result(None)
-            entry.waiting, entry.loading = [], None
+            self._answer(entry)
+            entry.loading = None
+
+    def _answer(self, entry: _Entry) -> None:
+        """Give waiting requests a lease, or None if the model is not loaded."""
+        for waiting in entry.waiting:
+            if not waiting.done():
+                version = entry.version
+                waiting.set_result(None if version is None else version.lease())
+        entry.waiting = []
 
     async def _read(self, spec: ModelSpec) -> _Entry:
         """Read the manifest of a model, and return the entry of the model, not loaded."""
-        artifact = await asyncio.to_thread(Artifact.load, spec.path)
+        artifact, size = await asyncio.to_thread(_inspect, spec)
         name = spec.options.name or artifact.manifest.name
         options = replace(spec.options, name=name)
         for alias in (name, *spec.aliases):
@@ -507,7 +535,6 @@ class ModelRegistry:
             self._check_path(alias)
             if self._names.get(alias, name) != name:
                 raise ValueError(f"two models have the name {alias!r}; every name must be unique")
-        size = weight_bytes(artifact, options.engine, options.precision)
         if self._max_bytes and size > self._max_bytes:
             raise ValueError(
                 f"the model {name} has {size} bytes of weights; the budget is "
@@ -530,13 +557,37 @@ class ModelRegistry:
         self._metrics.remove(name)
 
     def _replace(self, entry: _Entry) -> None:
-        self._entries.pop(entry.name, None)
+        old = self._entries.pop(entry.name, None)
         self._entries[entry.name] = entry
+        if old is not None:
+            self._answer(old)
         others = {key: value for key, value in self._names.items() if value != entry.name}
         self._names = others | dict.fromkeys((entry.name, *entry.spec.aliases), entry.name)
 
+    async def _load_version(self, entry: _Entry, keep: _Entry | None = None) -> ModelVersion:
+        """Load a version of a model, which is not served yet, within the memory budget.
+
+        The artifact may be replaced by a larger one while other models finish their requests.
+
+        Args:
+            entry: The model.
+            keep: Model whose loaded version does not count and stays; None: none.
+        """
+        if not self._max_bytes:
+            return await self._open(entry)
+        room = 0
+        while (size := (await self._read(entry.spec)).size) > room:
+            await self._make_room(size, keep)
+            room = size
+        version = await self._open(entry)
+        if version.size > room:  # replaced in the last moment
+            await version.close()
+            return await self._load_version(entry, keep)
+        return version
+
     async def _open(self, entry: _Entry) -> ModelVersion:
-        """Load a version of a model, which is not served yet."""
+        """Load a version of a model, which is not served yet, whatever its size."""
+        self._check_not_closed()
         try:
             model = await open_model(
                 entry.spec.path,
@@ -560,13 +611,18 @@ class ModelRegistry:
             raise
         if self._is_closed:
             await model.close()
-            raise NotReady("the models are closed")
+        self._check_not_closed()
         entry.metrics.loads["loaded"].inc()
-        return ModelVersion(model, entry.size)
+        return ModelVersion(model)
+
+    def _check_not_closed(self) -> None:
+        if self._is_closed:
+            raise NotReady("the models are closed")
 
     def _report_stop(self, entry: _Entry, error: BaseException) -> None:
         # The failure of a version that is not served concerns nobody but its load.
-        report = log_stop if entry.version is None else self._on_stop
+        is_served = entry.version is not None and not entry.version.model.batcher.is_alive
+        report = self._on_stop if is_served else log_stop
         report(error)
 
     def _mark_used(self, entry: _Entry) -> None:
@@ -574,12 +630,14 @@ class ModelRegistry:
             self._entries[entry.name] = self._entries.pop(entry.name)
 
     def _serve(self, entry: _Entry, version: ModelVersion) -> None:
-        entry.version = version
-        self._mark_used(entry)
         model = version.model
+        entry.version, entry.size, entry.created = version, version.size, model.created
+        self._mark_used(entry)
+        # At once, because the next load might unload the model again.
+        self._answer(entry)
         entry.metrics.loaded_bytes.set(version.size)
         entry.metrics.set_info(
-            graph=model.version,
+            version=model.version,
             engine=model.engine.name,
             precision=model.engine.precision,
         )
@@ -587,17 +645,8 @@ class ModelRegistry:
 
     async def _make_room(self, size: int, keep: _Entry | None) -> None:
         """Unload the least recently used models until `size` bytes fit into the memory budget."""
-        while self._max_bytes:
-            others = [
-                entry
-                for entry in self._entries.values()
-                if entry.version is not None and entry is not keep
-            ]
-            closing = tuple(self._closing)
-            used = sum(entry.size for entry in others) + sum(version.size for version in closing)
-            if used + size <= self._max_bytes or not used:
-                return
-            if others:
+        while not self._fits(size, keep):
+            if others := self._loaded(keep):
                 # The least recently used model without requests in flight, if there is one.
                 victim = min(others, key=_is_busy)
                 log.info("unloading the model %s to make room", victim.name)
@@ -605,17 +654,35 @@ class ModelRegistry:
             for version in tuple(self._closing):
                 await version.closed.wait()
 
+    def _fits(self, size: int, keep: _Entry | None = None) -> bool:
+        """Return whether `size` more bytes fit into the budget; the version of `keep` is free."""
+        versions = [entry.version for entry in self._loaded(keep)]
+        used = sum(version.size for version in (*versions, *self._closing) if version is not None)
+        return not self._max_bytes or used + size <= self._max_bytes
+
+    def _loaded(self, keep: _Entry | None) -> list[_Entry]:
+        """Return the models in memory except `keep`, the least recently used first."""
+        entries = self._entries.values()
+        return [entry for entry in entries if entry.version is not None and entry is not keep]
+
     def _unload(self, entry: _Entry) -> None:
+        entry.metrics.loaded_bytes.set(0)
+        entry.metrics.clear_info()
+        self._retire(entry)
+
+    def _retire(self, entry: _Entry) -> None:
+        """Close the version of a model after its last lease; the model is not loaded then."""
         version, entry.version = entry.version, None
         assert version is not None  # noqa: S101 - checked by the callers
         entry.metrics.unloads.inc()
-        entry.metrics.loaded_bytes.set(0)
-        entry.metrics.clear_info()
-        self._retire(version)
-
-    def _retire(self, version: ModelVersion) -> None:
         self._closing.add(version)
         version.retire(self._closing.discard)
+
+
+def _inspect(spec: ModelSpec) -> tuple[Artifact, int]:
+    """Return the artifact of a model, and the size of its file of weights in bytes."""
+    artifact = Artifact.load(spec.path)
+    return artifact, weight_bytes(artifact, spec.options.engine, spec.options.precision)
 
 
 def _is_busy(entry: _Entry) -> bool:

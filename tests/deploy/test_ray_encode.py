@@ -244,7 +244,7 @@ def test_output_of_a_cluster_refuses_another_artifact(
 ) -> None:
     assert ray_encode.main(arguments()) == 3
     assert ray_encode.main(arguments(f"--model={other_artifact.path}")) == 2
-    assert "was begun with another graph" in stderr()
+    assert "was begun with another model version" in stderr()
 
 
 @pytest.mark.usefixtures("without_ray")
@@ -262,7 +262,7 @@ def test_actor_with_another_artifact_at_the_path_ends_the_job(
     monkeypatch.setattr("tests.deploy.test_ray_encode.PartEncoder", OtherMachine)
     assert ray_encode.main(arguments()) == 1
     assert "on the machine" in (message := stderr())
-    assert "another graph" in message
+    assert "another model version" in message
     assert not list(output.glob("*.parquet"))
 
 

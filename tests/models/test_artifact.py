@@ -1,6 +1,8 @@
 import json
 import os
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,18 +74,87 @@ def test_missing_and_unlisted_files_are_named_in_the_error(copy: Path) -> None:
         Artifact.load(copy)
 
 
-def test_symbolic_link_is_rejected(copy: Path, tmp_path: Path) -> None:
-    (copy / "check.json").rename(tmp_path / "elsewhere")
-    (copy / "check.json").symlink_to(tmp_path / "elsewhere")
+def replace_by_link(path: Path, elsewhere: Path) -> None:
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def replace_by_broken_link(path: Path, elsewhere: Path) -> None:
+    path.rename(elsewhere)
+    path.symlink_to(path.parent / "nowhere")
+
+
+def replace_by_pipe(path: Path, elsewhere: Path) -> None:
+    path.rename(elsewhere)
+    os.mkfifo(path)
+
+
+def replace_by_folder(path: Path, elsewhere: Path) -> None:
+    path.rename(elsewhere)
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (replace_by_link, "{name} in the artifact copy is a symbolic link"),
+        (replace_by_broken_link, "{name} in the artifact copy is a symbolic link"),
+        (replace_by_pipe, "{name} in the artifact copy is not a regular file"),
+        (replace_by_folder, "the artifact copy lacks file {name}"),
+    ],
+)
+def test_every_file_must_be_regular(
+    small_artifact: Artifact, tmp_path: Path, change: Callable[[Path, Path], None], problem: str
+) -> None:
+    assert any("/" in name for name in small_artifact.manifest.files)  # in a subfolder too
+    copy = tmp_path / "copy"
+    shutil.copytree(small_artifact.path, copy)
+    for index, name in enumerate(small_artifact.manifest.files):
+        elsewhere = tmp_path / str(index)
+        change(copy / name, elsewhere)
+        with pytest.raises(ArtifactError, match=re.escape(problem.format(name=name))):
+            Artifact.load(copy)
+        (copy / name).rmdir() if (copy / name).is_dir() else (copy / name).unlink()
+        elsewhere.rename(copy / name)
+    Artifact.load(copy)
+
+
+def test_folder_that_is_a_link_is_rejected(small_artifact: Artifact, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small_artifact.path, copy)
+    for folder in ("source/1_Pooling", "source"):
+        replace_by_link(copy / folder, tmp_path / "elsewhere")
+        with pytest.raises(
+            ArtifactError, match=f"{folder} in the artifact copy is a symbolic link"
+        ):
+            Artifact.load(copy)
+        (copy / folder).unlink()
+        (tmp_path / "elsewhere").rename(copy / folder)
+    Artifact.load(copy)
+
+
+def test_manifest_that_is_a_link_is_rejected(small_artifact: Artifact, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small_artifact.path, copy)
+    replace_by_link(copy / "manifest.json", tmp_path / "elsewhere")
+    with pytest.raises(ArtifactError, match=r"manifest.json in the artifact copy is a symbolic"):
+        Artifact.load(copy)
+
+
+def test_file_that_becomes_a_link_later_is_not_read(copy: Path, tmp_path: Path) -> None:
+    artifact = Artifact.load(copy)
+    replace_by_link(copy / "check.json", tmp_path / "elsewhere")
     with pytest.raises(ArtifactError, match=r"check.json cannot be read"):
-        read_everything(copy)
+        artifact.read("check.json")
 
 
-def test_named_pipe_is_rejected_without_blocking(copy: Path) -> None:
-    (copy / "check.json").unlink()
-    os.mkfifo(copy / "check.json")
+def test_file_that_becomes_a_pipe_later_is_rejected_without_blocking(
+    copy: Path, tmp_path: Path
+) -> None:
+    artifact = Artifact.load(copy)
+    replace_by_pipe(copy / "check.json", tmp_path / "elsewhere")
     with pytest.raises(ArtifactError, match=r"check.json is not a regular file"):
-        read_everything(copy)
+        artifact.read("check.json")
 
 
 def test_folder_without_manifest_is_rejected(tmp_path: Path) -> None:

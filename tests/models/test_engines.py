@@ -147,6 +147,7 @@ class AlteredEngine:
     precision: Precision = "float32"
     threads = 1
     streams = 1
+    weight_bytes = 4096
     batches = BatchSizes(max_tokens=512, min_split_tokens=64, fixed_cost=8)
 
     def __init__(self, engine: Engine, alter: Alteration) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from models.artifact import Artifact
+from models.artifact import Artifact, ArtifactError, sha256
 from service.check import check
+from service.inference.opening import ModelOptions, open_model
 from service.settings import DebugSettings, EngineSettings, ModelSettings, ServerSettings, Settings
 
 KEY = "a-key-of-some-length"
@@ -52,7 +53,8 @@ def test_check_of_a_valid_installation_prints_what_was_checked(
         "vitrine-serve: no traces are exported",
         "vitrine-serve: served models: small; default: small",
         f"vitrine-serve: {small_artifact.path} passes the self-check: "
-        f"{small_artifact.manifest.name}, engine onnxruntime in float32",
+        f"{small_artifact.manifest.name}, engine onnxruntime in float32; all "
+        f"{len(small_artifact.manifest.files)} files are as exported",
     ]
 
 
@@ -80,17 +82,55 @@ def test_check_names_an_invalid_setting(small_artifact: Artifact) -> None:
     assert errors.startswith("vitrine-serve: server.port: Input should be a valid integer")
 
 
-def test_check_verifies_the_hashes_of_the_artifact(
-    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def change_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_check_verifies_every_file_of_the_artifact(
+    settings: Settings, small_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged = tmp_path / "damaged"
+    changed = settings.model_copy(update={"model": ModelSettings(path=damaged)})
     shutil.copytree(settings.model.path, damaged)
-    with (damaged / "model.weights").open("r+b") as file:
-        file.seek(2_000_000)
-        file.write(b"\x04\x05")
-    model = ModelSettings(path=damaged)
-    assert not check(settings.model_copy(update={"model": model}))
-    assert "is not the exported file" in capsys.readouterr().err
+    for name in small_artifact.manifest.files:
+        change_byte(damaged / name)
+        assert not check(changed)
+        assert f"{name} in the artifact damaged is not the exported file" in capsys.readouterr().err
+        shutil.copyfile(small_artifact.path / name, damaged / name)
+    assert check(changed)
+
+
+async def test_start_verifies_all_files_but_the_reference_model_and_unused_weights(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(small_artifact.path, damaged)
+    # The weights of an engine that does not run, and a file that no engine reads.
+    for name in ("model.cuda.onnx", "model.cuda.weights", "notes.txt"):
+        (damaged / name).write_bytes(name.encode() * 10)
+    manifest = json.loads((damaged / "manifest.json").read_text())
+    [graph] = [each for each in manifest["graphs"] if each["engine"] == "onnxruntime"]
+    cuda = {"engine": "cuda", "file": "model.cuda.onnx", "weights": "model.cuda.weights"}
+    manifest["graphs"].append({**graph, **cuda})
+    manifest["files"] |= {
+        file.name: sha256(file)
+        for file in damaged.iterdir()
+        if file.suffix != ".json" and file.is_file()
+    }
+    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    options = ModelOptions(threads=1, engine="onnxruntime")
+    for name in manifest["files"]:
+        content = (damaged / name).read_bytes()
+        change_byte(damaged / name)
+        if name.startswith("source/") or name == "model.cuda.weights":
+            async with await open_model(damaged, options):
+                pass
+        else:
+            with pytest.raises(ArtifactError, match=f"{name} in the artifact damaged is not the"):
+                await open_model(damaged, options)
+        (damaged / name).write_bytes(content)
 
 
 def test_check_refuses_a_name_that_is_a_route(

@@ -17,6 +17,7 @@ from models.artifact import Artifact
 from models.engines import ENGINES, cosines
 from models.export.exporter import export
 from models.export.sources import resolve
+from models.identity import identity_of
 from service.app import create_app
 from service.settings import (
     ApiKey,
@@ -243,11 +244,12 @@ def test_prompts_match_sentence_transformers(tmp_path: Path, include_prompt: boo
         assert (response.status_code, response.json()["pointer"]) == (422, "/prompt_name")
 
 
-def test_info_describes_the_served_model(minilm_client: TestClient) -> None:
+def test_info_describes_the_served_model(minilm_client: TestClient, artifact: Artifact) -> None:
     info = minilm_client.get("/info").json()
     assert info["model"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert info["weights_sha256"]["model.safetensors"].startswith("53aa5117")
     assert (info["engine"], info["precision"], info["threads"]) == ("onnxruntime", "float32", 2)
+    assert info["identity"] == identity_of(artifact, "onnxruntime", "float32")
     assert info["self_check"]["pooled"]["cosine"] > 1 - 1e-6
     assert info["limits"]["max_tokens"] == 256
 

@@ -121,7 +121,7 @@ def test_field_model_selects_the_model(
     assert response.json()["model"] == canonical
     assert same(response.json()["embeddings"], vectors[canonical])
     info = several.get(f"/models/{name}/info").json()
-    assert (info["model"], info["graph_sha256"][:12]) == (
+    assert (info["model"], info["identity"][:12]) == (
         canonical,
         response.headers["X-Model-Version"],
     )
@@ -273,7 +273,34 @@ def test_metrics_are_labelled_by_model(several: TestClient) -> None:
     text = several.get("/metrics").text
     for model in ("cats", "org/dogs"):
         assert f'vitrine_queue_tokens{{model="{model}"}} 0.0' in text
-        assert f'model="{model}",precision="float32"}} 1.0' in text
+        assert f'model="{model}",precision="float32",version="' in text
+
+
+def test_settings_of_the_same_weights_are_different_versions_everywhere(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    shutil.copytree(small_artifact.path, tmp_path / "raw")
+    edit_json(tmp_path / "raw" / "manifest.json", normalize=False)
+    paths = {"unit": small_artifact.path, "raw": tmp_path / "raw", "copy": tmp_path / "copy"}
+    shutil.copytree(small_artifact.path, paths["copy"])
+    served = tuple(ServedModel(name=name, path=path) for name, path in paths.items())
+    settings = Settings(models=ModelsSettings(served=served), engine=ENGINE)
+    seen = []
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        listed = {model["name"]: model for model in client.get("/models").json()["models"]}
+        lines = client.get("/metrics").text.splitlines()
+        for name in paths:
+            header = client.post("/encode", json={"inputs": TEXT, "model": name}).headers
+            version = header["X-Model-Version"]
+            assert listed[name]["version"] == version
+            assert client.get(f"/models/{name}/info").json()["identity"].startswith(version)
+            label = (
+                f'{{engine="onnxruntime",model="{name}",precision="float32",version="{version}"}}'
+            )
+            assert f"vitrine_model_info{label} 1.0" in lines
+            seen.append(version)
+    unit, raw, copy = seen
+    assert unit == copy != raw
 
 
 @pytest.mark.slow

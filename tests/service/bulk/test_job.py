@@ -23,6 +23,7 @@ from transformers import pipeline
 
 import vitrine
 from models.artifact import Artifact
+from models.identity import identity_of
 from service.bulk.encoder import Encoder
 from service.bulk.job import encode_files
 from service.bulk.opening import open_job
@@ -332,7 +333,7 @@ def test_metadata_of_a_file_describes_the_job(
     metadata = pq.read_schema(output / "part-00000.parquet").metadata
     job = json.loads(metadata[b"vitrine"])
     assert job["model"] == small_artifact.manifest.name
-    assert job["graph"] == small_artifact.graph_sha256("onnxruntime")
+    assert job["model version"] == identity_of(small_artifact, "onnxruntime", "float32")
     assert job["--precision"] == "float32"
     assert len(job["input sha256"]) == 64
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from models.artifact import Artifact
 from service.bulk import job, parts
 from service.bulk.options import BulkError, OptionError
 from tests.eventually import eventually
+from tests.models.checkpoints import edit_json
 from tests.service.bulk.conftest import Encode, rows_of
 
 ROWS = 4000
@@ -210,11 +212,62 @@ def test_changed_input_and_another_model_are_refused(
     encode: Encode, texts: Path, other_artifact: Artifact
 ) -> None:
     encode(texts)
-    with pytest.raises(OptionError, match="another graph"):
+    with pytest.raises(OptionError, match="another model version"):
         encode(texts, model=other_artifact.path)
     texts.write_text(texts.read_text() + '\n{"text": "one more"}')
     with pytest.raises(OptionError, match="another input file 1"):
         encode(texts)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"normalize": False},
+        {"max_tokens": 7},
+        {"prompts": {"": "query: "}},
+        {"truncation_side": "left"},
+        {"include_prompt": False},
+    ],
+)
+def test_same_weights_with_other_settings_are_refused(
+    encode: Encode, texts: Path, other_settings: Path, settings: dict[str, object]
+) -> None:
+    encode(texts, limit=10, part_rows=5, shard=(1, 2))
+    edit_json(other_settings / "manifest.json", **settings)
+    with pytest.raises(OptionError, match=r"another model version: \w{64}, not \w{64}; use the"):
+        encode(texts, limit=10, part_rows=5, model=other_settings)
+
+
+def test_same_artifact_elsewhere_under_another_name_is_accepted(
+    encode: Encode, texts: Path, other_settings: Path
+) -> None:
+    encode(texts, limit=10, part_rows=5, shard=(1, 2))
+    edit_json(other_settings / "manifest.json", name="another", source="elsewhere", versions={})
+    progress = encode(texts, limit=10, part_rows=5, model=other_settings)
+    assert (progress.rows, progress.kept, progress.is_complete) == (5, 5, True)
+
+
+@pytest.fixture
+def other_settings(small_artifact: Artifact, tmp_path: Path) -> Path:
+    """A copy of the model's artifact, whose manifest a test may change."""
+    return Path(shutil.copytree(small_artifact.path, tmp_path / "copy"))
+
+
+def test_journal_of_an_earlier_version_of_vitrine_is_refused(
+    encode: Encode, texts: Path, output: Path
+) -> None:
+    encode(texts, limit=10)
+    journal = output / "_journal"
+    first, *parts = journal.read_text().splitlines()
+    begun = json.loads(first)["settings"]
+    del begun["model version"]
+    begun |= {"graph": "12", "tokenizer": "34", "calibration": None}
+    journal.write_text("\n".join([json.dumps({"settings": begun}), *parts, ""]))
+    with pytest.raises(
+        OptionError,
+        match="was begun with another version of Vitrine, which recorded no model version; choose",
+    ):
+        encode(texts, limit=10)
 
 
 def test_moved_input_with_the_same_content_is_accepted(encode: Encode, texts: Path) -> None:

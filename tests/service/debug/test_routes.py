@@ -16,6 +16,7 @@ from models.export.exporter import export
 from models.export.sources import resolve
 from models.gradients import inputs
 from models.gradients.inputs import Method, Row
+from models.identity import identity_of
 from service.app import create_app
 from service.debug import jobs, replies
 from service.debug.job_types import FlowJob
@@ -182,6 +183,7 @@ def test_responses_identify_the_model_and_its_parity(
     result = ask(client, "attribute", text=CAT, target=COSINE, method="saliency")
     assert result["model"] == {
         "name": manifest.name,
+        "version": identity_of(small_artifact, "onnxruntime", "float32")[:12],
         "weights_sha256": manifest.weights_sha256,
         "graph_sha256": small_artifact.graph_sha256("onnxruntime"),
         "tokenizer_sha256": manifest.files["tokenizer.json"],

@@ -24,7 +24,8 @@ from service.inference import registry as registry_module
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.metrics import InferenceMetrics
 from service.inference.model import Model
-from service.inference.model_version import Lease
+from service.inference.model_version import Lease, ModelVersion
+from service.inference.model_watch import ModelWatch
 from service.inference.opening import ModelOptions, open_model
 from service.inference.registry import ModelRegistry, ModelSpec, specs_in
 from tests.batchers import ManualClock
@@ -418,6 +419,155 @@ async def test_load_that_ends_after_the_registry_is_closed_closes_its_model(
     loads.may_end.set()
     with pytest.raises(NotReady, match="the models are closed"):
         await loading
+
+
+async def test_registry_that_closes_during_a_comparison_closes_both_versions(
+    small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    compared: list[Model] = []
+
+    async def compare(old: Model, new: Model) -> None:
+        compared.extend((old, new))
+        await registry.close()
+
+    registry = ModelRegistry()
+    await registry.open([spec(small_artifact, "a")])
+    with pytest.raises(NotReady, match="the models are closed"):
+        await registry.load(spec(other_artifact, "a"), compare)
+    assert [model.batcher.is_alive for model in compared] == [False, False]
+    with pytest.raises(NotReady):
+        await registry.lease("a")
+
+
+async def test_retired_version_closes_once_and_gives_no_leases(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = await open_model(small_artifact.path, ONE_THREAD)
+    closes: list[Model] = []
+    close = Model.close
+
+    async def counted(self: Model) -> None:
+        closes.append(self)
+        await close(self)
+
+    monkeypatch.setattr(Model, "close", counted)
+    version = ModelVersion(model)
+    lease = version.lease()
+    version.retire(lambda _: None)
+    with pytest.raises(RuntimeError, match="a retired version gives no leases"):
+        version.lease()
+    lease.release()
+    await asyncio.gather(version.close(), version.close())
+    assert closes == [model]
+
+
+async def test_requests_of_an_unloaded_model_are_answered_during_its_comparison(
+    small_artifact: Artifact, other_artifact: Artifact, size: int
+) -> None:
+    specs = spec(small_artifact, "a"), spec(small_artifact, "b")
+    async with opened(*specs, max_bytes=size) as registry:
+        waiting = asyncio.create_task(registry.lease("b"))  # while the versions load
+
+        async def compare(old: Model, _: Model) -> None:
+            with await waiting as model:
+                assert model is old
+
+        new, old = await registry.load(spec(other_artifact, "b"), compare)
+        assert old is not None
+        await eventually_async(lambda: not old.batcher.is_alive)
+        with await registry.lease("b") as model:
+            assert model is new
+
+
+@asynccontextmanager
+async def watched(folder: Path, **options: Any) -> AsyncIterator[tuple[ModelRegistry, ModelWatch]]:  # noqa: ANN401
+    """Serve the artifacts in a folder, which are watched."""
+    registry = ModelRegistry(default="a", **options)
+    watch = ModelWatch(registry, lambda: specs_in(folder, ONE_THREAD))
+    await watch.open()
+    try:
+        yield registry, watch
+    finally:
+        await registry.close()
+
+
+def replace_folder(folder: Path, artifact: Artifact) -> None:
+    new = folder.with_name(f".new-{folder.name}")
+    shutil.copytree(artifact.path, new)
+    old = folder.rename(folder.with_name(f".old-{folder.name}"))
+    new.rename(folder)
+    shutil.rmtree(old)
+
+
+@pytest.fixture
+def two(small_artifact: Artifact, tmp_path: Path) -> Path:
+    """A folder with the small model's artifact twice, of which the budget allows one."""
+    for name in "ab":
+        shutil.copytree(small_artifact.path, tmp_path / name)
+    return tmp_path
+
+
+async def test_artifact_replaced_while_a_request_loads_its_model_is_served(
+    two: Path, other_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, may_end = asyncio.Event(), asyncio.Event()
+
+    async def hold(path: Path, options: ModelOptions, **arguments: Any) -> Model:  # noqa: ANN401 - those of `open_model`
+        model = await open_model(path, options, **arguments)
+        opened.set()
+        await may_end.wait()
+        return model
+
+    async with watched(two, max_bytes=size) as (registry, watch):
+        monkeypatch.setattr(registry_module, "open_model", hold)
+        waiting = asyncio.create_task(registry.lease("b"))
+        await opened.wait()
+        replace_folder(two / "b", other_artifact)
+        scanning = asyncio.create_task(watch.scan())
+        await asyncio.wait([scanning], timeout=0.1)  # it waits for the load
+        may_end.set()
+        with await waiting as old:
+            pass
+        await scanning
+        with await registry.lease("b") as model:
+            assert model.version != old.version
+
+
+async def test_new_artifact_of_an_unloaded_model_has_its_own_size_and_is_tried_at_once(
+    two: Path, other_artifact: Artifact, size: int
+) -> None:
+    (two / "b" / "model.onnx").write_bytes(b"not a graph")
+    async with watched(two, max_bytes=2 * size - 1) as (registry, watch):
+        with pytest.raises(NotReady, match="cannot be loaded"):
+            await registry.lease("b")
+        replace_folder(two / "b", other_artifact)
+        await watch.scan()
+        with await registry.lease("b") as model:  # within the pause after a failed load
+            assert model.artifact.path == two / "b"
+        (await registry.lease("a")).release()
+        weights = two / "b" / "model.weights"
+        replace_folder(two / "b", other_artifact)
+        with weights.open("ab") as file:
+            file.write(bytes(100))
+        await watch.scan()
+        assert [status.weight_bytes for status in registry.statuses()] == [size, size + 100]
+
+
+async def test_model_whose_artifact_is_gone_is_kept_if_it_has_another_one_by_now(
+    two: Path, other_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = HeldLoads(monkeypatch)
+    async with watched(two) as (registry, watch):
+        loads.may_end.clear()
+        loading = asyncio.create_task(registry.load(spec(other_artifact, "b")))
+        await eventually_async(lambda: len(loads.started) == 3)
+        shutil.rmtree(two / "b")
+        scanning = asyncio.create_task(watch.scan())
+        await asyncio.sleep(0)
+        loads.may_end.set()
+        new, _ = await loading
+        await scanning
+        assert registry.current("b") is new
 
 
 async def test_model_deleted_during_its_load_is_unknown(
