@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from service.inference.arguments import is_integer
 from service.inference.errors import InvalidInput
 from service.inference.rows import Span
 from service.inference.sentences import paragraph_starts, sentence_starts
@@ -47,15 +48,17 @@ class Chunking:
     late: bool = False
 
     def __post_init__(self) -> None:
-        if self.strategy not in get_args(Strategy):
+        if not isinstance(self.strategy, str) or self.strategy not in get_args(Strategy):
             raise InvalidInput(
                 f"strategy must be one of {', '.join(get_args(Strategy))}",
                 pointer="/chunking/strategy",
             )
-        if self.size is not None and self.size < 1:
+        if self.size is not None and not (is_integer(self.size) and self.size >= 1):
             raise InvalidInput("size must be at least 1 token", pointer="/chunking/size")
-        if self.overlap < 0:
+        if not (is_integer(self.overlap) and self.overlap >= 0):
             raise InvalidInput("overlap must be at least 0 tokens", pointer="/chunking/overlap")
+        if not isinstance(self.late, bool):
+            raise InvalidInput("late must be a bool", pointer="/chunking/late")
 
 
 @dataclass(frozen=True, slots=True)
