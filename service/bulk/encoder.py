@@ -11,6 +11,7 @@ from service.bulk.options import ERROR, TOKENS, TRUNCATED, BulkOptions, Kind, Op
 from service.bulk.texts import Item
 from service.inference.errors import InferenceFailed, InvalidInput, TooLarge
 from service.inference.model import Model
+from service.inference.tokenizer import refuse_empty
 
 # Index of the input in the pointer of an error, such as "/documents/3".
 _INDEX = re.compile(r"/(\d+)$")
@@ -70,8 +71,10 @@ class Encoder:
         """
         errors: dict[int, str] = {}
         for index, item in enumerate(items):
+            texts = (item,) if isinstance(item, str) else item
             try:
-                for text in (item,) if isinstance(item, str) else item:
+                refuse_empty(texts)
+                for text in texts:
                     self._model.tokenizer.check_text(text, index)
             except (InvalidInput, TooLarge) as error:
                 errors[index] = error.detail

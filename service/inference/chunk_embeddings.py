@@ -11,6 +11,8 @@ from service.inference.errors import InferenceFailed
 from service.inference.late_chunking import check_late
 from service.inference.loaded_model import LoadedModel
 from service.inference.results import Stages, Vectors, pooled_vectors
+from service.inference.rows import Row
+from service.inference.tokenizer import refuse_empty
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,16 @@ async def encode_chunks(
     if chunking.late:
         check_late(manifest, model.name)
     chunked = ChunkedTexts(model.tokenizer, texts, chunking, model.max_chunks)
+
+    def tokenize() -> list[Row]:
+        refuse_empty(texts)
+        return chunked.rows(prompt_name)
+
     with chunked.locating(InferenceFailed):
         rows, (results,), seconds = await model.run(
             chunked.parts,
             len(texts),
-            lambda: chunked.rows(prompt_name),
+            tokenize,
             ("tokens" if chunking.late else "pooled",),
             timeout_s,
             priority=priority,

@@ -64,8 +64,6 @@ async def score_pairs(
     def tokenize() -> list[Row]:
         for index, query in enumerate(queries):
             tokenizer.check_text(query, index)
-            if not tokenizer.has_tokens(query):
-                raise InvalidInput("the query has no tokens", code="no_tokens", index=index)
         with _after(len(queries)):
             return chunked.pair_rows(queries, prompt_name, limits)
 

@@ -16,7 +16,7 @@ from service.inference.pairs import PairLimits
 from service.inference.results import Vectors
 from service.inference.rows import Prompt, Row, Span
 from service.inference.scores import Scores
-from service.inference.tokenizer import TextTokenizer
+from service.inference.tokenizer import TextTokenizer, without_tokens
 
 # Texts are tokenised whole, then in chunks to measure them, and as rows. With the division this
 # takes up to four times as long as the rows alone.
@@ -177,8 +177,10 @@ class ChunkedTexts:
             encoding = self._encode(index, prompt.text, add_special_tokens=True)
             # Special tokens and the prompt come first. A token of prompt and text is the text's.
             mask, offsets = encoding.special_tokens_mask, encoding.offsets
-            first = next(i for i, (_, end) in enumerate(offsets) if not mask[i] and end > start)
-            last = len(mask) - mask[::-1].index(0)
+            if len(mask) <= prompt.tokens:
+                raise without_tokens(index)
+            own = [i for i, (_, end) in enumerate(offsets) if not mask[i] and end > start]
+            first, last = (own[0], own[-1] + 1) if own else (len(mask), len(mask))
             spans = [(max(begin - start, 0), end - start) for begin, end in offsets[first:last]]
             pieces = self._divide(index, spans, size, lambda _, tokens: (tokens, 0))
             text = LateText(encoding.ids, first, last, max_tokens, prompt.tokens, pieces)
@@ -250,16 +252,9 @@ class ChunkedTexts:
         """Return the tokens of a text, with a prompt, after a check of the text."""
         text = self.texts[index]
         self._tokenizer.check_text(text, index)
-        encoding = self._tokenizer.encode_untruncated(
+        return self._tokenizer.encode_untruncated(
             prompt + text, add_special_tokens=add_special_tokens
         )
-        if all(end <= len(prompt) for _, end in encoding.offsets):
-            raise InvalidInput(
-                "the text has no tokens: the tokenizer drops all of its characters",
-                code="no_tokens",
-                index=index,
-            )
-        return encoding
 
     def _count(self, text: str) -> int:
         """Return the number of tokens of a text, without special tokens."""

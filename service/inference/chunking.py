@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from service.inference.arguments import is_integer
 from service.inference.errors import InvalidInput
 from service.inference.rows import Span
 from service.inference.sentences import paragraph_starts, sentence_starts
@@ -47,20 +48,22 @@ class Chunking:
     late: bool = False
 
     def __post_init__(self) -> None:
-        if self.strategy not in get_args(Strategy):
+        if not isinstance(self.strategy, str) or self.strategy not in get_args(Strategy):
             raise InvalidInput(
                 f"strategy must be one of {', '.join(get_args(Strategy))}",
                 pointer="/chunking/strategy",
             )
-        if self.size is not None and self.size < 1:
+        if self.size is not None and not (is_integer(self.size) and self.size >= 1):
             raise InvalidInput("size must be at least 1 token", pointer="/chunking/size")
-        if self.overlap < 0:
+        if not (is_integer(self.overlap) and self.overlap >= 0):
             raise InvalidInput("overlap must be at least 0 tokens", pointer="/chunking/overlap")
+        if not isinstance(self.late, bool):
+            raise InvalidInput("late must be a bool", pointer="/chunking/late")
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a text, without white space at its ends.
+    """A part of a text, without white space at its ends, unless the text has nothing else.
 
     Attributes:
         start: Start of the chunk in the text, in characters (Unicode code points).
@@ -87,7 +90,8 @@ class _Cuts(NamedTuple):
     Attributes:
         tokens: Number of tokens before each of K cuts, in ascending order.
         chars: Number of characters before each cut.
-        ranks: Number of characters other than white space before each cut, `(K,)`.
+        ranks: Number of characters other than white space before each cut, `(K,)`. In a text of
+            white space alone, all characters count.
         low_ranks: The same for the end of the token before each cut, `(K,)`. Characters between
             the two have no token.
         rank_of: The same for each of the N characters of the text and for its end, `(N + 1,)`.
@@ -110,8 +114,10 @@ def split(
 ) -> Iterator[Piece]:
     """Yield the chunks of a text, in order. Together they have all characters but white space.
 
+    A text without tokens is one chunk. In a text of white space alone, it is as other characters.
+
     Args:
-        text: Text with at least one token.
+        text: Text to divide.
         spans: Span of each token in the text, in characters.
         strategy: See `Chunking`.
         size: Maximum number of tokens of a chunk.
@@ -121,7 +127,8 @@ def split(
     Raises:
         InvalidInput: A token, or the tokens of a character, are more than `size` on their own.
     """
-    cuts = _cuts(text, spans)
+    is_blank = text.isspace()
+    cuts = _cuts(text, spans, is_blank)
     # Indices of cuts at the starts of paragraphs, sentences and tokens; the coarsest first.
     levels = [divide(text, cuts) for divide in _LEVELS[strategy]]
 
@@ -136,10 +143,12 @@ def split(
             end = level[index]
             count = cuts.tokens[end] - cuts.tokens[start]
             begin, part = cuts.chars[start], text[cuts.chars[start] : cuts.chars[end]]
-            tokens, excess = measure(part.strip(), count)
-            if excess <= 0:
+            if not is_blank:
                 begin += len(part) - len(part.lstrip())
-                chunk = Chunk(begin, begin + len(part.strip()), tokens)
+                part = part.strip()
+            tokens, excess = measure(part, count)
+            if excess <= 0:
+                chunk = Chunk(begin, begin + len(part), tokens)
                 return end, Piece(chunk, cuts.tokens[start], cuts.tokens[end])
             limit = cuts.tokens[end] - excess
 
@@ -166,10 +175,10 @@ def split(
         starts = level[bisect_left(level, max(repeated, start + 1)) : bisect_right(level, end)]
 
 
-def _cuts(text: str, spans: Sequence[Span]) -> _Cuts:
-    starts, ends = np.array(spans, np.intp).T
+def _cuts(text: str, spans: Sequence[Span], is_blank: bool) -> _Cuts:
+    starts, ends = np.array(spans, np.intp).reshape(-1, 2).T
     rank_of = np.zeros(len(text) + 1, np.intp)
-    np.cumsum([not char.isspace() for char in text], out=rank_of[1:])
+    np.cumsum([is_blank or not char.isspace() for char in text], out=rank_of[1:])
     # A character can have several tokens, such as the bytes of an emoji. Tokens of white space
     # alone belong to the token after them.
     reached = np.concatenate(([0], np.maximum.accumulate(ends)))

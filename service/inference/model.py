@@ -10,6 +10,7 @@ import numpy as np
 
 from models.quantization import OutputDtype
 from service.inference import chunk_embeddings, scoring, tags
+from service.inference.arguments import check_options, id_lists, input_list, pair_list, text_list
 from service.inference.batch_former import Priority
 from service.inference.chunk_embeddings import ChunkEmbeddings
 from service.inference.chunking import Chunking
@@ -140,8 +141,17 @@ class Model(LoadedModel):
                 the model, or its texts exceed `max_token_vectors` tokens in total.
             VitrineError: Any error of `encode`, under the same conditions.
         """
+        check_options(
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            truncate_dim=truncate_dim,
+            normalize=normalize,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        _check_chunking(chunking)
         self._check_dimensions(dimensions, truncate_dim)
-        texts = [texts] if isinstance(texts, str) else texts
+        texts = text_list(texts)
         options = dimensions, truncate_dim, normalize, timeout_s, priority
         return await chunk_embeddings.encode_chunks(self, texts, chunking, prompt_name, *options)
 
@@ -293,9 +303,20 @@ class Model(LoadedModel):
         Raises:
             VitrineError: Any error of `encode` and `encode_tokens`, under the same conditions.
         """
+        check_options(
+            outputs=outputs,
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            truncate_dim=truncate_dim,
+            normalize=normalize,
+            on_overflow=on_overflow,
+            with_offsets=with_offsets,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
         self._check_dimensions(dimensions, truncate_dim)
         outputs = tuple(dict.fromkeys(outputs))
-        items = [inputs] if isinstance(inputs, str) else inputs
+        items = input_list(inputs)
         tokenize = partial(
             self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
         )
@@ -363,6 +384,9 @@ class Model(LoadedModel):
             InvalidInput: The model has no pooled vectors, or no ranges for vectors of these
                 arguments (code "not_calibrated"), or the bits of a vector do not fill whole bytes.
         """
+        check_options(
+            dtype=dtype, dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize
+        )
         if dtype != "float32":
             self.check_outputs(("pooled",))
         self._check_dimensions(dimensions, truncate_dim)
@@ -410,9 +434,13 @@ class Model(LoadedModel):
                 `index` is the index of the input.
             VitrineError: Any error of `encode`, under the same conditions.
         """
-        items = [inputs] if isinstance(inputs, str) else inputs
-        if isinstance(items, tuple):
-            raise InvalidInput("inputs must be a list; pass a single pair as [(a, b)]")
+        check_options(
+            prompt_name=prompt_name,
+            on_overflow=on_overflow,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        items = pair_list(inputs)
         return await scoring.classify(
             self, items, prompt_name, NO_LIMITS, on_overflow, timeout_s, priority
         )
@@ -446,7 +474,8 @@ class Model(LoadedModel):
                 `index` is the index of the input.
             VitrineError: Any error of `encode_tokens`, under the same conditions.
         """
-        texts = [inputs] if isinstance(inputs, str) else inputs
+        check_options(on_overflow=on_overflow, timeout_s=timeout_s, priority=priority)
+        texts = text_list(inputs)
         return await tags.tag(self, texts, aggregation, on_overflow, timeout_s, priority)
 
     async def rerank(
@@ -489,16 +518,28 @@ class Model(LoadedModel):
                 text is invalid; `index` is the index of the document, or None for the query.
             VitrineError: Any error of `encode`, under the same conditions.
         """
-        if isinstance(documents, str) or not documents:
-            raise InvalidInput("documents must be a non-empty list of texts", pointer="/documents")
         limits = (max_tokens_per_query, max_tokens_per_doc)
         numbers = dict(zip(scoring.LIMITS, limits, strict=True)) | {"top_n": top_n}
+        check_options(
+            **numbers,
+            prompt_name=prompt_name,
+            explain=explain,
+            on_overflow=on_overflow,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        if chunking is not None:
+            _check_chunking(chunking)
+        if not isinstance(query, str):
+            raise InvalidInput("query must be a text", pointer="/query")
+        documents = [] if isinstance(documents, str) else text_list(documents, "documents")
+        if not documents:
+            raise InvalidInput("documents must be a non-empty list of texts", pointer="/documents")
         for name, number in numbers.items():
             if number is not None and number < 1:
                 raise InvalidInput(f"{name} must be at least 1", pointer=f"/{name}")
         explained = min(top_n or len(documents), len(documents)) if explain else 0
         with scoring.locating(1, "/query", "/documents/{}"):
-            self.tokenizer.check_text(query, 0)
             return await scoring.rerank(
                 *(self, query, documents, prompt_name, limits),
                 *(explained, chunking, on_overflow, timeout_s, priority),
@@ -550,8 +591,17 @@ class Model(LoadedModel):
             name if isinstance(texts, str) else f"{name}/{{}}"
             for name, texts in (("/queries", queries), ("/documents", documents))
         ]
-        queries = [queries] if isinstance(queries, str) else queries
-        documents = [documents] if isinstance(documents, str) else documents
+        check_options(
+            prompt_name=prompt_name,
+            explain=explain,
+            on_overflow=on_overflow,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        if chunking is not None:
+            _check_chunking(chunking)
+        queries = text_list(queries, "queries", has_index=False)
+        documents = text_list(documents, "documents")
         if not documents or len(queries) not in (1, len(documents)):
             raise InvalidInput(
                 f"{len(queries)} queries and {len(documents)} documents; the number of queries "
@@ -567,7 +617,7 @@ class Model(LoadedModel):
 
     async def tokenize(
         self,
-        texts: Sequence[str],
+        texts: str | Sequence[str],
         *,
         prompt_name: str | None = None,
         add_special_tokens: bool = True,
@@ -580,6 +630,8 @@ class Model(LoadedModel):
             Overloaded: Concurrent calls are already tokenising too many characters.
             VitrineError: Any error of `TextTokenizer.tokenize`, under the same conditions.
         """
+        check_options(prompt_name=prompt_name, add_special_tokens=add_special_tokens)
+        texts = text_list(texts)
         work = partial(
             self.tokenizer.tokenize,
             texts,
@@ -595,9 +647,16 @@ class Model(LoadedModel):
         """Return the text of each list of token ids.
 
         Raises:
-            InvalidInput: A list is empty, or an id is not in the vocabulary.
+            InvalidInput: A list is empty, or an id is not in the vocabulary; `index` is its index.
             Overloaded: Concurrent calls are already tokenising too many characters or decoding too
                 many token ids.
         """
+        check_options(skip_special_tokens=skip_special_tokens)
+        rows = id_lists(rows)
         work = partial(self.tokenizer.decode, rows, skip_special_tokens)
         return await self.run_tokenizer(work, rows, len(rows))
+
+
+def _check_chunking(chunking: object) -> None:
+    if not isinstance(chunking, Chunking):
+        raise InvalidInput("chunking must be a Chunking", pointer="/chunking")

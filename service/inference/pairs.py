@@ -26,14 +26,12 @@ class EncodedPair:
         token_types: Token type id of each token, as the tokenizer assigns it to pairs.
         truncated: Whether a text was truncated.
         is_too_long: Whether the texts, each within its own limit, exceed the limit of the pair.
-        has_tokens: Whether each of the two texts has at least one token.
     """
 
     ids: list[int]
     token_types: list[int]
     truncated: bool
     is_too_long: bool
-    has_tokens: bool
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,7 @@ class PairTokenizer:
                     for text, count in zip((a, b), kept, strict=True)
                 ]
             )
-            has_tokens = bool(a.ids and b.ids)
-            encoded.append(EncodedPair(ids, types, kept != lengths, kept != limited, has_tokens))
+            encoded.append(EncodedPair(ids, types, kept != lengths, kept != limited))
         return encoded
 
     def _tokens_of(self, texts: Sequence[str], drops_left: bool) -> list[_Text]:

@@ -186,9 +186,7 @@ async def _score_pairs(
         result = await classify(model, pairs, prompt_name, limits, on_overflow, timeout_s, priority)
     except VitrineError as error:
         if error.index is not None:
-            own = 0 if len(queries) == 1 else error.index
-            is_of_query = error.code == "no_tokens" and not model.tokenizer.has_tokens(queries[own])
-            error.index = own if is_of_query else len(queries) + error.index
+            error.index += len(queries)
         raise
     return PairScores(
         result.scores[:, 0],

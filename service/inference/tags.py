@@ -114,6 +114,8 @@ def entities(
     """
     spans = row.offsets or ()
     tokens = np.array([i for i, span in enumerate(spans) if span is not None], np.intp)  # (N,)
+    if not len(tokens):  # special tokens have no label
+        return []
     scores = ACTIVATIONS["softmax"](logits[tokens].astype(np.float64))  # (N, C)
     firsts = np.arange(len(tokens))  # of each token, word or entity
     if aggregation in _OF_WORDS:

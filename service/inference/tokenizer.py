@@ -97,13 +97,14 @@ class TextTokenizer:
         """Return the row of each text and of each list of token ids, in the order of the inputs.
 
         Raises:
-            InvalidInput: An input is invalid (see `rows_of_texts` and `rows_of_ids`), or
-                `prompt_name` is set for a list of token ids, and the model has neither adapters nor
-                rules for the tokens of that prompt.
+            InvalidInput: An input is empty or otherwise invalid (see `rows_of_texts` and
+                `rows_of_ids`), or `prompt_name` is set for a list of token ids, and the model has
+                neither adapters nor rules for the tokens of that prompt.
             TooLarge: A text has too many characters.
         """
-        texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
+        refuse_empty(inputs)
         ids = {index: row for index, row in enumerate(inputs) if not isinstance(row, str)}
+        texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         applies = self._manifest.adapters or prompt_name in self._manifest.token_rules
         if ids and prompt_name is not None and not applies:
             raise InvalidInput(
@@ -124,9 +125,11 @@ class TextTokenizer:
     ) -> list[Row]:
         """Tokenize each text, with the named or the default prompt prepended, into a row.
 
+        Texts without tokens of their own, such as an empty one, have those that the model adds.
+
         Raises:
-            InvalidInput: A text is empty, has a NUL character or has no tokens. The prompt is
-                unknown or leaves no room for the text. A text is too long, and `on_overflow` is
+            InvalidInput: A text cannot be encoded in UTF-8, or no token is left to pool. The prompt
+                is unknown or leaves no room for the text. A text is too long, and `on_overflow` is
                 "error". A text is too long, and truncation would drop the start of a prompt that is
                 excluded from pooling.
             TooLarge: A text has too many characters.
@@ -197,7 +200,7 @@ class TextTokenizer:
         both lose tokens alike, as in transformers.
 
         Raises:
-            InvalidInput: A text is empty, has a NUL character or has no tokens; or an input is too
+            InvalidInput: A text cannot be encoded in UTF-8; or an input has no tokens, or is too
                 long, and `on_overflow` is "error". Or the prompt is unknown.
             TooLarge: A text has too many characters.
         """
@@ -223,17 +226,13 @@ class TextTokenizer:
         if prompt:
             # One copy of a query that many documents share.
             prompted = {first: prompt + first for first in {first for first, _ in pairs}}
-            empty = {first for first in prompted if not self.has_tokens(first)}
-            for index, (first, _) in enumerate(pairs):
-                if first in empty:
-                    raise _without_tokens(index)
             pairs = [(prompted[first], second) for first, second in pairs]
             if limits[0] is not None:
                 limits = limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]
         encoded = self._pairs.encode(pairs, limits, drops_left=self._drops_left(on_overflow))
         for index, tokens in enumerate(encoded):
-            if not tokens.has_tokens:
-                raise _without_tokens(index)
+            if not tokens.ids:
+                raise without_tokens(index)
         limit = self._manifest.max_tokens
         self._check_overflow([tokens.is_too_long for tokens in encoded], on_overflow, limit)
         return [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
@@ -338,9 +337,11 @@ class TextTokenizer:
         """Return the tokens, spans and baselines of one text.
 
         Raises:
-            InvalidInput: The text is invalid (see `rows_of_texts`), or too long for the model.
+            InvalidInput: The text is invalid (see `rows_of_texts`), has no tokens of its own, or is
+                too long for the model.
             TooLarge: The text has too many characters.
         """
+        refuse_empty([text])
         ((row, encoding),) = self._encoded_rows([text], prompt_name, "error", with_offsets=True)
         spans = row.offsets or ()
         sequence_ids = [None if span is None else 0 for span in spans]
@@ -352,19 +353,13 @@ class TextTokenizer:
         """Return the tokens, spans and baselines of a pair of texts, with the prompt of the first.
 
         Raises:
-            InvalidInput: A text is invalid (see `rows_of_pairs`), or the pair is too long for the
-                model; `index` is the index of the text, or 0.
+            InvalidInput: A text is invalid (see `rows_of_pairs`), or the pair has no tokens of its
+                own, or is too long for the model; `index` is the index of the text, or 0.
             TooLarge: A text has too many characters.
         """
         texts = text, text_pair
         for index, part in enumerate(texts):
             self.check_text(part, index)
-            if not self.has_tokens(part):
-                raise InvalidInput(
-                    "the text has no tokens: the tokenizer drops all of its characters",
-                    code="no_tokens",
-                    index=index,
-                )
         (row,) = self.rows_of_pairs([texts], prompt_name, "error")
         prompt = self.prompt(prompt_name).text
         with panics_as_errors("the tokenizer"):
@@ -390,6 +385,8 @@ class TextTokenizer:
         spans: Sequence[Span | None],
         sequence_ids: Sequence[int | None],
     ) -> TokenizedText:
+        if all(span is None for span in spans):
+            raise without_tokens(0)
         baseline = {
             name: [
                 token if span is None else replacement
@@ -421,10 +418,11 @@ class TextTokenizer:
             limit: Maximum total number of tokens.
 
         Raises:
-            InvalidInput: A text is empty or has a NUL character, the prompt is unknown, or the
-                texts have more than `limit` tokens in total.
+            InvalidInput: A text is empty or cannot be encoded in UTF-8, the prompt is unknown, or
+                the texts have more than `limit` tokens in total.
             TooLarge: A text has too many characters.
         """
+        refuse_empty(texts)
         for index, text in enumerate(texts):
             self.check_text(text, index)
         prompt = self.prompt(prompt_name).text
@@ -482,16 +480,6 @@ class TextTokenizer:
                 encoded.append((row, encoding))
         rows = [row for row, _ in encoded]
         for index, row in enumerate(rows):
-            # A prompt's last token can merge with the text's first, so the text of a short row is
-            # encoded again without the prompt.
-            special = 0 if rules.looks_up else self._special_tokens
-            is_short = len(row.ids) <= special + prompt.tokens
-            if is_short and not self.has_tokens(texts[index]):
-                raise InvalidInput(
-                    "the text has no tokens: the tokenizer drops all of its characters",
-                    code="no_tokens",
-                    index=index,
-                )
             if row.truncated and prompt.tokens and self._drops_left(on_overflow):
                 raise InvalidInput(
                     "the text is too long, and its left end cannot be truncated because the prompt "
@@ -499,12 +487,16 @@ class TextTokenizer:
                     code="too_long",
                     index=index,
                 )
-            if row.truncated and len(row.ids) <= prompt.tokens:
+            if len(row.ids) > prompt.tokens:
+                continue
+            if row.truncated:
                 raise InvalidInput(
                     "the prompt leaves no room for the text within the model's maximum length",
                     code="too_long",
                     index=index,
                 )
+            if not rules.looks_up:  # the sum of no weights is an empty vector
+                raise without_tokens(index)
         self._check_overflow([row.truncated for row in rows], on_overflow, rules.max_tokens)
         if rules.min_tokens:
             encoded = [(filled(row, rules), encoding) for row, encoding in encoded]
@@ -579,19 +571,24 @@ class TextTokenizer:
             index: Index of the text, for the error.
 
         Raises:
-            InvalidInput: The text is empty, is only white space, or has a NUL character.
+            InvalidInput: The text has a lone surrogate, so that it cannot be encoded in UTF-8.
             TooLarge: The text has too many characters.
         """
-        if not text or text.isspace():
-            raise InvalidInput("the text is empty or only white space", code="empty", index=index)
         if len(text) > self._max_chars:
             raise TooLarge(
                 f"the text has {len(text)} characters; the limit is {self._max_chars}",
                 code="text_too_large",
                 index=index,
             )
-        if "\0" in text:
-            raise InvalidInput("the text contains a NUL character", code="nul", index=index)
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise InvalidInput(
+                    "the text contains half of a surrogate pair and cannot be encoded in UTF-8",
+                    code="surrogate",
+                    index=index,
+                ) from None
 
     def _check_ids(self, inputs: Sequence[Sequence[int]]) -> None:
         for index, ids in enumerate(inputs):
@@ -635,21 +632,24 @@ class TextTokenizer:
     def _prompt_tokens(self, prompt: str) -> int:
         """Return the number of tokens of a prompt, including the special tokens before it."""
         encoding = self._tokenizer.encode(prompt)
-        return len(encoding.ids) - encoding.special_tokens_mask[-1]
-
-    def has_tokens(self, text: str) -> bool:
-        """Return whether a text has at least one token that is not special."""
-        (encoding,) = self._encode([text], "truncate", with_offsets=False)
-        return len(encoding.ids) > self._special_tokens
+        return len(encoding.ids) - sum(encoding.special_tokens_mask[-1:])
 
     def _first_id(self, spellings: Sequence[str]) -> int | None:
         ids = map(self._tokenizer.token_to_id, spellings)
         return next((token for token in ids if token is not None), None)
 
 
-def _without_tokens(index: int) -> InvalidInput:
+def refuse_empty(inputs: Sequence[str | Sequence[int]]) -> None:
+    """Raise `InvalidInput` for the first empty text, as OpenAI's API and TEI do for embeddings."""
+    if "" in inputs:
+        raise InvalidInput("the text is empty", code="empty", index=list(inputs).index(""))
+
+
+def without_tokens(index: int) -> InvalidInput:
+    """Return the error of a text that leaves no token to pool, or to attribute to."""
     return InvalidInput(
-        "a text has no tokens: the tokenizer drops all of its characters",
+        "the text has no tokens of its own: the tokenizer drops its characters or joins them to "
+        "the prompt",
         code="no_tokens",
         index=index,
     )

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 
 from service.api.body import check_count
+from service.api.call_options import CallOptions
 from service.api.compat.tei_routes import (
     PREFIX,
     TOO_MANY,
@@ -33,7 +35,13 @@ from service.api.raw_route import RawRoute
 from service.api.responses import serialize_rows
 from service.api.state import State
 from service.inference.errors import VitrineError
-from service.inference.results import SparseVector, Vectors
+from service.inference.model import Model
+from service.inference.results import (
+    Embeddings,
+    SparseVector,
+    Vectors,
+    truncate_and_normalize,
+)
 
 router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 
@@ -108,14 +116,8 @@ async def similarity(request: Request, state: State) -> Response:
     inputs = [body.inputs.source_sentence, *non_empty(body.inputs.sentences)]
     check_count(inputs, state.settings.limits.max_inputs, "inputs", TOO_MANY)
     model, options = await named_model_with_options(request, state)
-    work = model.encode(
-        inputs,
-        prompt_name=parameters.prompt_name,
-        normalize=True,
-        on_overflow=parameters.on_overflow(),
-        **options,
-    )
     try:
+        work = _unit_vectors(model, inputs, parameters, options)
         result = await cancel_on_disconnect(request, work)
     except VitrineError as error:
         if error.index is not None:  # the source sentence comes first and has no index
@@ -124,6 +126,21 @@ async def similarity(request: Request, state: State) -> Response:
     cosines = (result.vectors[1:] @ result.vectors[0]).tolist()
     serialize = partial(orjson.dumps, cosines)
     return await respond_with_durations(request, state, model, result, inputs, serialize)
+
+
+async def _unit_vectors(
+    model: Model, texts: Sequence[str], parameters: TruncationOptions, options: CallOptions
+) -> Embeddings:
+    """Return vectors `(N, W)` of unit length; like a score, they take empty texts."""
+    on_overflow = parameters.on_overflow()
+    rows, (vectors,), seconds = await model.run(
+        texts,
+        len(texts),
+        partial(model.tokenizer.rows_of_texts, texts, parameters.prompt_name, on_overflow),
+        ("pooled",),
+        **options,
+    )
+    return Embeddings(truncate_and_normalize(np.array(vectors), None, True), rows, seconds)
 
 
 @router.post("/tokenize", **route_options("Tokens", list[list[SimpleToken]], TokenizeRequest))

@@ -46,13 +46,11 @@ INVALID = {
     "a number": (b'{"inputs": 5}', None),
     "an empty list": (b'{"inputs": []}', None),
     "an empty text": (b'{"inputs": ""}', 0),
-    "white space": (b'{"inputs": ["a", " \\n\\t\\u00a0"]}', 1),
+    "an empty text among texts": (b'{"inputs": ["a", ""]}', 1),
     "a number among texts": (b'{"inputs": ["a", "b", 3]}', 2),
     "null among texts": (b'{"inputs": ["a", null]}', 1),
     "ids among texts": (b'{"inputs": ["a", [1, 2]]}', 1),
     "a text among ids": (b'{"inputs": [[1, 2], "a"]}', 1),
-    "an escaped NUL": (b'{"inputs": ["a", "b\\u0000c"]}', 1),
-    "no token": (b'{"inputs": ["a", "\\u200b\\u00ad"]}', 1),
     "an empty row of ids": (b'{"inputs": [[1], []]}', 1),
     "a negative id": (b'{"inputs": [[1], [2, -1]]}', 1),
     "an id beyond the vocabulary": (b'{"inputs": [[1], [30522]]}', 1),
@@ -140,16 +138,6 @@ def test_unsupported_content_type_or_encoding_returns_415(
     response = client.post("/encode", content=b'{"inputs": "a"}', headers=headers)
     assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
     assert_still_works(client)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["\u200b", "\u00ad", "\ufeff", "\u200f", "\u0301", "\ue000", "\u0007", "\u200b\u00ad\ufeff"],
-)
-def test_text_without_tokens_returns_422(client: TestClient, text: str) -> None:
-    response = client.post("/encode", json={"inputs": ["fine", text]})
-    assert (response.status_code, response.json()["code"]) == (422, "no_tokens")
-    assert response.json()["index"] == 1
 
 
 def test_content_type_with_a_charset_is_accepted(client: TestClient) -> None:

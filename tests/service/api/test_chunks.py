@@ -136,11 +136,10 @@ def test_chunking_that_is_no_object_is_refused(client: TestClient) -> None:
         ({"chunking": {"overlap": -1}}, "/chunking/overlap", "greater than or equal to 0"),
         ({"chunking": {"strategy": "words"}}, "/chunking/strategy", "'tokens'"),
         ({"chunking": {"words": 3}}, "/chunking", "unknown field in this object"),
-        ({"inputs": ["a cat", " "]}, "/inputs/1", "the text is empty"),
-        ({"inputs": " "}, "/inputs", "the text is empty"),
-        ({"inputs": ["a cat", "\u200b"]}, "/inputs/1", "the text has no tokens"),
+        ({"inputs": ["a cat", ""]}, "/inputs/1", "the text is empty"),
+        ({"inputs": ""}, "/inputs", "the text is empty"),
         ({"prompt_name": "none"}, "/prompt_name", "unknown prompt"),
-        ({"chunking": {"late": True}, "inputs": "\u200b"}, "/inputs", "the text has no tokens"),
+        ({"chunking": {"late": True}, "inputs": ""}, "/inputs", "the text is empty"),
     ],
 )
 def test_invalid_requests_name_the_field_or_input(
@@ -150,6 +149,20 @@ def test_invalid_requests_name_the_field_or_input(
     problem = problem_of(client, "/encode", **body)
     assert problem["pointer"] == pointer
     assert message in problem["detail"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_text_without_tokens_is_one_chunk_with_the_vector_of_the_text(
+    client: TestClient, late: bool
+) -> None:
+    texts = [" \n", "\0", "\u200b", " \0 a\0cat"]
+    result = ask(client, "/encode", inputs=texts, chunking={"late": late})
+    expected = ask(client, "/encode", inputs=texts)
+    chunks = [[(chunk["start"], chunk["end"]) for chunk in own] for own in result["chunks"]]
+    assert chunks == [[(0, 2)], [(0, 1)], [(0, 1)], [(1, 8)]]
+    np.testing.assert_allclose(
+        np.concatenate(result["embeddings"]), expected["embeddings"], rtol=0, atol=1e-6
+    )
 
 
 def test_text_with_too_many_characters_is_an_error(client: TestClient) -> None:
@@ -309,9 +322,6 @@ def test_sparse_vectors_and_multi_vectors_of_chunks_are_compared(
     [
         ({"explain": True}, "/explain", "does not apply to chunks"),
         ({"chunking": {"size": 255}}, "/chunking/size", "at most 254"),
-        ({"documents": ["a", ""]}, "/documents/1", "the text is empty"),
-        ({"documents": ["a", "\u200b"]}, "/documents/1", "no tokens"),
-        ({"query": "\u200b"}, "/query", "no tokens"),
         ({"max_tokens_per_doc": 300}, "/max_tokens_per_doc", "excludes chunking"),
     ],
 )

@@ -227,7 +227,7 @@ def prompted(folder: Path, *, include_prompt: bool) -> tuple[SentenceTransformer
 @pytest.mark.parametrize("include_prompt", [True, False])
 def test_prompts_match_sentence_transformers(tmp_path: Path, include_prompt: bool) -> None:
     oracle, settings = prompted(tmp_path, include_prompt=include_prompt)
-    texts = ["w5 w6 w7", "w11", "w5 " * 40]
+    texts = ["w5 w6 w7", "w11", "w5 " * 40, " ", "\t\n"]
     close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
     with serving(create_app(settings)) as client:
         close(vectors(client, texts), oracle.encode(texts))  # the default prompt

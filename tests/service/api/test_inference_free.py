@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact, ArtifactError, sha256
-from service.inference.errors import InferenceFailed, InvalidInput, NotReady, Overloaded
-from service.inference.query_table import read_query_weights
+from service.inference.errors import InferenceFailed, NotReady, Overloaded
+from service.inference.query_table import look_up, read_query_weights
 from service.inference.results import SparseVector
 from service.inference.runs import ItemFailed
 from service.inference.tokenizer import TextTokenizer
@@ -212,7 +212,7 @@ def test_durations_metrics_and_info(inference_free_client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("fields", "pointer", "code"),
     [
-        ({"inputs": ["cat", " "]}, "/inputs/1", "empty"),
+        ({"inputs": ["cat", ""]}, "/inputs/1", "empty"),
         ({"inputs": ["cat", "cat " * 40], "on_overflow": "error"}, "/inputs/1", "too_long"),
         ({"inputs": [[7], [1, 40_000]]}, "/inputs/1", "id_out_of_range"),
         ({"inputs": "cat", "output": "pooled"}, None, "wrong_model"),
@@ -226,15 +226,20 @@ def test_invalid_queries_are_refused(
     assert (response.status_code, problem["code"], problem.get("pointer")) == (422, code, pointer)
 
 
-def test_query_without_tokens_is_refused(inference_free: Oracle) -> None:
-    _, artifact = inference_free
+def test_query_without_tokens_has_no_weights(inference_free: Oracle) -> None:
+    oracle, artifact = inference_free
     manifest = replace(artifact.manifest, prompts={"query": "", "document": ""})
     tokenizer = TextTokenizer(Artifact(artifact.path, manifest), max_chars=100)
-    (row,) = tokenizer.rows(["a"], "query", "truncate")
-    assert (row.ids, row.is_looked_up) == ([1037], True)
-    with pytest.raises(InvalidInput) as refusal:
-        tokenizer.rows(["a", "\u200b"], "query", "truncate")
-    assert (refusal.value.code, refusal.value.index) == ("no_tokens", 1)
+    texts = ["cat", " ", "\u200b", "\0", "cat\0"]
+    rows = tokenizer.rows(texts, "query", "truncate")
+    assert [len(row.ids) for row in rows] == [1, 0, 0, 0, 1]
+    assert all(row.is_looked_up for row in rows)
+    weights = read_query_weights(artifact)
+    expected = oracle.encode_query(texts, prompt="", convert_to_sparse_tensor=False).numpy()
+    for row, own in zip(rows, expected, strict=True):
+        vector = look_up(weights, row.ids)
+        assert vector.ids.tolist() == np.flatnonzero(own).tolist()
+        np.testing.assert_allclose(vector.weights, own[vector.ids], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

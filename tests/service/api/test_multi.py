@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 TEXTS = ["The cat sat.", "rain, rain!", "a cat on a mat " * 6]
 QUERIES = ["Where did the cat sit?", "rain", "Who?"]
+NOTHING = [" ", "\0", "\u200b", "!\0?"]
 
 Json = dict[str, Any]
 Multi = tuple[MultiVectorEncoder, Artifact]
@@ -33,8 +34,9 @@ def test_vectors_equal_those_of_sentence_transformers(
 ) -> None:
     oracle = multi_encoder[0]
     encode = {"query": oracle.encode_query, "document": oracle.encode_document, None: oracle.encode}
-    expected = encode[prompt](TEXTS, convert_to_numpy=True)
-    result = ask(multi_client, "/encode", inputs=TEXTS, prompt_name=prompt, **fields)
+    texts = [*TEXTS, *NOTHING]
+    expected = encode[prompt](texts, convert_to_numpy=True)
+    result = ask(multi_client, "/encode", inputs=texts, prompt_name=prompt, **fields)
     assert result["dimensions"] == 12
     for vectors, ids, offsets, own in zip(
         result["embeddings"], result["ids"], result["offsets"], expected, strict=True

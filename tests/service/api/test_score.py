@@ -1,7 +1,5 @@
 """`POST /score` of a reranker and of an embedding model, against sentence-transformers."""
 
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,14 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
-from tests.models.checkpoints import save_classifier
 
 pytestmark = pytest.mark.slow
 
 QUERIES = ["w7 w9", "w21", "w5 w6 w7"]
 DOCUMENTS = ["w21 w5", "w8 w15 w33 w6", "w40"]
+# Texts as deletion and broken documents leave them.
+NOTHING = ["", " ", "\0", "w8\0", "\u200b"]
+LONG = "a" * 100_001  # characters
 
 Json = dict[str, Any]
 
@@ -90,11 +90,11 @@ def test_tokens_and_truncation_are_those_of_query_and_document(client: TestClien
             "2 queries and 1 documents",
         ),
         ({"queries": [], "documents": ["a"]}, "/queries", None, "at least 1 item"),
-        ({"queries": ["a", ""], "documents": ["a", "b"]}, "/queries/1", None, "the text is empty"),
-        ({"queries": "", "documents": ["a", "b"]}, "/queries", None, "the text is empty"),
-        ({"queries": "a", "documents": ["a", "\0"]}, "/documents/1", 1, "NUL"),
-        ({"queries": "a", "documents": " "}, "/documents", 0, "the text is empty"),
-        ({"queries": ["a", "b"], "documents": ["a", ""]}, "/documents/1", 1, "the text is empty"),
+        ({"queries": ["a", LONG], "documents": ["a", "b"]}, "/queries/1", None, "the limit is"),
+        ({"queries": LONG, "documents": ["a", "b"]}, "/queries", None, "the limit is"),
+        ({"queries": "a", "documents": ["a", LONG]}, "/documents/1", 1, "the limit is"),
+        ({"queries": "a", "documents": LONG}, "/documents", 0, "the limit is"),
+        ({"queries": ["a", "b"], "documents": ["a", LONG]}, "/documents/1", 1, "the limit is"),
         ({"queries": "a", "documents": ["a", 3]}, "/documents/1", None, "valid string"),
         ({"queries": "a", "documents": 3}, "/documents", None, "a text or a list of texts"),
     ],
@@ -112,7 +112,8 @@ def test_invalid_requests_name_the_text(
     asked = rerank_client if kind == "cross_encoder" else client
     response = asked.post("/score", json=body)
     problem = response.json()
-    assert (response.status_code, problem["pointer"], problem.get("index")) == (422, pointer, index)
+    assert response.status_code == (413 if "the limit is" in message else 422)
+    assert (problem["pointer"], problem.get("index")) == (pointer, index)
     assert message in problem["detail"]
     assert ask(asked, queries="w5", documents="w6")["kind"] == kind
 
@@ -122,25 +123,31 @@ def test_classifier_has_no_scores_of_pairs(classify_client: TestClient) -> None:
     assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
 
 
-def test_text_without_tokens_is_named(
-    minilm_folder: Path, tmp_path: Path, client: TestClient
+@pytest.mark.parametrize("chunking", [None, {"size": 8}])
+def test_reranker_scores_empty_texts_as_the_cross_encoder_does(
+    rerank_client: TestClient, cross_encoder: CrossEncoder, chunking: Json | None
 ) -> None:
-    save_classifier(tmp_path / "model", "bert", 1, vocab_size=30_522)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(minilm_folder / name, tmp_path / "model")
-    artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
-    nothing = "\u200b"  # BERT's normaliser removes it
+    documents = ["w21 w5", *NOTHING]
+    for query in ["w7 w9", *NOTHING]:
+        fields = {"queries": query, "documents": documents, "chunking": chunking}
+        expected = cross_encoder.predict([(query, document) for document in documents])
+        np.testing.assert_allclose(ask(rerank_client, **fields)["scores"], expected, rtol=1e-4)
+
+
+def test_embedding_model_scores_empty_texts_as_sentence_transformers_does(
+    prompted: tuple[Path, Artifact],
+) -> None:
+    path, artifact = prompted
+    oracle = SentenceTransformer(str(path), device="cpu")
+    queries = oracle.encode_query(["A cat", *NOTHING], normalize_embeddings=True)
+    documents = oracle.encode_document(["A dog", *NOTHING], normalize_embeddings=True)
     with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=2)) as model:
-        calls: list[tuple[Callable[[], object], str, int | None]] = [
-            (lambda: model.rerank(nothing, ["cat", "dog"]), "/query", None),
-            (lambda: model.rerank("cat", ["cat", nothing]), "/documents/1", 1),
-            (lambda: model.score(["cat", nothing], ["cat", "dog"]), "/queries/1", None),
-            (lambda: model.score("cat", ["cat", nothing]), "/documents/1", 1),
-        ]
-        for call, pointer, index in calls:
-            with pytest.raises(vitrine.InvalidInput, match="no token") as raised:
-                call()
-            assert (raised.value.pointer, raised.value.index) == (pointer, index)
-    body = {"queries": nothing, "documents": ["cat"]}
-    problem = client.post("/score", json=body).json()
-    assert (problem["code"], problem["pointer"]) == ("no_tokens", "/queries")
+        for index, query in enumerate(["A cat", *NOTHING]):
+            expected = documents @ queries[index]
+            for chunking in (None, vitrine.Chunking(), vitrine.Chunking(late=True)):
+                scores = model.score(query, ["A dog", *NOTHING], chunking=chunking).scores
+                np.testing.assert_allclose(scores, expected, atol=1e-5)
+            explained = model.rerank(query, ["A dog", *NOTHING], explain=True)
+            for number, explanation in explained.explanations.items():
+                total = sum(term.value for term in explanation.terms) + explanation.other
+                assert total == pytest.approx(expected[number], abs=1e-5)

@@ -12,7 +12,7 @@ from models.artifact import Artifact
 
 pytestmark = pytest.mark.slow
 
-TEXTS = ["w5 w6 w7", "w21", "w8 w15 w33 w6 w40 w12", "w5 " * 40]
+TEXTS = ["w5 w6 w7", "w21", "w8 w15 w33 w6 w40 w12", "w5 " * 40, " ", "w5\0w6"]
 
 Json = dict[str, Any]
 
@@ -46,7 +46,8 @@ def test_weights_equal_those_of_sentence_transformers(
     actual = dense(result["embeddings"], result["dimensions"])
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     assert ((actual > 1e-4) == (expected > 1e-4)).all()
-    assert (result["tokens"], result["truncated"]) == ([5, 3, 8, 24], [False] * 3 + [True])
+    assert result["tokens"] == [5, 3, 8, 24, 2, 5]
+    assert result["truncated"] == [False] * 3 + [True] + [False] * 2
     (alone,) = ask(sparse_client, "/encode", inputs=TEXTS[0])["embeddings"]
     np.testing.assert_allclose(
         dense([alone], actual.shape[1])[0], expected[0], rtol=1e-4, atol=1e-5

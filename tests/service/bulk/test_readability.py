@@ -45,7 +45,7 @@ def test_polars_reads_the_output(vectors: NDArray[np.float32], output: Path) -> 
     rows = polars.read_parquet(output / "*.parquet")
     assert rows.schema["embedding"] == polars.Array(polars.Float32, 32)
     np.testing.assert_array_equal(rows["embedding"][:50].to_numpy(), vectors)
-    assert rows["error"][50] == "the text is empty or only white space"
+    assert rows["error"][50] == "the text is empty"
 
 
 def test_duckdb_finds_the_nearest_neighbours(vectors: NDArray[np.float32], output: Path) -> None:

@@ -189,7 +189,7 @@ def test_pair_matrix_of_long_texts_has_every_token(client: TestClient) -> None:
         ({"target": None}, "invalid", "/target"),
         ({"target": {"type": "secret"}}, "invalid", "/target"),
         ({"target": {"type": "cosine"}}, "invalid", "/target/text"),
-        ({"target": {"type": "cosine", "text": " "}}, "empty", "/target/text"),
+        ({"target": {"type": "cosine", "text": " "}}, "no_tokens", "/target/text"),
         (
             {"target": {"type": "margin", "positive": "a", "negative": ""}},
             "empty",

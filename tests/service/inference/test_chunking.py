@@ -73,13 +73,14 @@ words = st.one_of(
         ["[SEP]", "<mask>", "x" * 40, "日本語。文章です！", "e\u0301", "👩‍💻", "unhappiness"]
     ),
     st.text(min_size=1, max_size=6),
+    st.sampled_from(["\0", "\u200b", " \0 ", "\n \n"]),
 )
 spaces = st.sampled_from(
     [" ", " ", " ", "  ", "\n", "\n\n", ". ", "! ", "?\n", "\u3000", "-", "", "\x85"]
 )
 passages = st.lists(st.tuples(words, spaces), min_size=1, max_size=80).map(
     lambda pairs: "".join(word + space for word, space in pairs)
-)
+) | st.text(st.sampled_from(" \t\n\0\u200b\u3000"), min_size=1, max_size=200)
 
 
 @pytest.mark.slow
@@ -94,9 +95,10 @@ passages = st.lists(st.tuples(words, spaces), min_size=1, max_size=80).map(
 def test_chunks_are_ordered_cover_the_text_and_have_at_most_size_tokens(
     kind: Kind, text: str, strategy: Strategy, size: int, overlap: int, late: bool
 ) -> None:
-    assume(
-        text.strip() and "\0" not in text and kind.plain.encode(text, add_special_tokens=False).ids
-    )
+    if not kind.plain.encode(text).ids:
+        with pytest.raises(InvalidInput, match="no tokens of its own"):
+            chunks_of(kind, text, late=late)
+        return
     chunks = chunks_of(kind, text, strategy=strategy, size=size, overlap=overlap, late=late)
     for previous, chunk in pairwise(chunks):
         assert previous.start < chunk.start
@@ -104,9 +106,10 @@ def test_chunks_are_ordered_cover_the_text_and_have_at_most_size_tokens(
         assert overlap or not text[previous.end : chunk.start].strip()
         assert overlap or previous.end <= chunk.start
     covered = {index for chunk in chunks for index in range(chunk.start, chunk.end)}
-    assert covered >= {index for index, char in enumerate(text) if not char.isspace()}
+    is_blank = text.isspace()
+    assert covered >= {i for i, char in enumerate(text) if is_blank or not char.isspace()}
     for part, chunk in zip(words_of(text, chunks), chunks, strict=True):
-        assert part == part.strip() != ""
+        assert part == (part if is_blank else part.strip()) != ""
         assert chunk.tokens <= size
         if not late:
             assert chunk.tokens == tokens_of(kind.plain, part)
@@ -119,7 +122,7 @@ def test_windows_of_tokens_are_full_and_overlap_exactly(
     word_pieces: Kind, text: str, size: int, overlap: int
 ) -> None:
     plain = word_pieces.plain
-    assume(text.strip() and "\0" not in text and tokens_of(plain, text))
+    assume(text.strip() and tokens_of(plain, text))
     spans = plain.encode(text, add_special_tokens=False).offsets
     starts = [start for start, _ in spans]
     # Without characters of several tokens, as of some normalised ones.
@@ -142,7 +145,7 @@ def test_windows_of_tokens_are_full_and_overlap_exactly(
 def test_chunk_ends_at_the_last_boundary_that_fits(
     kind: Kind, text: str, strategy: Strategy, size: int
 ) -> None:
-    assume(text.strip() and "\0" not in text and tokens_of(kind.plain, text))
+    assume(text.strip() and tokens_of(kind.plain, text))
     chunks = chunks_of(kind, text, strategy=strategy, size=size)
     levels = {"paragraphs": [paragraph_starts, sentence_starts], "sentences": [sentence_starts]}
     offsets = kind.plain.encode(text, add_special_tokens=False).offsets
@@ -303,3 +306,36 @@ def test_number_of_chunks_is_limited(word_pieces: Kind) -> None:
     with pytest.raises(InvalidInput, match="more than 8 chunks") as raised:
         ChunkedTexts(word_pieces.served, texts, chunking, 8).rows(None)
     assert raised.value.code == "too_many_inputs"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", [(0, 0, 0)]),
+        (" \n ", [(0, 3, 0)]),
+        (" \u200b ", [(1, 2, 0)]),
+        ("\0", [(0, 1, 0)]),
+        ("\0 cat \0", [(0, 7, 1)]),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_text_without_tokens_is_one_chunk(
+    word_pieces: Kind, text: str, expected: list[tuple[int, int, int]], late: bool
+) -> None:
+    for strategy in get_args(Strategy):
+        chunks = chunks_of(word_pieces, text, strategy=strategy, size=1, late=late)
+        assert [(chunk.start, chunk.end, chunk.tokens) for chunk in chunks] == expected
+
+
+def test_white_space_that_has_tokens_is_divided_like_other_characters(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    kind = kind_of("untrimmed BPE", small_artifact, tmp_path)
+    text = "\n\t" * 20
+    assert tokens_of(kind.plain, text) == 40
+    chunks = chunks_of(kind, text, size=16)
+    assert [(chunk.start, chunk.end, chunk.tokens) for chunk in chunks] == [
+        (0, 16, 16),
+        (16, 32, 16),
+        (32, 40, 8),
+    ]

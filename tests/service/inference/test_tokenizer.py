@@ -127,6 +127,10 @@ def assert_pair(tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: On
     is_left = on_overflow == "truncate_left"
     oracle = tokenizer._shared.variant(tokenizer._manifest.max_tokens, is_left=is_left)
     expected = oracle.encode(*pair)
+    if not expected.ids:
+        with pytest.raises(InvalidInput, match="no tokens of its own"):
+            tokenizer.rows_of_pairs([pair], None, on_overflow)
+        return
     (row,) = tokenizer.rows_of_pairs([pair], None, on_overflow)
     assert row.ids == expected.ids
     assert row.token_types == expected.type_ids
@@ -159,9 +163,7 @@ texts_of_pairs = st.builds(str.__mul__, passages, st.sampled_from([1, 10, 30]))
 def test_long_pairs_have_the_tokens_of_the_whole_texts(
     tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow
 ) -> None:
-    has_tokens = all(map(len, tokenizer.encode_plain(list(pair))))
-    if has_tokens and all(text.strip() and "\0" not in text for text in pair):  # else refused
-        assert_pair(tokenizer, pair, on_overflow)
+    assert_pair(tokenizer, pair, on_overflow)
 
 
 def test_query_of_many_documents_is_tokenised_once(
@@ -183,18 +185,67 @@ def test_query_of_many_documents_is_tokenised_once(
     assert max(map(len, seen)) < 2_000
 
 
-def test_pair_with_a_text_without_tokens_is_refused(small_artifact: Artifact) -> None:
+NOTHING = ["", " ", "\t\n", "\0", "\u200b", "\u3000\ufeff"]
+
+
+@pytest.mark.parametrize("nothing", NOTHING)
+def test_text_without_tokens_of_its_own_has_those_of_the_pair(
+    small_artifact: Artifact, nothing: str
+) -> None:
     tokenizer = TextTokenizer(small_artifact, max_chars=1000)
-    with pytest.raises(InvalidInput, match="a text has no token") as raised:
-        tokenizer.rows_of_pairs([("cat", "dog"), ("cat", "\u200b")], None, "truncate")
-    assert raised.value.index == 1
+    for pair in (("cat", nothing), (nothing, "cat"), (nothing, nothing)):
+        assert_pair(tokenizer, pair, "error")
+    (row,) = tokenizer.rows_of_texts([nothing], None, "error")
+    assert row.ids == tokenizer.rows_of_texts(["\u200b"], None, "error")[0].ids == [101, 102]
 
 
-def test_query_without_tokens_is_refused_with_a_prompt_too(small_artifact: Artifact) -> None:
+def test_query_without_tokens_of_its_own_has_those_of_the_prompt(small_artifact: Artifact) -> None:
     manifest = replace(small_artifact.manifest, prompts={"ask": "question: "})
     tokenizer = TextTokenizer(Artifact(small_artifact.path, manifest), max_chars=1000)
     (row,) = tokenizer.rows_of_pairs([("cat", "dog")], "ask", "truncate")
     assert len(row.ids) == 3 + 2 + 2  # question, :
-    with pytest.raises(InvalidInput, match="a text has no token") as raised:
-        tokenizer.rows_of_pairs([("cat", "dog"), ("\u200b", "dog")], "ask", "truncate")
-    assert raised.value.index == 1
+    for query in NOTHING:
+        (own,) = tokenizer.rows_of_pairs([(query, "dog")], "ask", "truncate")
+        assert own.ids == [token for token in row.ids if token != tokenizer.token_id("cat")]
+
+
+@pytest.mark.parametrize("kind", ["byte-level BPE", "unigram"])
+def test_text_without_any_token_is_refused(
+    kind: str, small_artifact: Artifact, tmp_path: Path
+) -> None:
+    made = TOKENIZERS[kind](small_artifact)  # adds no special tokens
+    tokenizer = served_by(made, small_artifact, tmp_path, MAX_TOKENS)
+    nothing = "" if kind == "byte-level BPE" else " "
+    for refused in (
+        lambda: tokenizer.rows_of_texts(["cat", nothing], None, "truncate"),
+        lambda: tokenizer.rows_of_pairs([("cat", nothing), ("", nothing)], None, "truncate"),
+    ):
+        with pytest.raises(InvalidInput) as raised:
+            refused()
+        assert (raised.value.code, raised.value.index) == ("no_tokens", 1)
+
+
+def test_text_whose_tokens_the_prompt_absorbs_is_refused(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    made = TOKENIZERS["unigram"](small_artifact)
+    served = served_by(made, small_artifact, tmp_path, MAX_TOKENS)
+    manifest = replace(served._manifest, prompts={"ask": "cat: "}, include_prompt=False)
+    tokenizer = TextTokenizer(Artifact(tmp_path, manifest), max_chars=1000)
+    assert len(tokenizer.rows_of_texts(["cat"], "ask", "error")[0].ids) > 0
+    with pytest.raises(InvalidInput, match="joins them to the prompt") as raised:
+        tokenizer.rows_of_texts(["cat", " "], "ask", "error")
+    assert (raised.value.code, raised.value.index) == ("no_tokens", 1)
+
+
+@pytest.mark.parametrize("text", ["", "a\ud83d", "\udfff"])
+def test_first_text_that_cannot_be_encoded_is_named(small_artifact: Artifact, text: str) -> None:
+    tokenizer = TextTokenizer(small_artifact, max_chars=1000)
+    code = "surrogate" if text else "empty"
+    for refused in (
+        lambda: tokenizer.rows(["fine", text, text], None, "truncate"),
+        lambda: tokenizer.tokenize(["fine", text, text], None, True, 100),
+    ):
+        with pytest.raises(InvalidInput) as raised:
+            refused()
+        assert (raised.value.code, raised.value.index) == (code, 1)

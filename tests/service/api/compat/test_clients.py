@@ -21,32 +21,32 @@ INSTALLED = Path(__file__).parents[4] / ".venv-bench"
 TEXTS = ["The cat sat on the mat.", "A feline rested on the rug."]
 
 CLIENTS = {
-    "llama_index_openai_like": "the text is empty or only white space",
+    "llama_index_openai_like": "the text is empty",
     # It does not look at the status, and takes the error for vectors.
     "llama_index_tei": "'error_type': 'Empty'",
-    "haystack_openai": "the text is empty or only white space",
+    "haystack_openai": "the text is empty",
     "haystack_tei": "`inputs` cannot be empty (at index 0)",
-    "litellm_openai": "the text is empty or only white space",
+    "litellm_openai": "the text is empty",
     "litellm_huggingface": "`inputs` cannot be empty (at index 0)",
-    "chromadb_openai": "the text is empty or only white space",
-    "pydantic_ai": "the text is empty or only white space",
-    "cohere_v2": "/texts/0: the text is empty or only white space",
-    "cohere_v1": "/texts/0: the text is empty or only white space",
-    "langchain_cohere": "/texts/0: the text is empty or only white space",
+    "chromadb_openai": "the text is empty",
+    "pydantic_ai": "the text is empty",
+    "cohere_v2": "/texts/0: the text is empty",
+    "cohere_v1": "/texts/0: the text is empty",
+    "langchain_cohere": "/texts/0: the text is empty",
 }
 
 
 RERANK_CLIENTS = {
-    "cohere_v2": "/documents/3: the text is empty or only white space",
-    "cohere_v1": "/documents/3: the text is empty or only white space",
-    "langchain_cohere": "/documents/3: the text is empty or only white space",
-    "langchain_jina": "RuntimeError: /documents/3: the text is empty or only white space",
+    "cohere_v2": "/documents/3: the text has 120000 characters",
+    "cohere_v1": "/documents/3: the text has 120000 characters",
+    "langchain_cohere": "/documents/3: the text has 120000 characters",
+    "langchain_jina": "RuntimeError: /documents/3: the text has 120000 characters",
     # It does not look at the status, and takes the error for scores.
     "llama_index_tei": "AssertionError",
-    "litellm_cohere": "/documents/3: the text is empty or only white space",
-    "litellm_jina": "/documents/3: the text is empty or only white space",
-    "litellm_vllm": "input 3: the text is empty or only white space",
-    "litellm_huggingface": "`texts` cannot be empty (at index 3)",
+    "litellm_cohere": "/documents/3: the text has 120000 characters",
+    "litellm_jina": "/documents/3: the text has 120000 characters",
+    "litellm_vllm": "input 3: the text has 120000 characters",
+    "litellm_huggingface": "the limit is 100000 (at index 3)",
 }
 
 
@@ -110,4 +110,4 @@ def test_openais_client_for_javascript_gets_vectors_and_errors(
     script = shutil.copy(FOLDER / "embed.mjs", tmp_path)
     found = result_of("node", script, url, key, *TEXTS)
     np.testing.assert_allclose(found["vectors"], expected, atol=1e-6)
-    assert found["error"] == "BadRequestError: 400 input 0: the text is empty or only white space"
+    assert found["error"] == "BadRequestError: 400 input 0: the text is empty"

@@ -128,7 +128,7 @@ def test_a_row_of_ids_is_one_input(client: TestClient) -> None:
 
 def test_an_input_that_is_wrong_is_named(peer: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="input 1: the text is empty"):
-        peer.embeddings.create(model=MODEL, input=["a", " "])
+        peer.embeddings.create(model=MODEL, input=["a", ""])
 
 
 def test_a_wrong_key_is_its_authentication_error(url: str) -> None:

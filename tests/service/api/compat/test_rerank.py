@@ -95,9 +95,9 @@ def test_fields_that_would_change_scores_are_refused(
 def test_errors_of_rerank_have_the_members_of_jina_and_cohere(
     rerank_client: TestClient, path: str
 ) -> None:
-    response = rerank_client.post(path, json={"query": "w5", "documents": ["w5", ""]})
-    text = "/documents/1: the text is empty or only white space"
-    assert (response.status_code, response.json()["message"]) == (422, text)
+    response = rerank_client.post(path, json={"query": "w5", "documents": ["w5", "w5 " * 40_000]})
+    text = "/documents/1: the text has 120000 characters; the limit is 100000"
+    assert (response.status_code, response.json()["message"]) == (413, text)
     assert response.json()["detail"] == text
     response = rerank_client.post(path, json={"query": "a", "documents": ["b"], "model": "other"})
     assert (response.status_code, "unknown model" in response.json()["message"]) == (404, True)
@@ -193,11 +193,12 @@ def test_errors_of_tei_name_the_field(
     path = "/tei/rerank"
     empty = (400, "Empty", "Input validation error: `texts` cannot be empty")
     assert error(rerank_client, path, query="a", texts=[]) == empty
-    assert error(rerank_client, path, query="a", texts=["w5", ""]) == (
-        *empty[:2],
-        f"{empty[2]} (at index 1)",
+    long = "w5 " * 40_000
+    limit = "the text has 120000 characters; the limit is 100000"
+    assert error(rerank_client, path, query="a", texts=["w5", long])[2].endswith(
+        f"{limit} (at index 1)"
     )
-    assert error(rerank_client, path, query="", texts=["w5"])[2].endswith("`query` cannot be empty")
+    assert error(rerank_client, path, query=long, texts=["w5"])[2].endswith(limit)
     status, kind, message = error(rerank_client, path, query="a", texts=["w5"] * 9)
     assert (status, kind) == (422, "Validation")
     assert "batch size 9 > maximum allowed batch size 8" in message

@@ -146,7 +146,7 @@ def main() -> None:
     rerank = CLIENTS[name](url, key, model)
     scores = dict(rerank(query, documents))
     try:
-        rerank(query, [*documents, " "])
+        rerank(query, [*documents, "w5 " * 40_000])
         error = None
     except Exception as raised:  # noqa: BLE001 - each client has errors of its own
         error = f"{type(raised).__name__}: {raised}"
