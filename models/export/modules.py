@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from models.export.families import jina_v3
+from models.export.families import MAX_SIZE, jina_v3
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
 from models.export.router import read_routes
 from models.network.heads import HEAD_ACTIVATIONS
@@ -282,8 +282,10 @@ def _dense(
         )
     check_defaults(config, features, name)
     sizes = (config.get("in_features"), config.get("out_features"))
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise CheckpointError(f"{name}: in_features and out_features must be positive integers")
+    if not all(isinstance(size, int) and 0 < size <= MAX_SIZE for size in sizes):
+        raise CheckpointError(
+            f"{name}: in_features and out_features must be positive integers up to {MAX_SIZE}"
+        )
     return DenseConfig(
         folder=subfolder,
         in_features=int(str(sizes[0])),
@@ -297,8 +299,8 @@ def _dense(
 def _layer_norm(folder: ModelFolder, subfolder: str) -> LayerNormConfig:
     name = join(subfolder, "config.json")
     width = folder.json(name, dict).get("dimension")
-    if not isinstance(width, int) or width < 1:
-        raise CheckpointError(f"{name}: dimension must be a positive integer")
+    if not isinstance(width, int) or not 0 < width <= MAX_SIZE:
+        raise CheckpointError(f"{name}: dimension must be a positive integer up to {MAX_SIZE}")
     return LayerNormConfig(folder=subfolder, width=width)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from models.artifact import Manifest, Output
+from models.artifact import Artifact, Output
 from models.export import classifier, hybrid, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
@@ -33,14 +33,7 @@ from models.export.tasks import (
     read_task,
     read_transformer_settings,
 )
-from models.export.tokenizer_config import (
-    gives_token_types,
-    mask_or_end_token,
-    maximum_length,
-    read_tokenizer_config,
-    truncation_side,
-    unweighted_tokens,
-)
+from models.export.transformers_tokenizer import TokenizerSettings, read_settings
 from models.network.config import EncoderConfig
 
 
@@ -107,7 +100,8 @@ class Overrides:
     sparse vectors for a masked language model without a config of sentence-transformers, and for an
     embedding model whose checkpoint has weights of tokens. `tokens`
     selects whether the graph of an embedding model has token vectors as an output; by default it
-    has, unless the model pools the first token alone.
+    has, unless the model pools the first token alone. `tokenizer` replaces the settings of the
+    tokenizer, which is then not read.
     """
 
     sparse: bool = False
@@ -118,15 +112,25 @@ class Overrides:
     normalize: bool | None = None
     prompts: Mapping[str, str] | None = None
     default_prompt: str | None = None
+    tokenizer: TokenizerSettings | None = None
 
 
-def overrides_of(manifest: Manifest) -> Overrides:
-    """Return the overrides for loading an artifact's source as the network of its graphs."""
+def overrides_of(artifact: Artifact) -> Overrides:
+    """Return the overrides for loading an artifact's source as the network of its graphs.
+
+    The tokenizer's settings are those that affect the network, so that transformers is not needed.
+    """
+    manifest = artifact.manifest
     # An override of the pooling is an error for models that compute no embeddings.
     return Overrides(
         sparse=bool({"sparse", "weights"} & {*manifest.outputs}),
         tokens="tokens" in manifest.outputs if "pooled" in manifest.outputs else None,
         pooling=manifest.pooling if "pooled" in manifest.outputs else None,
+        tokenizer=TokenizerSettings(
+            truncation_side=manifest.truncation_side,
+            gives_token_types=bool(artifact.check().token_types),
+            mask_or_end_token="",
+        ),
     )
 
 
@@ -156,7 +160,7 @@ def read_sentence_config(
     task, sparse = read_task(folder, modules, hyperparameters, known, overrides.sparse)
     per_token: tuple[Output, ...] = ()
     settings = read_transformer_settings(folder, transformer, task)
-    tokenizer = read_tokenizer_config(folder, transformer)
+    tokenizer = overrides.tokenizer or read_settings(folder, transformer, model_type)
     heads: list[HeadConfig] = []
     labels: tuple[str, ...] = ()
     pooling: tuple[str, ...] = ()
@@ -166,9 +170,8 @@ def read_sentence_config(
     if sparse:
         masked_lm.check_supported(hyperparameters, known, network)
     elif task is MULTI_VECTOR:
-        token = mask_or_end_token(tokenizer, model_type)
         limit = overrides.max_tokens
-        multi = multi_vector.read_config(folder, modules, settings, tokenizer, token, limit)
+        multi = multi_vector.read_config(folder, modules, settings, tokenizer, limit)
     elif task is CLASSIFICATION:
         pooling = (classifier.read_pooling(hyperparameters, known, network),)
         skipped_id = classifier.read_skipped_id(hyperparameters, known, network)
@@ -202,8 +205,8 @@ def read_sentence_config(
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=_override(normalize, overrides.normalize),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),
-        truncation_side=truncation_side(tokenizer),
-        token_types=gives_token_types(tokenizer, model_type),
+        truncation_side=tokenizer.truncation_side,
+        token_types=tokenizer.gives_token_types,
         labels=labels,
         pools_logits=pools_logits,
         skipped_id=skipped_id,
@@ -211,7 +214,7 @@ def read_sentence_config(
         sparse=sparse,
         routes=read_routes(folder),
         multi=multi,
-        unweighted=unweighted_tokens(tokenizer, model_type) if "weights" in per_token else (),
+        unweighted=tokenizer.unweighted if "weights" in per_token else (),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,
@@ -331,7 +334,7 @@ def _is_positive(value: object) -> TypeGuard[int]:
 
 
 def _max_tokens(
-    tokenizer: dict[str, Any],
+    tokenizer: TokenizerSettings,
     config: EncoderConfig,
     settings: Mapping[str, object],
     overrides: Overrides,
@@ -340,7 +343,8 @@ def _max_tokens(
 
     The folder's setting is capped at the encoder's maximum.
     """
-    own = maximum_length(tokenizer, settings.get("max_seq_length"))
+    own = settings.get("max_seq_length")
+    own = tokenizer.max_length if own is None else own
     own = config.max_tokens if own is None else own
     limit = overrides.max_tokens
     if limit is None:
