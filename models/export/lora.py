@@ -66,7 +66,13 @@ def read_updates(folder: ModelFolder, subfolder: str) -> dict[str, Tensor]:
         if not separator or rest:
             continue
         module = module.removeprefix(_PREFIX)
-        a, b = tensors.pop(name_a).float(), tensors.pop(name_b, torch.empty(0)).float()
+        pair = tensors.pop(name_a), tensors.pop(name_b, torch.empty(0))
+        if not all(matrix.is_floating_point() for matrix in pair):
+            raise CheckpointError(
+                f"{join(subfolder, _WEIGHTS)}: {name_a} and {name_b} have the dtypes "
+                f"{pair[0].dtype} and {pair[1].dtype}; floating-point dtypes are required"
+            )
+        a, b = (matrix.float() for matrix in pair)
         rank = _of_module(config, "rank_pattern", "r", module, name)
         if a.ndim != 2 or b.ndim != 2 or not len(a) == b.shape[1] == rank:
             raise CheckpointError(

@@ -5,7 +5,7 @@ Unsupported settings that would change the vectors raise an error with the name 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from models.artifact import Artifact, Output
 from models.export import classifier, hybrid, masked_lm, multi_vector, token_classifier
@@ -17,6 +17,7 @@ from models.export.modules import (
     HeadConfig,
     NormalizeConfig,
     TruncateConfig,
+    is_size,
     read_heads,
     read_modules,
     read_pooling,
@@ -317,20 +318,16 @@ def _activation(folder: ModelFolder, config: Mapping[str, Any], task: Task, labe
 
 def _truncate_dim(folder: ModelFolder) -> int | None:
     value = folder.json(MODEL_CONFIG, dict, {}).get("truncate_dim")
-    if value is not None and not _is_positive(value):
+    if value is not None and not is_size(value):
         raise CheckpointError(f"{MODEL_CONFIG}: truncate_dim has the invalid value {value!r}")
     return value
 
 
 def _matryoshka_dimensions(folder: ModelFolder, network: str) -> tuple[int, ...]:
     value = folder.json(network, dict).get("matryoshka_dimensions") or []
-    if not isinstance(value, list) or not all(map(_is_positive, value)):
+    if not isinstance(value, list) or not all(map(is_size, value)):
         raise CheckpointError(f"{network}: matryoshka_dimensions has the invalid value {value!r}")
     return tuple(sorted(value))
-
-
-def _is_positive(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _max_tokens(

@@ -67,9 +67,9 @@ def read_tokenizer(
         raise no_file_error(folder, reference) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    _check_tokens(tokenizer, reference, folder.name)
     tokenizer = _without_unused(tokenizer, folder, subfolder, vocab_size)
     _check_ids(tokenizer, vocab_size)
-    _check_tokens(tokenizer, reference, folder.name)
     if sentence_config.lowercase:
         _add_lowercase(tokenizer)
     if sentence_config.multi:
@@ -79,9 +79,9 @@ def read_tokenizer(
 
 def _add_lowercase(tokenizer: Tokenizer) -> None:
     """Lowercase texts first, in place, unless a step does; as sentence-transformers."""
-    own = tokenizer.normalizer
-    steps = [*own] if isinstance(own, normalizers.Sequence) else [own] if own else []
-    if not any(isinstance(step, normalizers.Lowercase) for step in steps):
+    own = json.loads(tokenizer.to_str())["normalizer"] or {}
+    if "Lowercase" not in [step.get("type") for step in own.get("normalizers", [own])]:
+        steps = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from models.export.families import MAX_SIZE
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.panics import panics_as_errors
 
@@ -96,9 +97,12 @@ def load_tokenizer(folder: ModelFolder, subfolder: str, model_type: str) -> Any:
     content = folder.bytes(name, _MAX_BYTES)
     try:
         with panics_as_errors("the tokenizers library"):
-            Tokenizer.from_buffer(content)
+            own = Tokenizer.from_buffer(content)
     except Exception as error:
         raise CheckpointError(f"{name} is not a tokenizer: {_line(error)}") from error
+    largest = max(own.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest > MAX_SIZE:  # the library takes time in proportion to the id
+        raise CheckpointError(f"{name} has a token with the id {largest}; the limit is {MAX_SIZE}")
     config = _read_config(folder, subfolder)
     of_model = folder.json(join(subfolder, "config.json"), dict, {})
     selected = {"model_type": model_type, "tokenizer_class": of_model.get("tokenizer_class")}
