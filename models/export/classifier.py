@@ -35,12 +35,14 @@ def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
         CheckpointError: The keys of `id2label` are not consecutive integers from 0, or there are no
             labels or too many.
     """
-    number = config.get("num_labels", 2)
-    if not isinstance(number, int) or not 0 <= number <= _MAX_LABELS:
-        raise CheckpointError(
-            f"{name}: num_labels has the invalid value {number!r}; the limit is {_MAX_LABELS}"
-        )
-    labels = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(number)}
+    labels = config.get("id2label")
+    if not labels:
+        number = config.get("num_labels", 2)
+        if not isinstance(number, int) or number > _MAX_LABELS:
+            raise CheckpointError(
+                f"{name}: num_labels has the invalid value {number!r}; the limit is {_MAX_LABELS}"
+            )
+        labels = {str(i): f"LABEL_{i}" for i in range(number)}
     count = len(labels) if isinstance(labels, dict) else 0
     if count > _MAX_LABELS:
         raise CheckpointError(f"{name}: id2label has {count} labels; the limit is {_MAX_LABELS}")

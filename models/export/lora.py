@@ -13,6 +13,9 @@ from models.export.model_folder import CheckpointError, ModelFolder, join
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # before the names of the base model's modules
+# Patterns whose search can take time exponential in the length of a name, or a high power of it:
+# repeated groups, and more than three repetitions.
+_SLOW_PATTERN = re.compile(r"\)[*+{]|([*+{].*){4}", re.DOTALL)
 # Fields that may have any value: they are read here, or do not affect the updates.
 _SUPPORTED = {
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules"),
@@ -120,6 +123,10 @@ def _of_module(
     """
     by_pattern = config.get(patterns) or {}
     try:
+        if slow := [key for key in by_pattern if _SLOW_PATTERN.search(key)]:
+            raise CheckpointError(
+                f"{name}: {patterns} has the pattern {slow[0]!r}, which is too slow"
+            )
         value = next(
             (v for key, v in by_pattern.items() if re.match(rf"(.*\.)?({key})$", module)),
             config.get(default),

@@ -24,6 +24,9 @@ _MAX_JSON_BYTES = 16 * 2**20
 # Name of the subfolder that stands for the folder of an adapter's base model.
 BASE = "base_model"
 
+# Maximum length of a tensor's name, in characters, because patterns are searched in it.
+_MAX_NAME = 500
+
 
 class CheckpointError(Exception):
     """A model folder is incomplete, invalid or unsupported; the message gives the reason."""
@@ -132,6 +135,8 @@ class ModelFolder:
                 own = self._load(file)
             if twice := tensors.keys() & own.keys():
                 raise CheckpointError(f"{name}: another shard has the tensor {min(twice)!r} too")
+            if long := [key for key in own if len(key) > _MAX_NAME]:
+                raise CheckpointError(f"{name}: a tensor's name has {len(long[0])} characters")
             tensors |= own
             if name not in self.weights:
                 self.weights.append(name)
