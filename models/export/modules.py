@@ -281,15 +281,15 @@ def _dense(
             f"{name}: the activation {activation!r} is not one of {', '.join(HEAD_ACTIVATIONS)}"
         )
     check_defaults(config, features, name)
-    sizes = [config.get(field) for field in ("in_features", "out_features")]
-    if not all(map(is_size, sizes)):
+    in_features, out_features = config.get("in_features"), config.get("out_features")
+    if not (is_size(in_features) and is_size(out_features)):
         raise CheckpointError(
             f"{name}: in_features and out_features must be positive integers up to {MAX_SIZE}"
         )
     return DenseConfig(
         folder=subfolder,
-        in_features=sizes[0],
-        out_features=sizes[1],
+        in_features=in_features,
+        out_features=out_features,
         bias=bool(config.get("bias", True)),
         activation=kind,
         residual=bool(config.get("use_residual", False)),

@@ -20,7 +20,7 @@ from models.export.modules import (
     DenseConfig,
     read_projection,
 )
-from models.export.transformers_tokenizer import TokenizerSettings
+from models.export.tokenizer_settings import TokenizerSettings
 from models.network.heads import DenseHead
 
 # Settings of the Transformer module for multi-vectors.

@@ -34,7 +34,8 @@ from models.export.tasks import (
     read_task,
     read_transformer_settings,
 )
-from models.export.transformers_tokenizer import TokenizerSettings, read_settings
+from models.export.tokenizer_settings import TokenizerSettings
+from models.export.transformers_tokenizer import read_settings
 from models.network.config import EncoderConfig
 
 
@@ -299,13 +300,13 @@ def _prompts(
             raise CheckpointError(f"{name}: the prompt {key!r} is not a string")
         prompts[key] = text or ""
     default = overrides.default_prompt or config.get("default_prompt_name")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise CheckpointError(
             f"the default prompt {default!r} is not among the prompts: {', '.join(prompts)}"
         )
     if not task.prompts and (default or any(prompts.values())):
         raise CheckpointError("prompts of models for token classification are not supported")
-    return prompts, None if default is None else str(default)
+    return prompts, default
 
 
 def _activation(folder: ModelFolder, config: Mapping[str, Any], task: Task, labels: int) -> str:

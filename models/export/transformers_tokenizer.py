@@ -5,7 +5,6 @@ Only JSON files are read, from a copy in a temporary folder: no code, no pickle,
 
 import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from tokenizers import Tokenizer
 
 from models.export.families import MAX_SIZE
 from models.export.model_folder import CheckpointError, ModelFolder, join
+from models.export.tokenizer_settings import TokenizerSettings
 from models.panics import panics_as_errors
 
 TOKENIZER = "tokenizer.json"
@@ -23,28 +23,6 @@ TOKEN_FILES = ("special_tokens_map.json", "added_tokens.json")
 _MAX_BYTES = 128 * 2**20
 # Settings in tokenizer_config.json that select other files, and are refused.
 _OTHER_FILES = ("fast_tokenizer_files", "gguf_file", "init_inputs", "tokenizer_object")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerSettings:
-    """Settings of a tokenizer besides the tokens of a text.
-
-    Attributes:
-        max_length: Maximum length of a text, in tokens; None: no limit. Unchecked.
-        truncation_side: Side on which texts with too many tokens are truncated, "left" or "right".
-        padding_side: Side on which transformers pads rows, "left" or "right".
-        gives_token_types: Whether the tokens of a pair's second text have type 1.
-        mask_or_end_token: The mask token, or else the end token; None: it has neither.
-        unweighted: Tokens that have no weight in the sparse vectors of BGE-M3 and GTE. Source:
-            `_process_token_weights` in both projects.
-    """
-
-    max_length: object = None
-    truncation_side: str = "right"
-    padding_side: str = "right"
-    gives_token_types: bool = False
-    mask_or_end_token: str | None = None
-    unweighted: tuple[str, ...] = ()
 
 
 def read_settings(folder: ModelFolder, subfolder: str, model_type: str) -> TokenizerSettings:
