@@ -89,8 +89,8 @@ def _check_tokenizer(
     """
     of_queries = replace(config, transformer=query, lowercase=False)
     own = read_tokenizer(folder, of_queries, vocab_size)
-    same = settings.truncation_side == config.truncation_side
-    if not same or own.to_str() != tokenizer.to_str():
+    of_documents = tokenizer.to_str(), config.truncation_side
+    if (own.to_str(), settings.truncation_side) != of_documents:
         raise CheckpointError(
             f"the tokenizers in {query} and {config.transformer} differ; queries and "
             "documents must have the same tokenizer"

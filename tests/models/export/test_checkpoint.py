@@ -440,6 +440,7 @@ def test_unknown_default_prompt_raises_checkpoint_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
+        ("config_sentence_transformers.json", {"default_prompt_name": []}, r"default prompt \[\]"),
         ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim has the invalid"),
         ("config_sentence_transformers.json", {"truncate_dim": 33}, "is 33; vectors .* width 32"),
         ("config.json", {"matryoshka_dimensions": [8, "16"]}, r"invalid value \[8, '16'\]"),

@@ -228,6 +228,8 @@ def test_nomic_files_of_its_hub_equal_transformers(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert_equals(load(tmp_path)[0].encoder, reference)
+    edit_json(tmp_path / "config.json", n_head=None, num_attention_heads=4)
+    assert_equals(load(tmp_path)[0].encoder, reference)
 
 
 def test_snowflake_class_names_and_other_automatic_classes_load(tmp_path: Path) -> None:
