@@ -34,11 +34,13 @@ def _named_prompt(text: str) -> tuple[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    if importlib.util.find_spec("torch") is None:
-        print(
-            "vitrine-export needs PyTorch; install Vitrine with its extra 'torch'", file=sys.stderr
-        )
-        return 2
+    for module, package in {"torch": "PyTorch", "transformers": "transformers"}.items():
+        if importlib.util.find_spec(module) is None:
+            print(
+                f"vitrine-export needs {package}; install Vitrine with its extra 'torch'",
+                file=sys.stderr,
+            )
+            return 2
     # Imported late: these modules need PyTorch.
     from models.add_layer_norm.onnx_nodes import TARGETS
     from models.export.calibration import MIN_TEXTS

@@ -11,6 +11,7 @@ from models.network.config import EncoderConfig
 from models.network.heads import DenseHead, Head, NormHead
 
 _CLASS = "ForSequenceClassification"
+_MAX_LABELS = 2**16
 # Pooling of a classifier that computes logits for each token, and then their mean.
 LATE = "late"
 # Activation of the logits, by class path in sentence-transformers' files.
@@ -32,12 +33,19 @@ def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
     Raises:
         CheckpointError: The keys of `id2label` are not consecutive integers from 0, or there are no
-            labels.
+            labels or too many.
     """
-    number = config.get("num_labels", 2)
-    unnamed = {str(i): f"LABEL_{i}" for i in range(number if isinstance(number, int) else 0)}
-    labels = config.get("id2label") or unnamed
+    labels = config.get("id2label")
+    if not labels:
+        number = config.get("num_labels", 2)
+        if not isinstance(number, int) or number > _MAX_LABELS:
+            raise CheckpointError(
+                f"{name}: num_labels has the invalid value {number!r}; the limit is {_MAX_LABELS}"
+            )
+        labels = {str(i): f"LABEL_{i}" for i in range(number)}
     count = len(labels) if isinstance(labels, dict) else 0
+    if count > _MAX_LABELS:
+        raise CheckpointError(f"{name}: id2label has {count} labels; the limit is {_MAX_LABELS}")
     if not count or {str(i) for i in range(count)} != set(labels):
         raise CheckpointError(f"{name}: the keys of id2label must be consecutive integers from 0")
     return tuple(str(labels[str(i)]) for i in range(count))

@@ -13,6 +13,9 @@ from models.export.model_folder import CheckpointError, ModelFolder, join
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # before the names of the base model's modules
+# Patterns whose search can take time exponential in the length of a name, or a high power of it:
+# repeated groups, and more than three repetitions.
+_SLOW_PATTERN = re.compile(r"\)[*+{]|([*+{].*){4}", re.DOTALL)
 # Fields that may have any value: they are read here, or do not affect the updates.
 _SUPPORTED = {
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules"),
@@ -66,7 +69,13 @@ def read_updates(folder: ModelFolder, subfolder: str) -> dict[str, Tensor]:
         if not separator or rest:
             continue
         module = module.removeprefix(_PREFIX)
-        a, b = tensors.pop(name_a).float(), tensors.pop(name_b, torch.empty(0)).float()
+        pair = tensors.pop(name_a), tensors.pop(name_b, torch.empty(0))
+        if not all(matrix.is_floating_point() for matrix in pair):
+            raise CheckpointError(
+                f"{join(subfolder, _WEIGHTS)}: {name_a} and {name_b} have the dtypes "
+                f"{pair[0].dtype} and {pair[1].dtype}; floating-point dtypes are required"
+            )
+        a, b = (matrix.float() for matrix in pair)
         rank = _of_module(config, "rank_pattern", "r", module, name)
         if a.ndim != 2 or b.ndim != 2 or not len(a) == b.shape[1] == rank:
             raise CheckpointError(
@@ -114,6 +123,10 @@ def _of_module(
     """
     by_pattern = config.get(patterns) or {}
     try:
+        if slow := [key for key in by_pattern if _SLOW_PATTERN.search(key)]:
+            raise CheckpointError(
+                f"{name}: {patterns} has the pattern {slow[0]!r}, which is too slow"
+            )
         value = next(
             (v for key, v in by_pattern.items() if re.match(rf"(.*\.)?({key})$", module)),
             config.get(default),

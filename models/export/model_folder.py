@@ -4,7 +4,6 @@ Pickles are never read, and paths that point outside the folder are rejected. Th
 that were read are recorded.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -15,12 +14,18 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from models.artifact import SOURCE, Artifact
+from models.json_reader import JsonError, parse_json
 
 Json = TypeVar("Json", dict[str, object], list[object])
 
 WEIGHTS = "model.safetensors"
+# Maximum size of a JSON file. Indices of shards and vocabularies in JSON take a few MB.
+_MAX_JSON_BYTES = 16 * 2**20
 # Name of the subfolder that stands for the folder of an adapter's base model.
 BASE = "base_model"
+
+# Maximum length of a tensor's name, in characters, because patterns are searched in it.
+_MAX_NAME = 500
 
 
 class CheckpointError(Exception):
@@ -42,6 +47,8 @@ class ModelFolder:
         name: Name of the folder, for error messages.
         files_read: Names of the files read so far, in the order of first access.
         weights: Names of the weight files read so far.
+        is_outline: Whether `tensors` returns tensors on the device "meta", which have no data, from
+            the headers of the weight files.
     """
 
     def __init__(
@@ -56,14 +63,18 @@ class ModelFolder:
         self.name = path.resolve().name
         self.files_read: list[str] = []
         self.weights: list[str] = []
+        self.is_outline = False
 
     def has(self, name: str) -> bool:
         """Return whether the folder has a file `name`, a path relative to the folder.
 
         Raises:
-            CheckpointError: The path points outside the folder.
+            CheckpointError: The path points outside the folder or is invalid.
         """
-        return self.locate(name).is_file()
+        try:
+            return self.locate(name).is_file()
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
 
     def json(self, name: str, kind: type[Json], default: Json | None = None) -> Json:
         """Return the content of a JSON file.
@@ -80,21 +91,28 @@ class ModelFolder:
         if default is not None and not self.has(name):
             return default
         try:
-            content = json.loads(self.bytes(name))
-        except ValueError as error:
-            raise CheckpointError(f"{name} is not JSON: {error}") from error
+            content = parse_json(self.bytes(name))
+        except JsonError as error:
+            raise CheckpointError(f"{name} is not valid JSON: {error}") from error
         if not isinstance(content, kind):
             raise CheckpointError(f"{name} is not a JSON {'object' if kind is dict else 'array'}")
         return content
 
-    def bytes(self, name: str) -> bytes:
-        """Return the content of the file `name`, a path relative to the folder.
+    def bytes(self, name: str, limit: int = _MAX_JSON_BYTES) -> bytes:
+        """Return the content of a file.
+
+        Args:
+            name: Path relative to the folder.
+            limit: Maximum size of the file, in bytes.
 
         Raises:
-            CheckpointError: The file is missing, cannot be read, or is outside the folder.
+            CheckpointError: The file is missing, too large, cannot be read, or is outside the
+                folder.
         """
         read = self._read_verified or Path.read_bytes
         with self._reading(name) as file:
+            if (size := file.stat().st_size) > limit:
+                raise CheckpointError(f"{name} has {size:,} bytes; the limit is {limit:,}")
             return read(file)
 
     def tensors(self, subfolder: str = "", weights: str = WEIGHTS) -> dict[str, Tensor]:
@@ -109,21 +127,43 @@ class ModelFolder:
 
         Raises:
             CheckpointError: The weights are missing, cannot be read, are pickles, or are outside
-                the folder.
+                the folder, or two shards have the same tensor.
         """
         tensors: dict[str, Tensor] = {}
         for name in self._weight_files(subfolder, weights):
             with self._reading(name) as file:
-                read = self._read_verified
-                tensors |= load_file(file) if read is None else load(read(file))
-            self.weights.append(name)
+                own = self._load(file)
+            if twice := tensors.keys() & own.keys():
+                raise CheckpointError(f"{name}: another shard has the tensor {min(twice)!r} too")
+            if long := [key for key in own if len(key) > _MAX_NAME]:
+                raise CheckpointError(f"{name}: a tensor's name has {len(long[0])} characters")
+            tensors |= own
+            if name not in self.weights:
+                self.weights.append(name)
         return tensors
+
+    def _load(self, file: Path) -> dict[str, Tensor]:
+        if self.is_outline:  # the file is mapped into memory, and only its header is read
+            return {name: tensor.to("meta") for name, tensor in load_file(file).items()}
+        return load_file(file) if self._read_verified is None else load(self._read_verified(file))
+
+    @contextmanager
+    def outline(self) -> Iterator[None]:
+        """Let `tensors` return names, shapes and dtypes alone, from the headers of the files."""
+        self.is_outline = True
+        try:
+            yield
+        finally:
+            self.is_outline = False
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[Path]:
         """Yield the path of a file, translate errors to CheckpointError, and record the name."""
         try:
-            yield self.locate(name)
+            path = self.locate(name)
+            if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
+                raise CheckpointError(f"{name} is not a regular file")
+            yield path
         except FileNotFoundError:
             raise CheckpointError(f"{self.name} has no {name}") from None
         except OSError as error:
@@ -154,10 +194,12 @@ class ModelFolder:
         """Return the path of the file `name`, a path relative to the folder.
 
         Raises:
-            CheckpointError: The path points outside the folder.
+            CheckpointError: The path points outside the folder or is invalid.
         """
         # Symbolic links are not resolved: in the hub's cache, files are links to other folders.
         path = PurePosixPath(name)
+        if "\0" in name:
+            raise CheckpointError(f"{name!r} is not a valid path")
         if path.is_absolute() or ".." in path.parts:
             raise CheckpointError(f"{name!r} points outside the model folder")
         if self.base is not None and path.parts[:1] == (BASE,):

@@ -5,9 +5,9 @@ Unsupported settings that would change the vectors raise an error with the name 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
-from models.export.families import jina_v3
+from models.export.families import MAX_SIZE, jina_v3
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
 from models.export.router import read_routes
 from models.network.heads import HEAD_ACTIVATIONS
@@ -281,24 +281,31 @@ def _dense(
             f"{name}: the activation {activation!r} is not one of {', '.join(HEAD_ACTIVATIONS)}"
         )
     check_defaults(config, features, name)
-    sizes = (config.get("in_features"), config.get("out_features"))
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise CheckpointError(f"{name}: in_features and out_features must be positive integers")
+    in_features, out_features = config.get("in_features"), config.get("out_features")
+    if not (is_size(in_features) and is_size(out_features)):
+        raise CheckpointError(
+            f"{name}: in_features and out_features must be positive integers up to {MAX_SIZE}"
+        )
     return DenseConfig(
         folder=subfolder,
-        in_features=int(str(sizes[0])),
-        out_features=int(str(sizes[1])),
+        in_features=in_features,
+        out_features=out_features,
         bias=bool(config.get("bias", True)),
         activation=kind,
         residual=bool(config.get("use_residual", False)),
     )
 
 
+def is_size(value: object) -> TypeGuard[int]:
+    """Return whether a value of a JSON file is an integer from 1 to `MAX_SIZE`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_SIZE
+
+
 def _layer_norm(folder: ModelFolder, subfolder: str) -> LayerNormConfig:
     name = join(subfolder, "config.json")
     width = folder.json(name, dict).get("dimension")
-    if not isinstance(width, int) or width < 1:
-        raise CheckpointError(f"{name}: dimension must be a positive integer")
+    if not is_size(width):
+        raise CheckpointError(f"{name}: dimension must be a positive integer up to {MAX_SIZE}")
     return LayerNormConfig(folder=subfolder, width=width)
 
 

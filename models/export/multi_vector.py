@@ -20,6 +20,7 @@ from models.export.modules import (
     DenseConfig,
     read_projection,
 )
+from models.export.tokenizer_settings import TokenizerSettings
 from models.network.heads import DenseHead
 
 # Settings of the Transformer module for multi-vectors.
@@ -106,8 +107,7 @@ def read_config(
     folder: ModelFolder,
     modules: Sequence[tuple[str, str]],
     settings: Mapping[str, Any],
-    tokenizer: Mapping[str, Any],
-    default_token: str | None,
+    tokenizer: TokenizerSettings,
     limit: int | None,
 ) -> MultiVectorConfig:
     """Return the settings of a multi-vector model.
@@ -116,8 +116,8 @@ def read_config(
         folder: Model folder.
         modules: Class name and path of each module of sentence-transformers.
         settings: Settings of the Transformer module.
-        tokenizer: Content of tokenizer_config.json.
-        default_token: Token that expands queries if the settings do not name one.
+        tokenizer: Settings of the tokenizer. Its mask or end token expands queries if the settings
+            do not name a token.
         limit: Maximum number of tokens of all texts, in place of larger ones; None: no limit.
 
     Raises:
@@ -140,7 +140,7 @@ def read_config(
         mask = {"skiplist_words": list(string.punctuation) if words is None else words}
         mask = folder.json(source, dict, {}) if masks else mask
     own |= {name: settings[name] for name in SETTINGS if name in settings}
-    expansion = _read_expansion(own.get("query_expansion"), default_token)
+    expansion = _read_expansion(own.get("query_expansion"), tokenizer.mask_or_end_token)
     lengths = [_length(own.get(name), name) for name in ("query_length", "document_length")]
     _check_expansion(expansion, lengths[0], limit, tokenizer)
     skiplist, kinds, kept = _read_mask(mask, source)
@@ -225,8 +225,8 @@ def _read_expansion(value: object, default_token: str | None) -> Expansion | Non
     token = value.get("token") or default_token
     if not isinstance(token, str):
         raise CheckpointError(
-            "query_expansion names no token, and tokenizer_config.json has neither a mask_token "
-            "nor an eos_token"
+            "query_expansion names no token, and the tokenizer has neither a mask_token nor an "
+            "eos_token"
         )
     length = _length(value.get("length"), "query_expansion: length")
     if length is None:
@@ -239,7 +239,7 @@ def _check_expansion(
     expansion: Expansion | None,
     query_length: int | None,
     limit: int | None,
-    tokenizer: Mapping[str, Any],
+    tokenizer: TokenizerSettings,
 ) -> None:
     if expansion is None:
         return
@@ -248,10 +248,9 @@ def _check_expansion(
             raise CheckpointError(
                 f"{name} is {length} tokens; query_expansion needs at least {expansion.length}"
             )
-    if tokenizer.get("padding_side") == "left":
+    if tokenizer.padding_side == "left":
         raise CheckpointError(
-            "tokenizer_config.json: padding_side is 'left'; only 'right' is supported with "
-            "query_expansion"
+            "the tokenizer's padding_side is 'left'; only 'right' is supported with query_expansion"
         )
 
 

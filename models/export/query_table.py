@@ -12,10 +12,10 @@ from torch import Tensor
 
 from models.artifact import TokenRules
 from models.export.model_folder import CheckpointError, ModelFolder, join
-from models.export.router import Routes
 from models.export.sentence_config import SentenceConfig
-from models.export.tokenizer_config import maximum_length, read_tokenizer_config, truncation_side
 from models.export.tokenizer_file import read_tokenizer
+from models.export.tokenizer_settings import TokenizerSettings
+from models.export.transformers_tokenizer import read_settings
 
 # Maximum length of queries whose tokenizer has none. A text with so many tokens is refused before.
 _NO_LIMIT = 2**31 - 1
@@ -52,7 +52,8 @@ def read_query_table(
     if config.routes is None:
         return None
     routes = config.routes
-    _check_tokenizer(folder, config, routes, tokenizer, vocab_size)
+    settings = read_settings(folder, routes.query, config.family)
+    _check_tokenizer(folder, config, routes.query, settings, tokenizer, vocab_size)
     weights = _read_weights(folder, routes.query, tokenizer, vocab_size)
     if weights.shape != (vocab_size,) or not weights.is_floating_point():
         raise CheckpointError(
@@ -62,7 +63,7 @@ def read_query_table(
         )
     if not weights.isfinite().all():
         raise CheckpointError(f"{routes.query}: a weight of queries is not finite")
-    query = TokenRules(max_tokens=_max_tokens(folder, routes.query), looks_up=True)
+    query = TokenRules(max_tokens=_max_tokens(settings, routes.query), looks_up=True)
     document = TokenRules(max_tokens=config.max_tokens)
     rules = {"query": query, "document": document}
     return QueryTable(weights.float(), {**rules, "": rules[routes.default]})
@@ -71,23 +72,33 @@ def read_query_table(
 def _check_tokenizer(
     folder: ModelFolder,
     config: SentenceConfig,
-    routes: Routes,
+    query: str,
+    settings: TokenizerSettings,
     tokenizer: Tokenizer,
     vocab_size: int,
 ) -> None:
-    """Raise CheckpointError if queries have another tokenizer than documents."""
-    of_queries = replace(config, transformer=routes.query, lowercase=False)
+    """Raise CheckpointError if queries have another tokenizer than documents.
+
+    Args:
+        folder: Model folder.
+        config: Config of the model.
+        query: Subfolder of the module of queries.
+        settings: Settings of its tokenizer.
+        tokenizer: Tokenizer of documents.
+        vocab_size: Number of vocabulary entries of the network.
+    """
+    of_queries = replace(config, transformer=query, lowercase=False)
     own = read_tokenizer(folder, of_queries, vocab_size)
-    side = truncation_side(read_tokenizer_config(folder, routes.query))
-    if (own.to_str(), side) != (tokenizer.to_str(), config.truncation_side):
+    of_documents = tokenizer.to_str(), config.truncation_side
+    if (own.to_str(), settings.truncation_side) != of_documents:
         raise CheckpointError(
-            f"the tokenizers in {routes.query} and {config.transformer} differ; queries and "
+            f"the tokenizers in {query} and {config.transformer} differ; queries and "
             "documents must have the same tokenizer"
         )
 
 
-def _max_tokens(folder: ModelFolder, subfolder: str) -> int:
-    own = maximum_length(read_tokenizer_config(folder, subfolder))
+def _max_tokens(settings: TokenizerSettings, subfolder: str) -> int:
+    own = settings.max_length
     if own is None:
         return _NO_LIMIT
     if not isinstance(own, int) or own < 1:

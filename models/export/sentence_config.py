@@ -5,9 +5,9 @@ Unsupported settings that would change the vectors raise an error with the name 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
-from models.artifact import Manifest, Output, SimilarityName
+from models.artifact import Artifact, Output, SimilarityName
 from models.export import classifier, hybrid, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
@@ -17,6 +17,7 @@ from models.export.modules import (
     HeadConfig,
     NormalizeConfig,
     TruncateConfig,
+    is_size,
     read_heads,
     read_modules,
     read_pooling,
@@ -34,14 +35,8 @@ from models.export.tasks import (
     read_task,
     read_transformer_settings,
 )
-from models.export.tokenizer_config import (
-    gives_token_types,
-    mask_or_end_token,
-    maximum_length,
-    read_tokenizer_config,
-    truncation_side,
-    unweighted_tokens,
-)
+from models.export.tokenizer_settings import TokenizerSettings
+from models.export.transformers_tokenizer import read_settings
 from models.network.config import EncoderConfig
 
 
@@ -110,7 +105,8 @@ class Overrides:
     sparse vectors for a masked language model without a config of sentence-transformers, and for an
     embedding model whose checkpoint has weights of tokens. `tokens`
     selects whether the graph of an embedding model has token vectors as an output; by default it
-    has, unless the model pools the first token alone.
+    has, unless the model pools the first token alone. `tokenizer` replaces the settings of the
+    tokenizer, which is then not read.
     """
 
     sparse: bool = False
@@ -121,15 +117,25 @@ class Overrides:
     normalize: bool | None = None
     prompts: Mapping[str, str] | None = None
     default_prompt: str | None = None
+    tokenizer: TokenizerSettings | None = None
 
 
-def overrides_of(manifest: Manifest) -> Overrides:
-    """Return the overrides for loading an artifact's source as the network of its graphs."""
+def overrides_of(artifact: Artifact) -> Overrides:
+    """Return the overrides for loading an artifact's source as the network of its graphs.
+
+    The tokenizer's settings are those that affect the network, so that transformers is not needed.
+    """
+    manifest = artifact.manifest
     # An override of the pooling is an error for models that compute no embeddings.
     return Overrides(
         sparse=bool({"sparse", "weights"} & {*manifest.outputs}),
         tokens="tokens" in manifest.outputs if "pooled" in manifest.outputs else None,
         pooling=manifest.pooling if "pooled" in manifest.outputs else None,
+        tokenizer=TokenizerSettings(
+            truncation_side=manifest.truncation_side,
+            gives_token_types=bool(artifact.check().token_types),
+            mask_or_end_token="",
+        ),
     )
 
 
@@ -159,7 +165,7 @@ def read_sentence_config(
     task, sparse = read_task(folder, modules, hyperparameters, known, overrides.sparse)
     per_token: tuple[Output, ...] = ()
     settings = read_transformer_settings(folder, transformer, task)
-    tokenizer = read_tokenizer_config(folder, transformer)
+    tokenizer = overrides.tokenizer or read_settings(folder, transformer, model_type)
     heads: list[HeadConfig] = []
     labels: tuple[str, ...] = ()
     pooling: tuple[str, ...] = ()
@@ -169,9 +175,8 @@ def read_sentence_config(
     if sparse:
         masked_lm.check_supported(hyperparameters, known, network)
     elif task is MULTI_VECTOR:
-        token = mask_or_end_token(tokenizer, model_type)
         limit = overrides.max_tokens
-        multi = multi_vector.read_config(folder, modules, settings, tokenizer, token, limit)
+        multi = multi_vector.read_config(folder, modules, settings, tokenizer, limit)
     elif task is CLASSIFICATION:
         pooling = (classifier.read_pooling(hyperparameters, known, network),)
         skipped_id = classifier.read_skipped_id(hyperparameters, known, network)
@@ -206,8 +211,8 @@ def read_sentence_config(
         normalize=_override(normalize, overrides.normalize),
         similarity=read_similarity(folder, task.output),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),
-        truncation_side=truncation_side(tokenizer),
-        token_types=gives_token_types(tokenizer, model_type),
+        truncation_side=tokenizer.truncation_side,
+        token_types=tokenizer.gives_token_types,
         labels=labels,
         pools_logits=pools_logits,
         skipped_id=skipped_id,
@@ -215,7 +220,7 @@ def read_sentence_config(
         sparse=sparse,
         routes=read_routes(folder),
         multi=multi,
-        unweighted=unweighted_tokens(tokenizer, model_type) if "weights" in per_token else (),
+        unweighted=tokenizer.unweighted if "weights" in per_token else (),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,
@@ -299,13 +304,13 @@ def _prompts(
             raise CheckpointError(f"{name}: the prompt {key!r} is not a string")
         prompts[key] = text or ""
     default = overrides.default_prompt or config.get("default_prompt_name")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise CheckpointError(
             f"the default prompt {default!r} is not among the prompts: {', '.join(prompts)}"
         )
     if not task.prompts and (default or any(prompts.values())):
         raise CheckpointError("prompts of models for token classification are not supported")
-    return prompts, None if default is None else str(default)
+    return prompts, default
 
 
 def _activation(folder: ModelFolder, config: Mapping[str, Any], task: Task, labels: int) -> str:
@@ -318,24 +323,20 @@ def _activation(folder: ModelFolder, config: Mapping[str, Any], task: Task, labe
 
 def _truncate_dim(folder: ModelFolder) -> int | None:
     value = folder.json(MODEL_CONFIG, dict, {}).get("truncate_dim")
-    if value is not None and not _is_positive(value):
+    if value is not None and not is_size(value):
         raise CheckpointError(f"{MODEL_CONFIG}: truncate_dim has the invalid value {value!r}")
     return value
 
 
 def _matryoshka_dimensions(folder: ModelFolder, network: str) -> tuple[int, ...]:
     value = folder.json(network, dict).get("matryoshka_dimensions") or []
-    if not isinstance(value, list) or not all(map(_is_positive, value)):
+    if not isinstance(value, list) or not all(map(is_size, value)):
         raise CheckpointError(f"{network}: matryoshka_dimensions has the invalid value {value!r}")
     return tuple(sorted(value))
 
 
-def _is_positive(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _max_tokens(
-    tokenizer: dict[str, Any],
+    tokenizer: TokenizerSettings,
     config: EncoderConfig,
     settings: Mapping[str, object],
     overrides: Overrides,
@@ -344,7 +345,8 @@ def _max_tokens(
 
     The folder's setting is capped at the encoder's maximum.
     """
-    own = maximum_length(tokenizer, settings.get("max_seq_length"))
+    own = settings.get("max_seq_length")
+    own = tokenizer.max_length if own is None else own
     own = config.max_tokens if own is None else own
     limit = overrides.max_tokens
     if limit is None:

@@ -1,136 +1,46 @@
 """The tokenizer of a model folder, prepared for serving as one self-contained file.
 
-Settings in tokenizer_config.json are applied as in transformers. Truncation and padding are
-disabled, because the service handles both.
+It is the tokenizer that transformers builds from the folder. Truncation and padding are disabled,
+because the service handles both.
 """
 
-import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, normalizers
 
 from models.artifact import Artifact
 from models.export.checkpoint import read_configs
 from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
 from models.export.sentence_config import SentenceConfig, overrides_of
 from models.export.token_rules import add_markers
-from models.export.tokenizer_config import read_tokenizer_config, tokenizer_class
-
-Config = dict[str, Any]
-
-
-def _as_bert(tokenizer: Tokenizer, config: Config) -> None:
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
-        strip_accents=config.get("strip_accents"),
-        lowercase=bool(config.get("do_lower_case", True)),
-    )
-
-
-def _as_roberta(tokenizer: Tokenizer, config: Config) -> None:
-    prefix_space = bool(config.get("add_prefix_space", False))
-    tokenizer.normalizer = None
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
-    own = json.loads(tokenizer.to_str())["post_processor"] or {}
-    if own.get("type") == "RobertaProcessing":  # which also moves the offsets of tokens
-        tokenizer.post_processor = processors.RobertaProcessing(
-            tuple(own["sep"]),
-            tuple(own["cls"]),
-            trim_offsets=bool(config.get("trim_offsets", True)),
-            add_prefix_space=prefix_space,
-        )
-
-
-def _as_xlm_roberta(tokenizer: Tokenizer, config: Config) -> None:
-    scheme = "always" if config.get("add_prefix_space", True) else "never"
-    tokenizer.normalizer = _charsmap(tokenizer)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace("▁", scheme)]
-    )
-
-
-def _as_albert(tokenizer: Tokenizer, config: Config) -> None:
-    charsmap = _charsmap(tokenizer)
-    _as_xlm_roberta(tokenizer, config)
-    parts: list[normalizers.Normalizer] = [
-        normalizers.Replace("``", '"'),
-        normalizers.Replace("''", '"'),
-    ]
-    if not config.get("keep_accents", False):
-        parts += [normalizers.NFKD(), normalizers.StripAccents()]
-    if config.get("do_lower_case", True):
-        parts.append(normalizers.Lowercase())
-    tokenizer.normalizer = normalizers.Sequence([*parts, *([charsmap] if charsmap else [])])
-
-
-def _as_deberta(tokenizer: Tokenizer, config: Config) -> None:
-    parts: list[normalizers.Normalizer] = [
-        normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),
-        normalizers.NFC(),
-        normalizers.Strip(left=False, right=True),
-    ]
-    if config.get("do_lower_case", False):
-        parts.insert(0, normalizers.Lowercase())
-    tokenizer.normalizer = normalizers.Sequence(parts)
-    scheme = "always" if config.get("add_prefix_space", True) else "first"
-    splits: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Metaspace("▁", scheme)]
-    if config.get("split_by_punct", False):
-        splits.insert(0, pre_tokenizers.Punctuation("isolated"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
-
-
-# Matches of the pattern: endings of English contractions, words with the space before them, single
-# digits, runs of other characters, and whitespace.
-_QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+from models.export.transformers_tokenizer import (
+    CONFIG,
+    TOKEN_FILES,
+    load_tokenizer,
+    no_file_error,
 )
+from models.panics import panics_as_errors
 
-
-def _as_qwen2(tokenizer: Tokenizer, config: Config) -> None:
-    prefix_space = bool(config.get("add_prefix_space", False))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_QWEN2_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=False),
-        ]
-    )
-
-
-def _as_gemma(tokenizer: Tokenizer, _: Config) -> None:
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-
-
-def _charsmap(tokenizer: Tokenizer) -> normalizers.Precompiled | None:
-    """Return the SentencePiece part of the tokenizer's normaliser; None if there is none."""
-    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
-    for part in normalizer.get("normalizers", [normalizer]):
-        if part.get("type") == "Precompiled":
-            return normalizers.Precompiled(base64.b64decode(part["precompiled_charsmap"]))
-    return None
-
-
-# Functions that set the normaliser and pre-tokenizer, by tokenizer class. For these classes,
-# transformers takes the vocabulary and the special tokens from tokenizer.json, and the other
-# settings from tokenizer_config.json.
-_REBUILT: Mapping[str, Callable[[Tokenizer, Config], None]] = {
-    "Albert": _as_albert,
-    "Bert": _as_bert,
-    "Camembert": _as_xlm_roberta,
-    "DebertaV2": _as_deberta,
-    "DistilBert": _as_bert,
-    "Electra": _as_bert,
-    "Gemma": _as_gemma,
-    "MPNet": _as_bert,
-    "Qwen2": _as_qwen2,
-    "Roberta": _as_roberta,
-    "XLMRoberta": _as_xlm_roberta,
-}
+# Texts that the file must tokenise as transformers does: white space, control characters, scripts,
+# emoji, punctuation, numbers, combining characters, long words, and look-alikes of special tokens.
+_TEXTS = (
+    "",
+    " ",
+    "a",
+    "The cat sat on the mat.",
+    "  two  spaces\tand\r\nlines\n\n\u00a0\u2003\u3000end ",
+    "nul\x00 bell\x07 escape\x1b delete\x7f \u200b\u200d\ufeff\ufffd",
+    "Don't stop -- \u201cquoted\u201d, (1,234.5%) #tag @name a_b-c/d [x] {y} <z> \\ | ~ ``x''",
+    "ÜNÏCÖDÉ Straße İstanbul e\u0301 ﬁne \uff21\uff22 ½ ²",
+    "русский текст ελληνικά Σίσυφος עברית العربية हिन्दी ไทย",
+    "日本語の文章。中文字符 한국어 ｶﾀｶﾅ",
+    "🎉🚀 👩\u200d💻 ❤️ 🇩🇪",
+    "a" * 99,
+    "b" * 101 + " " + "長" * 250,
+    "[CLS] [SEP] [PAD] [MASK] [UNK] <s> </s> <pad> <mask> <unk> [cls]<S>",
+)
 
 
 def read_tokenizer(
@@ -145,39 +55,34 @@ def read_tokenizer(
         vocab_size: Number of word embeddings of the model.
 
     Raises:
-        CheckpointError: The tokenizer is missing or invalid, does not match the model or
-            tokenizer_config.json, or has an unsupported setting.
+        CheckpointError: The tokenizer is missing, invalid or unsupported, or does not match the
+            model.
     """
-    name = join(sentence_config.transformer, "tokenizer.json")
-    if not folder.has(name):
-        raise CheckpointError(
-            f"{folder.name} has no {name}; "
-            "create it with AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
+    subfolder = sentence_config.transformer
+    reference = load_tokenizer(folder, subfolder, sentence_config.family)
     try:
-        tokenizer = Tokenizer.from_buffer(folder.bytes(name))
-    except ValueError as error:
-        raise CheckpointError(f"{name} is not a tokenizer: {error}") from error
-    tokenizer = _without_images(tokenizer, vocab_size)
+        with panics_as_errors("the tokenizers library"):
+            tokenizer = Tokenizer.from_str(reference.backend_tokenizer.to_str())
+    except Exception as error:  # the class has a step in Python, as that of RoFormer (jieba)
+        raise no_file_error(folder, reference) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    config = read_tokenizer_config(folder, sentence_config.transformer)
-    _check_tokens(tokenizer, config, vocab_size)
-    kind = tokenizer_class(config, sentence_config.family)
-    if kind == "RoFormer":
-        raise CheckpointError(
-            f"{folder.name}: RoFormerTokenizer splits words with code that tokenizer.json does not "
-            "contain (jieba); only tokenizers that tokenizer.json describes are supported"
-        )
-    # For ModernBERT, transformers uses tokenizer.json unchanged, whatever the tokenizer class.
-    if kind in _REBUILT and sentence_config.family != "modernbert":
-        _REBUILT[kind](tokenizer, config)
+    _check_tokens(tokenizer, reference, folder.name)
+    tokenizer = _without_unused(tokenizer, folder, subfolder, vocab_size)
+    _check_ids(tokenizer, vocab_size)
     if sentence_config.lowercase:
-        own = [tokenizer.normalizer] if tokenizer.normalizer else []
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+        _add_lowercase(tokenizer)
     if sentence_config.multi:
         add_markers(tokenizer, sentence_config.multi)
     return tokenizer
+
+
+def _add_lowercase(tokenizer: Tokenizer) -> None:
+    """Lowercase texts first, in place, unless a step does; as sentence-transformers."""
+    own = json.loads(tokenizer.to_str())["normalizer"] or {}
+    if "Lowercase" not in [step.get("type") for step in own.get("normalizers", [own])]:
+        steps = [tokenizer.normalizer] if tokenizer.normalizer else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
 
 
 def tokenizer_of_source(artifact: Artifact) -> Tokenizer:
@@ -188,7 +93,7 @@ def tokenizer_of_source(artifact: Artifact) -> Tokenizer:
         CheckpointError: A file of the source is missing, invalid or unsupported.
     """
     folder, manifest = source_folder(artifact), artifact.manifest
-    _, config, sentence_config = read_configs(folder, overrides_of(manifest))
+    _, config, sentence_config = read_configs(folder, overrides_of(artifact))
     tokenizer = read_tokenizer(folder, sentence_config, config.vocab_size)
     tokenizer.enable_truncation(manifest.max_tokens, direction=manifest.truncation_side)
     return tokenizer
@@ -198,37 +103,67 @@ def tokenizer_of_source(artifact: Artifact) -> Tokenizer:
 _IMAGE_TOKENS = ("<image_soft_token>",)
 
 
-def _without_images(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
-    """Return the tokenizer without image tokens outside the model's vocabulary."""
-    content = json.loads(tokenizer.to_str())
-    kept = [
-        token
-        for token in content["added_tokens"]
-        if token["content"] not in _IMAGE_TOKENS or token["id"] < vocab_size
-    ]
-    if len(kept) == len(content["added_tokens"]):
+def _without_unused(
+    tokenizer: Tokenizer, folder: ModelFolder, subfolder: str, vocab_size: int
+) -> Tokenizer:
+    """Return the tokenizer without added tokens that the model has no embedding for.
+
+    These are image tokens, and tokens that a class of transformers has by default. Tokens that a
+    file of the folder names stay.
+    """
+    added = json.loads(tokenizer.to_str())["added_tokens"]
+    beyond = {token["content"] for token in added if token["id"] >= vocab_size}
+    if not beyond:
         return tokenizer
-    return Tokenizer.from_str(json.dumps({**content, "added_tokens": kept}))
+    own = Tokenizer.from_buffer(folder.bytes(join(subfolder, "tokenizer.json"), 2**63))
+    files = [folder.json(join(subfolder, name), dict, {}) for name in (CONFIG, *TOKEN_FILES)]
+    named = {*own.get_vocab(with_added_tokens=True), *_strings(files)} - {*_IMAGE_TOKENS}
+    kept = [token for token in added if token["content"] not in beyond - named]
+    return Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), "added_tokens": kept}))
 
 
-def _check_tokens(tokenizer: Tokenizer, config: dict[str, Any], vocab_size: int) -> None:
+def _strings(value: object) -> Iterator[str]:
+    """Yield all strings in a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for pair in value.items() for part in pair for text in _strings(part))
+    elif isinstance(value, list):
+        yield from (text for part in value for text in _strings(part))
+
+
+def _check_ids(tokenizer: Tokenizer, vocab_size: int) -> None:
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
     if largest >= vocab_size:
         raise CheckpointError(
-            f"tokenizer.json gives {token!r} the id {largest}; the model's vocabulary has only "
+            f"the tokenizer gives {token!r} the id {largest}; the model's vocabulary has only "
             f"{vocab_size} tokens"
         )
-    added = config.get("added_tokens_decoder")
-    contents = [
-        str(entry["content"])
-        for entry in (added.values() if isinstance(added, dict) else [])
-        if isinstance(entry, dict) and "content" in entry
-    ]
-    known = json.loads(tokenizer.to_str())["added_tokens"]
-    missing = set(contents) - {entry["content"] for entry in known} - vocabulary.keys()
-    missing -= set(_IMAGE_TOKENS)
-    if missing:
-        raise CheckpointError(
-            f"tokenizer_config.json adds the token {min(missing)!r}, which tokenizer.json lacks"
-        )
+
+
+def _check_tokens(tokenizer: Tokenizer, reference: Any, name: str) -> None:  # noqa: ANN401
+    """Raise CheckpointError unless the file gives fixed texts the tokens of transformers.
+
+    The texts have every added token: alone, between words, and beside others without a space.
+    """
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    texts = [*_TEXTS, *(f"{token} a {token}b {token}{token}" for token in added)]
+    pairs = [*zip(texts, reversed(texts), strict=True)][: 2 * len(_TEXTS)]
+    try:
+        with panics_as_errors("the tokenizers library"):
+            expected = reference(texts, verbose=False)["input_ids"]
+            first, second = map(list, zip(*pairs, strict=True))
+            expected_pairs = reference(first, second, verbose=False)["input_ids"]
+            actual = [encoding.ids for encoding in tokenizer.encode_batch([*texts, *pairs])]
+    except Exception as error:
+        raise CheckpointError(f"{name}: the tokenizer fails on a text: {error}") from error
+    for text, ours, theirs in zip(
+        [*texts, *pairs], actual, [*expected, *expected_pairs], strict=True
+    ):
+        if ours != theirs:
+            raise CheckpointError(
+                f"{name}: transformers' AutoTokenizer, with the tokenizer_class "
+                f"{type(reference).__name__}, gives {text!r} other tokens than its tokenizer.json; "
+                "a setting in tokenizer_config.json has an effect that no tokenizer.json can have"
+            )

@@ -79,7 +79,7 @@ class ReferenceModel:
                 raise ArtifactError(
                     f"{name} differs from the weights of the graph; export the model again"
                 )
-        network, _ = load(source_folder(artifact), overrides_of(manifest))
+        network, _ = load(source_folder(artifact), overrides_of(artifact))
         return cls(network.to(device), manifest.normalize, manifest.similarity)
 
     def vector(self, row: Row) -> Tensor:

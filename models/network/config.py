@@ -52,6 +52,7 @@ class EncoderConfig:
         head_width: Width of a head; 0: `d_model / num_heads`.
         qk_norm: Scope of the norm of queries and keys, before rotary positions: "head" (each head),
             "all" (all heads together) or "" (no norm).
+        query_scale: Factor of the attention scores, which the weights of the query norm contain.
         norm: Name of the norm in `models.network.norms.KINDS`.
         norm_eps: Constant added to the variance (layer norm) or mean square (RMS norm).
         biases: Names of the parts of a layer that have a bias, in `models.network.layer.BIASES`.
@@ -86,6 +87,7 @@ class EncoderConfig:
     num_kv_heads: int = 0
     head_width: int = 0
     qk_norm: str = ""
+    query_scale: float = 1.0
     norm: str = "layer_norm"
     norm_eps: float = 1e-12
     biases: frozenset[str] = BIASES

@@ -5,6 +5,8 @@ from tests.controls.guard import Guard
 _T = "tests/service/api/"
 _E = "tests/models/export/test_families.py::"
 _HOSTILE = "tests/service/inference/test_hostile_artifacts.py"
+_K = "tests/models/export/test_tokenizer.py::"
+_M = "tests/models/export/test_mutations.py::"
 
 GUARDS = (
     # Model families: numbers, and refusals.
@@ -61,6 +63,118 @@ GUARDS = (
         "    if manifest.similarity not in allowed:\n",
         "    if False:\n",
         f"{_T}test_similarity.py::test_manifest_with_a_similarity_of_other_vectors_is_refused",
+    ),
+    Guard(
+        "models/export/families/gemma3.py",
+        "(1.0 + weight) * config.query_scale",
+        "1.0 + weight",
+        f"{_E}test_token_vectors_equal_transformers",
+    ),
+    # Tokenizers of transformers.
+    Guard(
+        "models/export/transformers_tokenizer.py",
+        "for file in TOKEN_FILES:",
+        "for file in ():",
+        f"{_K}test_tokens_with_settings_in_four_files_are_those_of_transformers",
+    ),
+    Guard(
+        "models/export/transformers_tokenizer.py",
+        "(copy / CONFIG).write_text(json.dumps(config))",
+        "pass",
+        f"{_K}test_tokens_with_settings_in_four_files_are_those_of_transformers",
+    ),
+    Guard(
+        "models/export/transformers_tokenizer.py",
+        "if tokenizer.split_special_tokens:",
+        "if False:",
+        f"{_K}test_setting_that_tokenizer_json_cannot_have_is_refused",
+    ),
+    Guard(
+        "models/export/transformers_tokenizer.py",
+        'if isinstance(code, list) or (isinstance(code, dict) and code.get("AutoTokenizer")):',
+        "if False:",
+        f"{_K}test_setting_that_tokenizer_json_cannot_have_is_refused",
+    ),
+    Guard(
+        "models/export/transformers_tokenizer.py",
+        "if largest > MAX_SIZE:",
+        "if False:",
+        f"{_K}test_tokenizer_with_a_huge_id_is_refused_before_it_is_built",
+    ),
+    Guard(
+        "models/export/tokenizer_file.py",
+        "    _check_tokens(tokenizer, reference, folder.name)\n",
+        "",
+        f"{_K}test_class_that_changes_texts_in_python_is_refused",
+    ),
+    Guard(
+        "models/export/tokenizer_file.py",
+        'if token["content"] not in beyond - named]',
+        'if token["content"] not in beyond]',
+        f"{_K}test_token_of_a_class_without_an_embedding_is_left_out",
+    ),
+    Guard(
+        "models/export/tokenizer_file.py",
+        'if "Lowercase" not in',
+        'if "" not in',
+        f"{_K}test_do_lower_case_equals_sentence_transformers",
+    ),
+    Guard(
+        "models/export/sentence_config.py",
+        "tokenizer = overrides.tokenizer or read_settings(",
+        "tokenizer = read_settings(",
+        "tests/models/gradients/test_reference_model.py::"
+        "test_reference_model_opens_without_transformers",
+    ),
+    # Checkpoints from elsewhere.
+    Guard(
+        "models/export/checkpoint.py",
+        "        _build(folder, *configs, lambda _: None)\n",
+        "        pass\n",
+        f"{_M}test_terabytes_that_a_config_claims_are_not_allocated",
+    ),
+    Guard(
+        "models/export/checkpoint.py",
+        "smallest <= value <= _LARGEST.get(field, MAX_SIZE)",
+        "smallest <= value",
+        f"{_M}test_sizes_are_compared_with_the_weights",
+    ),
+    Guard(
+        "models/export/classifier.py",
+        "or number > _MAX_LABELS:",
+        "or False:",
+        f"{_M}test_number_of_labels_is_limited",
+    ),
+    Guard(
+        "models/export/model_folder.py",
+        "if path.exists() and not path.is_file():",
+        "if False:",
+        f"{_M}test_folder_in_place_of_a_file_is_named",
+    ),
+    Guard(
+        "models/export/model_folder.py",
+        "if (size := file.stat().st_size) > limit:",
+        "if (size := 0) > limit:",
+        f"{_M}test_only_regular_files_of_limited_size_are_read",
+    ),
+    Guard(
+        "models/export/model_folder.py",
+        "if twice := tensors.keys() & own.keys():",
+        "if twice := set():",
+        f"{_M}test_tensor_of_two_shards_is_refused",
+    ),
+    Guard(
+        "models/export/lora.py",
+        "if slow := [key for key in by_pattern if _SLOW_PATTERN.search(key)]:",
+        "if slow := []:",
+        f"{_M}test_slow_patterns_of_an_adapter_are_refused",
+    ),
+    Guard(
+        "models/export/sentence_config.py",
+        "(not isinstance(default, str) or default not in prompts)",
+        "default not in prompts",
+        "tests/models/export/test_checkpoint.py::"
+        "test_invalid_sentence_config_raises_checkpoint_error",
     ),
     Guard(
         "models/export/attention_nodes.py",

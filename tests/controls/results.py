@@ -167,7 +167,7 @@ GUARDS = (
     # Weights of queries from a table.
     Guard(
         "models/export/query_table.py",
-        "if (own.to_str(), side) != (tokenizer.to_str(), config.truncation_side):",
+        "if (own.to_str(), settings.truncation_side) != of_documents:",
         "if False:",
         "tests/models/export/test_query_table.py::test_other_models_are_refused",
     ),

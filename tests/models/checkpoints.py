@@ -162,6 +162,17 @@ def save_tokenizer(folder: Path) -> None:
     )
 
 
+def save_wordpiece(folder: Path, kind: str) -> None:
+    """Save a tokenizer of transformers with a few characters and words."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if kind == "MPNetTokenizer":
+        special = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]
+    characters = "abcdefghijklmnopqrstuvwxyzW567\u00e9.!'\u65e5"
+    pieces = [*characters, *(f"##{character}" for character in characters), "cat", "Cat", "##at"]
+    vocabulary = {token: i for i, token in enumerate([*special, *pieces, "the", "[unused5]"])}
+    getattr(transformers, kind)(vocab=vocabulary).save_pretrained(folder)
+
+
 UNIGRAMS = [(piece, -5.0) for piece in "▁abcdefghijklmnopqrstuvwxyzABCW5679é."]
 UNIGRAMS += [(f"▁{word}", -7.0) for word in ("the", "cat", "w5", "W5")]
 

@@ -13,7 +13,16 @@ from models.export.families.deberta import DEBERTA
 from models.export.families.distilbert import DISTILBERT
 from models.export.families.electra import ELECTRA
 from models.export.families.eurobert import EUROBERT
-from models.export.families.family import Classifier, Family, MaskedLM, Names, Part, Tensors
+from models.export.families.family import (
+    MAX_HEADS,
+    MAX_SIZE,
+    Classifier,
+    Family,
+    MaskedLM,
+    Names,
+    Part,
+    Tensors,
+)
 from models.export.families.gemma3 import GEMMA3
 from models.export.families.gte import GTE
 from models.export.families.jina_bert import JINA_BERT, JINA_BERT_CODE
@@ -28,6 +37,8 @@ from models.export.families.roformer import ROFORMER
 __all__ = [
     "FAMILIES",
     "FAMILIES_OF_CODE",
+    "MAX_HEADS",
+    "MAX_SIZE",
     "Classifier",
     "Family",
     "MaskedLM",

@@ -9,6 +9,10 @@ from torch import Tensor
 from models.export.model_folder import CheckpointError
 from models.network.config import EncoderConfig
 
+# Largest sizes in a config, so that products of them do not overflow.
+MAX_SIZE = 2**24
+MAX_HEADS = 2**14
+
 
 @dataclass(frozen=True)
 class Part:
@@ -141,30 +145,32 @@ def read_number(config: Settings, name: str, default: float) -> float:
     """Return the positive number in a field of config.json; the default if it is absent or null.
 
     Raises:
-        CheckpointError: The field is not a positive number below 2^63.
+        CheckpointError: The field is not a number from 1e-30 to 1e30.
     """
     value = config.get(name)
     value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 2**63:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1e-30 <= value <= 1e30:
         raise CheckpointError(
-            f"config.json: {name} has the invalid value {value!r}; it must be a positive number "
-            "below 2^63"
+            f"config.json: {name} has the invalid value {value!r}; it must be a number from 1e-30 "
+            "to 1e30"
         )
     return value
 
 
-def read_count(config: Settings, name: str, default: int) -> int:
+def read_count(config: Settings, name: str, default: int, largest: int = MAX_SIZE) -> int:
     """Return the positive integer in a field of config.json; the default if it is absent or null.
 
     Raises:
-        CheckpointError: The field is not a positive integer below 2^63.
+        CheckpointError: The field is not an integer from 1 to `largest`.
     """
-    number = read_number(config, name, default)
-    if not isinstance(number, int):
+    value = config.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
         raise CheckpointError(
-            f"config.json: {name} has the invalid value {number!r}; it must be a positive integer"
+            f"config.json: {name} has the invalid value {value!r}; it must be an integer from 1 to "
+            f"{largest}"
         )
-    return number
+    return value
 
 
 def read_flag(config: Settings, name: str) -> bool:

@@ -15,6 +15,7 @@ from models.export.families.family import (
     read_biases,
     read_count,
     read_flag,
+    read_number,
     tensors,
 )
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
@@ -25,11 +26,6 @@ from models.network.config import AttentionConfig
 def _derived(config: Settings) -> dict[str, Any]:
     heads = llama.read_heads(config)
     width = heads["head_width"]
-    if (scalar := config.get("query_pre_attn_scalar", 256)) != width:
-        raise CheckpointError(
-            f"config.json: query_pre_attn_scalar is {scalar!r}; only the value of head_dim, {width}"
-            ", is supported"
-        )
     causal = not read_flag(config, "use_bidirectional_attention")
     if config.get("sliding_window", 4096) is None:
         raise CheckpointError(
@@ -56,6 +52,7 @@ def _derived(config: Settings) -> dict[str, Any]:
         **heads,
         "attention": layers_of_types(config, kinds, types),
         "biases": read_biases(config, {"attention_bias": ("attention",)}),
+        "query_scale": math.sqrt(width / read_number(config, "query_pre_attn_scalar", 256)),
     }
 
 
@@ -82,8 +79,10 @@ GEMMA3 = Family(
             },
         ),
     ),
-    # Checkpoints store norm weights minus 1, and embeddings before scaling by sqrt(d_model).
+    # Checkpoints store norm weights minus 1, and embeddings before scaling by sqrt(d_model). Scores
+    # are divided by the root of `query_pre_attn_scalar`, and in the network by that of the width.
     values={
+        r".*\.q_norm\.weight": lambda weight, config: (1.0 + weight) * config.query_scale,
         r".*norm\d?\.weight": lambda weight, _: 1.0 + weight,
         r"embeddings\.word\.weight": lambda weight, config: weight * math.sqrt(config.d_model),
     },

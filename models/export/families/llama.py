@@ -6,7 +6,7 @@ feed-forward layer.
 
 from typing import Any
 
-from models.export.families.family import Modules, Settings, read_count, tensors
+from models.export.families.family import MAX_HEADS, Modules, Settings, read_count, tensors
 
 CONFIG: dict[str, str | tuple[str, ...]] = {
     "vocab_size": "vocab_size",
@@ -40,8 +40,8 @@ def read_heads(config: Settings) -> dict[str, int]:
     """
     count = config["num_attention_heads"]
     return {
-        "num_kv_heads": read_count(config, "num_key_value_heads", count),
-        "head_width": read_count(config, "head_dim", max(1, config["hidden_size"] // count)),
+        "num_kv_heads": read_count(config, "num_key_value_heads", count, MAX_HEADS),
+        "head_width": read_count(config, "head_dim", max(1, config["hidden_size"] // count), 2**20),
     }
 
 

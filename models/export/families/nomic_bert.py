@@ -12,16 +12,21 @@ from models.export.families.family import Classifier, Family, Settings, read_num
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
-_NOMIC = ("n_embd", "n_head", "n_layer")
-_NATIVE = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+# Names in Nomic's configs and in those of transformers.
+_SIZES = (
+    ("n_embd", "hidden_size"),
+    ("n_head", "num_attention_heads"),
+    ("n_layer", "num_hidden_layers"),
+)
 
 
 def _derived(config: Settings) -> dict[str, Any]:
+    hidden, heads, count = (
+        config[native] if config.get(own) is None else config[own] for own, native in _SIZES
+    )
     if config.get("n_embd") is None:
-        hidden, heads, count = (config[name] for name in _NATIVE)
         base, changes = ("rope_theta", 1000.0), {}
     else:  # Nomic's configs have other defaults
-        hidden, heads, count = (config[name] for name in _NOMIC)
         base = ("rotary_emb_base", 10000.0)
         changes = {"norm_eps": read_number(config, "layer_norm_epsilon", 1e-5)}
     width = hidden // heads

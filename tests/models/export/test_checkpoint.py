@@ -192,7 +192,7 @@ def test_missing_or_invalid_config_json_raises_checkpoint_error(tmp_path: Path) 
     with pytest.raises(CheckpointError, match=r"has no config.json"):
         load(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"config.json is not JSON"):
+    with pytest.raises(CheckpointError, match=r"config.json is not valid JSON"):
         load(tmp_path)
 
 
@@ -440,10 +440,11 @@ def test_unknown_default_prompt_raises_checkpoint_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
+        ("config_sentence_transformers.json", {"default_prompt_name": []}, r"default prompt \[\]"),
         ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim has the invalid"),
         ("config_sentence_transformers.json", {"truncate_dim": 33}, "is 33; vectors .* width 32"),
         ("config.json", {"matryoshka_dimensions": [8, "16"]}, r"invalid value \[8, '16'\]"),
-        ("tokenizer_config.json", {"truncation_side": "both"}, "truncation_side has the invalid"),
+        ("tokenizer_config.json", {"truncation_side": "both"}, "Truncation side should be"),
     ],
 )
 def test_invalid_sentence_config_raises_checkpoint_error(

@@ -32,6 +32,8 @@ FAMILIES = [family for family in CONFIGS if family not in UNSUPPORTED]
 ROWS = [[0, 7, 21, 2, 9, 4, 2], [0, 5, 2, 6, 2]]
 # Types of a pair's tokens.
 TYPES = [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1]]
+# Setting of a tokenizer that gives types.
+INPUT_NAMES = ["input_ids", "token_type_ids"]
 
 
 def expected_logits(model: Any, row: list[int], types: list[int]) -> torch.Tensor:  # noqa: ANN401
@@ -48,7 +50,8 @@ def expected_logits(model: Any, row: list[int], types: list[int]) -> torch.Tenso
 @pytest.mark.parametrize("labels", [1, 3])
 def test_logits_equal_transformers(family: str, labels: int, tmp_path: Path) -> None:
     reference = save_classifier(tmp_path, family, labels)
-    write_json(tmp_path / "tokenizer_config.json", {"model_input_names": ["token_type_ids"]})
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", model_input_names=INPUT_NAMES)
     model, config = load(tmp_path)
     assert config.labels == tuple(f"LABEL_{i}" for i in range(labels))
     assert model.outputs == ("logits",)
@@ -63,7 +66,8 @@ def test_logits_equal_transformers(family: str, labels: int, tmp_path: Path) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_last_layer_of_packed_rows_computes_first_tokens_alone(family: str, tmp_path: Path) -> None:
     reference = save_classifier(tmp_path, family, 2).double()
-    write_json(tmp_path / "tokenizer_config.json", {"model_input_names": ["token_type_ids"]})
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", model_input_names=INPUT_NAMES)
     model = load(tmp_path)[0].double()
     rows = [[0, *range(4, 4 + length), 2] for length in (3, 20, 1, 9)]
     types = [[0] * (len(row) - 2) + [1, 1] for row in rows]

@@ -13,9 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-import transformers
 from onnxruntime.quantization import quantize_dynamic
-from tokenizers import Tokenizer
 
 from models.add_layer_norm import AddLayerNorm
 from models.artifact import Artifact, ArtifactError
@@ -24,28 +22,22 @@ from models.export import sources
 from models.export.__main__ import main
 from models.export.checkpoint import load
 from models.export.exporter import export
-from models.export.model_folder import CheckpointError, ModelFolder
+from models.export.model_folder import CheckpointError
 from models.export.onnx_graph import graph_for, trace, write_weights
 from models.export.sentence_config import Overrides
 from models.export.sources import Source, SourceError, resolve
-from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import INPUT_NAMES, pack
 from tests.conftest import FamilyArtifact
 from tests.models.checkpoints import (
     CONFIGS,
-    edit_json,
-    save_byte_fallback,
-    save_byte_level,
     save_checkpoint,
     save_dense,
-    save_sentencepiece,
     save_tokenizer,
     write_json,
     write_modules,
 )
 from tests.models.jina_bert import CODE_OF
-from tests.sentences import SENTENCES
 
 pytestmark = pytest.mark.slow  # exports three dozen models
 
@@ -368,164 +360,6 @@ def test_reference_model_with_dense_head_loads_with_the_weights_of_the_source(
         "model.safetensors",
         "2_Dense/model.safetensors",
     ]
-
-
-TEXTS = ["W5 w6", "Wé 日本 w7", "w5  w6\tW7"]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tokenizer_class": "PreTrainedTokenizerFast"},
-        {"tokenizer_class": "BertTokenizer"},
-        {"tokenizer_class": "BertTokenizer", "do_lower_case": False},
-        {"tokenizer_class": "BertTokenizerFast", "strip_accents": False},
-        {"tokenizer_class": "DistilBertTokenizer", "tokenize_chinese_chars": False},
-        {"tokenizer_class": "ElectraTokenizer", "do_lower_case": False},
-        {"do_lower_case": False},
-    ],
-)
-@pytest.mark.parametrize("family", ["bert", "nomic_bert", "modernbert"])
-def test_tokenizer_ids_equal_transformers(
-    minilm_folder: Path, tmp_path: Path, changes: dict[str, object], family: str
-) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((minilm_folder / "tokenizer.json").read_bytes())
-    write_json(
-        tmp_path / "tokenizer_config.json",
-        {name: f"[{name[:-6].upper()}]" for name in ("unk_token", "sep_token", "cls_token")}
-        | {"pad_token": "[PAD]", "mask_token": "[MASK]", **changes},
-    )
-    write_json(tmp_path / "config.json", {"model_type": family})
-    sentence_config = replace(load(minilm_folder)[1], family=family)
-    tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 30522)
-    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in (*TEXTS, *SENTENCES):
-        assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
-
-
-SAVE = {
-    "XLMRobertaTokenizer": save_sentencepiece,
-    "CamembertTokenizer": save_sentencepiece,
-    "AlbertTokenizer": save_sentencepiece,
-    "DebertaV2Tokenizer": save_sentencepiece,
-    "RobertaTokenizer": save_byte_level,
-    "Qwen2Tokenizer": save_byte_level,
-    "GemmaTokenizer": save_byte_fallback,
-}
-FAMILY_OF = {
-    "XLMRobertaTokenizer": "xlm-roberta",
-    "DebertaV2Tokenizer": "deberta-v2",
-    "Qwen2Tokenizer": "qwen3",
-    "GemmaTokenizer": "gemma3_text",
-}
-METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-
-
-@pytest.mark.parametrize("kind", SAVE)
-@pytest.mark.parametrize(
-    ("parts", "changes"),
-    [
-        ({}, {}),
-        ({}, {"add_prefix_space": False}),
-        ({}, {"add_prefix_space": True}),
-        ({}, {"do_lower_case": False, "keep_accents": True}),
-        ({}, {"do_lower_case": True, "split_by_punct": True}),
-        # As converted by earlier versions: white space at the ends is a token.
-        ({"pre_tokenizer": METASPACE}, {}),
-        ({"normalizer": {"type": "Lowercase"}}, {}),
-        ({}, {"tokenizer_class": None}),
-    ],
-)
-def test_ids_of_rebuilt_tokenizers_equal_transformers(
-    kind: str, parts: dict[str, object], changes: dict[str, object], tmp_path: Path
-) -> None:
-    SAVE[kind](tmp_path, kind)
-    family = FAMILY_OF.get(kind, kind[:-9].lower())
-    write_json(tmp_path / "config.json", {"model_type": family})
-    file = tmp_path / "tokenizer.json"
-    if kind == "RobertaTokenizer" and "pre_tokenizer" in parts:
-        parts = {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}
-        parts["pre_tokenizer"] |= {"trim_offsets": True, "use_regex": True}  # type: ignore[operator]
-    edit_json(file, **parts)
-    edit_json(tmp_path / "tokenizer_config.json", **changes)
-    save_checkpoint(tmp_path / "model", "bert")
-    sentence_config = replace(load(tmp_path / "model")[1], family=family)
-    tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 500)
-    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    texts = [
-        " the cat ",
-        "\ta\u00a0cat \n",
-        "\uff21\uff22 \ufb01 ``x''",
-        "e\u0301 don't 2026\r\n\n!",
-    ]
-    for text in (*TEXTS, *SENTENCES, *texts):
-        assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
-
-
-@pytest.mark.parametrize("kind", ["RoFormerTokenizer", None])
-def test_tokenizer_with_code_of_its_own_is_refused(kind: str | None, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "roformer")
-    save_tokenizer(tmp_path)
-    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class=kind)
-    _, sentence_config = load(tmp_path)
-    with pytest.raises(CheckpointError, match=r"RoFormerTokenizer splits words with code .*jieba"):
-        read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
-
-
-def test_token_of_images_beyond_the_vocabulary_is_left_out(tmp_path: Path) -> None:
-    save_byte_fallback(tmp_path, "GemmaTokenizer")
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    size = tokenizer.get_vocab_size()
-    tokenizer.add_special_tokens(["<image_soft_token>"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    entry = {"content": "<image_soft_token>", "special": True}
-    edit_json(tmp_path / "tokenizer_config.json", added_tokens_decoder={str(size): entry})
-    save_checkpoint(tmp_path / "model", "bert")
-    sentence_config = replace(load(tmp_path / "model")[1], family="gemma3_text")
-    served = read_tokenizer(ModelFolder(tmp_path), sentence_config, size)
-    assert max(served.get_vocab(with_added_tokens=True).values()) == size - 1
-    assert served.encode("ca the <eos>").ids == tokenizer.encode("ca the <eos>").ids
-    assert max(served.encode("<image_soft_token>").ids) < size
-
-
-def test_do_lower_case_is_built_into_the_tokenizer(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "bert")
-    save_tokenizer(tmp_path)
-    settings = {"max_seq_length": 24, "do_lower_case": True}
-    write_json(tmp_path / "sentence_bert_config.json", settings)
-    _, sentence_config = load(tmp_path)
-    tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
-    assert tokenizer.encode("W5 W6").ids == [0, 5, 6, 2]
-
-
-@pytest.mark.parametrize(
-    ("file", "changes", "message"),
-    [
-        (
-            "tokenizer_config.json",
-            {"added_tokens_decoder": {"60": {"content": "<new>"}}},
-            "adds the token '<new>', which tokenizer.json lacks",
-        ),
-        ("tokenizer.json", {"version": "0"}, "tokenizer.json is not a tokenizer"),
-    ],
-)
-def test_unsupported_tokenizer_setting_raises_checkpoint_error(
-    file: str, changes: dict[str, object], message: str, tmp_path: Path
-) -> None:
-    save_checkpoint(tmp_path, "bert")
-    save_tokenizer(tmp_path)
-    edit_json(tmp_path / file, **changes)
-    _, sentence_config = load(tmp_path)
-    with pytest.raises(CheckpointError, match=message):
-        read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
-
-
-def test_tokenizer_with_ids_beyond_the_vocabulary_is_rejected(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "bert")
-    save_tokenizer(tmp_path)
-    _, sentence_config = load(tmp_path)
-    with pytest.raises(CheckpointError, match="'w59' the id 59; the model's vocabulary has"):
-        read_tokenizer(ModelFolder(tmp_path), sentence_config, 59)
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])

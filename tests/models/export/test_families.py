@@ -76,6 +76,8 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("gemma3_text", {"sliding_window": 7}),
     ("gemma3_text", {"layer_types": None}),  # every sixth layer has no window
     ("gemma3_text", {"num_key_value_heads": 1, "attention_bias": True}),
+    ("gemma3_text", {"query_pre_attn_scalar": 2}),  # not the width of a head
+    ("gemma3_text", {"query_pre_attn_scalar": 41, "use_bidirectional_attention": False}),
 ]
 NAMES = [f"{family}-{'-'.join(changes) or 'default'}" for family, changes in CASES]
 
@@ -226,6 +228,8 @@ def test_nomic_files_of_its_hub_equal_transformers(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert_equals(load(tmp_path)[0].encoder, reference)
+    edit_json(tmp_path / "config.json", n_head=None, num_attention_heads=4)
+    assert_equals(load(tmp_path)[0].encoder, reference)
 
 
 def test_snowflake_class_names_and_other_automatic_classes_load(tmp_path: Path) -> None:
@@ -326,11 +330,12 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ("qwen3", {"rope_parameters": {FULL: {"rope_theta": 5.0}}}, "only parameters shared by"),
         ("qwen3", {"head_dim": 7.5}, "head_dim has the invalid value 7.5"),
         ("qwen3", {"num_key_value_heads": 3}, "3 key/value heads do not evenly divide 4"),
-        ("qwen3", {"rope_parameters": {"rope_theta": float("inf")}}, "invalid value inf"),
+        ("qwen3", {"rope_parameters": {"rope_theta": float("inf")}}, "Infinity is not a JSON num"),
+        ("qwen3", {"rope_parameters": {"rope_theta": 1e31}}, "invalid value 1e.31; .* to 1e30"),
         ("qwen3", {"rope_parameters": {"rope_theta": 10**400}}, "rope_theta has the invalid value"),
         ("gemma3_text", {"sliding_window": None}, "sliding_window has the invalid value None"),
         ("gemma3_text", {"use_bidirectional_attention": "no"}, "has the invalid value 'no'"),
-        ("gemma3_text", {"query_pre_attn_scalar": 8}, "query_pre_attn_scalar is 8; only the value"),
+        ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar has the invalid"),
         ("jina_bert", {"feed_forward_type": ["geglu"]}, "feed_forward_type is .*; supported: geg"),
         ("jina_bert", {"position_embedding_type": "absolute"}, "only 'alibi' is supported"),
         ("jina_bert", {"feed_forward_type": "original"}, "feed_forward_type is 'original'; supp"),

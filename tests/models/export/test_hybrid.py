@@ -81,7 +81,7 @@ def test_one_pass_gives_the_outputs_of_bge_m3(
 @pytest.mark.slow
 def test_reference_model_of_the_artifact_has_all_heads(exported: tuple[Path, Artifact]) -> None:
     _, artifact = exported
-    model, _ = load(artifact.path / "source", overrides_of(artifact.manifest))
+    model, _ = load(artifact.path / "source", overrides_of(artifact))
     row = torch.tensor([ROWS[0]])
     with torch.no_grad():
         results = model.forward_all(row, None, torch.ones_like(row).float())

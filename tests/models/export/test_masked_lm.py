@@ -131,7 +131,7 @@ def test_source_of_an_artifact_is_the_model_of_its_graphs(tmp_path: Path) -> Non
     save_tokenizer(tmp_path / "model")
     source = resolve(str(tmp_path / "model"))
     artifact, _ = export(source, tmp_path / "artifact", overrides=Overrides(sparse=True))
-    model, _ = load(artifact.path / "source", overrides_of(artifact.manifest))
+    model, _ = load(artifact.path / "source", overrides_of(artifact))
     ids, ones = torch.tensor([ROWS[0]]), torch.ones(1, len(ROWS[0]))
     actual = weights_of(artifact, "onnxruntime", ROWS[:1])
     np.testing.assert_allclose(actual, model(ids, ones, ones), rtol=1e-4, atol=1e-5)

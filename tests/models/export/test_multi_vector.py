@@ -112,7 +112,7 @@ def test_graphs_equal_the_encoder_of_sentence_transformers(tmp_path: Path, famil
 def test_source_of_an_artifact_is_the_model_of_its_graphs(tmp_path: Path) -> None:
     save_model(tmp_path, query_expansion=EXPANSION)
     artifact, _ = export(resolve(str(tmp_path / "saved")), tmp_path / "artifact")
-    model, config = load(artifact.path / "source", overrides_of(artifact.manifest))
+    model, config = load(artifact.path / "source", overrides_of(artifact))
     assert config.multi is not None
     tokenizer = Tokenizer.from_file(str(artifact.path / "tokenizer.json"))
     rules = token_rules(config.multi, tokenizer, config.max_tokens, model.encoder.config)

@@ -91,7 +91,7 @@ def test_artifact_has_the_weights_and_the_network_of_documents(saved: Path, tmp_
     assert weights.dtype == np.float32
     np.testing.assert_array_equal(weights, static_weights(oracle).numpy())
 
-    model, _ = load(source_folder(artifact), overrides_of(manifest))
+    model, _ = load(source_folder(artifact), overrides_of(artifact))
     expected = oracle.encode_document(TEXTS, convert_to_sparse_tensor=False)
     for text, row in zip(TEXTS, expected, strict=True):
         ids = torch.tensor([oracle.tokenizer(text)["input_ids"]])

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 from shutil import copytree
@@ -22,6 +24,17 @@ def test_reference_model_vectors_equal_those_of_the_served_graph(artifact: Artif
     served = open_engine(artifact).run(pack(check.rows, [len(row) // 4 for row in check.rows]))
     ours = [model.vector(Row(row, len(row) // 4)).numpy() for row in check.rows]
     np.testing.assert_allclose(np.stack(ours), served, atol=2e-6)
+
+
+def test_reference_model_opens_without_transformers(artifact: Artifact) -> None:
+    """Importing it takes a second, which the first gradient request would wait for."""
+    code = (
+        "import sys; from pathlib import Path; from models.artifact import Artifact; "
+        "from models.gradients.reference_model import ReferenceModel; "
+        "ReferenceModel.open(Artifact.load(Path(sys.argv[1]))); "
+        "sys.exit('transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(artifact.path)], check=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""Settings of a tokenizer that affect more than the tokens of a text."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSettings:
+    """Settings of a tokenizer besides the tokens of a text.
+
+    Attributes:
+        max_length: Maximum length of a text, in tokens; None: no limit. Unchecked.
+        truncation_side: Side on which texts with too many tokens are truncated, "left" or "right".
+        padding_side: Side on which transformers pads rows, "left" or "right".
+        gives_token_types: Whether the tokens of a pair's second text have type 1.
+        mask_or_end_token: The mask token, or else the end token; None: it has neither.
+        unweighted: Tokens that have no weight in the sparse vectors of BGE-M3 and GTE. Source:
+            `_process_token_weights` in both projects.
+    """
+
+    max_length: object = None
+    truncation_side: str = "right"
+    padding_side: str = "right"
+    gives_token_types: bool = False
+    mask_or_end_token: str | None = None
+    unweighted: tuple[str, ...] = ()

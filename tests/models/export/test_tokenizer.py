@@ -1,0 +1,376 @@
+"""The prepared tokenizer has the tokens of transformers, whatever file a setting is in."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
+
+from models.export.checkpoint import load
+from models.export.exporter import export
+from models.export.model_folder import CheckpointError, ModelFolder
+from models.export.sentence_config import SentenceConfig
+from models.export.sources import resolve
+from models.export.tokenizer_file import read_tokenizer, tokenizer_of_source
+from models.export.transformers_tokenizer import read_settings
+from tests.models.checkpoints import (
+    edit_json,
+    save_byte_fallback,
+    save_byte_level,
+    save_checkpoint,
+    save_sentencepiece,
+    save_tokenizer,
+    save_wordpiece,
+    write_json,
+    write_modules,
+)
+from tests.sentences import SENTENCES
+
+VOCABULARY = 500
+# Number of random settings of each class. Its time is a tenth of a second per setting.
+SEEDS = 20
+
+
+def save_words(folder: Path, _: str) -> None:
+    save_tokenizer(folder)
+
+
+SAVE: dict[str, Callable[[Path, str], None]] = {
+    "AlbertTokenizer": save_sentencepiece,
+    "BertTokenizer": save_wordpiece,
+    "CamembertTokenizer": save_sentencepiece,
+    "DebertaV2Tokenizer": save_sentencepiece,
+    "DistilBertTokenizer": save_wordpiece,
+    "ElectraTokenizer": save_wordpiece,
+    "GemmaTokenizer": save_byte_fallback,
+    "MPNetTokenizer": save_wordpiece,
+    "PreTrainedTokenizerFast": save_words,
+    "Qwen2Tokenizer": save_byte_level,
+    "RobertaTokenizer": save_byte_level,
+    "XLMRobertaTokenizer": save_sentencepiece,
+}
+FAMILIES = {
+    "DebertaV2Tokenizer": "deberta-v2",
+    "GemmaTokenizer": "gemma3_text",
+    "PreTrainedTokenizerFast": "modernbert",
+    "Qwen2Tokenizer": "qwen3",
+    "XLMRobertaTokenizer": "xlm-roberta",
+}
+# Truncation in a tokenizer.json, as the tokenizers library writes it.
+LEFT = {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+TEXTS = (
+    *("", " ", "the cat", " the cat ", "W5 w6 wé", "w5  w6\tW7\r\n\n!", "\ta\u00a0cat \n"),
+    *("\uff21\uff22 \ufb01 ``x''", "e\u0301 don't 2026", "Wé 日本 w7", "a" * 99, "b" * 250),
+    *("nul\0 \x07 \u200b", "[MASK] [mask]<mask>", "[CLS]a[SEP] </s>", "🎉 👩\u200d💻"),
+    *SENTENCES[:10],
+)
+
+
+@pytest.fixture(scope="module")
+def sentence_config(tmp_path_factory: pytest.TempPathFactory) -> SentenceConfig:
+    folder = tmp_path_factory.mktemp("model")
+    save_checkpoint(folder, "bert")
+    return load(folder)[1]
+
+
+def changed_files(kind: str, folder: Path, rng: random.Random) -> dict[str, dict[str, Any]]:
+    """Change up to two settings in each file of a tokenizer; return the changes by file."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    tokens = [entry if isinstance(entry, str) else entry[0] for entry in vocabulary]
+    known = rng.choice([token for token in tokens if len(token) > 1])
+    size = max(len(tokens), *(token["id"] + 1 for token in content["added_tokens"]))
+    flags = {name: rng.random() < 0.5 for name in ("lstrip", "rstrip", "normalized", "single_word")}
+    entry = {"content": rng.choice(("<new>", "cat")), "special": rng.random() < 0.5, **flags}
+    own_added = [{**token, **flags} for token in content["added_tokens"]]
+    more_added = [*content["added_tokens"], {"id": size, **entry}]
+    longer = {**content["model"], "max_input_chars_per_word": 200}
+    settings: dict[str, dict[str, Any]] = {
+        "tokenizer_config.json": {
+            "do_lower_case": rng.random() < 0.5,
+            "strip_accents": rng.random() < 0.5,
+            "keep_accents": True,
+            "tokenize_chinese_chars": False,
+            "split_by_punct": True,
+            "add_prefix_space": rng.random() < 0.5,
+            "add_bos_token": True,
+            "add_eos_token": True,
+            "tokenizer_class": rng.choice((None, f"{kind.removesuffix('Fast')}Fast")),
+            "mask_token": known,
+            "cls_token": {"content": known, **flags},
+            "additional_special_tokens": [known, "<extra>"],
+            "extra_special_tokens": rng.choice(([known], {"image_token": "<image>"})),
+            "added_tokens_decoder": {str(size): entry},
+            "model_max_length": 17,
+            "truncation_side": "left",
+            "model_input_names": ["input_ids", "token_type_ids"],
+        },
+        "special_tokens_map.json": {
+            "additional_special_tokens": [known],
+            "mask_token": {"content": "<hidden>", **flags},
+            "sep_token": known,
+        },
+        "added_tokens.json": {"<query>": size, known: 5},
+        "tokenizer.json": {
+            "post_processor": None,
+            "normalizer": rng.choice((None, {"type": "Lowercase"}, {"type": "NFKC"})),
+            "pre_tokenizer": {"type": "Whitespace"},
+            "added_tokens": rng.choice((own_added, more_added)),
+            "truncation": LEFT,
+            "model": longer,
+        },
+    }
+    changes: dict[str, dict[str, Any]] = {}
+    for name, values in settings.items():
+        chosen = rng.sample(sorted(values), rng.choice((0, 0, 1, 2)))
+        if chosen:
+            changes[name] = {key: values[key] for key in chosen}
+            own = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+            write_json(folder / name, {**own, **changes[name]})
+    return changes
+
+
+@pytest.mark.parametrize("kind", SAVE)
+def test_tokens_with_settings_in_four_files_are_those_of_transformers(
+    kind: str, sentence_config: SentenceConfig, tmp_path: Path
+) -> None:
+    family = FAMILIES.get(kind, kind.removesuffix("Tokenizer").lower())
+    compared = 0
+    for seed in range(SEEDS):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        SAVE[kind](folder, kind)
+        write_json(folder / "config.json", {"model_type": family})
+        changes = changed_files(kind, folder, random.Random(seed))  # noqa: S311
+        own = replace(sentence_config, family=family)
+        try:
+            reference = transformers.AutoTokenizer.from_pretrained(folder)
+        except Exception:  # noqa: BLE001 - as with a token that an AddedToken cannot be
+            with pytest.raises(CheckpointError, match="AutoTokenizer cannot load"):
+                read_tokenizer(ModelFolder(folder), own, VOCABULARY)
+            continue
+        assert_equal(folder, own, reference, changes)
+        compared += 1
+    assert compared > 0.8 * SEEDS
+
+
+def assert_equal(
+    folder: Path,
+    sentence_config: SentenceConfig,
+    reference: Any,  # noqa: ANN401
+    changes: dict[str, dict[str, Any]],
+) -> None:
+    """Compare tokens and settings with those of transformers."""
+    tokenizer = read_tokenizer(ModelFolder(folder), sentence_config, VOCABULARY)
+    named = [str(token) for token in reference.added_tokens_encoder]
+    texts = [*TEXTS, *named, *(f"a {token} b{token}{token}c" for token in named)]
+    for text in texts:
+        expected = reference(text)["input_ids"]
+        assert tokenizer.encode(text).ids == expected, (changes, text)
+    types = "token_type_ids" in reference.model_input_names
+    for pair in zip(texts, reversed(texts), strict=True):
+        if not pair[1]:  # transformers reads it as no second text
+            continue
+        actual, encoded = tokenizer.encode(*pair), reference(*pair)
+        assert actual.ids == encoded["input_ids"], (changes, pair)
+        assert not types or actual.type_ids == encoded["token_type_ids"], (changes, pair)
+    settings = read_settings(ModelFolder(folder), "", sentence_config.family)
+    assert settings.gives_token_types == types, changes
+    assert settings.truncation_side == reference.truncation_side, changes
+    assert settings.mask_or_end_token == (reference.mask_token or reference.eos_token), changes
+    assert settings.max_length == reference.model_max_length, changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        {"tokenizer_class": "BertTokenizer"},
+        {"tokenizer_class": "BertTokenizer", "do_lower_case": False},
+        {"tokenizer_class": "BertTokenizerFast", "strip_accents": False},
+        {"tokenizer_class": "DistilBertTokenizer", "tokenize_chinese_chars": False},
+        {"tokenizer_class": "ElectraTokenizer", "do_lower_case": False},
+        {"do_lower_case": False},
+    ],
+)
+@pytest.mark.parametrize("family", ["bert", "nomic_bert", "modernbert"])
+def test_tokenizer_ids_equal_transformers(
+    minilm_folder: Path, tmp_path: Path, changes: dict[str, object], family: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((minilm_folder / "tokenizer.json").read_bytes())
+    write_json(
+        tmp_path / "tokenizer_config.json",
+        {name: f"[{name[:-6].upper()}]" for name in ("unk_token", "sep_token", "cls_token")}
+        | {"pad_token": "[PAD]", "mask_token": "[MASK]", **changes},
+    )
+    write_json(tmp_path / "config.json", {"model_type": family})
+    sentence_config = replace(load(minilm_folder)[1], family=family)
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 30522)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*TEXTS, *SENTENCES):
+        assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"tokenizer_class": "RoFormerTokenizer"}, "RoFormerTokenizer.*jieba"),
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
+        ({"auto_map": {"AutoTokenizer": ["code.Slow", "code.Fast"]}}, "auto_map names code"),
+        ({"auto_map": ["code.Slow", None]}, "auto_map names code"),
+        ({"fast_tokenizer_files": ["tokenizer.5.json"]}, "fast_tokenizer_files is not supported"),
+        ({"split_special_tokens": True}, "split_special_tokens is true"),
+        ({"mask_token": 5}, "AutoTokenizer cannot load the tokenizer"),
+        ({"added_tokens_decoder": {"60": {"content": "<new>"}}}, "'<new>' the id 60; the model's"),
+        ({"extra_special_tokens": ["<new>"]}, "'<new>' the id 60; the model's vocabulary has"),
+    ],
+)
+def test_setting_that_tokenizer_json_cannot_have_is_refused(
+    config: dict[str, object], message: str, tmp_path: Path, sentence_config: SentenceConfig
+) -> None:
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", **config)
+    with pytest.raises(CheckpointError, match=message):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+
+
+def test_code_for_other_classes_than_the_tokenizer_is_ignored(
+    tmp_path: Path, sentence_config: SentenceConfig
+) -> None:
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", auto_map={"AutoProcessor": "code.Processor"})
+    assert read_tokenizer(ModelFolder(tmp_path), sentence_config, 60).encode("w5").ids == [0, 5, 2]
+
+
+def test_class_that_changes_texts_in_python_is_refused(
+    tmp_path: Path, sentence_config: SentenceConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed texts find a difference that no list of settings has."""
+    save_wordpiece(tmp_path, "BertTokenizer")
+    own = transformers.BertTokenizer._encode_plus
+
+    def replaced(self: object, text: list[str], *arguments: Any, **options: Any) -> object:  # noqa: ANN401
+        changed = [part.replace("\u201cquoted", "quoted") for part in text]
+        return own(self, changed, *arguments, **options)
+
+    read_tokenizer(ModelFolder(tmp_path), sentence_config, VOCABULARY)
+    monkeypatch.setattr(transformers.BertTokenizer, "_encode_plus", replaced)
+    with pytest.raises(CheckpointError, match="AutoTokenizer, with the tokenizer_class BertTok"):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, VOCABULARY)
+
+
+def test_files_outside_the_folder_are_not_read(
+    tmp_path: Path, sentence_config: SentenceConfig
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    save_wordpiece(tmp_path / "elsewhere", "BertTokenizer")
+    save_tokenizer(tmp_path)
+    paths = {f"{name}_file": str(tmp_path / "elsewhere") for name in ("vocab", "tokenizer")}
+    edit_json(tmp_path / "tokenizer_config.json", **paths)
+    assert read_tokenizer(ModelFolder(tmp_path), sentence_config, 60).encode("w5").ids == [0, 5, 2]
+
+
+def test_token_of_a_class_without_an_embedding_is_left_out(
+    tmp_path: Path, sentence_config: SentenceConfig
+) -> None:
+    """No file of the folder names [MASK], which BERT's class then adds to the vocabulary."""
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="BertTokenizer")
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+    assert max(tokenizer.get_vocab().values()) == 59
+    edit_json(tmp_path / "tokenizer_config.json", mask_token="[MASK]")  # noqa: S106
+    with pytest.raises(CheckpointError, match=r"'\[MASK\]' the id 60; the model's vocabulary"):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+
+
+def test_settings_in_all_files_reach_the_artifact(tmp_path: Path) -> None:
+    """The side of truncation is in tokenizer.json, as other libraries write it."""
+    folder = tmp_path / "tiny"
+    save_checkpoint(folder, "bert", num_hidden_layers=1)
+    save_tokenizer(folder)
+    edit_json(folder / "tokenizer.json", truncation=LEFT, post_processor=None)
+    write_json(folder / "special_tokens_map.json", {"additional_special_tokens": ["w5"]})
+    artifact, _ = export(resolve(str(folder)), tmp_path / "out")
+    reference = transformers.AutoTokenizer.from_pretrained(folder)
+    assert artifact.manifest.truncation_side == reference.truncation_side == "left"
+    tokenizer = Tokenizer.from_file(str(artifact.path / "tokenizer.json"))
+    assert tokenizer.encode("w5w6 w7").ids == reference("w5w6 w7")["input_ids"] == [5, 6, 7]
+    assert tokenizer_of_source(artifact).encode("w5w6 w7").ids == [5, 6, 7]
+
+
+def test_tokenizer_with_a_huge_id_is_refused_before_it_is_built(
+    tmp_path: Path, sentence_config: SentenceConfig
+) -> None:
+    save_tokenizer(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["w5"] = 10**8
+    write_json(tmp_path / "tokenizer.json", content)
+    with pytest.raises(CheckpointError, match="a token with the id 100000000; the limit is"):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+
+
+def test_token_of_images_beyond_the_vocabulary_is_left_out(tmp_path: Path) -> None:
+    save_byte_fallback(tmp_path, "GemmaTokenizer")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(["<image_soft_token>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    entry = {"content": "<image_soft_token>", "special": True}
+    edit_json(tmp_path / "tokenizer_config.json", added_tokens_decoder={str(size): entry})
+    save_checkpoint(tmp_path / "model", "bert")
+    sentence_config = replace(load(tmp_path / "model")[1], family="gemma3_text")
+    served = read_tokenizer(ModelFolder(tmp_path), sentence_config, size)
+    assert max(served.get_vocab(with_added_tokens=True).values()) == size - 1
+    assert served.encode("ca the <eos>").ids == tokenizer.encode("ca the <eos>").ids
+    assert max(served.encode("<image_soft_token>").ids) < size
+
+
+def test_file_that_is_no_tokenizer_is_refused(
+    tmp_path: Path, sentence_config: SentenceConfig
+) -> None:
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer.json", version="0")
+    with pytest.raises(CheckpointError, match=r"tokenizer.json is not a tokenizer"):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+
+
+REPLACED = {"type": "Replace", "pattern": {"String": "W5"}, "content": "w7"}
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        None,
+        {"type": "Lowercase"},
+        {"type": "NFC"},
+        {"type": "Sequence", "normalizers": [REPLACED, {"type": "Lowercase"}]},
+    ],
+)
+def test_do_lower_case_equals_sentence_transformers(
+    normalizer: dict[str, object] | None, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer.json", normalizer=normalizer)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    settings = {"max_seq_length": 24, "do_lower_case": True}
+    write_json(tmp_path / "sentence_bert_config.json", settings)
+    reference = SentenceTransformer(str(tmp_path), device="cpu").tokenizer
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), load(tmp_path)[1], 60)
+    assert tokenizer.encode("W5 W6 [CLS]").ids == reference("W5 W6 [CLS]")["input_ids"]
+    assert tokenizer.encode("W6").ids == [0, 6, 2]
+
+
+def test_tokenizer_with_ids_beyond_the_vocabulary_is_rejected(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    _, sentence_config = load(tmp_path)
+    with pytest.raises(CheckpointError, match="'w59' the id 59; the model's vocabulary has"):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, 59)
