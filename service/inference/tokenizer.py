@@ -38,14 +38,19 @@ class TextTokenizer:
     Args:
         artifact: Artifact with the tokenizer, the prompts and the maximum number of tokens.
         max_chars: Maximum number of characters per text; a longer text raises `TooLarge`.
+        max_whole_chars: The same for a text that is tokenised whole, because it is divided into
+            chunks, or has no place to cut it (see `text_parts`); None: no limit of its own.
     """
 
-    def __init__(self, artifact: Artifact, max_chars: int) -> None:
+    def __init__(
+        self, artifact: Artifact, max_chars: int, max_whole_chars: int | None = None
+    ) -> None:
         manifest = artifact.manifest
         self._shared = shared_tokenizer(artifact.read(TOKENIZER))
         self._tokenizer = self._shared.variant(manifest.max_tokens)
         self._manifest = manifest
         self._max_chars = max_chars
+        self._max_whole_chars = max_chars if max_whole_chars is None else max_whole_chars
         self._network_rules = TokenRules(max_tokens=manifest.max_tokens)
         self._rules = {"": self._network_rules, **manifest.token_rules}
         for rules in self._rules.values():  # in advance, because it takes long
@@ -226,6 +231,7 @@ class TextTokenizer:
 
     def encode_plain(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode texts without special tokens, prompt and truncation; encodings lack offsets."""
+        self._check_whole(texts)
         encodings: list[Encoding] = []
         for part in _slices(texts):
             with _panics_as_errors():
@@ -236,6 +242,7 @@ class TextTokenizer:
 
     def encode_untruncated(self, text: str, *, add_special_tokens: bool) -> Encoding:
         """Encode a text without truncation, with the offsets of its tokens in characters."""
+        self._check_whole([text])
         with _panics_as_errors():
             (encoding,) = self._shared.variant(None).encode_batch(
                 [text], add_special_tokens=add_special_tokens
@@ -527,6 +534,7 @@ class TextTokenizer:
         with_offsets: bool,
         has_special: bool = True,
     ) -> list[Encoding]:
+        self._check_whole(texts)
         with _panics_as_errors():
             if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
                 return [tokenizer.encode(texts[0], add_special_tokens=has_special)]
@@ -569,6 +577,16 @@ class TextTokenizer:
             )
         if "\0" in text:
             raise InvalidInput("the text contains a NUL character", code="nul", index=index)
+
+    def _check_whole(self, texts: Sequence[str]) -> None:
+        # The library takes up to 620 bytes per character, and aborts the process without memory.
+        longest = max(map(len, texts), default=0)
+        if longest > self._max_whole_chars:
+            raise TooLarge(
+                f"a part of {longest} characters of the text must be tokenised at once; the limit "
+                f"is {self._max_whole_chars}",
+                code="text_too_large",
+            )
 
     def _check_ids(self, inputs: Sequence[Sequence[int]]) -> None:
         for index, ids in enumerate(inputs):
