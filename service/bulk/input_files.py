@@ -1,14 +1,14 @@
 """Input files: hashed before a job, and compared with these hashes wherever the job reads them.
 
-Times of modification prove nothing: a program can set them. So each block of a file is hashed. The
-job reads a file through `VerifiedFile`, which gives no byte of a block before its hash was
-compared. What was encoded is the content that the journal has the hash of.
+Times of modification prove nothing: any program can set them. So the hash of each block of a file
+is kept, and the job reads the file through `verified`, which gives no byte of a block before its
+hash was compared. Every finished part is then of the content whose hash is in the journal.
 """
 
 import hashlib
 import io
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from service.bulk.options import BulkError
 
@@ -65,7 +65,12 @@ def hash_file(path: str, file: BinaryIO) -> InputFile:
     return InputFile(path, size, bytes(blocks))
 
 
-class VerifiedFile(io.RawIOBase):
+def verified(file: BinaryIO, expected: InputFile) -> BinaryIO:
+    """Return an opened file that raises a `BulkError` where its content is not the expected one."""
+    return cast(BinaryIO, io.BufferedReader(_VerifiedFile(file, expected), BLOCK_BYTES))
+
+
+class _VerifiedFile(io.RawIOBase):
     """A file, each block of which is compared with its hash before it is used.
 
     Args:

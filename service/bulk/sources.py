@@ -22,7 +22,7 @@ from service.bulk.columns import (
     read_columns,
     read_start,
 )
-from service.bulk.input_files import BLOCK_BYTES, InputFile, VerifiedFile, hash_file
+from service.bulk.input_files import InputFile, hash_file, verified
 from service.bulk.options import BulkError, BulkOptions, InputFormat, Kind, OptionError
 from service.bulk.readers import READERS, Block, Plan
 
@@ -222,7 +222,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 def _verified(file: InputFile) -> Iterator[BinaryIO]:
     """Open a file, whose content is compared with that of the fingerprint before it is used."""
     with _opened(Path(file.path)) as raw:
-        yield cast(BinaryIO, io.BufferedReader(VerifiedFile(raw, file), BLOCK_BYTES))
+        yield verified(raw, file)
 
 
 def _hashed(path: Path) -> InputFile:

@@ -104,7 +104,7 @@ def copied_array(name: str, type_: pa.DataType, values: Values, errors: dict[int
     if isinstance(values, pa.Array):
 
         def cast(array: pa.Array) -> list[pa.Array]:
-            array = array.cast(type_)
+            array = array if array.type == type_ else array.cast(type_)
             array.validate(full=True)  # Arrow does not check the strings of a file
             return [array]
 
@@ -132,7 +132,8 @@ def _written_as_json(name: str, array: pa.Array, errors: dict[int, str]) -> pa.A
         return [json_line({name: value}) for value in part.to_pylist()]
 
     lines = _all_or_each(array, write, name, errors)
-    return array.take(pa.array([None if line is None else i for i, line in enumerate(lines)]))
+    indices = [None if line is None else index for index, line in enumerate(lines)]
+    return array.take(pa.array(indices, pa.int64()))
 
 
 def _all_or_each(
@@ -145,7 +146,8 @@ def _all_or_each(
         converted = []
     for index in range(len(values)):
         try:
-            converted += convert(values.slice(index, 1))
+            # Not a slice: Arrow checks nested values beyond it too.
+            converted += convert(values.take(pa.array([index])))
         except UnicodeError:
             problem = "the record is not valid UTF-8"
         except Exception as error:  # noqa: BLE001 - Arrow and the libraries of time zones have many
