@@ -11,7 +11,6 @@ Every machine needs the service's packages, and the artifact at the same path.
 
 import argparse
 import asyncio
-import hashlib
 import json
 import logging
 import re
@@ -39,14 +38,17 @@ from ray.exceptions import RayError, RayTaskError
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
+from models.json_reader import JsonError, parse_json
+from service.bulk.columns import copied_columns
 from service.bulk.command_line import EPILOG, add_job_options, options_of, run_command
+from service.bulk.input_files import InputFile, hash_file, verified
 from service.bulk.journal import check_settings
 from service.bulk.opening import OpenJob, checked_kind, open_job
 from service.bulk.options import ERROR, BulkError, BulkOptions, Kind, OptionError
 from service.bulk.parts import PartFiles, sync
 from service.bulk.progress import Progress
 from service.bulk.readers import Block, read_parquet
-from service.bulk.sources import STDIN, InputFile, Source, copied_columns, reading
+from service.bulk.sources import STDIN, Source, reading
 from service.inference.errors import VitrineError
 
 log = logging.getLogger("vitrine")
@@ -95,7 +97,7 @@ class Input:
 
     Attributes:
         location: Location of the file.
-        file: Path, size, SHA-256 and time of modification.
+        file: Path and content.
         rows: Number of records.
         columns: Columns and their types.
     """
@@ -187,10 +189,9 @@ class ClusterJob:
                 continue
             filesystem, path = entry.location
             with reading(path), filesystem.open_input_file(path) as raw:
-                blocks = read_parquet(raw, self.source.columns, start, part)
+                file = verified(raw, entry.file)
+                blocks = read_parquet(file, self.source.columns, start, part)
                 yield from (block for block in blocks if block.columns)
-                info = entry.location.info
-            entry.file.check_unchanged(info.size, info.mtime_ns)
 
 
 async def encode_part(job: ClusterJob, opened: OpenJob, part: Part) -> Progress:
@@ -332,7 +333,26 @@ def _encode(
         progress.share = (kept + progress.rows) / job.rows
         report(progress)
         progress.check_errors(job.options.max_errors)
+    if len(finished) < len(job.parts):
+        _check_complete(job)
     _remove_partial_files(job.output)
+
+
+def _check_complete(job: ClusterJob) -> None:
+    """Check that a complete output is there, and is of the input as it is now.
+
+    Raises:
+        BulkError: The input was changed, or a part is missing or damaged.
+    """
+    inspected = _on_cluster(_inspect, [(entry.location,) for entry in job.inputs], num_cpus=1)
+    for entry, now in zip(job.inputs, inspected, strict=True):
+        entry.file.check_unchanged(now.file)
+    missing = set(job.parts) - _errors_of_parts(job, job.parts).keys()
+    if missing:
+        raise BulkError(
+            f"{job.output.path} lacks the part {min(missing)}, which another process has removed "
+            "or changed; start again, and its rows are encoded again"
+        )
 
 
 def _encoded_parts(job: ClusterJob, parts: Sequence[int], actors: int) -> Iterator[dict[str, Any]]:
@@ -410,20 +430,15 @@ def _is_input(file: FileInfo, folder: str) -> bool:
 def _inspect(location: Location) -> Input:
     """Hash a file, and read its number of records and its columns."""
     filesystem, path = location
-    with reading(path):
-        info = location.info
-        with filesystem.open_input_file(path) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        with filesystem.open_input_file(path) as file:
-            try:
-                parquet = pq.ParquetFile(file)
-            except pa.ArrowInvalid as error:
-                raise OptionError(
-                    f"{path} is not a Parquet file; vitrine-encode reads other formats, on one "
-                    "machine"
-                ) from error
-            hashed = InputFile(path, info.size, digest, info.mtime_ns)
-            return Input(location, hashed, parquet.metadata.num_rows, parquet.schema_arrow)
+    with reading(path), filesystem.open_input_file(path) as file:
+        content = hash_file(path, file)
+        try:
+            parquet = pq.ParquetFile(verified(file, content))
+        except pa.ArrowInvalid as error:
+            raise OptionError(
+                f"{path} is not a Parquet file; vitrine-encode reads other formats, on one machine"
+            ) from error
+        return Input(location, content, parquet.metadata.num_rows, parquet.schema_arrow)
 
 
 def _settings(options: BulkOptions, kind: Kind, source: Source) -> dict[str, object]:
@@ -452,7 +467,7 @@ def open_output(job: ClusterJob) -> dict[int, int]:
         names = [info.base_name for info in filesystem.get_file_info(FileSelector(path))]
         if _SETTINGS in names:
             with filesystem.open_input_file(settings.path) as file:
-                check_settings(path, json.loads(file.read()), job.settings)
+                check_settings(path, _settings_in(settings.path, file.read()), job.settings)
         elif not all(map(_is_partial, names)):
             raise OptionError(
                 f"{path} has files, but no job was begun there; choose an empty folder"
@@ -463,6 +478,21 @@ def open_output(job: ClusterJob) -> dict[int, int]:
                 local.write_text(json.dumps(job.settings, ensure_ascii=False))
                 publish(local, job.output)
     numbers = [int(match[1]) for match in map(_PART.fullmatch, names) if match]
+    return _errors_of_parts(job, numbers)
+
+
+def _settings_in(path: str, content: bytes) -> dict[str, object]:
+    try:
+        settings = parse_json(content)
+    except JsonError as error:
+        raise BulkError(f"{path} is damaged: {error}; choose another output folder") from error
+    if not isinstance(settings, dict):
+        raise BulkError(f"{path} is damaged: it has no settings; choose another output folder")
+    return settings
+
+
+def _errors_of_parts(job: ClusterJob, numbers: Sequence[int]) -> dict[int, int]:
+    """Return the number of errors of each part, without parts whose files are damaged."""
     with ThreadPoolExecutor(_FOOTER_THREADS) as threads:
         errors = threads.map(lambda number: _errors_of(job, job.part(number)), numbers)
         return {n: count for n, count in zip(numbers, errors, strict=True) if count is not None}

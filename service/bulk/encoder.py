@@ -1,5 +1,6 @@
 """Results of records as Arrow record batches, with an error for each record that fails."""
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 
@@ -13,6 +14,9 @@ from service.inference.errors import InferenceFailed, InvalidInput, TooLarge
 from service.inference.model import Model
 from service.inference.tokenizer import refuse_empty
 
+# Items of more characters are encoded one at a time: tokenising one takes up to 620 bytes per
+# character.
+_LONG_CHARS = 200_000
 # Index of the input in the pointer of an error, such as "/documents/3".
 _INDEX = re.compile(r"/(\d+)$")
 
@@ -34,6 +38,7 @@ class Encoder:
         self._model = model
         self._options = options
         self._kind = RESULT_KINDS[kind]
+        self._long_item = asyncio.Lock()
         self.schema = pa.schema(
             [
                 *self._kind.fields(model, options),
@@ -45,7 +50,7 @@ class Encoder:
 
     def result_bytes(self, items: Sequence[Item]) -> int:
         """Return the approximate size of the results of some items, in bytes."""
-        sizes = (len(item) if isinstance(item, str) else sum(map(len, item)) for item in items)
+        sizes = map(item_chars, items)
         return sum(self._kind.row_bytes(self._model, self._options, size) for size in sizes)
 
     @classmethod
@@ -79,7 +84,12 @@ class Encoder:
             except (InvalidInput, TooLarge) as error:
                 errors[index] = error.detail
         valid = [index for index in range(len(items)) if index not in errors]
-        computed = await self._computed(items, valid, errors)
+        longest = [index for index in valid if item_chars(items[index]) > _LONG_CHARS]
+        others = [index for index in valid if index not in longest]
+        computed = await self._computed(items, others, errors)
+        for index in longest:
+            async with self._long_item:
+                computed += await self._computed(items, [index], errors)
         done = [index for indices, _ in computed for index in indices]
         order = {index: position for position, index in enumerate(done)}
         return self.in_order([batch for _, batch in computed], order, errors)
@@ -135,6 +145,11 @@ class Encoder:
         columns[ERROR] = pa.nulls(len(indices), pa.string())
         arrays = [columns[name] for name in self.schema.names]
         return [(indices, pa.record_batch(arrays, self.schema))]
+
+
+def item_chars(item: Item) -> int:
+    """Return the number of characters of a text, or of a query and a text."""
+    return len(item) if isinstance(item, str) else sum(map(len, item))
 
 
 def _halves(indices: Sequence[int]) -> list[Sequence[int]]:

@@ -91,6 +91,7 @@ async def encode_files(
             run = _Run(options, source, journal, job.schema, report)
             if journal.rows is None or source.stream is not None:
                 await run.encode(job.pipeline(), stop or asyncio.Event())
+                await asyncio.to_thread(run.check)
             await asyncio.to_thread(run.finish)
             if options.verify and run.progress.is_complete:
                 run.progress.verified, run.progress.difference = await verify_rows(job, journal)
@@ -120,11 +121,10 @@ class _Run:
         schema: pa.Schema,
         report: Callable[[Progress], None],
     ) -> None:
-        finished = [part for part in journal.finished.values() if options.has_part(part.number)]
-        self.progress = Progress(errors_before=sum(part.errors for part in finished))
         self._options = options
         self._source = source
         self._journal = journal
+        self.progress = Progress(errors_before=sum(part.errors for part in self._own_parts))
         self._schema = schema
         self._report = report
         self._hashes: dict[int, Any] = {}  # of the records of each part of standard input
@@ -233,6 +233,21 @@ class _Run:
                 f"rows {first} to {first + part.rows - 1}"
             )
 
+    def check(self) -> None:
+        """Check that a complete output is there, and is of the input as it is now.
+
+        Raises:
+            BulkError: The input or a part was changed, or is missing.
+        """
+        if self.progress.is_complete:
+            self._source.check_unchanged()
+            self._journal.check_files(self._own_parts)
+
+    @property
+    def _own_parts(self) -> list[FinishedPart]:
+        parts = self._journal.finished.values()
+        return [part for part in parts if self._options.has_part(part.number)]
+
     def finish(self) -> None:
         """Join the parts, if that is requested and all parts are finished."""
         progress, journal, options = self.progress, self._journal, self._options
@@ -241,8 +256,11 @@ class _Run:
             progress.kept = journal.rows - progress.rows
             progress.share = 1.0
         if progress.is_complete and options.concat and journal.joined is None:
-            names = [list(journal.finished[number].files) for number in sorted(journal.finished)]
-            journal.join(join(options.output, _JOINED, options.format, names))
+            parts = [journal.finished[number] for number in sorted(journal.finished)]
+            names = [list(part.files) for part in parts]
+            files = join(options.output, _JOINED, options.format, names)
+            journal.check_files(parts)  # as they are when they have been read
+            journal.join(files)
         self._tidy()
 
     def _tidy(self) -> None:

@@ -8,24 +8,32 @@ A line is written after the files of its part were synced and renamed. A kill ca
 line, whose part is then encoded again.
 """
 
+import errno
 import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from models.artifact import sha256
+from models.json_reader import parse_json
 from service.bulk.options import BulkError, OptionError
 from service.bulk.parts import sync
 
 log = logging.getLogger("vitrine")
 
 _LOCK = "_lock"
-_PATTERN = "_journal*"
+_JOURNAL = re.compile(r"_journal(-\d+-of-(?P<count>\d+))?")
+# The files that a journal can name. Others are not this command's, which removes joined parts.
+_FILE = re.compile(r"(part-\d{5,}|embeddings)\.(parquet|jsonl|npy)")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COUNTS = ("number", "rows", "tokens", "truncated", "errors")
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,8 @@ class FinishedPart:
         truncated: Number of truncated texts.
         errors: Number of rows with an error.
         files: SHA-256 of each file, by name.
-        records_sha256: SHA-256 of the records of standard input; None for files.
+        records_sha256: SHA-256 of the records of standard input; None for files, each block of
+            which was compared with the hash of the input when it was read.
     """
 
     number: int
@@ -101,35 +110,98 @@ class Journal:
             self.joined = line.get("joined", self.joined)
 
     def drop_damaged(self) -> None:
-        """Forget parts whose files are missing, or differ from those that were written."""
+        """Forget parts whose files are missing, or differ from those that were written.
+
+        Raises:
+            OptionError: In place of a file there is a link, or another thing than a file.
+        """
+        if self.rows != sum(part.rows for part in self.finished.values()):
+            self.rows = None  # the journal of a shard was removed
         if self.joined is not None:
-            if all(self._is_intact(*file) for file in self.joined.items()):
+            if self.rows is not None and not self._problems(self.joined):
                 return
             self.joined = None
         for part in list(self.finished.values()):
-            if not all(self._is_intact(*file) for file in part.files.items()):
+            if problems := self._problems(part.files):
+                log.warning("%s; its rows are encoded again", problems[0])
                 del self.finished[part.number]
                 self.rows = None
 
-    def _is_intact(self, name: str, expected: str) -> bool:
-        path = self._folder / name
-        is_there = path.is_file()
-        if is_there and sha256(path) == expected:
-            return True
-        problem = "was changed" if is_there else "is missing"
-        log.warning("%s %s; its rows are encoded again", path, problem)
+    def check_files(self, parts: Iterable[FinishedPart]) -> None:
+        """Check the files of parts at the end of a job, which another process may have changed.
+
+        Raises:
+            BulkError: A file is missing, or differs from the one that was written.
+        """
+        for part in parts:
+            if problems := self._problems(part.files):
+                raise BulkError(f"{problems[0]}; start again, and its rows are encoded again")
+
+    def _problems(self, files: Mapping[str, str]) -> list[str]:
+        problems = []
+        for name, expected in files.items():
+            path = self._folder / name
+            if not _is_there(path):
+                problems.append(f"{path} is missing")
+            elif sha256(path) != expected:
+                problems.append(f"{path} was changed")
+        return problems
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is a file.
+
+    Raises:
+        OptionError: There is a link, or another thing than a file.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
         return False
+    if not stat.S_ISREG(mode):
+        raise _irregular(path)
+    return True
+
+
+def _irregular(path: Path) -> OptionError:
+    return OptionError(
+        f"{path} is a link, or no regular file; remove it, or choose another output folder"
+    )
+
+
+def _open(path: Path, mode: str) -> BinaryIO:
+    """Open a file of the output folder, as `open` does.
+
+    Raises:
+        OptionError: There is a link, which could be to any file, or another thing than a file.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        # Without waiting for the writer of a pipe.
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+    try:
+        file: BinaryIO = open(path, mode, opener=opener)  # noqa: SIM115 - the caller closes it
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise _irregular(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise _irregular(path)
+    return file
 
 
 def check_unlocked(folder: Path, shard: tuple[int, int]) -> None:
     """Check early that no other process writes to an output folder. This keeps no lock.
 
     Raises:
+        OptionError: In place of a file there is a link, or another thing than a file.
         BulkError: Another process writes to the folder.
     """
     for name, is_shared in ((_LOCK, shard[1] > 1), (_name(shard), False)):
-        if (folder / name).exists():
-            with (folder / name).open("rb") as file:
+        if _is_there(folder / name):
+            with _open(folder / name, "rb") as file:
                 _lock(file, folder, is_shared=is_shared)
 
 
@@ -141,25 +213,26 @@ def open_journal(
 
     Raises:
         OptionError: The folder has other files and no journal, or was begun with other settings.
-        BulkError: Another process writes to the folder.
+            In place of a file there is a link, or another thing than a file.
+        BulkError: Another process writes to the folder, or its journal is damaged.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise OptionError(f"{folder} is not a folder") from None
     names = [path.name for path in folder.iterdir()]
-    if not any(name.startswith("_journal") for name in names) and set(names) - {_LOCK}:
+    if not any(map(_JOURNAL.fullmatch, names)) and set(names) - {_LOCK}:
         raise OptionError(f"{folder} has files, but no job was begun there; choose an empty folder")
     shard_journal = folder / _name(shard)
     with ExitStack() as stack:
-        lock = stack.enter_context((folder / _LOCK).open("ab"))
+        lock = stack.enter_context(_open(folder / _LOCK, "ab"))
         _lock(lock, folder, is_shared=shard[1] > 1)
-        journals = sorted(folder.glob(_PATTERN))
+        journals = sorted(path for path in folder.iterdir() if _JOURNAL.fullmatch(path.name))
         for path in journals:
             _check_shards(folder, path, shard)
             if lines := _lines(path):
                 check_settings(str(folder), lines[0]["settings"], settings)
-        file = stack.enter_context(shard_journal.open("ab+"))
+        file = stack.enter_context(_open(shard_journal, "ab+"))
         _lock(file, folder, is_shared=False)
         _drop_torn_line(file)
         journal = Journal(folder, file)
@@ -197,15 +270,66 @@ def _drop_torn_line(file: BinaryIO) -> None:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_bytes().split(b"\n")[:-1]
-    try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise BulkError(f"{path} is damaged: {error}; remove the folder and start again") from None
+    with _open(path, "rb") as file:
+        lines = file.read().split(b"\n")[:-1]
+    checked = []
+    for number, line in enumerate(lines, 1):
+        try:
+            checked.append(_checked(parse_json(line), is_first=number == 1))
+        except ValueError as error:
+            raise BulkError(
+                f"{path} is damaged in line {number}: {error}; remove the folder and start again"
+            ) from None
+    return checked
+
+
+def _checked(line: object, *, is_first: bool) -> dict[str, Any]:
+    """Return a line of a journal.
+
+    Raises:
+        ValueError: It is no line of a journal.
+    """
+    if isinstance(line, dict) and len(line) == 1:
+        ((name, value),) = line.items()
+        if (name == "settings") is is_first and name in _LINES and _LINES[name](value):
+            return line
+    raise ValueError("it is no line of a journal")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
+
+
+def _are_files(value: object) -> bool:
+    if not isinstance(value, dict) or not value:
+        return False
+    return all(_FILE.fullmatch(name) and _is_hash(hashed) for name, hashed in value.items())
+
+
+def _is_part(value: object) -> bool:
+    if not isinstance(value, dict) or value.keys() != FinishedPart.__dataclass_fields__.keys():
+        return False
+    records = value["records_sha256"]
+    has_counts = all(_is_count(value[name]) for name in _COUNTS)
+    return has_counts and _are_files(value["files"]) and (records is None or _is_hash(records))
+
+
+# Returns whether the value of a line is valid, by the name of the line.
+_LINES: Mapping[str, Callable[[object], bool]] = {
+    "settings": lambda value: isinstance(value, dict),
+    "part": _is_part,
+    "rows": _is_count,
+    "joined": _are_files,
+}
 
 
 def _check_shards(folder: Path, path: Path, shard: tuple[int, int]) -> None:
-    _, _, count = path.name.partition("-of-")
+    match = _JOURNAL.fullmatch(path.name)
+    count = match and match["count"]
     if count and shard[1] > 1 and int(count) != shard[1]:
         raise OptionError(
             f"{folder} was begun with {count} shards, not {shard[1]}; without --shard one process "

@@ -26,6 +26,9 @@ _NO_LIMIT = 2**62
 # the service's 384. OpenVINO computes 8 % more than with 512 in bfloat16, and 3 % in float32
 # (all-MiniLM-L6-v2, AMD EPYC with AVX512-BF16).
 _MAX_COST = {"onnxruntime": 512, "openvino": 1024}
+# Maximum number of characters that are tokenised at once. Those of texts without words, such as
+# dots, take 620 bytes each.
+MAX_WHOLE_CHARS = 2**20
 # Maximum number of chunks of the texts of a block.
 _MAX_CHUNKS = 2**16
 
@@ -136,6 +139,7 @@ def _model_options(options: BulkOptions) -> ModelOptions:
         max_cost=_MAX_COST.get(engine, 0),
         max_queue_tokens=_NO_LIMIT,
         max_chars=_NO_LIMIT,
+        max_whole_chars=MAX_WHOLE_CHARS,
         max_token_vectors=_NO_LIMIT,
         max_chunks=_MAX_CHUNKS,
     )

@@ -66,14 +66,22 @@ class _JsonWriter:
             for name in rows.schema.names
         }
         for values in zip(*columns.values(), strict=True):
-            row = dict(zip(columns, values, strict=True))
-            self._file.write(orjson.dumps(row, default=_as_text, option=_JSON_OPTIONS))
+            self._file.write(json_line(dict(zip(columns, values, strict=True))))
 
     def close(self) -> None:
         self._file.close()
 
 
 _JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+
+
+def json_line(row: Mapping[str, object]) -> bytes:
+    """Return a row as a line of JSON; bytes are in base64.
+
+    Raises:
+        TypeError: JSON cannot be written of a value.
+    """
+    return orjson.dumps(row, default=_as_text, option=_JSON_OPTIONS)
 
 
 class _NumpyWriter:
@@ -254,6 +262,7 @@ class _Unfinished:
         self._folder = folder
         self._names = [stem + suffix for suffix in format_.suffixes]
         self.temporary = [folder / f".{name}.partial" for name in self._names]
+        self.remove()  # a killed job's, or a link, whose file would be written
 
     def publish(self) -> dict[str, str]:
         """Sync and rename the files, and return the SHA-256 of each, by name."""

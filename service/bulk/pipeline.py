@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from service.bulk.encoder import Encoder
+from service.bulk.encoder import Encoder, item_chars
 from service.bulk.options import ROW, BulkOptions, Kind
 from service.bulk.readers import Block
 from service.bulk.texts import Item, records_of
@@ -22,6 +22,8 @@ _MAX_ROWS = 4096
 # Maximum number of characters in flight, unless one block has more: `open_model` refuses more than
 # 16 Mi characters that are tokenised at the same time.
 _MAX_CHARS = 8 * 2**20
+# How often a text that is divided into chunks counts towards that; see `ChunkedTexts.parts`.
+_CHUNK_PASSES = 4
 # Approximate size of a Python text and of its tokens, in bytes per character.
 _CHAR_BYTES = 8
 # Share of the memory for results of recent blocks.
@@ -105,6 +107,8 @@ class Pipeline:
         self._options = options
         self._kind = kind
         self._copied = copied
+        has_chunks = kind == "chunks" or options.chunking is not None
+        self._max_chars = _MAX_CHARS // (_CHUNK_PASSES if has_chunks else 1)
         self.schema = pa.schema([pa.field(ROW, pa.int64()), *copied, *encoder.schema])
         self._in_flight: deque[_Pending] = deque()
         self._rows_in_flight = self._chars_in_flight = self._bytes_in_flight = 0
@@ -165,7 +169,7 @@ class Pipeline:
                 origin = self._origins[item] = pending, len(pending.items)
                 pending.items.append(item)
             pending.origins.append(origin)
-        pending.chars = sum(map(_chars, pending.items))
+        pending.chars = sum(map(item_chars, pending.items))
         results = self._encoder.result_bytes(pending.items)
         pending.size = _CHAR_BYTES * pending.chars + results + sum(a.nbytes for a in copied)
         return pending
@@ -185,7 +189,7 @@ class Pipeline:
         memory = self._options.max_memory * (1 - _RECENT)
         return (
             self._rows_in_flight + pending.rows_in_flight > _MAX_ROWS
-            or self._chars_in_flight + pending.chars > _MAX_CHARS
+            or self._chars_in_flight + pending.chars > self._max_chars
             or self._bytes_in_flight + pending.size > memory
         )
 
@@ -229,7 +233,3 @@ class Pipeline:
             self._recent_bytes -= oldest.size
             for item in oldest.items:
                 del self._origins[item]
-
-
-def _chars(item: Item) -> int:
-    return len(item) if isinstance(item, str) else sum(map(len, item))

@@ -1,38 +1,47 @@
 """Readers of input files: blocks of consecutive records, by format.
 
-A record that cannot be read is a record with an error. A file that cannot be read raises an error
-of Python's, pyarrow's or the csv module.
+A record that cannot be read is a record with an error, which has its line. A file that cannot be
+read raises an error of Python's, pyarrow's or the csv module.
 """
 
 import codecs
 import csv
-import json
+import io
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, BinaryIO, Protocol, TypeVar
+from itertools import islice
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.bulk.options import BulkError, InputFormat
+from models.json_reader import check_depth, parse_json
+from service.bulk.options import InputFormat
 
 # Maximum size of a block, in records and in bytes of text; a single record may be larger.
 _BLOCK_RECORDS = 256
 _BLOCK_BYTES = 2**20
-# A longer line is an error: the file probably has no lines.
-MAX_LINE_BYTES = 2**28
+# Maximum size of a record. The parsers and the text take several times as much memory.
+MAX_RECORD_BYTES = 2**24
+_TOO_LONG = f"the record has more than {MAX_RECORD_BYTES} bytes"
+# Bytes that are read at once, of files of lines.
+_CHUNK_BYTES = 2**18
+# Approximate maximum size of the values that are read at once, of Parquet.
+_BATCH_BYTES = 2**24
 
 # The csv module refuses cells of more than 128 KiB by default.
-csv.field_size_limit(MAX_LINE_BYTES)
+csv.field_size_limit(MAX_RECORD_BYTES)
 
 _LONG_NUMBER = re.compile(rb"\d{19}")
 
 Record = TypeVar("Record")
 # Values of a column: an Arrow array, or a sequence with None for a record with an error.
 Values = Any
+# The cells of a record of CSV, or why it cannot be read.
+_Cells = list[str] | csv.Error
 
 
 @dataclass(frozen=True)
@@ -79,26 +88,52 @@ def read_parquet(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan)
                 first += rows
                 yield Block(first - rows, rows, share=(first - start) / total)
             continue
-        for batch in parquet.iter_batches(_BLOCK_RECORDS, [group], list(columns)):
+        for batch in _batches(parquet, group, columns, first):
             if not plan.rows_from(first):
                 return
-            batch, offset = _plain(batch), 0
+            offset = 0
             while offset < len(batch) and (limit := plan.rows_from(first)):
                 rows = batch.slice(offset, min(limit, _BLOCK_RECORDS))
                 while rows.nbytes > _BLOCK_BYTES and len(rows) > 1:
                     rows = rows.slice(0, len(rows) // 2)
+                errors = {}
+                if rows.nbytes > MAX_RECORD_BYTES:
+                    errors = {0: _TOO_LONG}
+                    rows = pa.record_batch([pa.nulls(1, c.type) for c in rows], rows.schema)
                 offset, first = offset + len(rows), first + len(rows)
                 begun = first - len(rows)
                 values = dict(zip(rows.schema.names, rows.columns, strict=True))
                 values = values if plan.is_wanted(begun) else {}
-                yield Block(begun, len(rows), values, share=(first - start) / total)
+                yield Block(begun, len(rows), values, errors, (first - start) / total)
+
+
+def _batches(
+    parquet: pq.ParquetFile, group: int, columns: Sequence[str], first: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a row group, few at once if they are large."""
+    metadata = parquet.metadata.row_group(group)
+    mean_bytes = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
+    records = max(1, min(_BLOCK_RECORDS, _BATCH_BYTES // mean_bytes))
+    try:
+        yield from map(_plain, parquet.iter_batches(records, [group], list(columns)))
+    except (OSError, pa.ArrowException) as error:
+        rows = f"rows {first} to {first + metadata.num_rows - 1}"
+        raise pa.ArrowInvalid(f"its row group {group}, {rows}: {error}") from error
+
+
+_PLAIN_TYPES = {
+    pa.string_view(): pa.string(),
+    pa.large_string(): pa.string(),
+    pa.binary_view(): pa.binary(),
+    pa.large_binary(): pa.binary(),
+}
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """Return the type of values that are stored in a dictionary or as views."""
+    """Return the type of values that are stored in a dictionary, as views or with long offsets."""
     if pa.types.is_dictionary(type_):
         return plain_type(type_.value_type)
-    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(type_, type_)
+    return _PLAIN_TYPES.get(type_, type_)
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -117,18 +152,18 @@ def _wants_any(plan: Plan, first: int, end: int) -> bool:
 
 def read_text(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan) -> Iterator[Block]:
     """Yield each line as a record with one column."""
-    for start, lines in _blocks(_lines(file), len, first, plan):
+    lines = enumerate(_lines(file, _split_at_line_feeds), 1)
+    for start, block in _blocks(lines, len, first, plan):
         if not plan.is_wanted(start):
-            yield Block(start, len(lines))
+            yield Block(start, len(block))
             continue
-        values, errors = _parsed(lines, lambda line: line.removesuffix(b"\r").decode())
-        yield Block(start, len(lines), dict.fromkeys(columns, values), errors)
+        values, errors = _parsed(block, lambda line: _checked(line).removesuffix(b"\r").decode())
+        yield Block(start, len(block), dict.fromkeys(columns, values), errors)
 
 
 def read_jsonl(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan) -> Iterator[Block]:
     """Yield the object of each line as a record; blank lines are skipped."""
-    lines = (line for line in _lines(file) if not line.isspace() and line)
-    for start, block in _blocks(lines, len, first, plan):
+    for start, block in _blocks(_json_lines(file), len, first, plan):
         if not plan.is_wanted(start):
             yield Block(start, len(block))
             continue
@@ -140,12 +175,23 @@ def read_jsonl(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan) -
         yield Block(start, len(block), values, errors)
 
 
+def json_objects(content: bytes) -> list[dict[str, object]]:
+    """Return the records in lines of JSON, as `read_jsonl` reads them; those with errors lack."""
+    lines = list(_json_lines(io.BytesIO(content)))
+    return [record for record in _parsed(lines, _json_object)[0] if record is not None]
+
+
 def read_csv(
     file: BinaryIO, columns: Sequence[str], first: int, plan: Plan, delimiter: str = ","
 ) -> Iterator[Block]:
-    """Yield the records of a CSV file, whose first line has the names of the columns."""
-    header, records = _csv_records(file, delimiter)
-    for start, block in _blocks(records, lambda cells: sum(map(len, cells)), first, plan):
+    """Yield the records of a CSV file, whose first line has the names of the columns.
+
+    A record that is badly quoted is an error of its first line. Its further lines are read as
+    records of their own: an unclosed quote would otherwise take all that follow with it.
+    """
+    records = _csv_records(file, delimiter)
+    header = _header(records)
+    for start, block in _blocks(records, _cells_size, first, plan):
         if not plan.is_wanted(start):
             yield Block(start, len(block))
             continue
@@ -164,7 +210,7 @@ def read_tsv(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan) -> 
 
 def csv_header(file: BinaryIO, delimiter: str = ",") -> list[str]:
     """Return the names of the columns of a CSV file."""
-    return _csv_records(file, delimiter)[0]
+    return _header(_csv_records(file, delimiter))
 
 
 READERS: Mapping[InputFormat, Reader] = {
@@ -177,15 +223,15 @@ READERS: Mapping[InputFormat, Reader] = {
 
 
 def _blocks(
-    records: Iterator[Record], size: Callable[[Record], int], first: int, plan: Plan
-) -> Iterator[tuple[int, list[Record]]]:
-    """Yield consecutive records, and the index of the first of them."""
+    records: Iterator[tuple[int, Record]], size: Callable[[Record], int], first: int, plan: Plan
+) -> Iterator[tuple[int, list[tuple[int, Record]]]]:
+    """Yield consecutive records with their lines, and the index of the first of them."""
     while limit := min(plan.rows_from(first), _BLOCK_RECORDS):
-        block: list[Record] = []
+        block: list[tuple[int, Record]] = []
         total = 0
         for record in records:
             block.append(record)
-            total += size(record)
+            total += size(record[1])
             if len(block) == limit or total >= _BLOCK_BYTES:
                 break
         if not block:
@@ -194,67 +240,164 @@ def _blocks(
         first += len(block)
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield each line without its end."""
-    line = _strip_bom(file.readline(MAX_LINE_BYTES))
-    while line:
-        if len(line) == MAX_LINE_BYTES:
-            raise BulkError(f"the input has a line of more than {MAX_LINE_BYTES} bytes")
-        yield line.removesuffix(b"\n")
-        line = file.readline(MAX_LINE_BYTES)
+def _lines(file: BinaryIO, split: Callable[[bytes], list[bytes]]) -> Iterator[bytes]:
+    """Yield each line; of one that exceeds `MAX_RECORD_BYTES`, at least one byte more than that.
+
+    Args:
+        file: The file.
+        split: Returns the lines in some bytes, and last the start of the next line.
+    """
+    lines = _unmarked_lines(file, split)
+    yield from (line.removeprefix(codecs.BOM_UTF8) for line in islice(lines, 1))
+    yield from lines
 
 
-def _strip_bom(line: bytes) -> bytes:
-    return line.removeprefix(codecs.BOM_UTF8)
+def _unmarked_lines(file: BinaryIO, split: Callable[[bytes], list[bytes]]) -> Iterator[bytes]:
+    read = cast(io.BufferedReader, file).read1  # does not wait for a whole chunk of a pipe
+    begun: list[bytes] = []  # the start of the line
+    size = 0
+    ahead = b""
+    while content := ahead + read(_CHUNK_BYTES):
+        ahead = read(1) if content.endswith(b"\r") else b""
+        if ahead == b"\n":  # of the same line end
+            content, ahead = content + ahead, b""
+        *lines, rest = split(content)
+        for line in lines:
+            yield b"".join((*begun, line)) if begun else line
+            begun.clear()
+            size = 0
+        if rest and size <= MAX_RECORD_BYTES:
+            begun.append(rest)
+            size += len(rest)
+    if begun:
+        yield b"".join(begun)
+
+
+def _split_at_line_feeds(content: bytes) -> list[bytes]:
+    return content.split(b"\n")
+
+
+def _split_csv(content: bytes) -> list[bytes]:
+    # A carriage return alone ends a line too, as in pyarrow, pandas and the csv module.
+    lines = content.splitlines(keepends=True)
+    return [*lines, b""] if content.endswith((b"\n", b"\r")) else lines
 
 
 def _parsed(
-    records: Sequence[Record], parse: Callable[[Record], Any]
+    records: Sequence[tuple[int, Record]], parse: Callable[[Record], Any]
 ) -> tuple[list[Any], dict[int, str]]:
     """Return each parsed record, None if it is invalid, and the errors of invalid records."""
     parsed: list[Any] = []
     errors: dict[int, str] = {}
-    for index, record in enumerate(records):
+    for index, (line, record) in enumerate(records):
         try:
             parsed.append(parse(record))
         except UnicodeError:
-            errors[index] = "the record is not valid UTF-8"
+            errors[index] = f"line {line}: the record is not valid UTF-8"
         except ValueError as error:
-            errors[index] = str(error)
+            errors[index] = f"line {line}: {error}"
         if index in errors:
             parsed.append(None)
     return parsed, errors
 
 
+def _checked(line: bytes) -> bytes:
+    if len(line) > MAX_RECORD_BYTES:
+        raise ValueError(_TOO_LONG)
+    return line
+
+
+def _json_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(_lines(file, _split_at_line_feeds), 1):
+        if line and not line.isspace():
+            yield number, line
+
+
 def _json_object(line: bytes) -> dict[str, object]:
+    check_depth(_checked(line))
     try:
-        # orjson reads integers beyond 64 bits as floats.
-        record = json.loads(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the line is not JSON: {error.msg}, at character {error.pos}") from None
+        record = orjson.loads(line)
+        if _LONG_NUMBER.search(line):  # orjson reads integers beyond 64 bits as floats
+            record = parse_json(line)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"the record is not JSON: {error.msg}, at character {error.pos}") from None
     if not isinstance(record, dict):
-        raise ValueError("the line is not a JSON object")
+        raise ValueError("the record is not a JSON object")
     return record
 
 
-def _csv_records(file: BinaryIO, delimiter: str) -> tuple[list[str], Iterator[list[str]]]:
-    raw = chain([_strip_bom(file.readline())], file)
-    # A carriage return alone ends a line too, as in pyarrow, pandas and the csv module. Bytes that
-    # are not UTF-8 become surrogates, which `_checked_cells` reports.
-    lines = (
-        line.decode("utf-8", "surrogateescape")
-        for lines in raw
-        for line in lines.splitlines(keepends=True)
-    )
+class _CsvLines:
+    """The lines of a file for the csv module, which keeps those of the current record.
+
+    Attributes:
+        number: Number of the current record's first line, from 1.
+    """
+
+    def __init__(self, lines: Iterator[bytes]) -> None:
+        self.number = 1
+        self._lines = lines
+        self._given_back: deque[bytes] = deque()
+        self._record: list[bytes] = []
+        self._size = 0
+
+    def __iter__(self) -> "_CsvLines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._given_back.popleft() if self._given_back else next(self._lines)
+        self._record.append(line)
+        self._size += len(line)
+        if self._size > MAX_RECORD_BYTES:
+            raise csv.Error(_TOO_LONG)
+        # Bytes that are not UTF-8 become surrogates, which `_checked_cells` reports.
+        return line.decode("utf-8", "surrogateescape")
+
+    def begin(self) -> None:
+        """Begin a record."""
+        self.number += len(self._record)
+        self._record.clear()
+        self._size = 0
+
+    def give_back(self) -> None:
+        """Give all lines of the record but the first one again."""
+        self._given_back.extendleft(reversed(self._record[1:]))
+        del self._record[1:]
+
+
+def _csv_records(file: BinaryIO, delimiter: str) -> Iterator[tuple[int, _Cells]]:
+    """Yield the cells of each record, or why it cannot be read, and its first line."""
+    lines = _CsvLines(_lines(file, _split_csv))
+    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     # Strict, because an unclosed quote would otherwise join all following records into one.
-    if delimiter == "\t":
-        records = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
-    else:
-        records = csv.reader(lines, delimiter=delimiter, strict=True)
-    return next(records, []), filter(None, records)  # without blank lines
+    records = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+    while True:
+        lines.begin()
+        cells: _Cells
+        try:
+            cells = next(records)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            lines.give_back()
+            cells = error
+        if cells:  # a blank line has none
+            yield lines.number, cells
 
 
-def _checked_cells(cells: Sequence[str], expected: int) -> Sequence[str]:
+def _header(records: Iterator[tuple[int, _Cells]]) -> list[str]:
+    number, cells = next(records, (1, []))
+    if isinstance(cells, csv.Error):
+        raise csv.Error(f"line {number}, which has the names of the columns: {cells}")
+    return cells
+
+
+def _cells_size(cells: _Cells) -> int:
+    return 0 if isinstance(cells, csv.Error) else sum(map(len, cells))
+
+
+def _checked_cells(cells: _Cells, expected: int) -> Sequence[str]:
+    if isinstance(cells, csv.Error):
+        raise ValueError(f"the record cannot be read: {cells}")
     if len(cells) != expected:
         raise ValueError(f"the record has {len(cells)} cells, and the header {expected}")
     for cell in cells:

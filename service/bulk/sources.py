@@ -1,32 +1,33 @@
-"""The input of a job: its files, their fingerprints, and the types of their columns."""
+"""The input of a job: its files, which are found, hashed and read."""
 
-import codecs
 import csv
 import glob
 import gzip
-import hashlib
 import io
-import json
-import os
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from service.bulk.columns import (
+    SAMPLE_BYTES,
+    columns_in,
+    copied_columns,
+    json_columns,
+    read_columns,
+    read_start,
+)
+from service.bulk.input_files import InputFile, hash_file, verified
 from service.bulk.options import BulkError, BulkOptions, InputFormat, Kind, OptionError
-from service.bulk.readers import MAX_LINE_BYTES, READERS, Block, Plan, csv_header, plain_type
+from service.bulk.readers import READERS, Block, Plan
 
 STDIN = "-"
 _STDIN_NAME = "standard input"
-# Size in bytes of the start of a file, from which the types of columns are inferred. It goes on to
-# the end of a line, because a first record may be larger.
-_SAMPLE_BYTES = 2**20
 
 _SUFFIXES: Mapping[str, InputFormat] = {
     ".parquet": "parquet",
@@ -39,32 +40,6 @@ _SUFFIXES: Mapping[str, InputFormat] = {
     ".txt": "text",
 }
 _COMPRESSIONS = (".gz", ".zst")
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """An input file.
-
-    Attributes:
-        path: Path of the file in its file system.
-        size: Size in bytes.
-        sha256: SHA-256 of the content, in hexadecimal.
-        modified: Time of the last modification when the file was hashed, in ns.
-    """
-
-    path: str
-    size: int
-    sha256: str
-    modified: int
-
-    def check_unchanged(self, size: int, modified: int) -> None:
-        """Compare the size in bytes and the time of modification in ns with those that were hashed.
-
-        Raises:
-            BulkError: They differ.
-        """
-        if (size, modified) != (self.size, self.modified):
-            raise BulkError(f"{self.path} was changed while it was read; start again")
 
 
 @dataclass(frozen=True)
@@ -103,14 +78,21 @@ class Source:
             return
         first, done, total = 0, 0, max(1, sum(file.size for file in self.files))
         for file in self.files:
-            with reading(file.path), Path(file.path).open("rb") as raw:
+            with _verified(file) as raw:
                 for block in read(_decompressed(raw, file.path), self.columns, first, plan):
                     first = block.first + block.rows
                     share = block.share or min(1.0, raw.tell() / max(1, file.size))
                     yield replace(block, share=(done + share * file.size) / total)
-                status = Path(file.path).stat()
-                file.check_unchanged(status.st_size, status.st_mtime_ns)
             done += file.size
+
+    def check_unchanged(self) -> None:
+        """Compare the input files with their content when the job began.
+
+        Raises:
+            BulkError: A file has other content, or cannot be read.
+        """
+        for file in self.files:
+            file.check_unchanged(_hashed(Path(file.path)))
 
 
 def open_source(options: BulkOptions, kind: Kind) -> Source:
@@ -126,11 +108,23 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
     paths = _find(options)
     format_ = _format_of(paths, options.input_format)
     _check_lines(format_, texts)
-    schemas = {str(path): _schema(path, format_, texts) for path in paths if path.stat().st_size}
-    if format_ == "jsonl":
-        schemas = _with_missing(schemas)
-    copied = copied_columns(schemas, texts, options.copied_columns)
-    return Source(format_, tuple(map(_fingerprint, paths)), texts, copied)
+
+    def columns(opened: Iterable[AbstractContextManager[BinaryIO]]) -> pa.Schema:
+        schemas = {}
+        for path, opening in zip(paths, opened, strict=True):
+            with opening as raw:
+                if path.stat().st_size:
+                    file = _decompressed(raw, path.name)
+                    schemas[str(path)] = read_columns(file, format_, texts, copied, str(path))
+        if format_ == "jsonl":
+            schemas = json_columns(schemas)
+        return copied_columns(schemas, texts, copied)
+
+    copied = options.copied_columns
+    # Before the files are hashed, which takes long, so that a missing column is reported at once.
+    columns(map(_opened, paths))
+    files = tuple(map(_hashed, paths))
+    return Source(format_, files, texts, columns(map(_verified, files)))
 
 
 def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
@@ -142,11 +136,15 @@ def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
     _check_lines(format_, texts)
     stdin = cast(io.BufferedReader, sys.stdin.buffer)
     with reading(_STDIN_NAME):
-        sample = _whole_lines(stdin.read(_SAMPLE_BYTES), stdin)
-        schema = _inferred(sample, format_, texts, _STDIN_NAME)
-    copied = copied_columns(_with_missing({_STDIN_NAME: schema}), texts, options.copied_columns)
-    stream = io.BufferedReader(_Replayed(sample, stdin), _SAMPLE_BYTES)
-    return Source(format_, (), texts, copied, cast(BinaryIO, stream))
+        start = read_start(stdin, format_)
+        copied = options.copied_columns
+        schemas = {_STDIN_NAME: columns_in(start, format_, texts, copied, _STDIN_NAME)}
+    if format_ == "jsonl":
+        schemas = json_columns(schemas)
+    stream = io.BufferedReader(_Replayed(start, stdin), SAMPLE_BYTES)
+    return Source(
+        format_, (), texts, copied_columns(schemas, texts, copied), cast(BinaryIO, stream)
+    )
 
 
 class _Replayed(io.RawIOBase):
@@ -214,119 +212,22 @@ def _format_of(paths: Sequence[Path], format_: InputFormat | None) -> InputForma
     return cast(InputFormat, next(iter(formats)))
 
 
-def _fingerprint(path: Path) -> InputFile:
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
     with reading(str(path)), path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return InputFile(str(path), status.st_size, digest, status.st_mtime_ns)
+        yield file
 
 
-def copied_columns(
-    schemas: Mapping[str, pa.Schema], texts: Sequence[str], copied: Sequence[str]
-) -> pa.Schema:
-    """Return the copied columns; check that all files have all columns.
-
-    Args:
-        schemas: Columns of each file, by its name.
-        texts: Columns from which texts are made.
-        copied: Columns that are copied to the output.
-
-    Raises:
-        OptionError: A file lacks a column, or a copied column has another type than in the first.
-    """
-    if not schemas:
-        raise BulkError("the input has no records")
-    first = next(iter(schemas.values()))
-    for file, schema in schemas.items():
-        for name in (*texts, *copied):
-            if schema.names.count(name) > 1:
-                raise OptionError(f"{file} has several columns {name!r}")
-            if name not in schema.names:
-                names = ", ".join(schema.names)
-                raise OptionError(f"{file} has no column {name!r}; its columns are: {names}")
-            types = schema.field(name).type, first.field(name).type
-            if name in copied and types[0] != types[1]:
-                raise OptionError(
-                    f"the column {name!r} has the type {types[0]} in {file}, but {types[1]} in "
-                    "the first file"
-                )
-    return pa.schema([first.field(name).with_nullable(True) for name in copied])
+@contextmanager
+def _verified(file: InputFile) -> Iterator[BinaryIO]:
+    """Open a file, whose content is compared with that of the fingerprint before it is used."""
+    with _opened(Path(file.path)) as raw:
+        yield verified(raw, file)
 
 
-def _schema(path: Path, format_: InputFormat, texts: Sequence[str]) -> pa.Schema:
-    """Return the columns of a file and their types."""
-    with reading(str(path)), path.open("rb") as raw:
-        if format_ == "parquet":
-            columns: pa.Schema = pq.read_schema(raw)
-            return pa.schema([c.with_type(plain_type(c.type)) for c in columns])
-        file = _decompressed(raw, path.name)
-        sample = _whole_lines(file.read(_SAMPLE_BYTES), file)
-    return _inferred(sample, format_, texts, str(path))
-
-
-def _whole_lines(start: bytes, file: BinaryIO | io.BufferedIOBase) -> bytes:
-    """Return the start of a file, and what it lacks to the end of its last line."""
-    return start if start.endswith(b"\n") else start + file.readline(MAX_LINE_BYTES)
-
-
-def _inferred(sample: bytes, format_: InputFormat, texts: Sequence[str], name: str) -> pa.Schema:
-    """Return the columns in the start of a file, and their types.
-
-    A column without values has the type null.
-    """
-    if format_ == "text":
-        return pa.schema([pa.field(column, pa.string()) for column in texts])
-    if format_ in ("csv", "tsv"):
-        header = csv_header(io.BytesIO(sample), "\t" if format_ == "tsv" else ",")
-        return pa.schema([pa.field(column, pa.string()) for column in header])
-    records = []
-    for line in sample.removeprefix(codecs.BOM_UTF8).splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # an error of this record, when it is read
-        if isinstance(record, dict):
-            records.append(record)
-    columns = dict.fromkeys(key for record in records for key in record)
-    if not columns:
-        raise BulkError(f"{name} has no JSON object in its first {len(sample)} bytes")
-    return pa.schema([_inferred_field(column, records) for column in columns])
-
-
-def _inferred_field(name: str, records: Sequence[Mapping[str, object]]) -> pa.Field:
-    try:
-        type_ = pa.array([record.get(name) for record in records]).type
-    except (pa.ArrowException, OverflowError):  # values of several types, or of more than 64 bits
-        type_ = pa.string()
-    # Later records may have other fields, which Arrow would drop: nested values are stored as JSON.
-    return pa.field(name, pa.string() if pa.types.is_nested(type_) else type_)
-
-
-def _with_missing(schemas: Mapping[str, pa.Schema]) -> dict[str, pa.Schema]:
-    """Return the columns of JSON Lines files; a column without values has the type of the others.
-
-    A column that only some files have is null in the others.
-    """
-    types: dict[str, pa.DataType] = {}
-    for schema in schemas.values():
-        for column in schema:
-            if types.get(column.name, pa.null()) == pa.null():
-                types[column.name] = column.type
-    fields = [
-        pa.field(name, pa.string() if type_ == pa.null() else type_)
-        for name, type_ in types.items()
-    ]
-    return {
-        file: pa.schema(
-            [
-                field
-                if field.name not in schema.names or schema.field(field.name).type == pa.null()
-                else schema.field(field.name)
-                for field in fields
-            ]
-        )
-        for file, schema in schemas.items()
-    }
+def _hashed(path: Path) -> InputFile:
+    with _opened(path) as file:
+        return hash_file(str(path), file)
 
 
 def _decompressed(raw: BinaryIO, name: str) -> BinaryIO:

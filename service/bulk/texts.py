@@ -1,15 +1,26 @@
 """The texts of records: a column or a template, and pairs of query and text."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from service.bulk.options import BulkOptions, Kind
+from service.bulk.parts import json_line
 from service.bulk.readers import Block, Values
 
 # A text, or a query and a text.
 Item = str | tuple[str, str]
+
+# Types that every Python and JSON library can hold all values of.
+_SIMPLE_TYPES = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_null,
+)
 
 
 def records_of(
@@ -17,10 +28,12 @@ def records_of(
 ) -> tuple[list[Item | None], list[pa.Array], dict[int, str]]:
     """Return the item and the copied columns of each record, and the errors by index."""
     items, errors = items_of(block, options, kind)
-    columns = [
-        copied_array(column.name, column.type, block.columns[column.name], errors)
-        for column in copied
-    ]
+    columns = []
+    for column in copied:
+        array = copied_array(column.name, column.type, block.columns[column.name], errors)
+        if options.format != "parquet":
+            array = _written_as_json(column.name, array, errors)
+        columns.append(array)
     return items, columns, errors
 
 
@@ -43,7 +56,7 @@ def items_of(
 def _texts(name: str, columns: Mapping[str, Values], errors: dict[int, str]) -> list[str | None]:
     """Return the texts in a column, None with an error."""
     texts: list[str | None] = []
-    for index, value in enumerate(_python_values(columns[name], errors)):
+    for index, value in enumerate(_python_values(name, columns[name], errors)):
         text = value if isinstance(value, str) else None
         if text is None and index not in errors:
             problem = "is null or missing" if value is None else "is not a text"
@@ -56,7 +69,7 @@ def _filled(
     template: str, names: Sequence[str], block: Block, errors: dict[int, str]
 ) -> list[str | None]:
     """Return the template with the values of each record; nulls are empty."""
-    columns = [_python_values(block.columns[name], errors) for name in names]
+    columns = [_python_values(name, block.columns[name], errors) for name in names]
     texts: list[str | None] = []
     for index, values in enumerate(zip(*columns, strict=True)):
         if index not in errors and all(value is None for value in values):
@@ -71,22 +84,16 @@ def _filled(
     return texts
 
 
-def _python_values(values: Values, errors: dict[int, str]) -> list[object]:
+def _python_values(name: str, values: Values, errors: dict[int, str]) -> list[object]:
+    """Return the values of a column; one that Python cannot hold is None, and an error.
+
+    Bytes are read as UTF-8: some tools write texts as binary columns.
+    """
     if not isinstance(values, pa.Array):
         return list(values)
-    try:
-        return list(values.to_pylist())
-    except UnicodeDecodeError:  # Arrow does not check the strings of a file
-        contents = values.cast(pa.large_binary()).to_pylist()
-        return [_decoded(index, content, errors) for index, content in enumerate(contents)]
-
-
-def _decoded(index: int, value: bytes | None, errors: dict[int, str]) -> str | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        errors.setdefault(index, "the record is not valid UTF-8")
-        return None
+    if pa.types.is_binary(values.type) or pa.types.is_fixed_size_binary(values.type):
+        values = values.cast(pa.binary()).view(pa.string())
+    return _all_or_each(values, lambda array: list(array.to_pylist()), name, errors)
 
 
 def copied_array(name: str, type_: pa.DataType, values: Values, errors: dict[int, str]) -> pa.Array:
@@ -95,11 +102,14 @@ def copied_array(name: str, type_: pa.DataType, values: Values, errors: dict[int
     In a column of texts, other values of JSON are stored as JSON.
     """
     if isinstance(values, pa.Array):
-        try:
-            values.validate(full=True)
-        except pa.ArrowInvalid:  # strings that are not UTF-8
-            return pa.array(_python_values(values, errors), type_)
-        return values
+
+        def cast(array: pa.Array) -> list[pa.Array]:
+            array = array if array.type == type_ else array.cast(type_)
+            array.validate(full=True)  # Arrow does not check the strings of a file
+            return [array]
+
+        parts = _all_or_each(values, cast, name, errors)
+        return pa.concat_arrays([pa.nulls(1, type_) if p is None else p for p in parts])
     if type_ == pa.string():
         values = [
             value if value is None or isinstance(value, str) else _json(value) for value in values
@@ -111,6 +121,42 @@ def copied_array(name: str, type_: pa.DataType, values: Values, errors: dict[int
             [_converted(index, name, type_, value, errors) for index, value in enumerate(values)],
             type_,
         )
+
+
+def _written_as_json(name: str, array: pa.Array, errors: dict[int, str]) -> pa.Array:
+    """Return a copied column; a value that cannot be written as JSON is null, and an error."""
+    if any(is_one(array.type) for is_one in _SIMPLE_TYPES):
+        return array
+
+    def write(part: pa.Array) -> list[bytes]:
+        return [json_line({name: value}) for value in part.to_pylist()]
+
+    lines = _all_or_each(array, write, name, errors)
+    indices = [None if line is None else index for index, line in enumerate(lines)]
+    return array.take(pa.array(indices, pa.int64()))
+
+
+def _all_or_each(
+    values: pa.Array, convert: Callable[[pa.Array], list[Any]], name: str, errors: dict[int, str]
+) -> list[Any]:
+    """Return the converted values; if that fails, of each: None and an error where it fails."""
+    try:
+        return convert(values)
+    except Exception:  # noqa: BLE001 - of a value, which the loop finds
+        converted = []
+    for index in range(len(values)):
+        try:
+            # Not a slice: Arrow checks nested values beyond it too.
+            converted += convert(values.take(pa.array([index])))
+        except UnicodeError:
+            problem = "the record is not valid UTF-8"
+        except Exception as error:  # noqa: BLE001 - Arrow and the libraries of time zones have many
+            problem = f"the value of {name!r}, of the type {values.type}, cannot be read: {error}"
+        else:
+            continue
+        errors.setdefault(index, problem)
+        converted.append(None)
+    return converted
 
 
 def _json(value: object) -> str:

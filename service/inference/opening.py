@@ -78,6 +78,7 @@ class ModelOptions:
         max_queue_tokens: Maximum number of queued tokens of each priority; calls beyond it raise
             `Overloaded`.
         max_chars: Maximum number of characters per text.
+        max_whole_chars: See `TextTokenizer`.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag`, `tokenize` or late chunking.
         max_chunks: Maximum number of chunks of all texts of a call.
@@ -94,6 +95,7 @@ class ModelOptions:
     max_cost: int = 0
     max_queue_tokens: int = 1_000_000
     max_chars: int = 100_000
+    max_whole_chars: int | None = None
     max_token_vectors: int = 16_384
     max_chunks: int = 2048
     cache_bytes: int = 0
@@ -206,7 +208,7 @@ def _open(
     """Return the parts of a model."""
     artifact = Artifact.load(path)
     artifact.check()  # parsed here, not in the event loop
-    tokenizer = TextTokenizer(artifact, options.max_chars)
+    tokenizer = TextTokenizer(artifact, options.max_chars, options.max_whole_chars)
     query_weights = read_query_weights(artifact)
     calibration = read_calibration(artifact)
     engine = open_engine(

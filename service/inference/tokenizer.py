@@ -38,17 +38,22 @@ class TextTokenizer:
     Args:
         artifact: Artifact with the tokenizer, the prompts and the maximum number of tokens.
         max_chars: Maximum number of characters per text; a longer text raises `TooLarge`.
+        max_whole_chars: The same for a text that is tokenised whole, because it is divided into
+            chunks, or has no place to cut it (see `text_parts`); None: no limit of its own.
 
     Raises:
         ArtifactError: The tokenizer is invalid, or does not fit the manifest.
     """
 
-    def __init__(self, artifact: Artifact, max_chars: int) -> None:
+    def __init__(
+        self, artifact: Artifact, max_chars: int, max_whole_chars: int | None = None
+    ) -> None:
         manifest = artifact.manifest
         self._shared = shared_tokenizer(artifact.read(TOKENIZER))
         self._special_tokens = self._shared.special_tokens
         self._manifest = manifest
         self._max_chars = max_chars
+        self._max_whole_chars = max_chars if max_whole_chars is None else max_whole_chars
         self._network_rules = TokenRules(max_tokens=manifest.max_tokens)
         self._rules = {"": self._network_rules, **manifest.token_rules}
         self._check_manifest()
@@ -248,6 +253,7 @@ class TextTokenizer:
 
     def encode_plain(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode texts without special tokens, prompt and truncation; encodings lack offsets."""
+        self._check_whole(texts)
         encodings: list[Encoding] = []
         for part in _slices(texts):
             with panics_as_errors("the tokenizer"):
@@ -258,6 +264,7 @@ class TextTokenizer:
 
     def encode_untruncated(self, text: str, *, add_special_tokens: bool) -> Encoding:
         """Encode a text without truncation, with the offsets of its tokens in characters."""
+        self._check_whole([text])
         with panics_as_errors("the tokenizer"):
             (encoding,) = self._shared.variant(None).encode_batch(
                 [text], add_special_tokens=add_special_tokens
@@ -542,6 +549,7 @@ class TextTokenizer:
         with_offsets: bool,
         has_special: bool = True,
     ) -> list[Encoding]:
+        self._check_whole(texts)
         with panics_as_errors("the tokenizer"):
             if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
                 return [tokenizer.encode(texts[0], add_special_tokens=has_special)]
@@ -589,6 +597,16 @@ class TextTokenizer:
                     code="surrogate",
                     index=index,
                 ) from None
+
+    def _check_whole(self, texts: Sequence[str]) -> None:
+        # The library takes up to 620 bytes per character, and aborts the process without memory.
+        longest = max(map(len, texts), default=0)
+        if longest > self._max_whole_chars:
+            raise TooLarge(
+                f"a part of {longest} characters of the text must be tokenised at once; the limit "
+                f"is {self._max_whole_chars}",
+                code="text_too_large",
+            )
 
     def _check_ids(self, inputs: Sequence[Sequence[int]]) -> None:
         for index, ids in enumerate(inputs):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.artifact import MANIFEST, Artifact, Manifest
+from models.artifact import CHECK, MANIFEST, Artifact, Manifest
 from models.engines import weight_bytes
 from service.inference.compatibility import incompatibilities
 from service.inference.errors import InvalidInput, NotReady
@@ -20,6 +20,7 @@ from service.inference.model_watch import ModelWatch
 from service.inference.opening import ModelOptions
 from service.inference.registry import ModelRegistry, ModelSpec
 from tests.batchers import ManualClock
+from tests.hostile_artifacts import edit
 from tests.models.checkpoints import edit_json
 
 
@@ -130,7 +131,8 @@ async def test_added_output_is_missed_when_it_is_gone(edited: Edit) -> None:
     few, many = edited("few"), edited("many")
     own = Artifact.load(few).manifest
     assert own.outputs == ("pooled", "tokens")
-    edit_json(few / MANIFEST, outputs=["pooled"])
+    edit(few, MANIFEST, outputs=["pooled"])
+    edit(few, CHECK, outputs={"pooled": Artifact.load(many).check().outputs["pooled"]})
     async with opened(spec(few, "a")) as registry:
         await registry.load(spec(many, "a"))
         with pytest.raises(InvalidInput, match="outputs pooled in place of pooled, tokens"):
