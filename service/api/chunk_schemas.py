@@ -42,7 +42,7 @@ class ChunkingOptions(BaseModel):
 
 
 class ChunkInfo(BaseModel):
-    """A part of a text, without white space at its ends."""
+    """A part of a text, without white space at its ends unless the text has nothing else."""
 
     start: int = Field(description="Index of the chunk's first character in the text")
     end: int = Field(description="Index after the chunk's last character")

@@ -231,7 +231,7 @@ class Problem(BaseModel):
                     "title": "Unprocessable Content",
                     "status": 422,
                     "code": "empty",
-                    "detail": "the text is empty or only white space",
+                    "detail": "the text is empty",
                     "index": 1,
                     "pointer": "/inputs/1",
                     "request_id": "0c9e8b7a6f5d4c3b2a190807060504ff",

@@ -594,7 +594,6 @@ class TextTokenizer:
             except UnicodeEncodeError:
                 raise InvalidInput(
                     "the text contains half of a surrogate pair and cannot be encoded in UTF-8",
-                    code="surrogate",
                     index=index,
                 ) from None
 

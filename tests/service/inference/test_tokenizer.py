@@ -241,7 +241,7 @@ def test_text_whose_tokens_the_prompt_absorbs_is_refused(
 @pytest.mark.parametrize("text", ["", "a\ud83d", "\udfff"])
 def test_first_text_that_cannot_be_encoded_is_named(small_artifact: Artifact, text: str) -> None:
     tokenizer = TextTokenizer(small_artifact, max_chars=1000)
-    code = "surrogate" if text else "empty"
+    code = "invalid" if text else "empty"
     for refused in (
         lambda: tokenizer.rows(["fine", text, text], None, "truncate"),
         lambda: tokenizer.tokenize(["fine", text, text], None, True, 100),
