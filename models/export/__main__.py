@@ -175,10 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             copy_source=options.source,
             calibration_texts=texts,
             int8=bounds if options.precision == "int8" else None,
-            report=lambda line: print(line, flush=True),
+            report=lambda line: print(_printable(line), flush=True),
         )
     except (SourceError, CheckpointError, ArtifactError, EngineError, OSError) as error:
-        print(f"vitrine-export: {error}", file=sys.stderr)
+        print(f"vitrine-export: {_printable(str(error))}", file=sys.stderr)
         return 1
     print(_table(parity))
     for graph in artifact.manifest.graphs:
@@ -192,6 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (calibration := read_calibration(artifact)) is not None:
         print(_recall(calibration))
     return 0
+
+
+def _printable(text: str) -> str:
+    """Return text as one line: names from a model's files can have any characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _lines(file: Path) -> list[str]:

@@ -164,6 +164,12 @@ GUARDS = (
         f"{_M}test_tensor_of_two_shards_is_refused",
     ),
     Guard(
+        "models/export/__main__.py",
+        "{_printable(str(error))}",
+        "{error}",
+        f"{_M}test_names_from_files_are_printed_on_one_line",
+    ),
+    Guard(
         "models/export/lora.py",
         "if slow := [key for key in by_pattern if _SLOW_PATTERN.search(key)]:",
         "if slow := []:",

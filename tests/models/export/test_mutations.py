@@ -174,6 +174,17 @@ def test_json_of_other_kinds_is_refused(
     assert message in refusal(folder, capsys)
 
 
+def test_names_from_files_are_printed_on_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(folder / "modules.json", [{"path": "", "type": "a\n\x1b[31m\u202eb"}])
+    assert r"modules.json names a\n\x1b[31m\u202eb; code from outside" in refusal(folder, capsys)
+    renamed = Path(os.fsdecode(os.fsencode(folder) + b"\xff"))
+    folder.rename(renamed)
+    (renamed / "modules.json").unlink()
+    assert "is not valid UTF-8" in refusal(renamed, capsys)
+
+
 def test_number_beyond_float64_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(
