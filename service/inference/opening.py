@@ -26,6 +26,7 @@ from models.engines import (
     self_check,
 )
 from models.packing import pack
+from models.printable import reason_of
 from models.quantization import Calibration, read_calibration
 from service.inference.attention_cost import AttentionCost
 from service.inference.batch_former import BatchFormer
@@ -136,7 +137,13 @@ async def open_model(
     windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
     attention_cost = AttentionCost(windows, artifact.manifest.hidden_size)
     if engine.target == "cuda":
-        await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
+        try:
+            await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
+        except Exception as error:  # runtimes document no errors
+            raise EngineError(
+                f"the GPU cannot run batches of up to {artifact.manifest.max_tokens} tokens per "
+                f"row: {reason_of(error)}"
+            ) from error
 
     run = partial(run_batch, engine, metrics)
     check = artifact.check()
