@@ -5,6 +5,9 @@ direction of text, and bytes that are not UTF-8. In a log they could forge lines
 they could not be written.
 """
 
+# Longest part of a library's error that a message repeats, in characters.
+_MAX_REASON = 500
+
 
 def printable(text: str) -> str:
     r"""Return the text with escapes, such as `\n` and `\x1b`, for all unprintable characters."""
@@ -13,3 +16,9 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of a library's error for a message of ours: on one line, and not long."""
+    text = printable(str(error).strip() or type(error).__name__)
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."

@@ -27,7 +27,7 @@ from models.engines.engine import (
 from models.engines.onnx_file import read_onnx
 from models.engines.outputs import OUTPUTS, Agreement, Precision, compare, cosines, int8_bounds
 from models.packing import pack
-from models.printable import printable
+from models.printable import printable, reason_of
 
 __all__ = [
     "ENGINES",
@@ -80,9 +80,6 @@ class EngineSpec:
 # Maximum size of the self-check's batches, in tokens with padding. The attention scores of larger
 # batches take hundreds of megabytes.
 _MAX_PADDED = 512
-
-# Longest part of a runtime's error that a message repeats, in characters.
-_MAX_REASON = 500
 
 # Options of `vitrine-export` that add a graph with weights of a dtype, besides `--dtype`.
 _EXPORT_OPTIONS = {"int8": "--precision int8"}
@@ -145,7 +142,7 @@ def open_engine(
     except EngineError:
         raise
     except Exception as error:  # runtimes document no errors
-        raise EngineError(f"{name} cannot open {graph.file}: {_reason(error)}") from error
+        raise EngineError(f"{name} cannot open {graph.file}: {reason_of(error)}") from error
 
 
 def _check_graph(graph: Graph, content: bytes) -> None:
@@ -168,12 +165,6 @@ def _check_graph(graph: Graph, content: bytes) -> None:
             f"{graph.file} has weights in {printable(min(others))}; the manifest says that they "
             f"are in {graph.weights}"
         )
-
-
-def _reason(error: Exception) -> str:
-    """Return the message of a runtime's error on one line, which may contain parts of the graph."""
-    text = printable(str(error).strip() or type(error).__name__)
-    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
 
 
 def weight_bytes(artifact: Artifact, name: str = "auto", precision: Precision = "float32") -> int:
@@ -278,7 +269,7 @@ def measure_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]
             except Exception as error:  # runtimes document no errors
                 raise EngineError(
                     f"self-check failed: the graph of {engine.name} cannot compute the output "
-                    f"{output!r}: {_reason(error)}"
+                    f"{output!r}: {reason_of(error)}"
                 ) from error
             actual = _first(actual, reference.shape, output)
             with np.errstate(divide="ignore", invalid="ignore"):  # NaN is outside any bounds

@@ -33,6 +33,7 @@ from models.engines import (
 )
 from models.identity import identity_of
 from models.packing import pack
+from models.printable import reason_of
 from models.quantization import Calibration, read_calibration
 from service.inference.attention_cost import AttentionCost
 from service.inference.batch_former import BatchFormer
@@ -147,7 +148,13 @@ async def open_model(
     graph = graph_of(artifact, engine.name, engine.precision)
     identity = identity_of(artifact, engine.name, engine.precision)
     if engine.target == "cuda":
-        await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
+        try:
+            await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
+        except Exception as error:  # runtimes document no errors
+            raise EngineError(
+                f"the GPU cannot run batches of up to {artifact.manifest.max_tokens} tokens per "
+                f"row: {reason_of(error)}"
+            ) from error
 
     run = partial(run_batch, engine, metrics)
     check = artifact.check()

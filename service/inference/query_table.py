@@ -6,7 +6,7 @@ from io import BytesIO
 import numpy as np
 
 from models.artifact import QUERY_WEIGHTS, Artifact, ArtifactError
-from models.printable import printable
+from models.printable import reason_of
 from service.inference.results import SparseVector, Vectors
 
 
@@ -23,7 +23,7 @@ def read_query_weights(artifact: Artifact) -> Vectors:
     try:
         weights = np.load(BytesIO(content), allow_pickle=False)
     except Exception as error:  # numpy documents few of its errors
-        raise ArtifactError(f"{QUERY_WEIGHTS} is invalid: {printable(str(error))}") from error
+        raise ArtifactError(f"{QUERY_WEIGHTS} is invalid: {reason_of(error)}") from error
     if not isinstance(weights, np.ndarray):
         raise ArtifactError(f"{QUERY_WEIGHTS} is invalid: it is an archive, not an array")
     if weights.shape != (manifest.width,) or weights.dtype != np.float32:

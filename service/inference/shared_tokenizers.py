@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, ArtifactError
 from models.panics import panics_as_errors
-from models.printable import printable
+from models.printable import reason_of
 
 
 class SharedTokenizer:
@@ -27,10 +27,12 @@ class SharedTokenizer:
 
     Attributes:
         special_tokens: Number of special tokens that are added to a text.
+        special_tokens_of_pair: Number of special tokens that are added to a pair of texts.
         largest_id: Largest token id that the tokenizer can return.
 
     Raises:
-        ArtifactError: The file pads texts. A text of three letters could get millions of tokens.
+        ArtifactError: The file pads or repeats texts: one of three letters could get millions of
+            tokens.
         Exception: The tokenizers library cannot read the file, or panics.
     """
 
@@ -39,13 +41,29 @@ class SharedTokenizer:
         for name in ("padding", "truncation"):
             if getattr(self._first, name) is not None:
                 raise ArtifactError(f"{TOKENIZER} has {name}, which the service sets itself")
-        self.special_tokens: int = self._first.num_special_tokens_to_add(is_pair=False)
-        # Templates have ids of special tokens that the vocabulary may lack.
-        probe = [*self._first.encode("a").ids, *self._first.encode("a", "a").ids]
+        texts, pairs = self._template_ids("a"), self._template_ids("a", "a")
+        self.special_tokens, self.special_tokens_of_pair = (
+            self._first.num_special_tokens_to_add(is_pair=is_pair) for is_pair in (False, True)
+        )
         vocabulary: dict[str, int] = self._first.get_vocab(with_added_tokens=True)
-        self.largest_id = max([*probe, *vocabulary.values()], default=-1)
+        self.largest_id = max([*texts, *pairs, *vocabulary.values()], default=-1)
         self._variants: dict[tuple[int | None, bool], Tokenizer] = {}
         self._lock = threading.Lock()
+
+    def _template_ids(self, text: str, pair: str | None = None) -> list[int]:
+        """Return the ids of a text or a pair with special tokens, which the vocabulary may lack.
+
+        Raises:
+            ArtifactError: The template of the post-processor repeats a text.
+        """
+        ids: list[int] = self._first.encode(text, pair).ids
+        template, self._first.post_processor = self._first.post_processor, None
+        plain = self._first.encode(text, pair).ids
+        self._first.post_processor = template
+        added = self._first.num_special_tokens_to_add(is_pair=pair is not None)
+        if len(ids) > len(plain) + added:
+            raise ArtifactError(f"{TOKENIZER} is invalid: its post_processor repeats a text")
+        return ids
 
     def variant(self, limit: int | None, *, is_left: bool = False) -> Tokenizer:
         """Return the tokenizer that truncates texts to `limit` tokens; None: no truncation.
@@ -108,4 +126,4 @@ def invalid_tokenizer_errors() -> Iterator[None]:
     except ArtifactError:
         raise
     except Exception as error:  # the library raises bare Exceptions
-        raise ArtifactError(f"{TOKENIZER} is invalid: {printable(str(error))}") from error
+        raise ArtifactError(f"{TOKENIZER} is invalid: {reason_of(error)}") from error

@@ -80,16 +80,20 @@ class TextTokenizer:
             raise ArtifactError(
                 f"{TOKENIZER} has the token id {largest}; vocab_size in {MANIFEST} is {vocab_size}"
             )
+        added = {"a text": self._special_tokens}
+        if "logits" in self._manifest.outputs:
+            added["a pair of texts"] = self._shared.special_tokens_of_pair
         shortest = min(
             rules.max_tokens
             for rules in (self._network_rules, *self._rules.values())
             if not rules.looks_up
         )
-        if shortest <= self._special_tokens:
-            raise ArtifactError(
-                f"{MANIFEST}: max_tokens is {shortest}, and {TOKENIZER} adds "
-                f"{self._special_tokens} special tokens to a text"
-            )
+        for input_name, count in added.items():
+            if shortest <= count:
+                raise ArtifactError(
+                    f"{MANIFEST}: max_tokens is {shortest}, and {TOKENIZER} adds {count} special "
+                    f"tokens to {input_name}"
+                )
 
     def rows(
         self,

@@ -464,8 +464,14 @@ GUARDS = (
     ),
     Guard(
         "service/inference/shared_tokenizers.py",
-        '        probe = [*self._first.encode("a").ids, *self._first.encode("a", "a").ids]\n',
-        "        probe: list[int] = []\n",
+        "max([*texts, *pairs, *vocabulary.values()], default=-1)",
+        "max([*vocabulary.values()], default=-1)",
+        f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
+    ),
+    Guard(
+        "service/inference/shared_tokenizers.py",
+        "        if len(ids) > len(plain) + added:\n",
+        "        if False:\n",
         f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
     ),
     Guard(
@@ -482,8 +488,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/tokenizer.py",
-        "        if shortest <= self._special_tokens:\n",
-        "        if False:\n",
+        "            if shortest <= count:\n",
+        "            if False:\n",
         f"{_HOSTILE}::test_maximum_length_without_room_for_text_is_refused",
     ),
     Guard(

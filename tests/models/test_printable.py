@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.printable import printable
+from models.printable import printable, reason_of
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,11 @@ def test_unprintable_characters_are_escaped_and_others_kept(text: str, expected:
 def test_result_is_printable_and_can_be_encoded(text: str) -> None:
     assert printable(text).isprintable()
     printable(text).encode()
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [("a\nb", r"a\nb"), ("", "ValueError"), ("x" * 9999, "x" * 500 + "...")],
+)
+def test_reason_is_one_short_line(message: str, expected: str) -> None:
+    assert reason_of(ValueError(message)) == expected

@@ -41,6 +41,9 @@ PADDING: dict[str, Any] = {
     "pad_to_multiple_of": None,
 }
 PADDING |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+SEQUENCE = {"Sequence": {"id": "A", "type_id": 0}}
+TEMPLATE: dict[str, Any] = {"type": "TemplateProcessing", "special_tokens": {}}
+TEMPLATE |= {"single": [SEQUENCE], "pair": [SEQUENCE] * 2}
 TRUNCATION = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
 
 
@@ -174,6 +177,19 @@ async def test_loop_is_refused_for_an_engine_that_cannot_cancel_it(folder: Path)
         ({"padding": PADDING}, "has padding, which the service sets itself"),
         ({"truncation": TRUNCATION}, "has truncation, which the service sets itself"),
         ({"version": []}, "is invalid"),
+        *(
+            (
+                {
+                    "post_processor": {
+                        "type": "TemplateProcessing",
+                        **TEMPLATE,
+                        name: [SEQUENCE] * 9,
+                    }
+                },
+                "is invalid: its post_processor repeats a text",
+            )
+            for name in ("single", "pair")
+        ),
         ({"model": {"type": "x"}}, "is invalid"),
         (
             {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
