@@ -69,7 +69,7 @@ export function showKind(model, initial) {
     if (isCosine || !model.targets.includes(option.value)) option.remove();
   }
   byId("target").hidden = model.targets.length === 1;
-  Object.assign(defaults, initial);
+  Object.assign(defaults, { target: model.targets[0] }, initial);
 }
 
 const inputOf = (name) => named.find((input) => input.name === name);

@@ -21,13 +21,14 @@ const QUERY = { a: "Where did the cat sit?", b: "The cat sat on the mat." };
 // MaxSim has kinks, which take many evaluations at a small tolerance.
 const KINKS = { tolerance: "0.05", evaluations: "512", "explain-tolerance": "0.05", "explain-evaluations": "512" };
 
-// Initial values of the inputs, where they differ from those in index.html, by kind of model.
+// Initial values of the inputs, where they differ from those in index.html, by kind of model. The initial target is
+// the first of the model.
 export const DEFAULTS = {
   embedding: {},
-  reranker: { ...QUERY, target: "score" },
-  classifier: { a: "What a wonderful day!", b: "", target: "label" },
-  sparse: { target: "sparse" },
-  multi: { ...QUERY, target: "maxsim", ...KINKS },
+  reranker: QUERY,
+  classifier: { a: "What a wonderful day!", b: "" },
+  sparse: {},
+  multi: { ...QUERY, ...KINKS },
 };
 
 // A query always has a document, and the text of a classifier can have a second one.

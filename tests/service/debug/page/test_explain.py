@@ -344,7 +344,8 @@ def test_first_picture_is_drawn_before_the_integrals(page: Browser, hold: Path) 
     """The cheap requests come first, and their results are shown while others run."""
     requested = page.execute_script(
         "return import('./debug/assets/questions.js').then((questions) => "
-        "questions.explainRequests({a: 'x', b: 'y'}, {kind: 'embedding'}).map(({path}) => path))"
+        "questions.explainRequests({a: 'x', b: 'y'}, {kind: 'embedding', similarity: 'cosine', "
+        "routes: ['attribute/pair']}).map(({path}) => path))"
     )
     assert requested[0] == "debug/attribute/pair"
     with held(hold):
