@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from models.artifact import sha256
 from models.json_reader import parse_json
@@ -181,7 +181,7 @@ def _open(path: Path, mode: str) -> BinaryIO:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
     try:
-        file: BinaryIO = open(path, mode, opener=opener)  # noqa: SIM115 - the caller closes it
+        file = cast(BinaryIO, open(path, mode, opener=opener))  # noqa: SIM115 - the caller closes it
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise _irregular(path) from error

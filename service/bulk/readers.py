@@ -367,9 +367,11 @@ class _CsvLines:
 def _csv_records(file: BinaryIO, delimiter: str) -> Iterator[tuple[int, _Cells]]:
     """Yield the cells of each record, or why it cannot be read, and its first line."""
     lines = _CsvLines(_lines(file, _split_csv))
-    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     # Strict, because an unclosed quote would otherwise join all following records into one.
-    records = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+    if delimiter == "\t":
+        records = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+    else:
+        records = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         lines.begin()
         cells: _Cells

@@ -20,6 +20,8 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -34,7 +36,7 @@ from service.inference.model import Model
 from service.inference.opening import ModelOptions, open_model
 
 # Small blocks, so that small files have many, and jobs read only a few ahead.
-_LIMITS = (
+_LIMITS: tuple[tuple[ModuleType, dict[str, Any]], ...] = (
     (input_files, {"BLOCK_BYTES": 512}),
     (readers, {"_CHUNK_BYTES": 256, "_BLOCK_RECORDS": 8}),
     (pipeline, {"_MAX_ROWS": 16}),

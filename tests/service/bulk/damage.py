@@ -30,7 +30,7 @@ from service.bulk.texts import records_of
 
 # Small limits, so that small files exceed them.
 _MAX_RECORD = 4096
-_LIMITS = {
+_LIMITS: dict[str, Any] = {
     "MAX_RECORD_BYTES": _MAX_RECORD,
     "_CHUNK_BYTES": 512,
     "_BLOCK_RECORDS": 16,

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -159,7 +160,7 @@ def write_columns(folder: Path, *columns: pa.Array) -> None:
         pq.write_table(table, folder / f"{number}.parquet")
 
 
-COLUMNS = {
+COLUMNS: dict[str, tuple[list[Any], pa.DataType, list[Any], pa.DataType]] = {
     "nulls first": ([None], pa.null(), ["x"], pa.string()),
     "nulls last": (["x"], pa.string(), [None], pa.null()),
     "large": (["x"], pa.large_string(), ["y"], pa.string()),
@@ -221,7 +222,11 @@ def test_integer_that_the_joint_type_does_not_hold_is_an_error_of_its_record(
 
 
 def test_types_of_json_lines_are_those_of_all_files_together(tmp_path: Path) -> None:
-    values = {"a": [1, "x", None], "b": [0.5, 2, None], "c": [None, None, {"d": 1}]}
+    values: dict[str, list[Any]] = {
+        "a": [1, "x", None],
+        "b": [0.5, 2, None],
+        "c": [None, None, {"d": 1}],
+    }
     for row in range(3):
         record = {"text": "t", **{name: own[row] for name, own in values.items()}}
         (tmp_path / f"{row}.jsonl").write_text(json.dumps(record))

@@ -347,7 +347,7 @@ def test_part_that_is_removed_or_changed_during_the_job_is_an_error_at_its_end(
 def test_part_that_is_changed_while_parts_are_joined_is_an_error(
     encode: Encode, texts: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    join = job.join
+    join = parts.join
 
     def after_a_change(*arguments: object) -> object:
         part = output / "part-00001.parquet"
