@@ -344,9 +344,9 @@ def _check_complete(job: ClusterJob) -> None:
     Raises:
         BulkError: The input was changed, or a part is missing or damaged.
     """
-    inspected = _on_cluster(_inspect, [(entry.location,) for entry in job.inputs], num_cpus=1)
-    for entry, now in zip(job.inputs, inspected, strict=True):
-        entry.file.check_unchanged(now.file)
+    contents = _on_cluster(_hashed, [(entry.location,) for entry in job.inputs], num_cpus=1)
+    for entry, now in zip(job.inputs, contents, strict=True):
+        entry.file.check_unchanged(now)
     missing = set(job.parts) - _errors_of_parts(job, job.parts).keys()
     if missing:
         raise BulkError(
@@ -439,6 +439,13 @@ def _inspect(location: Location) -> Input:
                 f"{path} is not a Parquet file; vitrine-encode reads other formats, on one machine"
             ) from error
         return Input(location, content, parquet.metadata.num_rows, parquet.schema_arrow)
+
+
+def _hashed(location: Location) -> InputFile:
+    """Hash a file."""
+    filesystem, path = location
+    with reading(path), filesystem.open_input_file(path) as file:
+        return hash_file(path, file)
 
 
 def _settings(options: BulkOptions, kind: Kind, source: Source) -> dict[str, object]:

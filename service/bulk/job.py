@@ -103,10 +103,10 @@ def writing(folder: Path) -> Iterator[None]:
     """Turn the errors of writing to the output folder into a `BulkError`."""
     try:
         yield
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or error
         raise BulkError(
-            f"{folder} cannot be written: {error.strerror or error}; start again when the cause is "
-            "gone"
+            f"{folder} cannot be written: {reason}; start again when the cause is gone"
         ) from error
 
 

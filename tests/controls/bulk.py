@@ -75,10 +75,150 @@ GUARDS = (
         "d",
     ),
     Guard(
+        "service/bulk/input_files.py",
+        "if hashlib.sha256(block).digest() != digest:",
+        "if False:",
+        f"{_B}test_input_files.py::test_changed_byte_is_an_error_and_the_blocks_before_it_are_read",
+    ),
+    Guard(
         "service/bulk/sources.py",
-        "                file.check_unchanged(status.st_size, status.st_mtime_ns)\n",
+        "        yield verified(raw, file)\n",
+        "        yield raw\n",
+        f"{_B}test_input_files.py::test_parquet_that_changes_while_it_is_read_is_an_error_of_the_job",
+    ),
+    Guard(
+        "service/bulk/sources.py",
+        "    files = tuple(map(_hashed, paths))\n"
+        "    return Source(format_, files, texts, columns(map(_verified, files)))\n",
+        "    known = columns(map(_opened, paths))\n"
+        "    return Source(format_, tuple(map(_hashed, paths)), texts, known)\n",
+        f"{_B}test_input_files.py::test_columns_are_those_of_the_hashed_content",
+    ),
+    Guard(
+        "service/bulk/job.py",
+        "            self._source.check_unchanged()\n",
         "",
-        f"{_B}test_readers.py::test_file_that_changes_while_it_is_read_is_an_error",
+        f"{_B}test_input_files.py::test_input_that_is_changed_after_it_was_read_is_an_error",
+    ),
+    Guard(
+        "service/bulk/job.py",
+        "            self._journal.check_files(self._own_parts)\n",
+        "",
+        f"{_B}test_resume.py::test_part_that_is_removed_or_changed_during_the_job_is_an_error_at_it"
+        "s_end",
+    ),
+    Guard(
+        "service/bulk/job.py",
+        "            journal.check_files(parts)  # as they are when they have been read\n",
+        "",
+        f"{_B}test_resume.py::test_part_that_is_changed_while_parts_are_joined_is_an_error",
+    ),
+    Guard(
+        "service/bulk/journal.py",
+        "flags | os.O_NOFOLLOW | os.O_NONBLOCK",
+        "flags | os.O_NONBLOCK",
+        f"{_B}test_resume.py::test_link_or_other_thing_in_place_of_a_file_of_the_output_is_refused",
+    ),
+    Guard(
+        "service/bulk/journal.py",
+        "    if not stat.S_ISREG(mode):\n        raise _irregular(path)\n",
+        "",
+        f"{_B}test_resume.py::test_link_or_other_thing_in_place_of_a_file_of_the_output_is_refused",
+    ),
+    Guard(
+        "service/bulk/journal.py",
+        "checked.append(_checked(parse_json(line), is_first=number == 1))",
+        "checked.append(json.loads(line))",
+        f"{_B}test_resume.py::test_damaged_line_of_a_journal_is_an_error_with_its_number",
+    ),
+    Guard(
+        "service/bulk/journal.py",
+        "_FILE.fullmatch(name) and _is_hash(hashed)",
+        "_is_hash(hashed)",
+        f"{_B}test_resume.py::test_part_of_another_name_is_damage_of_the_journal",
+    ),
+    Guard(
+        "service/bulk/journal.py",
+        "            self.rows = None  # the journal of a shard was removed\n",
+        "            pass\n",
+        f"{_B}test_resume.py::test_complete_output_without_the_journal_of_a_shard_is_encoded_again",
+    ),
+    Guard(
+        "service/bulk/parts.py",
+        "        self.remove()  # a killed job's, or a link, whose file would be written\n",
+        "",
+        f"{_B}test_resume.py::test_file_that_a_temporary_name_links_to_is_not_written",
+    ),
+    Guard(
+        "service/bulk/readers.py",
+        "    check_depth(_checked(line))\n",
+        "",
+        f"{_B}test_damaged_records.py::test_line_that_is_not_json_is_an_error_in_the_sample_and_aft"
+        "er_it",
+    ),
+    Guard(
+        "service/bulk/readers.py",
+        "        record = orjson.loads(line)\n",
+        "        record = {} if _LONG_NUMBER.search(line) else orjson.loads(line)\n",
+        f"{_B}test_damaged_records.py::test_line_that_is_not_json_is_an_error_in_the_sample_and_aft"
+        "er_it",
+    ),
+    Guard(
+        "service/bulk/readers.py",
+        "        if rest and size <= MAX_RECORD_BYTES:\n",
+        "        if rest:\n",
+        f"{_B}test_damaged_records.py::test_record_beyond_the_limit_is_an_error_and_is_never_held_i"
+        "n_memory",
+    ),
+    Guard(
+        "service/bulk/readers.py",
+        "            lines.give_back()\n",
+        "",
+        f"{_B}test_damaged_records.py::test_unclosed_quote_takes_no_other_record_with_it",
+    ),
+    Guard(
+        "service/bulk/readers.py",
+        "                if rows.nbytes > MAX_RECORD_BYTES:\n",
+        "                if False:\n",
+        f"{_B}test_damaged_records.py::test_value_of_parquet_beyond_the_limit_is_an_error",
+    ),
+    Guard(
+        "service/bulk/texts.py",
+        "            array.validate(full=True)  # Arrow does not check the strings of a file\n",
+        "",
+        f"{_B}test_damaged_records.py::test_undamaged_records_are_read_beside_damaged_ones",
+    ),
+    Guard(
+        "service/bulk/texts.py",
+        "            converted += convert(values.take(pa.array([index])))\n",
+        "            converted += convert(values.slice(index, 1))\n",
+        f"{_B}test_damaged_records.py::test_undamaged_records_are_read_beside_damaged_ones",
+    ),
+    Guard(
+        "service/bulk/texts.py",
+        '        if options.format != "parquet":\n',
+        "        if False:\n",
+        f"{_B}test_damaged_records.py::test_time_that_json_cannot_be_written_of_is_an_error_in_json"
+        "_alone",
+    ),
+    Guard(
+        "service/bulk/encoder.py",
+        "            async with self._long_item:\n",
+        "            if True:\n",
+        f"{_B}test_damaged_records.py::test_long_texts_are_encoded_one_at_a_time",
+    ),
+    Guard(
+        "service/bulk/pipeline.py",
+        "_MAX_CHARS // (_CHUNK_PASSES if has_chunks else 1)",
+        "_MAX_CHARS",
+        f"{_B}test_job.py::test_texts_in_chunks_never_exceed_what_may_be_tokenised_at_once",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "        if longest > self._max_whole_chars:\n",
+        "        if False:\n",
+        f"{_B}test_damaged_records.py::test_text_that_must_be_tokenised_whole_beyond_the_limit_is_a"
+        "n_error",
     ),
     # Bulk encoding on a cluster.
     Guard(
@@ -89,9 +229,23 @@ GUARDS = (
     ),
     Guard(
         "deploy/ray_encode.py",
-        "            entry.file.check_unchanged(info.size, info.mtime_ns)\n",
-        "",
+        "                file = verified(raw, entry.file)\n",
+        "                file = raw\n",
         "tests/deploy/test_ray_encode.py::test_input_that_changes_during_the_job_is_an_error",
+    ),
+    Guard(
+        "deploy/ray_encode.py",
+        "        entry.file.check_unchanged(now)\n",
+        "        pass\n",
+        "tests/deploy/test_ray_encode.py::test_input_that_changes_after_it_was_read_is_an_error_of_"
+        "a_cluster",
+    ),
+    Guard(
+        "deploy/ray_encode.py",
+        "    if missing:\n",
+        "    if False:\n",
+        "tests/deploy/test_ray_encode.py::test_part_that_vanishes_during_the_job_is_an_error_of_a_c"
+        "luster",
     ),
     Guard(
         "deploy/ray_encode.py",

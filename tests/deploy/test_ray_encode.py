@@ -313,19 +313,90 @@ def test_input_that_changes_during_the_job_is_an_error(
     arguments: Arguments,
     stderr: Stderr,
     tmp_path: Path,
+    output: Path,
+    expected: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = tmp_path / "copy.parquet"
+    # Uncompressed and without a dictionary, so that parts are in several blocks.
+    table = pq.read_table(texts).append_column("rest", pa.array(["x" * 2000] * ROWS))
+    pq.write_table(table, copy, row_group_size=60, compression="none", use_dictionary=False)
+    original, times = copy.read_bytes(), copy.stat()
+    publish = ray_encode.publish
+
+    def then_change(file: Path, *others: Any) -> None:  # noqa: ANN401 - publish's
+        publish(file, *others)
+        if file.name == "part-00003.parquet":
+            copy.write_bytes(original.replace(b"cat", b"mat"))
+            os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    monkeypatch.setattr(ray_encode, "publish", then_change)
+    command = arguments(inputs=[str(copy)])
+    assert ray_encode.main(command) == 1
+    assert "copy.parquet was changed during the job; the output is of its earlier" in stderr()
+    assert ray_encode.main(command) == 2
+    assert "was begun with another input file 1" in stderr()
+    copy.write_bytes(original)
+    monkeypatch.setattr(ray_encode, "publish", publish)
+    assert ray_encode.main(command) == 3
+    assert "240 rows were there already" in stderr()
+    assert_equal(rows_of(output), rows_of(expected))
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_input_that_changes_after_it_was_read_is_an_error_of_a_cluster(
+    texts: Path,
+    arguments: Arguments,
+    stderr: Stderr,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copy = tmp_path / "copy.parquet"
     pq.write_table(pq.read_table(texts), copy)
-    publish = ray_encode.publish
-
-    def then_touch(*arguments: Any) -> None:  # noqa: ANN401 - publish's
-        publish(*arguments)
-        os.utime(copy, ns=(0, 0))
-
-    monkeypatch.setattr(ray_encode, "publish", then_touch)
+    monkeypatch.setattr(ray_encode, "_encoded_parts", after(lambda: copy.write_bytes(b"x")))
     assert ray_encode.main(arguments(inputs=[str(copy)])) == 1
-    assert "copy.parquet was changed while it was read; start again" in stderr()
+    assert "copy.parquet was changed during the job" in stderr()
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_part_that_vanishes_during_the_job_is_an_error_of_a_cluster(
+    arguments: Arguments,
+    stderr: Stderr,
+    output: Path,
+    expected: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def remove() -> None:
+        (output / "part-00001.parquet").unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_encode, "_encoded_parts", after(remove))
+        assert ray_encode.main(arguments()) == 1
+    assert "lacks the part 1, which another process has removed or changed" in stderr()
+    assert ray_encode.main(arguments()) == 3
+    assert_equal_output(output, expected)
+
+
+def after(change: Callable[[], object]) -> Callable[..., Iterator[dict[str, Any]]]:
+    """Return the encoding of parts, followed by a change."""
+    encoded_parts = ray_encode._encoded_parts
+
+    def then_change(*arguments: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - passed on
+        yield from encoded_parts(*arguments)
+        change()
+
+    return then_change
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"[]", b"\xff"])
+@pytest.mark.usefixtures("without_ray")
+def test_damaged_settings_of_a_cluster_are_an_error(
+    arguments: Arguments, stderr: Stderr, output: Path, content: bytes
+) -> None:
+    assert ray_encode.main(arguments()) == 3
+    (output / "_settings.json").write_bytes(content)
+    assert ray_encode.main(arguments()) == 1
+    assert "_settings.json is damaged: " in stderr()
 
 
 @pytest.mark.parametrize(

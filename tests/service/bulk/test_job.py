@@ -24,10 +24,11 @@ from transformers import pipeline
 import vitrine
 from models.artifact import Artifact
 from models.identity import identity_of
+from service.bulk import pipeline as bulk_pipeline
 from service.bulk.encoder import Encoder
 from service.bulk.job import encode_files
 from service.bulk.opening import open_job
-from service.bulk.options import BulkError, BulkOptions, OptionError
+from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
 from service.bulk.pipeline import EncodedBlock, Pipeline
 from service.bulk.progress import Progress
 from service.bulk.readers import Block
@@ -440,12 +441,50 @@ def blocks(*texts: str | None) -> Iterator[Block]:
 
 
 @asynccontextmanager
-async def held(options: BulkOptions) -> AsyncIterator[tuple[HeldEncoder, Pipeline]]:
+async def held(
+    options: BulkOptions, kind: Kind = "dense"
+) -> AsyncIterator[tuple[HeldEncoder, Pipeline]]:
     """Yield the encoder and the pipeline of a job."""
     source = Source("jsonl", (), ("text",), pa.schema([]))
-    async with open_job(options, "dense", source) as job:
+    async with open_job(options, kind, source) as job:
         encoder = HeldEncoder(job.encoder)
-        yield encoder, Pipeline(encoder, options, "dense", source.copied)
+        yield encoder, Pipeline(encoder, options, kind, source.copied)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("dense", 16), ("chunks", 4)])
+def test_texts_in_chunks_never_exceed_what_may_be_tokenised_at_once(
+    small_artifact: Artifact,
+    output: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind,
+    count: int,
+) -> None:
+    # A text in chunks counts four times towards the characters that `open_model` accepts.
+    monkeypatch.setattr(bulk_pipeline, "_MAX_CHARS", 16_000)
+    options = BulkOptions(inputs=("-",), output=output, model=small_artifact.path, threads=1)
+    most = 0
+
+    def counted(self: Pipeline, pending: Any) -> None:  # noqa: ANN401 - of another class
+        nonlocal most
+        start(self, pending)
+        most = max(most, self._chars_in_flight)
+
+    start = Pipeline._start
+    monkeypatch.setattr(Pipeline, "_start", counted)
+
+    async def run() -> int:
+        async with held(options, kind) as (encoder, pipeline):
+            read = blocks(*(f"{number:04} {'cat ' * 248}end" for number in range(30)))
+            task = asyncio.create_task(collected(pipeline, read))
+            await eventually_async(lambda: encoder.started == count)
+            encoder.release.set()
+            return len(await task)
+
+    async def collected(pipeline: Pipeline, read: Iterator[Block]) -> list[EncodedBlock]:
+        return [block async for block in pipeline.run(read)]
+
+    assert asyncio.run(run()) == 30
+    assert most == count * 1000
 
 
 def test_skipped_blocks_do_not_wait_for_the_engine(small_artifact: Artifact, output: Path) -> None:

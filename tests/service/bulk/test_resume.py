@@ -283,6 +283,138 @@ def test_folder_with_other_files_is_refused(encode: Encode, texts: Path, output:
     assert [path.name for path in output.iterdir()] == ["thesis.doc"]
 
 
+@pytest.mark.parametrize("name", ["_journal", "_lock", "_journal-2-of-3", "part-00000.parquet"])
+@pytest.mark.parametrize("kind", ["link", "broken link", "pipe", "folder"])
+def test_link_or_other_thing_in_place_of_a_file_of_the_output_is_refused(
+    encode: Encode, texts: Path, tmp_path: Path, output: Path, name: str, kind: str
+) -> None:
+    encode(texts, limit=10)
+    other, path = tmp_path / "other", output / name
+    if path.exists():
+        path.rename(other)
+    else:
+        other.write_bytes((output / "_journal").read_bytes())
+    content = other.read_bytes()
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "broken link":
+        path.symlink_to(tmp_path / "missing")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(OptionError, match=rf"{name} is a link, or no regular file; remove it"):
+        encode(texts, limit=10)
+    assert other.read_bytes() == content
+    assert not (tmp_path / "missing").exists()
+
+
+def test_file_that_a_temporary_name_links_to_is_not_written(
+    encode: Encode, texts: Path, tmp_path: Path, output: Path
+) -> None:
+    encode(texts, limit=10)
+    (output / "part-00000.parquet").unlink()
+    other = tmp_path / "other"
+    other.write_text("of another")
+    (output / ".part-00000.parquet.partial").symlink_to(other)
+    assert encode(texts, limit=10).rows == 10
+    assert other.read_text() == "of another"
+    assert not (output / "part-00000.parquet").is_symlink()
+
+
+DAMAGED_LINES = [
+    b"[" * 100_000,
+    b"{",
+    b"[]",
+    b"7",
+    b'{"part": {}}',
+    b'{"part": {"number": "\\ud83d"}}',
+    b'{"rows": -1}',
+    b'{"rows": true}',
+    b'{"settings": {}}',
+    b'{"joined": {"../texts.jsonl": "' + b"0" * 64 + b'"}}',
+    b'{"joined": {"part-00000.parquet": 7}}',
+    b'{"rows": 1, "joined": {}}',
+    b"\xff",
+]
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES)
+def test_damaged_line_of_a_journal_is_an_error_with_its_number(
+    encode: Encode, texts: Path, output: Path, line: bytes
+) -> None:
+    encode(texts, limit=10)
+    journal = output / "_journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:2], line + b"\n", *lines[2:]]))
+    with pytest.raises(BulkError, match=r"_journal is damaged in line 3: .*; remove the folder"):
+        encode(texts, limit=10)
+    journal.write_bytes(line + b"\n")
+    if b"settings" not in line:
+        with pytest.raises(BulkError, match="_journal is damaged in line 1"):
+            encode(texts, limit=10)
+
+
+def test_part_of_another_name_is_damage_of_the_journal(
+    encode: Encode, texts: Path, output: Path
+) -> None:
+    encode(texts, limit=10)
+    journal = output / "_journal"
+    journal.write_bytes(journal.read_bytes().replace(b'"part-00000.parquet"', b'"../texts.jsonl"'))
+    with pytest.raises(BulkError, match="_journal is damaged in line 2"):
+        encode(texts, limit=10)
+    assert texts.exists()
+
+
+def test_complete_output_without_the_journal_of_a_shard_is_encoded_again(
+    encode: Encode, texts: Path, output: Path
+) -> None:
+    for shard in ((1, 2), (2, 2)):
+        encode(texts, part_rows=1000, shard=shard)
+    assert encode(texts, part_rows=1000).kept == ROWS
+    (output / "_journal-2-of-2").unlink()
+    assert encode(texts, part_rows=1000).rows == 2000
+
+
+@pytest.mark.parametrize("damage", ["remove", "change"])
+def test_part_that_is_removed_or_changed_during_the_job_is_an_error_at_its_end(
+    encode: Encode, texts: Path, output: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    end_part = job._Run._end_part
+
+    async def then_damage(run: job._Run) -> None:
+        await end_part(run)
+        part = output / "part-00002.parquet"
+        if part.exists():
+            part.unlink() if damage == "remove" else part.write_bytes(b"")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job._Run, "_end_part", then_damage)
+        problem = "is missing" if damage == "remove" else "was changed"
+        with pytest.raises(BulkError, match=rf"part-00002\.parquet {problem}; start again"):
+            encode(texts, part_rows=250)
+    again = encode(texts, part_rows=250)
+    assert (again.rows, again.kept) == (250, ROWS - 250)
+
+
+def test_part_that_is_changed_while_parts_are_joined_is_an_error(
+    encode: Encode, texts: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join = parts.join
+
+    def after_a_change(*arguments: object) -> object:
+        part = output / "part-00001.parquet"
+        part.write_bytes((output / "part-00000.parquet").read_bytes())
+        return join(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "join", after_a_change)
+        with pytest.raises(BulkError, match=r"part-00001\.parquet was changed; start again"):
+            encode(texts, part_rows=1000, concat=True)
+    assert encode(texts, part_rows=1000, concat=True).rows == 1000
+    assert rows_of(output)["row"].to_pylist() == list(range(ROWS))
+
+
 def test_second_process_on_an_output_is_refused(encode: Encode, texts: Path, output: Path) -> None:
     encode(texts, limit=10)
     with (output / "_lock").open("rb") as lock:
