@@ -451,6 +451,7 @@ def test_invalid_sentence_config_raises_checkpoint_error(
     file: str, changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
     content = json.loads((tmp_path / file).read_text()) if (tmp_path / file).exists() else {}
     write_json(tmp_path / file, {**content, **changes})
     with pytest.raises(CheckpointError, match=message):
