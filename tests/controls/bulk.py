@@ -37,6 +37,12 @@ GUARDS = (
         f"{_B}test_resume.py::test_lock_is_tried_before_the_input_is_hashed",
     ),
     Guard(
+        "service/bulk/encoder.py",
+        "                refuse_empty(texts)\n",
+        "",
+        f"{_B}test_job.py::test_pairs_with_an_empty_text_are_rows_with_errors",
+    ),
+    Guard(
         "service/bulk/pipeline.py",
         "return self.block.rows if self.block.columns else 1",
         "return self.block.rows",

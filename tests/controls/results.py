@@ -99,6 +99,112 @@ GUARDS = (
         "    if False:\n",
         f"{_T}test_similarity.py::test_distances_have_no_explanations",
     ),
+    Guard(
+        "service/inference/chunking.py",
+        "            if not is_blank:\n",
+        "            if True:\n",
+        f"{_I}test_chunking.py::test_text_without_tokens_is_one_chunk",
+    ),
+    Guard(
+        "service/inference/chunking.py",
+        "[is_blank or not char.isspace() for char in text]",
+        "[not char.isspace() for char in text]",
+        f"{_I}test_chunking.py::test_white_space_that_has_tokens_is_divided_like_other_characters",
+    ),
+    Guard(
+        "service/inference/chunked_texts.py",
+        "            if len(mask) <= prompt.tokens:\n",
+        "            if False:\n",
+        f"{_I}test_chunking.py::"
+        "test_chunks_are_ordered_cover_the_text_and_have_at_most_size_tokens",
+    ),
+    Guard(
+        "service/inference/chunk_embeddings.py",
+        "        refuse_empty(texts)\n",
+        "",
+        f"{_T}test_chunks.py::test_invalid_requests_name_the_field_or_input",
+    ),
+    # Texts without tokens of their own.
+    Guard(
+        "service/inference/tokenizer.py",
+        '    if "" in inputs:\n',
+        "    if False:\n",
+        f"{_T}test_bad_input.py::test_invalid_value_returns_422_with_its_index",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "            if not tokens.ids:\n",
+        "            if False:\n",
+        f"{_I}test_tokenizer.py::test_text_without_any_token_is_refused",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "            if not rules.looks_up:  # the sum of no weights is an empty vector\n",
+        "            if True:\n",
+        f"{_T}test_inference_free.py::test_query_without_tokens_has_no_weights",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "        if all(span is None for span in spans):\n",
+        "        if False:\n",
+        "tests/service/debug/test_attribution_routes.py::"
+        "test_invalid_attribution_request_has_code_and_pointer",
+    ),
+    Guard(
+        "service/inference/tokenizer.py",
+        "                text.encode()\n",
+        "                pass\n",
+        f"{_I}test_tokenizer.py::test_first_text_that_cannot_be_encoded_is_named",
+    ),
+    Guard(
+        "service/inference/tags.py",
+        "    if not len(tokens):  # special tokens have no label\n",
+        "    if False:\n",
+        f"{_T}test_tag.py::test_entities_equal_the_pipeline",
+    ),
+    Guard(
+        "service/api/compat/tei_embed.py",
+        "partial(model.tokenizer.rows_of_texts, texts, parameters.prompt_name, on_overflow)",
+        "partial(model.tokenizer.rows, texts, parameters.prompt_name, on_overflow)",
+        f"{_T}compat/test_tei.py::test_similarity_takes_empty_texts",
+    ),
+    # Arguments of the Python API.
+    Guard(
+        "service/inference/arguments.py",
+        "item if isinstance(item, str) else _ids(item, i) for i",
+        "item for i",
+        f"{_T}test_arguments.py::test_texts_and_ids",
+    ),
+    Guard(
+        "service/inference/arguments.py",
+        "        if not isinstance(item, str):\n",
+        "        if False:\n",
+        f"{_T}test_arguments.py::test_texts",
+    ),
+    Guard(
+        "service/inference/arguments.py",
+        " and not isinstance(row, _BYTES)",
+        "",
+        f"{_T}test_arguments.py::test_rows_to_decode",
+    ),
+    Guard(
+        "service/inference/arguments.py",
+        "return isinstance(value, Integral) and not isinstance(value, bool)",
+        "return isinstance(value, Integral)",
+        f"{_T}test_arguments.py::test_invalid_options_of_chunking_are_named",
+    ),
+    Guard(
+        "service/inference/arguments.py",
+        ' or hasattr(values, "columns")',
+        "",
+        f"{_T}test_arguments.py::test_what_is_no_list_of_inputs_is_refused",
+    ),
+    Guard(
+        "service/inference/arguments.py",
+        "        if not is_valid(value):\n",
+        "        if False:\n",
+        f"{_T}test_arguments.py::test_every_invalid_option_is_named",
+    ),
     # Scores and sparse vectors.
     Guard(
         "service/inference/pairs.py",

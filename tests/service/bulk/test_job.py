@@ -208,6 +208,16 @@ def test_records_with_errors_are_rows_with_errors_and_never_stop_the_job(
     assert progress.first_error == f"row 1: {empty}"
 
 
+def test_pairs_with_an_empty_text_are_rows_with_errors(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    pairs = [("a cat", "a dog"), ("a cat", ""), ("", "a dog"), (" ", "\0")]
+    path = write_lines(tmp_path, [{"query": query, "text": text} for query, text in pairs])
+    encode(path, kind="scores")
+    errors = [None, "the text is empty", "the text is empty", None]
+    assert rows_of(output)["error"].to_pylist() == errors
+
+
 def test_texts_that_the_tokenizer_reads_as_nothing_have_vectors(
     encode: Encode, tmp_path: Path, output: Path, small_artifact: Artifact
 ) -> None:

@@ -1,7 +1,7 @@
 """/tei, asked by huggingface_hub's client, and over HTTP where it has no call for a route."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -189,6 +189,36 @@ def test_info_and_health(client: TestClient) -> None:
     for route in ("", "/", "/health", "/ping"):
         response = client.get(f"/tei{route}")
         assert (response.status_code, response.content) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "vectors_of"),
+    [
+        ("/v1/embeddings", "input", lambda body: [row["embedding"] for row in body["data"]]),
+        ("/v2/embed", "texts", lambda body: body["embeddings"]["float"]),
+        ("/tei/embed", "inputs", lambda body: body),
+    ],
+)
+def test_texts_without_visible_characters_have_the_vectors_of_encode(
+    client: TestClient, path: str, field: str, vectors_of: Callable[[Any], Any]
+) -> None:
+    texts = [CAT, " ", "\t\n", "\0", "a\0 cat", "\u200b"]
+    expected = client.post("/encode", json={"inputs": texts}).json()["embeddings"]
+    model = "sentence-transformers/all-MiniLM-L6-v2"  # other APIs than OpenAI's ignore it
+    response = client.post(path, json={field: texts, "model": model})
+    assert response.status_code == 200, response.text
+    np.testing.assert_allclose(vectors_of(response.json()), expected, atol=1e-6)
+
+
+def test_similarity_takes_empty_texts(client: TestClient) -> None:
+    texts = [CAT, "", " ", "\0"]
+    vectors = np.array(
+        client.post("/encode", json={"inputs": [CAT, *[" "] * 3]}).json()["embeddings"]
+    )
+    for source, vector in ((CAT, vectors[0]), ("", vectors[1])):
+        inputs = {"source_sentence": source, "sentences": texts}
+        cosines = ask(client, "/similarity", inputs=inputs)
+        np.testing.assert_allclose(cosines, vectors @ vector, atol=1e-6)
 
 
 def test_headers_tell_the_work_and_the_time(client: TestClient) -> None:
