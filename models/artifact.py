@@ -30,7 +30,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
-FORMAT = 7
+FORMAT = 8
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
@@ -48,14 +48,34 @@ class ArtifactError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LengthQuality:
+    """Quality of an int8 graph for texts of a class of lengths.
+
+    Attributes:
+        is_generated: Whether the texts were generated from the vocabulary.
+        min_tokens: Length of the shortest texts, in tokens without a prompt.
+        max_tokens: Length of the longest texts.
+        texts: Number of texts.
+        measures: Results by measure, see `models.export.int8.quality`.
+    """
+
+    is_generated: bool
+    min_tokens: int
+    max_tokens: int
+    texts: int
+    measures: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quality:
     """Quality of an int8 graph, relative to the float32 graph of the artifact.
 
     Attributes:
-        is_generated: Whether the texts were generated from the vocabulary.
-        calibration_texts: Number of texts with which weights were rounded.
-        evaluated_texts: Number of other texts, with which `measures` were measured.
-        measures: Results by measure, see `models.export.int8.quality`.
+        is_generated: Whether all texts were generated from the vocabulary.
+        calibration_texts: Number of texts with which weights were rounded, joined ones included.
+        evaluated_texts: Number of other texts, with which the quality was measured.
+        measures: Lowest results of all classes of lengths, by measure.
+        by_length: Results of each class; the user's texts first, then generated ones.
         check: Worst `cosine` and `norm` of the self-check, as in `models.engines.Agreement`, by
             output.
         costs: Relative error of each quantised layer alone, by layer name; the greatest first.
@@ -66,6 +86,7 @@ class Quality:
     calibration_texts: int
     evaluated_texts: int
     measures: Mapping[str, float]
+    by_length: tuple[LengthQuality, ...]
     check: Mapping[Output, Mapping[str, float]]
     costs: Mapping[str, float]
     float_layers: tuple[str, ...]
@@ -425,5 +446,6 @@ def _parse_graph(values: dict[str, Any]) -> Graph:
     quality = values.pop("quality", None)
     if quality is not None:
         quality["float_layers"] = tuple(quality["float_layers"])
+        quality["by_length"] = tuple(LengthQuality(**own) for own in quality["by_length"])
         quality = Quality(**quality)
     return Graph(**values, quality=quality)
