@@ -97,9 +97,9 @@ def test_folder_without_manifest_is_rejected(tmp_path: Path) -> None:
     [
         ("{", "manifest.json is invalid"),
         ("[]", "manifest.json is invalid"),
-        ('{"format": 7}', "manifest.json is invalid"),
-        ('{"format": 7, "graphs": [], "pooling": [], "files": null}', "manifest.json is invalid"),
-        ('{"format": 99}', "has format 99; format 7 is required: export again"),
+        ('{"format": 8}', "manifest.json is invalid"),
+        ('{"format": 8, "graphs": [], "pooling": [], "files": null}', "manifest.json is invalid"),
+        ('{"format": 99}', "has format 99; format 8 is required: export again"),
     ],
 )
 def test_invalid_manifest_raises_artifact_error(tmp_path: Path, content: str, message: str) -> None:
