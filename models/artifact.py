@@ -92,14 +92,34 @@ class ArtifactError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LengthQuality:
+    """Quality of an int8 graph for texts of a class of lengths.
+
+    Attributes:
+        is_generated: Whether the texts were generated from the vocabulary.
+        min_tokens: Length of the shortest texts, in tokens without a prompt.
+        max_tokens: Length of the longest texts.
+        texts: Number of texts.
+        measures: Results by measure, see `models.export.int8.quality`.
+    """
+
+    is_generated: bool
+    min_tokens: _Count
+    max_tokens: _Count
+    texts: _Count
+    measures: Annotated[Mapping[_Measure, Number], length(0, 64)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quality:
     """Quality of an int8 graph, relative to the float32 graph of the artifact.
 
     Attributes:
-        is_generated: Whether the texts were generated from the vocabulary.
-        calibration_texts: Number of texts with which weights were rounded.
-        evaluated_texts: Number of other texts, with which `measures` were measured.
-        measures: Results by measure, see `models.export.int8.quality`.
+        is_generated: Whether all texts were generated from the vocabulary.
+        calibration_texts: Number of texts with which weights were rounded, joined ones included.
+        evaluated_texts: Number of other texts, with which the quality was measured.
+        measures: Lowest results of all classes of lengths, by measure.
+        by_length: Results of each class; the user's texts first, then generated ones.
         check: Worst `cosine` and `norm` of the self-check, as in `models.engines.Agreement`, by
             output.
         costs: Relative error of each quantised layer alone, by layer name; the greatest first.
@@ -110,6 +130,7 @@ class Quality:
     calibration_texts: _Count
     evaluated_texts: _Count
     measures: Annotated[Mapping[_Measure, Number], length(0, 64)]
+    by_length: Annotated[tuple[LengthQuality, ...], length(0, 64)]
     check: Mapping[Output, Mapping[_Measure, Number]]
     costs: Mapping[_Name, Number]
     float_layers: tuple[_Name, ...]

@@ -232,16 +232,13 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
 
     Raises:
         EngineError: The agreement of an output is outside the bounds in `OUTPUTS` for the engine's
-            precision, or outside those of the int8 graph.
+            precision, or of an int8 graph outside twice the deviations that its export measured;
+            or the deviations in the manifest are outside the bounds in `OUTPUTS`.
     """
+    bounds_of = {output: _bounds(engine, artifact, output) for output in artifact.manifest.outputs}
     agreements = measure_check(engine, artifact)
-    quality = artifact.graph(engine.name, "int8").quality if engine.precision == "int8" else None
     for output, worst in agreements.items():
-        bounds = (
-            int8_bounds(quality.check[output])
-            if quality
-            else OUTPUTS[output].bounds[engine.precision]
-        )
+        bounds = bounds_of[output]
         if not worst.is_within(bounds):
             raise EngineError(
                 f"self-check failed: the output {output!r} of {engine.name} in {engine.precision} "
@@ -249,6 +246,21 @@ def self_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:
                 f"worst norm difference of {worst.norm:.1e} ({bounds.norm:.3g} allowed)"
             )
     return agreements
+
+
+def _bounds(engine: Engine, artifact: Artifact, output: Output) -> Agreement:
+    bounds = OUTPUTS[output].bounds[engine.precision]
+    if engine.precision != "int8":
+        return bounds
+    quality = artifact.graph(engine.name, "int8").quality
+    measured = quality.check.get(output) if quality else None
+    if measured is None or not Agreement(**measured).is_within(bounds):
+        raise EngineError(
+            f"the manifest has no acceptable check of the int8 graph's output {output!r}: "
+            f"{measured}; a cosine of {bounds.cosine:g} and a norm difference of {bounds.norm:g} "
+            "are required: export again"
+        )
+    return int8_bounds(output, measured)
 
 
 def measure_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]:

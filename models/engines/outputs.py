@@ -43,8 +43,8 @@ class OutputSpec:
 
     Attributes:
         shape: Shape of the output for one input, for documentation.
-        bounds: Worst acceptable agreement with PyTorch, by precision of the engine. For int8 it
-            depends on the graph, see `int8_bounds`.
+        bounds: Worst acceptable agreement with PyTorch, by precision of the engine. For int8 they
+            hold at export; those of a start are narrower, see `int8_bounds`.
         per_token: Whether a batch has one vector per token, `(T, W)`, in place of one per row.
         per_element: Whether each element is compared on its own, as `compare` describes.
     """
@@ -57,29 +57,30 @@ class OutputSpec:
 
 _EXACT = Agreement(1 - 1e-6, 1e-4)
 # Worst cosine and norm difference measured with all-MiniLM-L6-v2: 1 - 1e-12 and 3e-7 in float32,
-# 0.99997 and 3e-3 in bfloat16.
+# 0.99997 and 3e-3 in bfloat16, and in int8 0.997 and 0.03, depending on the texts that calibrate.
 _OF_ROWS: Bounds = {
     "float32": _EXACT,
     "float16": Agreement(0.9995, 0.02),
     "bfloat16": Agreement(0.9995, 0.02),
+    "int8": Agreement(0.99, 0.1),
 }
 # Pooling averages rounding errors out, so vectors of tokens have wider bounds.
 _OF_TOKENS: Bounds = {
     "float32": _EXACT,
     "float16": Agreement(0.999, 0.05),
     "bfloat16": Agreement(0.999, 0.05),
+    "int8": Agreement(0.95, 0.1),
 }
+# A logit near 0 has an error in int8 that turns its vector (z, 1) further than those of rows.
+_OF_LOGITS: Bounds = {**_OF_ROWS, "int8": Agreement(0.95, 0.1)}
 # Errors of logits grow with the head's weights: with a random head on the same model, and logits up
 # to 9, the worst of 6,000 are 0.99993 and 9e-3 in float16, and 0.997 and 6e-2 in bfloat16.
 _OF_TAGS: Bounds = {**_OF_TOKENS, "bfloat16": Agreement(0.99, 0.1)}
 
-# No int8 graph may be worse, whatever was measured: a check with wider bounds detects no fault.
-_WORST_INT8 = Agreement(0.95, 0.1)
-
 OUTPUTS: dict[Output, OutputSpec] = {
     "pooled": OutputSpec("(W,)", _OF_ROWS),
     "tokens": OutputSpec("(L, D)", _OF_TOKENS, per_token=True),
-    "logits": OutputSpec("(C,)", _OF_ROWS, per_element=True),
+    "logits": OutputSpec("(C,)", _OF_LOGITS, per_element=True),
     "sparse": OutputSpec("(V,)", _OF_ROWS, per_element=True),
     "weights": OutputSpec("(L, 1)", _OF_TAGS, per_token=True, per_element=True),
     "tags": OutputSpec("(L, C)", _OF_TAGS, per_token=True, per_element=True),
@@ -87,15 +88,19 @@ OUTPUTS: dict[Output, OutputSpec] = {
 }
 
 
-def int8_bounds(measured: Mapping[str, float]) -> Agreement:
+def int8_bounds(output: Output, measured: Mapping[str, float]) -> Agreement:
     """Return bounds for an output of an int8 graph: twice the deviations measured at its export.
 
+    They are never wider than those in `OUTPUTS`: a check with wider bounds would detect no fault.
+
     Args:
+        output: Name of the output.
         measured: Worst `cosine` and `norm` in the self-check at export.
     """
+    widest = OUTPUTS[output].bounds["int8"]
     return Agreement(
-        cosine=max(_WORST_INT8.cosine, 1 - 2 * (1 - measured["cosine"])),
-        norm=min(_WORST_INT8.norm, 2 * measured["norm"]),
+        cosine=max(widest.cosine, 1 - 2 * (1 - measured["cosine"])),
+        norm=min(widest.norm, 2 * measured["norm"]),
     )
 
 

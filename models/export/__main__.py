@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 # Bounds of `QualityBounds`, with what they bound.
 _BOUNDS = {
-    "min_cosine": "mean cosine between int8 and float32 vectors",
-    "min_recall": "recall of the 10 nearest neighbours among the texts of --calibrate",
+    "min_cosine": "mean cosine between int8 and float32 vectors of texts of similar length",
+    "min_recall": "recall of the 10 nearest neighbours among texts of --calibrate of similar "
+    "length",
     "min_rank_correlation": "rank correlation of scores, or share of equal labels",
 }
 # Number of layers that the export prints; the manifest has all.
@@ -145,9 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="TEXTS",
         type=Path,
         help="UTF-8 file with the model's kind of texts, one per line: every second one gives the "
-        "ranges of int8 and uint8 vectors and calibrates an int8 graph, and the others measure the "
-        f"quality of both; at least {MIN_TEXTS} texts (default: no ranges, and texts from the "
-        "vocabulary for an int8 graph)",
+        "ranges of int8 and uint8 vectors and calibrates an int8 graph, beside texts from the "
+        "vocabulary, and the others measure the quality of both; at least "
+        f"{MIN_TEXTS} texts (default: no ranges, and texts from the vocabulary alone for an int8 "
+        "graph)",
     )
     options = parser.parse_args(arguments)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -207,13 +209,18 @@ def _lines(file: Path) -> list[str]:
 
 
 def _quality(quality: Quality) -> str:
-    source = "generated texts" if quality.is_generated else "texts"
-    measures = ", ".join(f"{name} {value:.4f}" for name, value in quality.measures.items())
     lines = [
-        f"int8, calibrated with {quality.calibration_texts:,} {source} and measured with "
-        f"{quality.evaluated_texts:,} others: {measures}",
-        f"{'Costliest layers in int8':41} {'relative error':>15}",
+        f"int8, calibrated with {quality.calibration_texts:,} texts and measured with "
+        f"{quality.evaluated_texts:,} others, by number of tokens:",
+        f"{'texts':10} {'tokens':>10} {'texts':>6}"
+        + "".join(f" {name:>16}" for name in quality.by_length[0].measures),
     ]
+    for own in quality.by_length:
+        source = "generated" if own.is_generated else "own"
+        values = "".join(f" {value:16.4f}" for value in own.measures.values())
+        lengths = f"{own.min_tokens}-{own.max_tokens}"
+        lines.append(f"{source:10} {lengths:>10} {own.texts:6,}{values}")
+    lines.append(f"{'Costliest layers in int8':41} {'relative error':>15}")
     for name, cost in list(quality.costs.items())[:_SHOWN_LAYERS]:
         kept = "  stays in float" if name in quality.float_layers else ""
         lines.append(f"{name:41} {cost:15.1e}{kept}")

@@ -35,7 +35,6 @@ from models.export.calibration import calibrate, distinct
 from models.export.checkpoint import NO_OVERRIDES, load
 from models.export.int8.graph import add_int8_graph
 from models.export.int8.quality import QualityBounds, check_outputs
-from models.export.int8.texts import vocabulary_texts
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
 from models.export.parity import (
@@ -103,8 +102,9 @@ def export(
         target: "cpu", or "cuda" to export a graph for GPUs in addition to those for CPUs.
         overrides: Replacements for the model's settings.
         copy_source: Whether to copy the weights and config, which the gradient routes need.
-        calibration_texts: Texts that calibrate quantised vectors and the int8 graph; None: no
-            calibration of vectors, and texts from the vocabulary for the int8 graph.
+        calibration_texts: Texts that calibrate quantised vectors and, with texts from the
+            vocabulary, the int8 graph; None: no calibration of vectors, and texts from the
+            vocabulary alone for the int8 graph.
         int8: Lowest acceptable quality of an int8 graph; None: no int8 graph.
         report: Called with a progress message at each step.
 
@@ -185,13 +185,10 @@ def _calibrated(
         write_manifest(folder, manifest)
     if int8 is None:
         return manifest
-    is_generated = texts is None
-    if texts is None:
-        report("No --calibrate: generating calibration texts from the vocabulary")
-        texts = vocabulary_texts(tokenizer, manifest.max_tokens)
+    source = "the vocabulary" if texts is None else "--calibrate and the vocabulary"
+    report(f"Calibrating int8 with texts from {source}")
     artifact = replace(artifact, manifest=manifest)
-    with_int8 = add_int8_graph(artifact, tokenizer, texts, int8, report, is_generated=is_generated)
-    return with_int8.manifest
+    return add_int8_graph(artifact, tokenizer, texts, int8, report).manifest
 
 
 def _check_has_pooled(name: str, config: SentenceConfig) -> None:

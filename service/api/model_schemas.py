@@ -65,15 +65,26 @@ class CalibrationRanges(BaseModel):
     )
 
 
+class LengthQualityInfo(BaseModel):
+    """Quality of an int8 graph for texts of a class of lengths."""
+
+    is_generated: bool = Field(description="Whether the texts were generated from the vocabulary")
+    min_tokens: int = Field(description="Length of the shortest texts, in tokens")
+    max_tokens: int = Field(description="Length of the longest texts, in tokens")
+    texts: int = Field(description="Number of texts")
+    measures: dict[str, float] = Field(description="Measured quality, as in `measures` of all")
+
+
 class QualityInfo(BaseModel):
     """Quality of an int8 graph relative to float32, measured at export."""
 
     measures: dict[str, float] = Field(
         description="`mean_cosine`, `worst_cosine` and `recall_at_10` of pooled vectors, or "
-        "`rank_correlation` or `label_agreement` of logits"
+        "`rank_correlation` or `label_agreement` of logits: the lowest of all lengths"
     )
+    by_length: list[LengthQualityInfo] = Field(description="Measured quality by length of texts")
     is_generated: bool = Field(
-        description="Whether the texts were generated from the vocabulary, without --calibrate"
+        description="Whether all texts were generated from the vocabulary, without --calibrate"
     )
     calibration_texts: int = Field(description="Number of texts that calibrated the graph")
     evaluated_texts: int = Field(description="Number of other texts, which measured the quality")

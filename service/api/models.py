@@ -1,6 +1,6 @@
 """Routes about the served models: list, description, load, replacement and deletion."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -14,6 +14,7 @@ from service.api.model_schemas import (
     AgreementInfo,
     CalibrationInfo,
     CalibrationRanges,
+    LengthQualityInfo,
     Limits,
     LoadedVersion,
     LoadRequest,
@@ -241,6 +242,7 @@ def _quality(model: Model) -> QualityInfo | None:
         return None
     return QualityInfo(
         measures=dict(quality.measures),
+        by_length=[LengthQualityInfo(**asdict(own)) for own in quality.by_length],
         is_generated=quality.is_generated,
         calibration_texts=quality.calibration_texts,
         evaluated_texts=quality.evaluated_texts,

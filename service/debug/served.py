@@ -55,7 +55,8 @@ def _bounds(model: Model) -> Agreement:
     """Return the bounds for a model; those of an int8 graph follow from its measured quality."""
     if model.quality is None:
         return _BOUNDS
-    own = int8_bounds(model.quality.check[model.artifact.manifest.outputs[0]])
+    output = model.artifact.manifest.outputs[0]
+    own = int8_bounds(output, model.quality.check[output])
     return Agreement(min(own.cosine, _BOUNDS.cosine), max(own.norm, _BOUNDS.norm))
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from models.artifact import Artifact, Graph, Manifest, Quality, TokenRules
+from models.artifact import Artifact, Graph, LengthQuality, Manifest, Quality, TokenRules
 from models.engines import Precision
 from models.export.exporter import export
 from models.export.sentence_config import Overrides
@@ -22,6 +22,9 @@ QUALITY = Quality(
     calibration_texts=10,
     evaluated_texts=20,
     measures={"mean_cosine": 0.999},
+    by_length=(
+        LengthQuality(is_generated=True, min_tokens=1, max_tokens=32, texts=20, measures={}),
+    ),
     check={"pooled": {"cosine": 0.99, "norm": 0.01}},
     costs={"layers.0.linear1": 0.1},
     float_layers=("layers.1.linear2",),

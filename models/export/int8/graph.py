@@ -2,15 +2,23 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import onnx
 from tokenizers import Tokenizer
 
-from models.artifact import Artifact, Graph, Quality, sha256, write_manifest
-from models.engines import EngineError, measure_check, open_engine, self_check
-from models.export.calibration import TextRows
+from models.artifact import (
+    Artifact,
+    Graph,
+    LengthQuality,
+    Manifest,
+    Quality,
+    sha256,
+    write_manifest,
+)
+from models.engines import Engine, EngineError, measure_check, open_engine, self_check
+from models.export.calibration import TextRows, run_rows
 from models.export.int8.products import (
     Products,
     activations,
@@ -18,54 +26,72 @@ from models.export.int8.products import (
     per_token_values,
     write_int8,
 )
-from models.export.int8.quality import MAX_TEXTS, QualityBounds, measure, quality_rows
+from models.export.int8.quality import QualityBounds, broken_check, lowest, measure
 from models.export.int8.rounding import Rounded, round_product
+from models.export.int8.rows import joined_rows, length_classes, rows_by_length, within
+from models.export.int8.texts import Corpus, OwnTexts, VocabularyTexts
 from models.export.onnx_graph import OPSET
+from models.quantization import Vectors
 
 FILE, WEIGHTS = "model.int8.onnx", "model.int8.weights"
-# Number of tokens that calibrate. More change neither cosines nor recall of all-MiniLM-L6-v2.
-_MAX_TOKENS = 14_000
+# Number of tokens that calibrate. Twice as many change neither cosines nor recall of
+# all-MiniLM-L6-v2.
+_CALIBRATION_TOKENS = 14_000
+# Number of tokens of each class of lengths that measure the quality. Generated texts beside the
+# user's own measure cosines alone, which need fewer.
+_MEASURED_TOKENS, _FEWER_TOKENS = 48_000, 12_000
 _BATCH_TOKENS = 512
 # Shares of the layers that stay in float, tried in this order until the bounds hold.
 _FLOAT_SHARES = (0.0, 1 / 12, 1 / 6, 1 / 4)
 
 
+@dataclass(frozen=True)
+class _HeldOut:
+    """Rows of a class of lengths, which did not calibrate, with their vectors in float32."""
+
+    is_generated: bool
+    lengths: range
+    rows: TextRows
+    expected: Vectors
+
+
 def add_int8_graph(
     artifact: Artifact,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: Sequence[str] | None,
     bounds: QualityBounds,
     report: Callable[[str], None],
-    *,
-    is_generated: bool,
 ) -> Artifact:
     """Add a graph in int8 to an artifact that is being written; return the artifact with it.
 
-    Every second text calibrates, and the others measure the quality. If it is below the bounds,
-    the layers with the greatest cost stay in float, up to a quarter of all.
+    Texts from the vocabulary calibrate it and, with an equal number of tokens, every second one of
+    the user's texts. Other texts measure the quality. If it is below the bounds, the layers with
+    the greatest cost stay in float, up to a quarter of all.
 
     Args:
         artifact: Artifact with float32 graphs.
         tokenizer: Tokenizer of the artifact.
-        texts: Different texts.
+        texts: Different texts of the user; None: there are none.
         bounds: Lowest acceptable quality.
         report: Called with a progress message at each step.
-        is_generated: Whether the texts were generated from the vocabulary.
 
     Raises:
+        CheckpointError: No texts can be generated from the vocabulary, or the user's texts have no
+            tokens.
         EngineError: int8 is not usable on this machine, so that its quality cannot be measured; or
             the quality is below the bounds.
     """
     folder, manifest = artifact.path, artifact.manifest
     source = folder / artifact.graph("openvino", "float32").file
-    held_out = quality_rows(manifest, tokenizer, texts[1::2][:MAX_TEXTS])
-    calibrating = quality_rows(manifest, tokenizer, texts[::2])
+    calibrating = calibration_rows(manifest, tokenizer, texts)
     rounded = _rounded(source, calibrating)
     costs = {products.name: own.cost for products, own in rounded}
     costly = sorted(rounded, key=lambda pair: -pair[1].cost)
     float_graph = onnx.load(source)
     broken: list[str] = []
     exact = open_engine(artifact)
+    held_out = _held_out(exact, manifest, tokenizer, texts)
+    exact.close()
     for share in _FLOAT_SHARES:
         kept = [products.name for products, _ in costly[: math.ceil(share * len(rounded))]]
         own = [pair for pair in rounded if pair[0].name not in kept]
@@ -77,29 +103,30 @@ def add_int8_graph(
         )
         added = _with_graph(artifact, graph)
         engine = open_engine(added, "openvino", "int8")
-        measures = measure(exact, engine, manifest, held_out)
-        broken = bounds.broken(measures, is_generated=is_generated)
+        by_length = _measured(engine, manifest, held_out)
+        check = measure_check(engine, added)
+        broken = bounds.broken(by_length) + broken_check(check)
+        measures = lowest(by_length)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
         report(f"int8 with {len(kept)} of {len(rounded)} layers in float: {shown}")
         if broken:
             engine.close()
             continue
         quality = Quality(
-            is_generated=is_generated,
-            calibration_texts=len(texts[::2]),
-            evaluated_texts=len(texts[1::2][:MAX_TEXTS]),
+            is_generated=texts is None,
+            calibration_texts=len(calibrating.ids),
+            evaluated_texts=sum(own.texts for own in by_length),
             measures=measures,
-            check={name: asdict(worst) for name, worst in measure_check(engine, added).items()},
+            by_length=tuple(by_length),
+            check={name: asdict(worst) for name, worst in check.items()},
             costs={name: float(f"{cost:.3g}") for name, cost in _sorted(costs)},
             float_layers=tuple(kept),
         )
         added = _with_graph(artifact, replace(graph, quality=quality))
         self_check(engine, added)
         engine.close()
-        exact.close()
         write_manifest(folder, added.manifest)
         return added
-    exact.close()
     table = ", ".join(f"{name} {cost:.1e}" for name, cost in _sorted(costs)[:8])
     raise EngineError(
         f"the int8 graph is below the bounds even with {len(kept)} of {len(rounded)} layers in "
@@ -107,17 +134,80 @@ def add_int8_graph(
     )
 
 
+def calibration_rows(
+    manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str] | None
+) -> TextRows:
+    """Return the rows that calibrate: of all lengths, and in all scripts of the vocabulary.
+
+    Every class of lengths has the same number of tokens. Half of them are those of the user's
+    texts, if there are any.
+
+    Args:
+        manifest: Manifest of the model.
+        tokenizer: Tokenizer of the artifact.
+        texts: Different texts of the user; None: there are none.
+
+    Raises:
+        CheckpointError: No texts can be generated from the vocabulary, or the user's texts have no
+            tokens.
+    """
+    tokenizer.no_truncation()
+    corpora: list[Corpus] = [VocabularyTexts(tokenizer, seed=0)]
+    if texts is not None:
+        corpora.append(OwnTexts(tokenizer, texts[::2]))
+    classes = len(length_classes(manifest.max_tokens))
+    tokens = _CALIBRATION_TOKENS // len(corpora) // classes
+    return joined_rows(
+        [
+            within(own, tokens)
+            for corpus in corpora
+            for own in rows_by_length(manifest, tokenizer, corpus, tokens).values()
+        ]
+    )
+
+
+def _held_out(
+    exact: Engine, manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str] | None
+) -> list[_HeldOut]:
+    """Return the rows that measure the quality; the user's texts come first."""
+    tokenizer.no_truncation()
+    generated = VocabularyTexts(tokenizer, seed=1)
+    corpora: list[tuple[bool, Corpus, int]] = [(True, generated, _MEASURED_TOKENS)]
+    if texts is not None:
+        own = OwnTexts(tokenizer, texts[1::2])
+        corpora = [(False, own, _MEASURED_TOKENS), (True, generated, _FEWER_TOKENS)]
+    output = manifest.outputs[0]
+    return [
+        _HeldOut(is_generated, lengths, rows, run_rows(exact, rows, output))
+        for is_generated, corpus, tokens in corpora
+        for lengths, rows in rows_by_length(manifest, tokenizer, corpus, tokens).items()
+    ]
+
+
+def _measured(
+    engine: Engine, manifest: Manifest, held_out: Sequence[_HeldOut]
+) -> list[LengthQuality]:
+    return [
+        LengthQuality(
+            is_generated=own.is_generated,
+            min_tokens=own.lengths[0],
+            max_tokens=own.lengths[-1],
+            texts=len(own.rows.ids),
+            measures=measure(
+                manifest, own.expected, run_rows(engine, own.rows, manifest.outputs[0])
+            ),
+        )
+        for own in held_out
+    ]
+
+
 def _sorted(costs: dict[str, float]) -> list[tuple[str, float]]:
     return sorted(costs.items(), key=lambda item: -item[1])
 
 
 def _rounded(source: Path, rows: TextRows) -> list[tuple[Products, Rounded]]:
-    """Return the products of the graph, quantised with the tokens of the rows."""
-    every = max(1, sum(map(len, rows.ids)) // _MAX_TOKENS)
-    some = replace(
-        rows, ids=rows.ids[::every], types=None if rows.types is None else rows.types[::every]
-    )
-    batches = [batch for _, batch in some.batches(_BATCH_TOKENS)]
+    """Return the products of the graph, quantised calibrated with the rows."""
+    batches = [batch for _, batch in rows.batches(_BATCH_TOKENS)]
     products = find_products(onnx.load(source).graph, per_token_values(source, batches[-1]))
     return [
         (own, round_product(x, own.weights)) for own, x in activations(source, products, batches)

@@ -1,9 +1,11 @@
 """Quality of an int8 graph: its results for texts that did not calibrate, against float32.
 
+It is measured for each class of lengths apart, because short texts hide what long ones lose.
+
 mean_cosine       of pooled vectors
 worst_cosine      of pooled vectors
-recall_at_10      share of the 10 nearest texts by float32 vectors that int8 vectors find, with
-                  queries and documents both in int8
+recall_at_10      share of the 10 nearest texts of the class by float32 vectors that int8 vectors
+                  find, with queries and documents both in int8
 rank_correlation  Spearman's, of the scores of a query's documents, averaged over queries; for a
                   model with one label
 label_agreement   share of texts with the same best label; for a model with several labels
@@ -14,44 +16,37 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
-from models.artifact import Manifest
-from models.engines import Engine, cosines
-from models.export.calibration import TextRows, nearest, overlap, run_rows, text_rows, unit
+from models.artifact import LengthQuality, Manifest, Output
+from models.engines import OUTPUTS, Agreement, cosines
+from models.export.calibration import nearest, overlap, unit
+from models.export.int8.rows import DOCUMENTS
 from models.export.model_folder import CheckpointError
 
-# Number of texts that are measured. With 2,000, the standard error of recall is about 0.002.
-MAX_TEXTS = 2000
-# Number of documents of each query of a reranker.
-_DOCUMENTS = 20
 # Outputs of models whose quality is measured. Token vectors are a by-product of pooled vectors.
 # Weights of sparse vectors, tags and multi-vectors would need measures of their own.
 _MEASURED = frozenset({"pooled", "tokens", "logits"})
+# Measures that compare texts with each other, or labels. For generated texts, both are accidental.
+_ACCIDENTAL = frozenset({"recall_at_10", "rank_correlation", "label_agreement"})
 
 
 @dataclass(frozen=True)
 class QualityBounds:
-    """Lowest acceptable quality of an int8 graph, by measure.
+    """Lowest acceptable quality of an int8 graph, for each class of lengths.
 
     Attributes:
-        min_cosine: Of `mean_cosine`.
-        min_recall: Of `recall_at_10`, for the user's own texts. Neighbours of generated texts are
-            accidental: all-MiniLM-L6-v2 has a recall of 0.93 for them, and of 0.97 for real ones.
-        min_rank_correlation: Of `rank_correlation` and `label_agreement`.
+        min_cosine: Lowest `mean_cosine`.
+        min_recall: Lowest `recall_at_10` of the user's own texts.
+        min_rank_correlation: Lowest `rank_correlation` and `label_agreement`; of the user's own
+            texts, if there are any.
     """
 
     min_cosine: float = 0.995
     min_recall: float = 0.97
     min_rank_correlation: float = 0.97
 
-    def broken(self, measures: Mapping[str, float], *, is_generated: bool) -> list[str]:
-        """Return a phrase for each measure that is below its bound.
-
-        Args:
-            measures: Results by measure.
-            is_generated: Whether the texts were generated from the vocabulary.
-        """
+    def broken(self, by_length: Sequence[LengthQuality]) -> list[str]:
+        """Return a phrase for each measure of a class that is below its bound."""
         bounds = {
             "mean_cosine": self.min_cosine,
             "recall_at_10": self.min_recall,
@@ -59,12 +54,39 @@ class QualityBounds:
             "label_agreement": self.min_rank_correlation,
         }
         return [
-            f"{name} is {measures[name]:.4f} ({bound:g} required)"
-            for name, bound in bounds.items()
+            f"{name} of {own.min_tokens} to {own.max_tokens} tokens"
+            f"{' of generated texts' if own.is_generated else ''} is {value:.4f} "
+            f"({bounds[name]:g} required)"
+            for own in by_length
+            for name, value in _meaningful(own, by_length).items()
+            if name in bounds and not (own.is_generated and name == "recall_at_10")
             # NaN is never at least the bound.
-            if name in measures and not (is_generated and name == "recall_at_10")
-            if not measures[name] >= bound
+            if not value >= bounds[name]
         ]
+
+
+def lowest(by_length: Sequence[LengthQuality]) -> dict[str, float]:
+    """Return the lowest result of all classes by measure; NaN, if one is NaN."""
+    results = [_meaningful(own, by_length) for own in by_length]
+    names = dict.fromkeys(name for own in results for name in own)
+    return {name: float(np.min([own[name] for own in results if name in own])) for name in names}
+
+
+def _meaningful(own: LengthQuality, by_length: Sequence[LengthQuality]) -> Mapping[str, float]:
+    """Return the measures of a class, without those that the user's own texts measure better."""
+    if not own.is_generated or all(other.is_generated for other in by_length):
+        return own.measures
+    return {name: value for name, value in own.measures.items() if name not in _ACCIDENTAL}
+
+
+def broken_check(check: Mapping[Output, Agreement]) -> list[str]:
+    """Return a phrase for each output whose check inputs are outside the bounds in `OUTPUTS`."""
+    return [
+        f"the worst cosine of the check's {output} is {worst.cosine:.4f} ({bounds.cosine:g} "
+        f"required), and their worst norm difference {worst.norm:.3f} ({bounds.norm:g} allowed)"
+        for output, worst in check.items()
+        if not worst.is_within(bounds := OUTPUTS[output].bounds["int8"])
+    ]
 
 
 def check_outputs(manifest: Manifest) -> None:
@@ -80,33 +102,17 @@ def check_outputs(manifest: Manifest) -> None:
         )
 
 
-def quality_rows(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) -> TextRows:
-    """Return the rows of texts; of a reranker, each query with its documents."""
-    if manifest.outputs != ("logits",) or len(manifest.labels) > 1:
-        return text_rows(manifest, tokenizer, texts)
-    tokenizer.enable_truncation(manifest.max_tokens, direction=manifest.truncation_side)
-    groups = range(0, len(texts) - _DOCUMENTS, _DOCUMENTS + 1)
-    pairs = [
-        (texts[start], document)
-        for start in groups
-        for document in texts[start + 1 : start + 1 + _DOCUMENTS]
-    ]
-    encodings = tokenizer.encode_batch(pairs)
-    return TextRows([e.ids for e in encodings], types=[e.type_ids for e in encodings])
-
-
-def measure(exact: Engine, engine: Engine, manifest: Manifest, rows: TextRows) -> dict[str, float]:
+def measure(
+    manifest: Manifest, expected: NDArray[np.float32], actual: NDArray[np.float32]
+) -> dict[str, float]:
     """Return the quality by measure; see the module docstring.
 
     Args:
-        exact: Engine in float32.
-        engine: Engine in int8.
         manifest: Manifest of the model.
-        rows: Rows from `quality_rows`.
+        expected: Vectors or logits of rows from `models.export.int8.rows` in float32, `(N, W)`.
+        actual: Those in int8, `(N, W)`.
     """
-    output = manifest.outputs[0]
-    expected, actual = (run_rows(own, rows, output) for own in (exact, engine))
-    if output == "logits":
+    if manifest.outputs[0] == "logits":
         return _of_logits(expected, actual)
     both = cosines(actual, expected)
     indices = np.arange(len(expected))
@@ -124,7 +130,7 @@ def _of_logits(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> di
     if expected.shape[1] > 1:
         same = expected.argmax(1) == actual.argmax(1)
         return {"label_agreement": round(float(same.mean()), 4)}
-    queries = [own.reshape(-1, _DOCUMENTS) for own in (expected, actual)]
+    queries = [own.reshape(-1, DOCUMENTS) for own in (expected, actual)]
     ranks = (own.argsort(1).argsort(1).astype(np.float64) for own in queries)
     first, second = (own - own.mean(1, keepdims=True) for own in ranks)
     correlations = (first * second).sum(1) / np.sqrt((first**2).sum(1) * (second**2).sum(1))

@@ -1,24 +1,30 @@
 """`vitrine-export --precision int8`: rounding, the graph, its measured quality and its refusals."""
 
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import TOKENIZER, Artifact, Graph, LengthQuality
 from models.engines import (
     ENGINES,
+    OUTPUTS,
     Agreement,
     EngineError,
-    Output,
     cosines,
     open_engine,
     self_check,
@@ -27,11 +33,14 @@ from models.engines.cpus import cpu_flags
 from models.engines.outputs import int8_bounds
 from models.engines.with_openvino import INT8_GROUP
 from models.export.__main__ import main
-from models.export.calibration import TextRows, text_rows
-from models.export.int8.quality import QualityBounds, measure, quality_rows
+from models.export.calibration import text_rows
+from models.export.int8.graph import calibration_rows
+from models.export.int8.quality import QualityBounds, lowest, measure
 from models.export.int8.rounding import quantize_activations, round_product, round_weights
-from models.export.int8.texts import vocabulary_texts
-from models.packing import PackedBatch, pack
+from models.export.int8.rows import length_classes, quality_rows, rows_by_length
+from models.export.int8.texts import OwnTexts, VocabularyTexts
+from models.export.model_folder import CheckpointError
+from models.packing import pack
 from tests.models.checkpoints import save_masked_lm, save_tokenizer
 from tests.models.test_engines import ALTERATIONS, AlteredEngine
 from tests.sentences import calibration_texts
@@ -39,6 +48,10 @@ from tests.sentences import calibration_texts
 UNUSABLE = ENGINES["openvino"].unusable("int8")
 needs_int8 = pytest.mark.skipif(UNUSABLE is not None, reason=str(UNUSABLE))
 Matrix = NDArray[np.float32]
+
+
+def int8_graph(artifact: Artifact) -> Graph:
+    return artifact.graph("openvino", "int8")
 
 
 def correlated(count: int, width: int) -> Matrix:
@@ -162,33 +175,61 @@ def test_self_check_rejects_altered_int8_vectors(int8_artifact: Artifact, name: 
 
 
 def test_bounds_are_twice_the_measured_deviations_and_limited() -> None:
-    bounds = int8_bounds({"cosine": 0.998, "norm": 0.01})
+    bounds = int8_bounds("pooled", {"cosine": 0.998, "norm": 0.01})
     assert (bounds.cosine, bounds.norm) == pytest.approx((0.996, 0.02))
-    assert int8_bounds({"cosine": 0.5, "norm": 3.0}) == Agreement(0.95, 0.1)
+    assert int8_bounds("pooled", {"cosine": 0.5, "norm": 3.0}) == Agreement(0.99, 0.1)
+    assert int8_bounds("logits", {"cosine": 0.5, "norm": 3.0}) == Agreement(0.95, 0.1)
 
 
-class FixedEngine(AlteredEngine):
-    """An engine whose vectors are rows of a matrix, by the first token of each row."""
+def with_check(artifact: Artifact, **pooled: float) -> Artifact:
+    """Return the artifact with another measured check of its int8 graph in the manifest."""
+    graphs = [*artifact.manifest.graphs]
+    quality = graphs[-1].quality
+    assert quality is not None
+    check = {**quality.check, "pooled": {**quality.check["pooled"], **pooled}}
+    graphs[-1] = replace(graphs[-1], quality=replace(quality, check=check))
+    return replace(artifact, manifest=replace(artifact.manifest, graphs=tuple(graphs)))
 
-    def __init__(self, vectors: Matrix) -> None:
-        self.vectors = vectors
 
-    def run(self, batch: PackedBatch, _output: Output = "pooled") -> Matrix:
-        first = batch.input_ids[batch.padded_index[:, 0]]
-        return self.vectors[first]
+@needs_int8
+@pytest.mark.parametrize(
+    "measured", [{"cosine": 0.9758}, {"cosine": float("nan")}, {"norm": 0.11}], ids=str
+)
+def test_start_refuses_a_manifest_whose_check_is_below_the_bound(
+    int8_artifact: Artifact, measured: dict[str, float]
+) -> None:
+    engine = open_engine(int8_artifact, "openvino", "int8")
+    with pytest.raises(EngineError, match=r"no acceptable check .* 'pooled': .* 0\.99 .* required"):
+        self_check(engine, with_check(int8_artifact, **measured))
 
 
-def rows_of(count: int) -> TextRows:
-    return TextRows([[index, 0] for index in range(count)])
+@needs_int8
+def test_start_refuses_a_graph_without_a_measured_check(int8_artifact: Artifact) -> None:
+    engine = open_engine(int8_artifact, "openvino", "int8")
+    graphs = (*int8_artifact.manifest.graphs[:-1], replace(int8_graph(int8_artifact), quality=None))
+    manifest = replace(int8_artifact.manifest, graphs=graphs)
+    with pytest.raises(EngineError, match="no acceptable check of the int8 graph"):
+        self_check(engine, replace(int8_artifact, manifest=manifest))
+
+
+@needs_int8
+def test_start_holds_twice_the_deviations_that_the_export_measured(
+    int8_artifact: Artifact,
+) -> None:
+    engine = open_engine(int8_artifact, "openvino", "int8")
+    worst = self_check(engine, int8_artifact)["pooled"]
+    assert 0.99 < worst.cosine < 1
+    within = with_check(int8_artifact, cosine=1 - (1 - worst.cosine) / 1.9)
+    assert self_check(engine, within)["pooled"] == worst
+    with pytest.raises(EngineError, match="self-check failed: the output 'pooled'"):
+        self_check(engine, with_check(int8_artifact, cosine=1 - (1 - worst.cosine) / 2.1))
 
 
 def test_quality_of_vectors_equals_a_search_for_neighbours(int8_artifact: Artifact) -> None:
     rng = np.random.default_rng(3)
     expected = rng.normal(size=(60, 8)).astype(np.float32)
     actual = expected + rng.normal(size=expected.shape).astype(np.float32) * np.float32(0.3)
-    measures = measure(
-        FixedEngine(expected), FixedEngine(actual), int8_artifact.manifest, rows_of(60)
-    )
+    measures = measure(int8_artifact.manifest, expected, actual)
     units = [own / np.linalg.norm(own, axis=1, keepdims=True) for own in (expected, actual)]
     shared = 0
     for query in range(60):
@@ -210,7 +251,7 @@ def test_quality_of_scores_is_spearmans_correlation(int8_artifact: Artifact) -> 
     expected = rng.normal(size=(60, 1)).astype(np.float32)
     actual = expected + rng.normal(size=expected.shape).astype(np.float32)
     manifest = replace(int8_artifact.manifest, outputs=("logits",), labels=("score",))
-    measures = measure(FixedEngine(expected), FixedEngine(actual), manifest, rows_of(60))
+    measures = measure(manifest, expected, actual)
     own = [
         spearmanr(expected[start : start + 20, 0], actual[start : start + 20, 0]).statistic
         for start in (0, 20, 40)
@@ -223,9 +264,7 @@ def test_quality_of_labels_is_the_share_of_equal_ones(int8_artifact: Artifact) -
     actual = expected.copy()
     actual[0] = [0, 1, 0]
     manifest = replace(int8_artifact.manifest, outputs=("logits",), labels=("a", "b", "c"))
-    assert measure(FixedEngine(expected), FixedEngine(actual), manifest, rows_of(4)) == {
-        "label_agreement": 0.75
-    }
+    assert measure(manifest, expected, actual) == {"label_agreement": 0.75}
 
 
 def test_rows_of_a_reranker_are_queries_with_twenty_documents(int8_artifact: Artifact) -> None:
@@ -240,25 +279,153 @@ def test_rows_of_a_reranker_are_queries_with_twenty_documents(int8_artifact: Art
     )
 
 
-def test_nan_is_below_every_bound() -> None:
-    measures = {"mean_cosine": float("nan"), "recall_at_10": 0.97}
-    broken = QualityBounds().broken(measures, is_generated=False)
-    assert broken == ["mean_cosine is nan (0.995 required)"]
+def length_quality(
+    max_tokens: int, *, is_generated: bool = False, **measures: float
+) -> LengthQuality:
+    return LengthQuality(
+        is_generated=is_generated,
+        min_tokens=max_tokens // 2 + 1,
+        max_tokens=max_tokens,
+        texts=50,
+        measures=measures,
+    )
 
 
-def test_recall_is_bounded_for_the_users_own_texts_alone() -> None:
-    bounds, measures = QualityBounds(), {"mean_cosine": 0.999, "recall_at_10": 0.96}
-    assert bounds.broken(measures, is_generated=True) == []
-    broken = bounds.broken(measures, is_generated=False)
-    assert broken == ["recall_at_10 is 0.9600 (0.97 required)"]
+def test_every_class_of_lengths_has_the_bounds() -> None:
+    own = [
+        length_quality(64, mean_cosine=0.999, recall_at_10=0.98),
+        length_quality(128, mean_cosine=0.9949, recall_at_10=0.98),
+        length_quality(256, mean_cosine=0.999, recall_at_10=0.9699),
+    ]
+    assert QualityBounds().broken(own) == [
+        "mean_cosine of 65 to 128 tokens is 0.9949 (0.995 required)",
+        "recall_at_10 of 129 to 256 tokens is 0.9699 (0.97 required)",
+    ]
+    assert lowest(own) == {"mean_cosine": 0.9949, "recall_at_10": 0.9699}
+    generated = [length_quality(64, is_generated=True, mean_cosine=0.9, recall_at_10=0.5)]
+    assert QualityBounds().broken(own[:1] + generated) == [
+        "mean_cosine of 33 to 64 tokens of generated texts is 0.9000 (0.995 required)"
+    ]
+    # Neighbours of generated texts are accidental.
+    assert lowest(own[:1] + generated) == {"mean_cosine": 0.9, "recall_at_10": 0.98}
+    assert lowest(generated) == {"mean_cosine": 0.9, "recall_at_10": 0.5}
 
 
-def test_texts_of_the_vocabulary_are_the_same_at_every_call(int8_artifact: Artifact) -> None:
-    tokenizer = Tokenizer.from_buffer(int8_artifact.read(TOKENIZER))
-    texts = vocabulary_texts(tokenizer, 40)
-    assert texts == vocabulary_texts(tokenizer, 40)
-    words = {word for text in texts for word in text.split()}
-    assert words <= {tokenizer.decode([index]) for index in range(tokenizer.get_vocab_size())}
+@pytest.mark.parametrize("name", ["rank_correlation", "label_agreement"])
+def test_generated_texts_bound_scores_and_labels_without_texts_of_the_user(name: str) -> None:
+    low: dict[str, Any] = {name: 0.9}
+    enough: dict[str, Any] = {name: 0.98}
+    generated = length_quality(64, is_generated=True, **low)
+    own = length_quality(64, **enough)
+    assert QualityBounds().broken([own, generated]) == []
+    assert len(QualityBounds().broken([generated])) == 1
+
+
+def test_nan_is_below_every_bound_and_the_lowest_result() -> None:
+    own = [length_quality(64, mean_cosine=value) for value in (0.999, float("nan"), 0.999)]
+    broken = QualityBounds().broken(own)
+    assert broken == ["mean_cosine of 33 to 64 tokens is nan (0.995 required)"]
+    assert np.isnan(lowest(own)["mean_cosine"])
+
+
+@given(st.integers(1, 10_000))
+@settings(max_examples=200)
+def test_classes_of_lengths_are_a_partition_up_to_the_maximum(max_tokens: int) -> None:
+    classes = length_classes(max_tokens)
+    assert [length for own in classes for length in own] == [*range(1, min(max_tokens, 2048) + 1)]
+    assert all(own[-1] <= max(32, 2 * (own[0] - 1)) for own in classes)
+
+
+def scripts_of(texts: Sequence[str]) -> set[str]:
+    return {unicodedata.name(c, "").split(" ")[0] for text in texts for c in text if c.isalpha()}
+
+
+@pytest.mark.parametrize("texts", [None, calibration_texts()], ids=["generated", "short texts"])
+def test_calibration_has_all_lengths_and_all_scripts_of_the_vocabulary(
+    small_artifact: Artifact, texts: list[str] | None
+) -> None:
+    tokenizer = Tokenizer.from_buffer(small_artifact.read(TOKENIZER))
+    manifest = small_artifact.manifest
+    assert manifest.max_tokens == 256
+    rows = calibration_rows(manifest, tokenizer, texts)
+    assert max(map(len, rows.ids)) == 256
+    assert 12_000 < sum(map(len, rows.ids)) <= 14_000
+    for shortest, longest in ((1, 32), (33, 64), (65, 128), (129, 256)):
+        lengths = [len(row) for row in rows.ids if shortest <= len(row) <= longest]
+        assert 2_500 < sum(lengths) < 4_500, (shortest, longest)
+        assert max(lengths) > 0.9 * longest, (shortest, longest)
+    # A script has at least 20 letters of the vocabulary's words.
+    words = [tokenizer.decode([index]) for index in range(tokenizer.get_vocab_size())]
+    counts = {name: sum(name in scripts_of([word]) for word in words) for name in scripts_of(words)}
+    common = {name for name, count in counts.items() if count >= 20}
+    assert {"LATIN", "CYRILLIC", "ARABIC", "HANGUL", "CJK", "THAI"} < common
+    assert common <= scripts_of([tokenizer.decode(row) for row in rows.ids])
+
+
+def test_calibration_is_the_same_at_every_call(small_artifact: Artifact) -> None:
+    tokenizer = Tokenizer.from_buffer(small_artifact.read(TOKENIZER))
+    texts = calibration_texts()
+    first, second = (calibration_rows(small_artifact.manifest, tokenizer, texts) for _ in range(2))
+    assert first == second
+
+
+def test_other_texts_measure_than_calibrate(small_artifact: Artifact) -> None:
+    tokenizer = Tokenizer.from_buffer(small_artifact.read(TOKENIZER))
+    tokenizer.no_truncation()
+    first, second = (VocabularyTexts(tokenizer, seed).texts(range(20, 30), 100) for seed in (0, 1))
+    assert not {*first} & {*second}
+
+
+@given(
+    st.lists(st.integers(1, 90), min_size=1, max_size=30),
+    st.integers(3, 300),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_have_the_lengths_of_their_class(
+    small_artifact: Artifact, sizes: list[int], max_tokens: int, is_reranker: bool
+) -> None:
+    tokenizer = Tokenizer.from_buffer(small_artifact.read(TOKENIZER))
+    tokenizer.no_truncation()
+    # Words of one token each.
+    texts = [
+        " ".join(["cat", "dog", "the"][(i + j) % 3] for j in range(n)) for i, n in enumerate(sizes)
+    ]
+    manifest = replace(small_artifact.manifest, max_tokens=max_tokens)
+    if is_reranker:
+        manifest = replace(manifest, outputs=("logits",), labels=("score",))
+    rows = rows_by_length(manifest, tokenizer, OwnTexts(tokenizer, texts), tokens=2000)
+    assert list(rows) == length_classes(max_tokens)
+    special = 3 if is_reranker else 2
+    for lengths, own in rows.items():
+        assert len(own.ids) >= 20
+        for ids in own.ids:
+            assert min(lengths[0], special + 1) <= len(ids) <= lengths[-1]
+            # The two texts of a pair have half of the tokens each, rounded down.
+            assert len(ids) >= lengths[0] - is_reranker or lengths[-1] <= special + 2
+
+
+def test_texts_of_the_right_length_are_not_joined(small_artifact: Artifact) -> None:
+    tokenizer = Tokenizer.from_buffer(small_artifact.read(TOKENIZER))
+    tokenizer.no_truncation()
+    texts = [f"cat {' dog' * index}" for index in range(100)]
+    corpus = OwnTexts(tokenizer, texts)
+    assert corpus.texts(range(10, 21), 11) == texts[9:20]
+    assert set(corpus.texts(range(1, 101), 25)) < set(texts)
+    (joined,) = corpus.texts(range(400, 401), 1)
+    assert len(tokenizer.encode(joined, add_special_tokens=False).ids) >= 400
+
+
+def test_texts_without_tokens_are_refused(small_artifact: Artifact) -> None:
+    tokenizer = Tokenizer.from_buffer(small_artifact.read(TOKENIZER))
+    with pytest.raises(CheckpointError, match="finds no tokens in the calibration texts"):
+        OwnTexts(tokenizer, ["\u200b", "\u200b\u200b"])
+
+
+def test_vocabulary_without_words_is_refused() -> None:
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "1": 1, "!": 2}, unk_token="[UNK]"))  # noqa: S106
+    with pytest.raises(CheckpointError, match="the vocabulary has no words"):
+        VocabularyTexts(tokenizer, seed=0)
 
 
 def test_flags_are_those_of_cpuinfo(tmp_path: Path) -> None:
@@ -299,8 +466,8 @@ def test_quality_below_a_bound_fails_and_names_the_costliest_layers(
     arguments = [str(small_folder), "--out", str(tmp_path / "out"), "--precision=int8"]
     assert main([*arguments, "--min-cosine=1.1"]) == 1
     captured = capsys.readouterr()
-    assert "No --calibrate: generating calibration texts from the vocabulary" in captured.out
-    assert "below the bounds even with 2 of 8 layers in float: mean_cosine is" in captured.err
+    assert "Calibrating int8 with texts from the vocabulary\n" in captured.out
+    assert "below the bounds even with 2 of 8 layers in float: mean_cosine of 1 to" in captured.err
     assert "layers.0.linear2" in captured.err
     assert not (tmp_path / "out").exists()
 
@@ -315,12 +482,40 @@ def test_command_line_prints_quality_and_costs(
     arguments = [str(small_folder), "--out", str(tmp_path / "out"), f"--calibrate={file}"]
     assert main([*arguments, "--precision=int8", "--min-recall=0"]) == 0
     out = capsys.readouterr().out
-    assert "int8, calibrated with 600 texts and measured with 600 others: mean_cosine" in out
-    quality = Artifact.load(tmp_path / "out").graph("openvino", "int8").quality
+    assert "Calibrating int8 with texts from --calibrate and the vocabulary\n" in out
+    quality = int8_graph(Artifact.load(tmp_path / "out")).quality
     assert quality is not None
+    lengths = ["1-32", "33-64", "65-128", "129-256"]
+    printed = [line.split() for line in out.splitlines() if line.startswith(("own ", "generated "))]
+    assert [line[:2] for line in printed] == [
+        [source, own] for source in ("own", "generated") for own in lengths
+    ]
+    for line, own in zip(printed, quality.by_length, strict=True):
+        assert [*map(float, line[3:])] == pytest.approx([*own.measures.values()], abs=6e-5)
+    assert quality.measures == lowest(quality.by_length)
+    assert quality.evaluated_texts == sum(own.texts for own in quality.by_length)
     assert list(quality.costs.values()) == sorted(quality.costs.values(), reverse=True)
     assert {f"layers.{i}.self_attn.in_proj" for i in range(2)} < quality.costs.keys()
     assert not quality.is_generated
+
+
+@needs_int8
+@pytest.mark.slow
+def test_export_refuses_a_graph_whose_check_is_below_the_bound(
+    small_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = OUTPUTS["pooled"]
+    bounds = {**spec.bounds, "int8": Agreement(1.0, 0.1)}
+    monkeypatch.setitem(OUTPUTS, "pooled", replace(spec, bounds=bounds))
+    arguments = [str(small_folder), "--out", str(tmp_path / "out"), "--precision=int8"]
+    assert main([*arguments, "--min-cosine=0", "--min-recall=0"]) == 1
+    captured = capsys.readouterr()
+    assert "in float: the worst cosine of the check's pooled is 0.99" in captured.err
+    assert "(1 required), and their worst norm difference" in captured.err
+    assert not (tmp_path / "out").exists()
 
 
 @needs_int8

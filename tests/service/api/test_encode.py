@@ -2,6 +2,7 @@ import base64
 import json
 import random
 import re
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,7 @@ def test_quality_of_int8_is_in_info_header_and_metrics(int8_artifact: Artifact) 
     assert (info["engine"], info["precision"]) == ("openvino", "int8")
     assert info["graph_sha256"] == int8_artifact.graph_sha256("openvino", "int8")
     assert info["quality"]["measures"] == quality.measures
+    assert info["quality"]["by_length"] == [asdict(own) for own in quality.by_length]
     assert info["quality"]["float_layers"] == list(quality.float_layers)
     assert header.startswith("openvino; precision=int8; mean_cosine=")
     assert f"; recall_at_10={quality.measures['recall_at_10']:.4f}" in header

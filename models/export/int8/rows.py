@@ -1,0 +1,104 @@
+"""Rows of all lengths that calibrate an int8 graph, or measure its quality."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from models.artifact import Manifest
+from models.export.calibration import TextRows, text_rows
+from models.export.int8.texts import Corpus
+
+# Number of documents of each query of a reranker.
+DOCUMENTS = 20
+# Limits of the number of texts of a class. With 500, the standard error of recall is about 0.004.
+_MIN_TEXTS, _MAX_TEXTS = DOCUMENTS + 1, 500
+# Length of the longest row of the first class. Quality depends on length: activations depend on the
+# position of a token, and on the number of tokens that it attends to.
+_SHORT = 32
+# Length of the longest rows, in tokens; rows of a graph may be longer.
+_LONGEST = 2048
+
+
+def length_classes(max_tokens: int) -> list[range]:
+    """Return ranges of lengths: 1 to 32 tokens, 33 to 64 and so on, each twice as long.
+
+    The last one ends with the maximum length, or with 2,048 tokens.
+    """
+    last = min(max_tokens, _LONGEST)
+    ends = [0, _SHORT]
+    while ends[-1] < last:
+        ends.append(2 * ends[-1])
+    ends[-1] = last
+    return [range(start + 1, end + 1) for start, end in pairwise(ends)]
+
+
+def rows_by_length(
+    manifest: Manifest, tokenizer: Tokenizer, corpus: Corpus, tokens: int
+) -> dict[range, TextRows]:
+    """Return the rows of each class of lengths.
+
+    A prompt does not count, unless the row would exceed the maximum length.
+
+    Args:
+        manifest: Manifest of the model.
+        tokenizer: Tokenizer of the artifact.
+        corpus: Texts.
+        tokens: Number of tokens of each class, within limits of the number of texts.
+    """
+    tokenizer.no_truncation()
+    is_pair = reads_pairs(manifest)
+    special = tokenizer.num_special_tokens_to_add(is_pair)
+    prompt = 0
+    if manifest.default_prompt is not None:
+        text = manifest.prompts[manifest.default_prompt]
+        prompt = len(tokenizer.encode(text, add_special_tokens=False).ids)
+    texts_per_row = 2 if is_pair else 1
+    rows: dict[range, TextRows] = {}
+    for lengths in length_classes(manifest.max_tokens):
+        middle = (lengths[0] + lengths[-1]) // 2
+        count = min(max(tokens // middle, _MIN_TEXTS), _MAX_TEXTS)
+        shortest, longest = (
+            max(1, (length - special) // texts_per_row) for length in (lengths[0], lengths[-1])
+        )
+        texts = corpus.texts(range(shortest, longest + 1), count)
+        limit = min(lengths[-1] + prompt, manifest.max_tokens)
+        rows[lengths] = quality_rows(replace(manifest, max_tokens=limit), tokenizer, texts)
+        tokenizer.no_truncation()
+    return rows
+
+
+def within(rows: TextRows, tokens: int) -> TextRows:
+    """Return the first rows, with at most a number of tokens, but at least one row."""
+    count = max(1, int(np.searchsorted(np.cumsum([*map(len, rows.ids)]), tokens, "right")))
+    types = None if rows.types is None else rows.types[:count]
+    return replace(rows, ids=rows.ids[:count], types=types)
+
+
+def joined_rows(parts: Sequence[TextRows]) -> TextRows:
+    """Return all rows of several parts of one model."""
+    ids = [row for part in parts for row in part.ids]
+    types = [own for part in parts for own in part.types or ()]
+    return replace(parts[0], ids=ids, types=types or None)
+
+
+def reads_pairs(manifest: Manifest) -> bool:
+    """Return whether the model is a reranker, whose rows are pairs of a query and a document."""
+    return manifest.outputs == ("logits",) and len(manifest.labels) <= 1
+
+
+def quality_rows(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) -> TextRows:
+    """Return the rows of texts; of a reranker, each query with its documents."""
+    if not reads_pairs(manifest):
+        return text_rows(manifest, tokenizer, texts)
+    tokenizer.enable_truncation(manifest.max_tokens, direction=manifest.truncation_side)
+    groups = range(0, len(texts) - DOCUMENTS, DOCUMENTS + 1)
+    pairs = [
+        (texts[start], document)
+        for start in groups
+        for document in texts[start + 1 : start + 1 + DOCUMENTS]
+    ]
+    encodings = tokenizer.encode_batch(pairs)
+    return TextRows([e.ids for e in encodings], types=[e.type_ids for e in encodings])
