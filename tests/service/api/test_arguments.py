@@ -102,7 +102,7 @@ IDS: list[tuple[Any, list[int]]] = [
 ]
 NO_TEXTS = [
     *(None, nan, np.nan, pd.NA, pd.NaT, b"a", bytearray(b"ab"), memoryview(b"ab"), 5, 1.5, True),
-    *(np.int64(3), np.float32(3), np.bool_(True), np.array(3), Decimal(3), object(), "cut \ud83d"),
+    *(np.int64(3), np.float32(3), np.bool_(True), np.array(3), Decimal(3), ..., "cut \ud83d"),
     *({"a": 1}, {1, 2}, iter([4, 5]), ["a"], ["a", "b", "c"], [b"a", b"b"], [nan], [None]),
     *([], (), [[4]], [True], [np.bool_(False)], [4.0], [-1], [4, 10**9], [2**70], [Decimal(3)]),
     *(np.array([[4]]), np.array([4.0]), np.array([True]), np.array([], int), np.array(["a"])),
@@ -208,7 +208,7 @@ def test_rows_to_decode(models: Models, case: tuple[list[Any], set[int]]) -> Non
         assert decoded(models["dense"], rows) == decoded(models["dense"], plain)
 
 
-NO_LISTS = [None, 5, nan, b"a", {"a": 1}, {"a"}, True, np.array(3), np.int64(3), object()]
+NO_LISTS = [None, 5, nan, b"a", {"a": 1}, {"a"}, True, np.array(3), np.int64(3), ...]
 NO_LISTS += [pd.DataFrame({"text": ["a"]})]  # iterates over the names of its columns
 
 
