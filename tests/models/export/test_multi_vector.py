@@ -115,8 +115,9 @@ def test_source_of_an_artifact_is_the_model_of_its_graphs(tmp_path: Path) -> Non
     model, config = load(artifact.path / "source", overrides_of(artifact))
     assert config.multi is not None
     tokenizer = Tokenizer.from_file(str(artifact.path / "tokenizer.json"))
-    rules = token_rules(config.multi, tokenizer, config.max_tokens, model.encoder.config)
-    assert Artifact.load(artifact.path).manifest.token_rules == rules
+    manifest = Artifact.load(artifact.path).manifest
+    rules = token_rules(config.multi, tokenizer, manifest.max_tokens, model.encoder.config)
+    assert manifest.token_rules == rules
     row = torch.tensor([[0, 5, 6, 2]])
     actual = open_engine(artifact, "onnxruntime", "float32").run(pack(row.tolist()), "multi")
     expected = model(row, torch.ones(1, 4), torch.ones(1, 4))[0]
