@@ -42,6 +42,9 @@ SOURCE = "source"
 # vectors.
 Output = Literal["pooled", "tokens", "logits", "sparse", "weights", "tags", "multi"]
 
+# Origin of the texts that measure an int8 graph.
+TextSource = Literal["own", "joined", "generated"]
+
 
 class ArtifactError(Exception):
     """The artifact is incomplete, corrupted or of another format, or cannot be written."""
@@ -52,14 +55,15 @@ class LengthQuality:
     """Quality of an int8 graph for texts of a class of lengths.
 
     Attributes:
-        is_generated: Whether the texts were generated from the vocabulary.
+        source: "own" for the user's texts, "joined" if each is several of them, or "generated" from
+            the vocabulary.
         min_tokens: Length of the shortest texts, in tokens without a prompt.
         max_tokens: Length of the longest texts.
         texts: Number of texts.
         measures: Results by measure, see `models.export.int8.quality`.
     """
 
-    is_generated: bool
+    source: TextSource
     min_tokens: int
     max_tokens: int
     texts: int
