@@ -86,6 +86,9 @@ _MAX_BYTES = {
     CALIBRATION: 32 * 2**20,
 }
 
+# Origin of the texts that measure an int8 graph.
+TextSource = Literal["own", "joined", "generated"]
+
 
 class ArtifactError(Exception):
     """The artifact is incomplete, corrupted or of another format, or cannot be written."""
@@ -96,14 +99,15 @@ class LengthQuality:
     """Quality of an int8 graph for texts of a class of lengths.
 
     Attributes:
-        is_generated: Whether the texts were generated from the vocabulary.
+        source: "own" for the user's texts, "joined" if each is several of them, or "generated" from
+            the vocabulary.
         min_tokens: Length of the shortest texts, in tokens without a prompt.
         max_tokens: Length of the longest texts.
         texts: Number of texts.
         measures: Results by measure, see `models.export.int8.quality`.
     """
 
-    is_generated: bool
+    source: TextSource
     min_tokens: _Count
     max_tokens: _Count
     texts: _Count

@@ -216,10 +216,9 @@ def _quality(quality: Quality) -> str:
         + "".join(f" {name:>16}" for name in quality.by_length[0].measures),
     ]
     for own in quality.by_length:
-        source = "generated" if own.is_generated else "own"
         values = "".join(f" {value:16.4f}" for value in own.measures.values())
         lengths = f"{own.min_tokens}-{own.max_tokens}"
-        lines.append(f"{source:10} {lengths:>10} {own.texts:6,}{values}")
+        lines.append(f"{own.source:10} {lengths:>10} {own.texts:6,}{values}")
     lines.append(f"{'Costliest layers in int8':41} {'relative error':>15}")
     for name, cost in list(quality.costs.items())[:_SHOWN_LAYERS]:
         kept = "  stays in float" if name in quality.float_layers else ""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from models.artifact import SimilarityName
+from models.artifact import SimilarityName, TextSource
 from models.engines import Precision
 
 _SIMILARITY = (
@@ -68,7 +68,10 @@ class CalibrationRanges(BaseModel):
 class LengthQualityInfo(BaseModel):
     """Quality of an int8 graph for texts of a class of lengths."""
 
-    is_generated: bool = Field(description="Whether the texts were generated from the vocabulary")
+    source: TextSource = Field(
+        description="`own` for the texts of --calibrate, `joined` if each is several of them, or "
+        "`generated` from the vocabulary"
+    )
     min_tokens: int = Field(description="Length of the shortest texts, in tokens")
     max_tokens: int = Field(description="Length of the longest texts, in tokens")
     texts: int = Field(description="Number of texts")

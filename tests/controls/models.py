@@ -7,6 +7,7 @@ _E = "tests/models/export/test_families.py::"
 _HOSTILE = "tests/service/inference/test_hostile_artifacts.py"
 _K = "tests/models/export/test_tokenizer.py::"
 _M = "tests/models/export/test_mutations.py::"
+_I = "tests/models/export/test_int8.py::"
 
 GUARDS = (
     # Model families: numbers, and refusals.
@@ -226,6 +227,61 @@ GUARDS = (
         'if config.get("quantization_config"):',
         "if False:",
         f"{_E}test_model_of_another_kind_is_refused_with_the_field_name",
+    ),
+    # int8: calibration, quality, and the check's bounds.
+    Guard(
+        "models/export/int8/rows.py",
+        "last = min(max_tokens, _LONGEST)",
+        "last = min(max_tokens, _SHORT)",
+        f"{_I}test_calibration_has_all_lengths_and_all_scripts_of_the_vocabulary",
+    ),
+    Guard(
+        "models/export/int8/texts.py",
+        "if is_other and self._others:",
+        "if False:",
+        f"{_I}test_calibration_has_all_lengths_and_all_scripts_of_the_vocabulary",
+    ),
+    Guard(
+        "models/export/int8/texts.py",
+        "if total >= length:",
+        "if total:",
+        f"{_I}test_rows_have_the_lengths_of_their_class",
+    ),
+    Guard(
+        "models/export/int8/quality.py",
+        "if not value >= bounds[name]",
+        "if value < bounds[name]",
+        f"{_I}test_nan_is_below_every_bound_and_the_lowest_result",
+    ),
+    Guard(
+        "models/export/int8/quality.py",
+        'if own.source == "own" or all(other.source != "own" for other in by_length):',
+        "if True:",
+        f"{_I}test_every_class_of_lengths_has_the_bounds",
+    ),
+    Guard(
+        "models/export/int8/graph.py",
+        "bounds.broken(by_length) + broken_check(check)",
+        "bounds.broken(by_length)",
+        f"{_I}test_export_refuses_a_graph_whose_check_is_below_the_bound",
+    ),
+    Guard(
+        "models/engines/__init__.py",
+        "if measured is None or not Agreement(**measured).is_within(bounds):",
+        "if measured is None:",
+        f"{_I}test_start_refuses_a_manifest_whose_check_is_below_the_bound",
+    ),
+    Guard(
+        "models/engines/outputs.py",
+        'max(widest.cosine, 1 - 2 * (1 - measured["cosine"]))',
+        "widest.cosine",
+        f"{_I}test_start_holds_twice_the_deviations_that_the_export_measured",
+    ),
+    Guard(
+        "models/engines/with_openvino.py",
+        'return _has_bf16() and "amx_tile" not in cpu_flags()',
+        "return _has_bf16()",
+        f"{_I}test_values_between_int8_products_are_in_bfloat16_except_with_amx",
     ),
     # Results of an engine.
     Guard(

@@ -22,9 +22,7 @@ QUALITY = Quality(
     calibration_texts=10,
     evaluated_texts=20,
     measures={"mean_cosine": 0.999},
-    by_length=(
-        LengthQuality(is_generated=True, min_tokens=1, max_tokens=32, texts=20, measures={}),
-    ),
+    by_length=(LengthQuality(source="own", min_tokens=1, max_tokens=32, texts=20, measures={}),),
     check={"pooled": {"cosine": 0.99, "norm": 0.01}},
     costs={"layers.0.linear1": 0.1},
     float_layers=("layers.1.linear2",),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import onnx
@@ -28,7 +28,14 @@ from models.export.int8.products import (
 )
 from models.export.int8.quality import QualityBounds, broken_check, lowest, measure
 from models.export.int8.rounding import Rounded, round_product
-from models.export.int8.rows import joined_rows, length_classes, rows_by_length, within
+from models.export.int8.rows import (
+    LengthRows,
+    joined_rows,
+    length_classes,
+    longest_text,
+    rows_by_length,
+    within,
+)
 from models.export.int8.texts import Corpus, OwnTexts, VocabularyTexts
 from models.export.onnx_graph import OPSET
 from models.quantization import Vectors
@@ -43,16 +50,6 @@ _MEASURED_TOKENS, _FEWER_TOKENS = 48_000, 12_000
 _BATCH_TOKENS = 512
 # Shares of the layers that stay in float, tried in this order until the bounds hold.
 _FLOAT_SHARES = (0.0, 1 / 12, 1 / 6, 1 / 4)
-
-
-@dataclass(frozen=True)
-class _HeldOut:
-    """Rows of a class of lengths, which did not calibrate, with their vectors in float32."""
-
-    is_generated: bool
-    lengths: range
-    rows: TextRows
-    expected: Vectors
 
 
 def add_int8_graph(
@@ -90,7 +87,8 @@ def add_int8_graph(
     float_graph = onnx.load(source)
     broken: list[str] = []
     exact = open_engine(artifact)
-    held_out = _held_out(exact, manifest, tokenizer, texts)
+    held_out = _held_out(manifest, tokenizer, texts)
+    expected = [run_rows(exact, own.rows, manifest.outputs[0]) for own in held_out]
     exact.close()
     for share in _FLOAT_SHARES:
         kept = [products.name for products, _ in costly[: math.ceil(share * len(rounded))]]
@@ -103,7 +101,7 @@ def add_int8_graph(
         )
         added = _with_graph(artifact, graph)
         engine = open_engine(added, "openvino", "int8")
-        by_length = _measured(engine, manifest, held_out)
+        by_length = _measured(engine, manifest, held_out, expected)
         check = measure_check(engine, added)
         broken = bounds.broken(by_length) + broken_check(check)
         measures = lowest(by_length)
@@ -154,50 +152,45 @@ def calibration_rows(
     tokenizer.no_truncation()
     corpora: list[Corpus] = [VocabularyTexts(tokenizer, seed=0)]
     if texts is not None:
-        corpora.append(OwnTexts(tokenizer, texts[::2]))
+        corpora.append(OwnTexts(tokenizer, texts[::2], longest_text(manifest, tokenizer)))
     classes = len(length_classes(manifest.max_tokens))
     tokens = _CALIBRATION_TOKENS // len(corpora) // classes
     return joined_rows(
         [
-            within(own, tokens)
+            within(own.rows, tokens)
             for corpus in corpora
-            for own in rows_by_length(manifest, tokenizer, corpus, tokens).values()
+            for own in rows_by_length(manifest, tokenizer, corpus, tokens)
         ]
     )
 
 
 def _held_out(
-    exact: Engine, manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str] | None
-) -> list[_HeldOut]:
+    manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str] | None
+) -> list[LengthRows]:
     """Return the rows that measure the quality; the user's texts come first."""
     tokenizer.no_truncation()
     generated = VocabularyTexts(tokenizer, seed=1)
-    corpora: list[tuple[bool, Corpus, int]] = [(True, generated, _MEASURED_TOKENS)]
-    if texts is not None:
-        own = OwnTexts(tokenizer, texts[1::2])
-        corpora = [(False, own, _MEASURED_TOKENS), (True, generated, _FEWER_TOKENS)]
-    output = manifest.outputs[0]
+    if texts is None:
+        return rows_by_length(manifest, tokenizer, generated, _MEASURED_TOKENS)
+    own = OwnTexts(tokenizer, texts[1::2], longest_text(manifest, tokenizer))
     return [
-        _HeldOut(is_generated, lengths, rows, run_rows(exact, rows, output))
-        for is_generated, corpus, tokens in corpora
-        for lengths, rows in rows_by_length(manifest, tokenizer, corpus, tokens).items()
+        *rows_by_length(manifest, tokenizer, own, _MEASURED_TOKENS),
+        *rows_by_length(manifest, tokenizer, generated, _FEWER_TOKENS),
     ]
 
 
 def _measured(
-    engine: Engine, manifest: Manifest, held_out: Sequence[_HeldOut]
+    engine: Engine, manifest: Manifest, rows: Sequence[LengthRows], expected: Sequence[Vectors]
 ) -> list[LengthQuality]:
     return [
         LengthQuality(
-            is_generated=own.is_generated,
+            source=own.source,
             min_tokens=own.lengths[0],
             max_tokens=own.lengths[-1],
             texts=len(own.rows.ids),
-            measures=measure(
-                manifest, own.expected, run_rows(engine, own.rows, manifest.outputs[0])
-            ),
+            measures=measure(manifest, vectors, run_rows(engine, own.rows, manifest.outputs[0])),
         )
-        for own in held_out
+        for own, vectors in zip(rows, expected, strict=True)
     ]
 
 

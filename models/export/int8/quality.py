@@ -26,7 +26,9 @@ from models.export.model_folder import CheckpointError
 # Outputs of models whose quality is measured. Token vectors are a by-product of pooled vectors.
 # Weights of sparse vectors, tags and multi-vectors would need measures of their own.
 _MEASURED = frozenset({"pooled", "tokens", "logits"})
-# Measures that compare texts with each other, or labels. For generated texts, both are accidental.
+# Measures that compare texts or labels with each other. Those of joined and generated texts are
+# accidental: with joined descriptions, all-MiniLM-L6-v2 has a recall of 0.95 where descriptions of
+# that length have 0.97.
 _ACCIDENTAL = frozenset({"recall_at_10", "rank_correlation", "label_agreement"})
 
 
@@ -55,11 +57,11 @@ class QualityBounds:
         }
         return [
             f"{name} of {own.min_tokens} to {own.max_tokens} tokens"
-            f"{' of generated texts' if own.is_generated else ''} is {value:.4f} "
+            f"{'' if own.source == 'own' else f' of {own.source} texts'} is {value:.4f} "
             f"({bounds[name]:g} required)"
             for own in by_length
             for name, value in _meaningful(own, by_length).items()
-            if name in bounds and not (own.is_generated and name == "recall_at_10")
+            if name in bounds and not (own.source != "own" and name == "recall_at_10")
             # NaN is never at least the bound.
             if not value >= bounds[name]
         ]
@@ -74,7 +76,7 @@ def lowest(by_length: Sequence[LengthQuality]) -> dict[str, float]:
 
 def _meaningful(own: LengthQuality, by_length: Sequence[LengthQuality]) -> Mapping[str, float]:
     """Return the measures of a class, without those that the user's own texts measure better."""
-    if not own.is_generated or all(other.is_generated for other in by_length):
+    if own.source == "own" or all(other.source != "own" for other in by_length):
         return own.measures
     return {name: value for name, value in own.measures.items() if name not in _ACCIDENTAL}
 

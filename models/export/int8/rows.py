@@ -1,13 +1,13 @@
 """Rows of all lengths that calibrate an int8 graph, or measure its quality."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from models.artifact import Manifest
+from models.artifact import Manifest, TextSource
 from models.export.calibration import TextRows, text_rows
 from models.export.int8.texts import Corpus
 
@@ -35,9 +35,42 @@ def length_classes(max_tokens: int) -> list[range]:
     return [range(start + 1, end + 1) for start, end in pairwise(ends)]
 
 
+@dataclass(frozen=True)
+class LengthRows:
+    """Rows of a class of lengths.
+
+    Attributes:
+        source: Origin of the texts.
+        lengths: Numbers of tokens, in which a prompt does not count.
+        rows: The rows.
+    """
+
+    source: TextSource
+    lengths: range
+    rows: TextRows
+
+
+def text_lengths(manifest: Manifest, tokenizer: Tokenizer, lengths: range) -> range:
+    """Return the numbers of tokens of texts, without special ones, whose rows have given lengths.
+
+    The two texts of a pair have half of the tokens each.
+    """
+    is_pair = reads_pairs(manifest)
+    special = tokenizer.num_special_tokens_to_add(is_pair)
+    shortest, longest = (
+        max(1, (length - special) // (2 if is_pair else 1)) for length in (lengths[0], lengths[-1])
+    )
+    return range(shortest, longest + 1)
+
+
+def longest_text(manifest: Manifest, tokenizer: Tokenizer) -> int:
+    """Return the number of tokens of the longest text of a row, without special ones."""
+    return text_lengths(manifest, tokenizer, length_classes(manifest.max_tokens)[-1])[-1]
+
+
 def rows_by_length(
     manifest: Manifest, tokenizer: Tokenizer, corpus: Corpus, tokens: int
-) -> dict[range, TextRows]:
+) -> list[LengthRows]:
     """Return the rows of each class of lengths.
 
     A prompt does not count, unless the row would exceed the maximum length.
@@ -49,25 +82,20 @@ def rows_by_length(
         tokens: Number of tokens of each class, within limits of the number of texts.
     """
     tokenizer.no_truncation()
-    is_pair = reads_pairs(manifest)
-    special = tokenizer.num_special_tokens_to_add(is_pair)
     prompt = 0
     if manifest.default_prompt is not None:
         text = manifest.prompts[manifest.default_prompt]
         prompt = len(tokenizer.encode(text, add_special_tokens=False).ids)
-    texts_per_row = 2 if is_pair else 1
-    rows: dict[range, TextRows] = {}
+    by_length: list[LengthRows] = []
     for lengths in length_classes(manifest.max_tokens):
         middle = (lengths[0] + lengths[-1]) // 2
         count = min(max(tokens // middle, _MIN_TEXTS), _MAX_TEXTS)
-        shortest, longest = (
-            max(1, (length - special) // texts_per_row) for length in (lengths[0], lengths[-1])
-        )
-        texts = corpus.texts(range(shortest, longest + 1), count)
+        source, texts = corpus.texts(text_lengths(manifest, tokenizer, lengths), count)
         limit = min(lengths[-1] + prompt, manifest.max_tokens)
-        rows[lengths] = quality_rows(replace(manifest, max_tokens=limit), tokenizer, texts)
+        rows = quality_rows(replace(manifest, max_tokens=limit), tokenizer, texts)
+        by_length.append(LengthRows(source, lengths, rows))
         tokenizer.no_truncation()
-    return rows
+    return by_length
 
 
 def within(rows: TextRows, tokens: int) -> TextRows:

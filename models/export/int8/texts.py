@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
+from models.artifact import TextSource
 from models.export.model_folder import CheckpointError
 
 # Share of numbers, punctuation and symbols in a text of the vocabulary.
@@ -16,13 +17,18 @@ _MARKS = 0.1
 _MIN_ENTRIES = 20
 # Number of times that words are added to a text of the vocabulary whose tokens are too few.
 _TRIES = 8
+# Number of given texts of a length with which none are joined. 500 texts, half of the fewest that
+# `--calibrate` takes, have as many of one of the seven classes of lengths.
+_ENOUGH = 70
 
 
 class Corpus(Protocol):
     """A source of different texts of any length."""
 
-    def texts(self, lengths: range, count: int) -> list[str]:
+    def texts(self, lengths: range, count: int) -> tuple[TextSource, list[str]]:
         """Return texts whose numbers of tokens are in a range; longer ones are to be truncated.
+
+        At most `count` texts are returned, with their source.
 
         Args:
             lengths: Numbers of tokens, special tokens not included.
@@ -31,32 +37,36 @@ class Corpus(Protocol):
 
 
 class OwnTexts:
-    """Given texts: those of the right length, and if these are too few, several joined.
+    """Given texts: those of the right length or, if these are too few, several joined.
 
     Args:
         tokenizer: Tokenizer of the model, without truncation.
         texts: Different texts.
+        longest: Number of tokens of the longest rows. Longer texts count as of this length.
 
     Raises:
         CheckpointError: No text has tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], longest: int) -> None:
         encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        sizes = [(text, len(own.ids)) for text, own in zip(texts, encodings, strict=True)]
+        sizes = [
+            (text, min(len(own.ids), longest)) for text, own in zip(texts, encodings, strict=True)
+        ]
         self._texts = [(text, size) for text, size in sizes if size]
         if not self._texts:
             raise CheckpointError("the model's tokenizer finds no tokens in the calibration texts")
         self._rng = np.random.default_rng(0)
         self._shuffled = self._in_random_order()
 
-    def texts(self, lengths: range, count: int) -> list[str]:
+    def texts(self, lengths: range, count: int) -> tuple[TextSource, list[str]]:
         """See `Corpus`."""
         own = [text for text, size in self._texts if size in lengths]
-        # Evenly from all texts, which may be sorted.
-        own = own[:: max(1, len(own) // count)][:count]
-        drawn = _draw(self._rng, lengths, count - len(own))
-        return own + [_join(self._shuffled, length) for length in drawn]
+        if len(own) >= min(count, _ENOUGH):
+            # Evenly from all texts, which may be sorted.
+            return "own", own[:: max(1, len(own) // count)][:count]
+        drawn = _draw(self._rng, lengths, count)
+        return "joined", [_join(self._shuffled, length) for length in drawn]
 
     def _in_random_order(self) -> Iterator[tuple[str, int]]:
         while True:
@@ -88,9 +98,9 @@ class VocabularyTexts:
         self._main, *self._others = sorted(by_script.values(), key=len, reverse=True)
         self._count = 0
 
-    def texts(self, lengths: range, count: int) -> list[str]:
+    def texts(self, lengths: range, count: int) -> tuple[TextSource, list[str]]:
         """See `Corpus`."""
-        return [self._text(length) for length in _draw(self._rng, lengths, count)]
+        return "generated", [self._text(length) for length in _draw(self._rng, lengths, count)]
 
     def _text(self, length: int) -> str:
         turn, is_other = divmod(self._count, 2)
