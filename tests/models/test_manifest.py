@@ -13,7 +13,7 @@ from tests.hostile_artifacts import copy_of, edit, replace
 GRAPH: dict[str, Any] = {"file": "model.onnx", "weights": "model.weights", "engine": "onnxruntime"}
 GRAPH = {**GRAPH, "dtype": "float32", "opset": 20, "parity": None, "quality": None}
 QUALITY: dict[str, Any] = {"is_generated": True, "calibration_texts": 9, "evaluated_texts": 9}
-QUALITY = {**QUALITY, "measures": {}, "check": {}, "costs": {}, "float_layers": []}
+QUALITY = {**QUALITY, "measures": {}, "by_length": [], "check": {}, "costs": {}, "float_layers": []}
 DEEP = json.loads("[" * 100 + "]" * 100)
 FILES = {TOKENIZER: "0" * 64, CHECK: "0" * 64}
 ROW = [2, 5, 3]
