@@ -191,7 +191,7 @@ async def _compare(body: LoadRequest, shadow: list[Agreement], served: Model, ne
     status_code=204,
     summary="Stop serving a model",
     dependencies=[require_scope("admin")],
-    responses=error_responses(401, 403, 404, 422, 503),
+    responses=error_responses(400, 401, 403, 404, 422, 503),
 )
 async def delete(name: str, state: State) -> Response:
     """Stop serving a model and free its memory; requests in flight finish."""

@@ -239,7 +239,7 @@ async def models(_request: Request, state: State) -> Response:
     summary="A served model",
     openapi_extra={"parameters": [_MODEL]},
     response_model=Model,
-    responses=_error_responses(401, 403, 404, 503),
+    responses=_error_responses(400, 401, 403, 404, 503),
 )
 async def model(request: Request, state: State) -> Response:
     """Return the served model, or 404 if the path names another model."""

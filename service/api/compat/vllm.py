@@ -54,11 +54,11 @@ class VLLMScoreRequest(_Body):
     documents: Texts = Field(
         validation_alias=AliasChoices("documents", "items", "text_2", "data_2")
     )
-    max_tokens_per_query: Literal[0] | None = Field(
-        None, description="Not supported here, but by the route /rerank"
+    max_tokens_per_query: int | None = Field(
+        None, ge=0, le=0, description="Not supported here, but by the route /rerank"
     )
-    max_tokens_per_doc: Literal[0] | None = Field(
-        None, description="Not supported here, but by the route /rerank"
+    max_tokens_per_doc: int | None = Field(
+        None, ge=0, le=0, description="Not supported here, but by the route /rerank"
     )
 
 
