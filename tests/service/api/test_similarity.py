@@ -372,7 +372,7 @@ def test_manifest_with_a_similarity_of_other_vectors_is_refused(
     small_artifact: Artifact, tmp_path: Path, similarity: str | None
 ) -> None:
     folder = with_similarity(small_artifact.path, tmp_path / "artifact", similarity)
-    with pytest.raises(ArtifactError, match=rf"manifest.json is invalid: similarity .*{similarity}"):
+    with pytest.raises(ArtifactError, match=f"is invalid: similarity .*{similarity}"):
         Artifact.load(folder)
 
 
