@@ -23,8 +23,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry.py",
-        "            if old is not None and not allow_incompatible:\n",
-        "            if False:\n",
+        "        if old is not None and not allow_incompatible:\n",
+        "        if False:\n",
         f"{_I}test_compatibility.py::test_incompatible_version_is_refused_unless_it_is_allowed",
     ),
     Guard(
@@ -158,7 +158,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry.py",
-        "                self._replace(await self._read(spec))\n                return None\n",
+        "                self._replace(entry)\n                return None\n",
         "                return None\n",
         f"{_I}test_registry.py::test_new_artifact_of_an_unloaded_model_has_its_own_size_and_is_tried"
         "_at_once",
