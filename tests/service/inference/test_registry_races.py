@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pytest
 
-from models.artifact import Artifact, ArtifactError, Manifest, write_manifest
+from models.artifact import CHECK, TOKENIZER, Artifact, ArtifactError, Manifest, write_manifest
 from service.inference import registry as registry_module
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model import Model
@@ -44,6 +44,7 @@ class StandIn:
         self.version = version
         self.number = number
         self.closes = 0
+        self.artifact = SimpleNamespace(manifest=world.manifest)
         self.batcher = SimpleNamespace(is_alive=True)
         self.engine = SimpleNamespace(name="onnxruntime", precision="float32", weight_bytes=size)
 
@@ -67,7 +68,7 @@ class World:
         self.folder = folder
         self.draw = random.Random(seed)  # noqa: S311 - not for secrets
         graph = next(graph for graph in manifest.graphs if graph.engine == "onnxruntime")
-        files = dict.fromkeys((graph.file, graph.weights), "0" * 64)
+        files = dict.fromkeys((graph.file, graph.weights, TOKENIZER, CHECK), "0" * 64)
         self.manifest = replace(manifest, graphs=(graph,), files=files)
         self.versions = itertools.count()
         self.opened: list[StandIn] = []
@@ -96,6 +97,8 @@ class World:
         new.mkdir()
         (new / "model.onnx").write_text(f"{name}{next(self.versions)}")
         (new / "model.weights").write_bytes(b"0" * (size or self.draw.choice(SIZES)))
+        for file in (TOKENIZER, CHECK):
+            (new / file).touch()
         write_manifest(new, self.manifest)
         if (self.folder / name).exists():
             (self.folder / name).rename(old)
