@@ -187,7 +187,7 @@ def test_edited_text_moves_the_similarity_and_an_empty_one_is_a_problem(
             == pytest.approx(cosine(url, CAT, "A dog ran."), abs=1e-5)
         )
     )
-    type_text(page, "edited-b", " ")
+    type_text(page, "edited-b", "")
     until(lambda: "The edited texts: " in find(page, "#whatif .problem").text)
     assert not texts(page, "#whatif td")
 
