@@ -120,8 +120,8 @@ class Overrides:
 def overrides_of(artifact: Artifact) -> Overrides:
     """Return the overrides for loading an artifact's source as the network of its graphs.
 
-    The tokenizer's settings are those of the artifact, so that transformers is not needed. Expansion
-    adds tokens before the network, so its token is not among them.
+    The settings of the tokenizer are those of the artifact, so that transformers is not needed. The
+    token of query expansion is not among them: it is added before the network.
     """
     manifest = artifact.manifest
     # An override of the pooling is an error for models that compute no embeddings.
