@@ -123,7 +123,8 @@ class Overrides:
 def overrides_of(artifact: Artifact) -> Overrides:
     """Return the overrides for loading an artifact's source as the network of its graphs.
 
-    The tokenizer's settings are those that affect the network, so that transformers is not needed.
+    The settings of the tokenizer are those of the artifact, so that transformers is not needed. The
+    token of query expansion is not among them: it is added before the network.
     """
     manifest = artifact.manifest
     # An override of the pooling is an error for models that compute no embeddings.
@@ -132,6 +133,7 @@ def overrides_of(artifact: Artifact) -> Overrides:
         tokens="tokens" in manifest.outputs if "pooled" in manifest.outputs else None,
         pooling=manifest.pooling if "pooled" in manifest.outputs else None,
         tokenizer=TokenizerSettings(
+            max_length=manifest.max_tokens,
             truncation_side=manifest.truncation_side,
             gives_token_types=bool(artifact.check().token_types),
             mask_or_end_token="",
