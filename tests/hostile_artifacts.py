@@ -40,10 +40,10 @@ VALUES = (
     *('"x"', '"../x"', '"/etc/passwd"', '"a\\nb"', '"\\u001b[31m"', '"\\u0000"', '"\\ud800"'),
     *('"\\u202e"', '"query"', '"tokens"', '"pooled"', '"multi"', '"int8"', '"model.onnx"'),
     *('"' + "x" * 100_000 + '"', "[" * 200 + "]" * 200, '{"a":' * 100_000, "[" + "1," * 99 + "1]"),
-    *('{"Fixed": 200000000}', '"BatchLongest"', '{"type": "Lowercase"}', '{"type": "x"}'),
+    *('{"Fixed": 20000}', '"BatchLongest"', '{"type": "Lowercase"}', '{"type": "x"}'),
     '{"type": "Precompiled", "precompiled_charsmap": "AAAA"}',
     '{"direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 9}',
-    '{"strategy": {"Fixed": 200000000}, "direction": "Right", "pad_to_multiple_of": null, '
+    '{"strategy": {"Fixed": 20000}, "direction": "Right", "pad_to_multiple_of": null, '
     '"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}',
 )
 _MARK = "\ue000%d\ue000"

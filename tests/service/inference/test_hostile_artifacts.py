@@ -36,7 +36,7 @@ from tests.hostile_artifacts import (
 WAIT_S = 60
 CPU_GRAPHS = {"onnxruntime": "model.onnx", "openvino": "model.openvino.onnx"}
 PADDING: dict[str, Any] = {
-    "strategy": {"Fixed": 2 * 10**8},
+    "strategy": {"Fixed": 20_000},
     "direction": "Right",
     "pad_to_multiple_of": None,
 }
