@@ -278,9 +278,9 @@ def test_every_invalid_option_is_named(models: Models, name: str) -> None:
 
     def call(**options: object) -> object:
         result = getattr(model, name)(**{**good, **options})
-        return asyncio.run(result) if inspect.isawaitable(result) else result
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
 
-    options = inspect.signature(getattr(model, name)).parameters.keys()
+    options = {*inspect.signature(getattr(model, name)).parameters}
     options -= {"inputs", "texts", "query", "queries", "documents", "rows"}
     for option in sorted(options):
         for value in BAD_OPTIONS[option]:
@@ -320,7 +320,11 @@ def test_invalid_options_of_chunking_are_named(option: str, values: list[Any]) -
 def test_numbers_of_numpy_are_numbers(models: Models) -> None:
     model = models["dense"]
     expected = model.encode(["a", "b"], dimensions=5, normalize=False).vectors
-    options = {"dimensions": np.int64(5), "timeout_s": np.float32(60), "normalize": np.bool_(False)}
+    options: dict[str, Any] = {
+        "dimensions": np.int64(5),
+        "timeout_s": np.float32(60),
+        "normalize": np.bool_(False),
+    }
     np.testing.assert_array_equal(model.encode(["a", "b"], **options).vectors, expected)
     chunking = vitrine.Chunking(size=np.int32(3), overlap=np.int32(1))  # type: ignore[arg-type]
     plain = model.encode_chunks("a b c d e", vitrine.Chunking(size=3, overlap=1))

@@ -1,5 +1,6 @@
 """Long texts are tokenised in part, with the result of tokenising them whole."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -196,7 +197,7 @@ def test_text_without_tokens_of_its_own_has_those_of_the_pair(
     for pair in (("cat", nothing), (nothing, "cat"), (nothing, nothing)):
         assert_pair(tokenizer, pair, "error")
     (row,) = tokenizer.rows_of_texts([nothing], None, "error")
-    assert row.ids == tokenizer.rows_of_texts(["\u200b"], None, "error")[0].ids == [101, 102]
+    assert row.ids == [101, 102]
 
 
 def test_query_without_tokens_of_its_own_has_those_of_the_prompt(small_artifact: Artifact) -> None:
@@ -216,10 +217,11 @@ def test_text_without_any_token_is_refused(
     made = TOKENIZERS[kind](small_artifact)  # adds no special tokens
     tokenizer = served_by(made, small_artifact, tmp_path, MAX_TOKENS)
     nothing = "" if kind == "byte-level BPE" else " "
-    for refused in (
+    calls: list[Callable[[], object]] = [
         lambda: tokenizer.rows_of_texts(["cat", nothing], None, "truncate"),
         lambda: tokenizer.rows_of_pairs([("cat", nothing), ("", nothing)], None, "truncate"),
-    ):
+    ]
+    for refused in calls:
         with pytest.raises(InvalidInput) as raised:
             refused()
         assert (raised.value.code, raised.value.index) == ("no_tokens", 1)
@@ -242,10 +244,11 @@ def test_text_whose_tokens_the_prompt_absorbs_is_refused(
 def test_first_text_that_cannot_be_encoded_is_named(small_artifact: Artifact, text: str) -> None:
     tokenizer = TextTokenizer(small_artifact, max_chars=1000)
     code = "invalid" if text else "empty"
-    for refused in (
+    calls: list[Callable[[], object]] = [
         lambda: tokenizer.rows(["fine", text, text], None, "truncate"),
         lambda: tokenizer.tokenize(["fine", text, text], None, True, 100),
-    ):
+    ]
+    for refused in calls:
         with pytest.raises(InvalidInput) as raised:
             refused()
         assert (raised.value.code, raised.value.index) == (code, 1)
