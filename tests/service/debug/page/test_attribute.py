@@ -126,8 +126,9 @@ def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str
     lamps = texts(page, "#attribute .lamps .good span:last-child")
     assert lamps[0].startswith("as the served model, within ")
     assert lamps[1:] == ["baseline and scores add up to the result"]
-    type_text(page, "b", " ")
-    until(lambda: find(page, "#attribute .cost.failed").text.startswith("Document: "))
+    type_text(page, "b", "w5 " * 200)
+    until(lambda: find(page, "#attribute .cost.failed").text)
+    assert find(page, "#attribute .cost.failed").text.startswith("Document: ")
     assert find(page, "[name=b]").get_attribute("aria-invalid") == "true"
 
 
