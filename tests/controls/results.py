@@ -185,7 +185,7 @@ GUARDS = (
         "service/inference/arguments.py",
         " and not isinstance(row, _BYTES)",
         "",
-        f"{_T}test_arguments.py::test_rows_to_decode",
+        f"{_T}test_arguments.py::test_call_beside_an_invalid_one_is_answered",
     ),
     Guard(
         "service/inference/arguments.py",
