@@ -465,7 +465,7 @@ def test_values_between_int8_products_are_in_bfloat16_except_with_amx(
     )
     monkeypatch.setattr("openvino.Core.get_property", lambda *_: ["FP32", "INT8", "BF16"])
     monkeypatch.setattr("openvino.Core.compile_model", compile_model)
-    with pytest.raises(InterruptedError):
+    with pytest.raises(EngineError, match="InterruptedError"):
         open_engine(int8_artifact, "openvino", "int8")
     assert hints == [hint]
 
