@@ -32,12 +32,13 @@ def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return the labels in config.json, in the order of the logits.
 
     Raises:
-        CheckpointError: The keys of `id2label` are not consecutive integers from 0, or there are no
-            labels or too many.
+        CheckpointError: The keys of `id2label` are not consecutive integers from 0, there are no
+            labels or too many, or their number is not `num_labels`.
     """
     labels = config.get("id2label")
+    number = config.get("num_labels")
     if not labels:
-        number = config.get("num_labels", 2)
+        number = 2 if number is None else number  # transformers' default
         if not isinstance(number, int) or number > _MAX_LABELS:
             raise CheckpointError(
                 f"{name}: num_labels has the invalid value {number!r}; the limit is {_MAX_LABELS}"
@@ -48,6 +49,8 @@ def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
         raise CheckpointError(f"{name}: id2label has {count} labels; the limit is {_MAX_LABELS}")
     if not count or {str(i) for i in range(count)} != set(labels):
         raise CheckpointError(f"{name}: the keys of id2label must be consecutive integers from 0")
+    if number not in (None, count):
+        raise CheckpointError(f"{name}: num_labels is {number!r}, but id2label has {count} labels")
     return tuple(str(labels[str(i)]) for i in range(count))
 
 

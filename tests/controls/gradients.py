@@ -142,6 +142,12 @@ GUARDS = (
     ),
     Guard(
         "service/debug/worker.py",
+        "    os.nice(19)\n",
+        "",
+        f"{_D}test_process.py::test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority",
+    ),
+    Guard(
+        "service/debug/worker.py",
         "        os._exit(0)\n",
         "        pass\n",
         f"{_T}test_stopping.py::test_gradient_process_ends_when_the_service_is_killed",

@@ -106,6 +106,8 @@ def test_number_of_labels_is_limited(tmp_path: Path, capsys: pytest.CaptureFixtu
     config = tmp_path / "tiny" / "config.json"
     edit_json(config, id2label=None, num_labels=10**5)
     assert "num_labels has the invalid value 100000" in refusal(tmp_path / "tiny", capsys)
+    edit_json(config, id2label={"0": "no", "1": "yes"}, num_labels=10**9)
+    assert "num_labels is 1000000000, but id2label has 2" in refusal(tmp_path / "tiny", capsys)
     edit_json(config, id2label={str(i): "" for i in range(70_000)})
     assert "id2label has 70000 labels; the limit is 65536" in refusal(tmp_path / "tiny", capsys)
 

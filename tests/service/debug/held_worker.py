@@ -20,6 +20,7 @@ from service.logs import LogFormat
 NO_FILE = "/nonexistent"
 
 _SCRIPT = """
+import os
 import time
 from pathlib import Path
 from unittest.mock import patch
@@ -34,7 +35,7 @@ def hold(jobs, body):
     return run(jobs, body)
 
 models.engines.available_cpus = lambda: 1
-with patch.object(worker, "_lower_priority"), patch.object(worker, "_run", hold):
+with patch.object(os, "nice"), patch.object(worker, "_run", hold):
     worker.main()
 """
 

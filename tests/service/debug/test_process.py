@@ -411,7 +411,7 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
         "    def __init__(self, *_): os.write(1, b'noise'); print('noise', flush=True)\n"
         "    def describe(self): return Opened({}, [], '', '', {}, [])\n"
         "    def run(self, job):\n"
-        "        done = Done({'policy': os.sched_getscheduler(0)}, [], True, 1.0)\n"
+        "        done = Done({'nice': os.nice(0)}, [], True, 1.0)\n"
         "        return Completed(done, b'', b'')\n"
         "jobs.Jobs = Jobs\n"
         "sys.argv = ['', 'nowhere', 'cpu', 'text']\n"
@@ -422,20 +422,8 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
         assert isinstance(reply_of(worker), Opened)
         worker.stdin.write(frames.frame(JOB.dump_json(job())))
         worker.stdin.flush()
-        assert reply_of(worker).result == {"policy": os.SCHED_IDLE}
+        assert reply_of(worker).result == {"nice": 19}
         worker.stdin.close()
-
-
-def test_priority_is_lowered_with_nice_where_idle_scheduling_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from service.debug import worker
-
-    increments: list[int] = []
-    monkeypatch.delattr(os, "SCHED_IDLE")
-    monkeypatch.setattr(os, "nice", increments.append)
-    worker._lower_priority()
-    assert increments == [19]
 
 
 def test_worker_ends_with_its_input_even_within_a_job(
