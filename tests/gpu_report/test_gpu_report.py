@@ -1,16 +1,22 @@
 """The report of a GPU: every step on a CPU, and what faults leave of it."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from models.artifact import Artifact
+from models.engines import Agreement
+from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Outcome
+from models.gradients.layer_norm_operands import Operands
+from tests.gpu_report import engine, fused_norm
 from tests.gpu_report.__main__ import main, run_step
 from tests.gpu_report.results import Recorder, Result, read_results, write_report
 from tests.gpu_report.step import FAILED, STEPS, Run
@@ -109,6 +115,48 @@ def test_error_of_a_step_is_one_sentence_with_its_place(tmp_path: Path) -> None:
     assert (result.row, result.passes) == ({"error": error}, False)
     assert result.cause.startswith("tests/gpu_report/test_gpu_report.py, line ")
     assert "More lines" in (tmp_path / "x.log").read_text()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Yield a run of the step "x" on the CPU, whose results are in the folder "x.jsonl"."""
+    with (tmp_path / "x.jsonl").open("w") as file:
+        yield Run("cpu", tmp_path, math.inf, Recorder("x", file))
+
+
+def test_wrong_kernel_fails_with_norm_rows_width_and_pass(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_wrong_gradient(operands: Operands) -> Outcome:
+        outputs, gradients = IMPLEMENTATIONS["cpp"](operands)
+        assert not isinstance(gradients, str)
+        dx = gradients["dx"]
+        assert dx is not None
+        return Outcome(outputs, {**gradients, "dx": 2 * dx})
+
+    monkeypatch.setattr(fused_norm, "IMPLEMENTATIONS", {"cpp": with_wrong_gradient})
+    fused_norm._hostile_rows(run)
+    results = read_results(run.folder / "x.jsonl")
+    passes = {
+        (result.row["rows"], result.row["pass"]): result.passes
+        for result in results
+        if (result.row["norm"], result.row["width"]) == ("LayerNorm", 64)
+    }
+    assert (passes["normal", "forward"], passes["normal", "backward"]) == (True, False)
+    causes = [result.cause for result in results if result.passes is False]
+    assert all("dx" in cause for cause in causes)
+    assert any(cause.startswith("LayerNorm, normal, width 64, backward: ") for cause in causes)
+
+
+def test_engine_that_differs_fails_with_its_results_without_optimisations(
+    run: Run, small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = {output: Agreement(0.5, 0.0) for output in small_artifact.manifest.outputs}
+    monkeypatch.setattr(engine, "measure_check", lambda *_: wrong)
+    engine._compare(run, "small", small_artifact)
+    for result in read_results(run.folder / "x.jsonl"):
+        assert (result.passes, result.row["1 - cosine"]) == (False, 0.5)
+        assert "a worst cosine of 1.000000, and of 1.000000 without optimisations" in result.cause
 
 
 def test_work_that_no_time_is_left_for_is_named(tmp_path: Path) -> None:
