@@ -142,8 +142,8 @@ GUARDS = (
     ),
     Guard(
         "service/debug/worker.py",
-        "    os.nice(19)\n",
-        "",
+        "    _lower_priority()\n    _write",
+        "    _write",
         f"{_D}test_process.py::test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority",
     ),
     Guard(

@@ -35,7 +35,7 @@ def hold(jobs, body):
     return run(jobs, body)
 
 models.engines.available_cpus = lambda: 1
-with patch.object(os, "nice"), patch.object(worker, "_run", hold):
+with patch.object(os, "nice"), patch.object(os, "setpriority"), patch.object(worker, "_run", hold):
     worker.main()
 """
 

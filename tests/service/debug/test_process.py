@@ -404,14 +404,20 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
     tmp_path: Path,
 ) -> None:
     script = (
-        "import os, sys\n"
+        "import os, sys, threading\n"
         "from service.debug import jobs, worker\n"
         "from service.debug.replies import Completed, Done, Opened\n"
         "class Jobs:\n"
-        "    def __init__(self, *_): os.write(1, b'noise'); print('noise', flush=True)\n"
+        "    def __init__(self, *_):\n"
+        "        os.write(1, b'noise'); print('noise', flush=True)\n"
+        "        self.start, self.end = os.nice(0), threading.Event()\n"
+        "        self.thread = threading.Thread(target=self.end.wait, daemon=True)\n"
+        "        self.thread.start()\n"
         "    def describe(self): return Opened({}, [], '', '', {}, [])\n"
         "    def run(self, job):\n"
-        "        done = Done({'nice': os.nice(0)}, [], True, 1.0)\n"
+        "        other = os.getpriority(os.PRIO_PROCESS, self.thread.native_id)\n"
+        "        nice = {'start': self.start, 'job': os.nice(0), 'other': other}\n"
+        "        done = Done(nice, [], True, 1.0)\n"
         "        return Completed(done, b'', b'')\n"
         "jobs.Jobs = Jobs\n"
         "sys.argv = ['', 'nowhere', 'cpu', 'text']\n"
@@ -422,7 +428,7 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
         assert isinstance(reply_of(worker), Opened)
         worker.stdin.write(frames.frame(JOB.dump_json(job())))
         worker.stdin.flush()
-        assert reply_of(worker).result == {"nice": 19}
+        assert reply_of(worker).result == {"start": 5, "job": 19, "other": 19}
         worker.stdin.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fastapi import FastAPI
 from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.numpy import load as load_safetensors
@@ -20,9 +21,10 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 from models.artifact import Artifact
 from service.app import create_app
-from service.settings import DebugSettings
+from service.settings import DebugSettings, Settings
 from tests.conftest import FamilyArtifact
 from tests.service.debug.conftest import ask, client_of, debugging
+from tests.service.debug.held_worker import NO_FILE, held_workers
 from tests.serving import ready_model, serving, state_of
 
 pytestmark = pytest.mark.slow
@@ -159,10 +161,15 @@ def test_activations_of_other_kinds(
     np.testing.assert_allclose(vectors, multi_encoder[0].encode_document("The cat sat."), atol=1e-5)
 
 
+def app_of(settings: Settings, debug: DebugSettings) -> FastAPI:
+    with held_workers(Path(NO_FILE)):
+        return create_app(settings.model_copy(update={"debug": debug}))
+
+
 def test_activations_beyond_the_byte_limit_are_refused(reranker: Artifact) -> None:
     settings = debugging(reranker)
     debug = settings.debug.model_copy(update={"max_activation_bytes": 4 * 3 * 32})
-    with serving(create_app(settings.model_copy(update={"debug": debug}))) as client:
+    with serving(app_of(settings, debug)) as client:
         limit = client.get("/debug/capabilities").json()["limits"]["max_activation_bytes"]
         assert limit == 384
         post_activations(client, texts=["w5"], taps=["output"])
@@ -172,7 +179,7 @@ def test_activations_beyond_the_byte_limit_are_refused(reranker: Artifact) -> No
             assert (problem["code"], problem["pointer"]) == ("activation_bytes", "/taps")
             assert "the tensors have 512 bytes; the limit is 384" in problem["detail"]
         debug = settings.debug.model_copy(update={"max_token_steps": 8})
-    with serving(create_app(settings.model_copy(update={"debug": debug}))) as client:
+    with serving(app_of(settings, debug)) as client:
         body = {"texts": ["w5 w6 w7", "w5 w6"], "taps": ["output"]}
         assert client.post("/debug/activations", json=body).json()["code"] == "budget"
 
