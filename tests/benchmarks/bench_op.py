@@ -91,19 +91,20 @@ def seconds(
     runs: dict[str, Callable[[], object]], device: str, rounds: int = ROUNDS
 ) -> dict[str, float]:
     """Return the median time of each in seconds, measured in turns."""
+    on_gpu = device.startswith("cuda")
     timers = {
         name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
         for name, run in runs.items()
     }
     loops = {
-        name: 1 if device == "cuda" else max(1, int(0.02 / timer.timeit(3).median))
+        name: 1 if on_gpu else max(1, int(0.02 / timer.timeit(3).median))
         for name, timer in timers.items()
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
             times[name].append(
-                cuda_seconds(run) if device == "cuda" else timers[name].timeit(loops[name]).median
+                cuda_seconds(run) if on_gpu else timers[name].timeit(loops[name]).median
             )
     return {name: statistics.median(values) for name, values in times.items()}
 

@@ -121,14 +121,21 @@ def _exact(
     total: Tensor, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], dy: Tensor, centred: bool
 ) -> list[Tensor]:
     """Return y, dx, dresidual, dweight and dbias by torch's own norms in float64."""
-    leaves = [
+    leaves = _leaves_in_float64(total, inputs)
+    y = _norm_in_float64(leaves, centred)
+    dx, *others = torch.autograd.grad(y, leaves, dy.double())
+    return [y, dx, dx, *others]
+
+
+def _leaves_in_float64(
+    total: Tensor, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None]
+) -> list[Tensor]:
+    """Return the sum, the weight and the bias, if there is one, as leaves of a graph."""
+    return [
         tensor.detach().double().requires_grad_()
         for tensor in (total, *inputs[2:])
         if tensor is not None
     ]
-    y = _norm_in_float64(leaves, centred)
-    dx, *others = torch.autograd.grad(y, leaves, dy.double())
-    return [y, dx, dx, *others]
 
 
 def _norm_in_float64(leaves: list[Tensor], centred: bool) -> Tensor:
@@ -142,7 +149,12 @@ def _norm_in_float64(leaves: list[Tensor], centred: bool) -> Tensor:
 def _error(actual: Tensor, expected: Tensor, unit: float) -> float:
     """Return the largest error, in units of one rounding of the larger of a value and the mean."""
     scale = expected.abs() + expected.abs().mean() + 1e-12
-    return float(((actual.double() - expected).abs() / (unit * scale)).max())
+    return _largest((actual.double() - expected) / (unit * scale))
+
+
+def _largest(errors: Tensor) -> float:
+    """Return the largest absolute value; infinity if one is NaN, which no bound may pass."""
+    return float(errors.abs().nan_to_num(nan=torch.inf).max())
 
 
 def _double_backward(run: Run) -> None:
@@ -153,14 +165,12 @@ def _double_backward(run: Run) -> None:
         y, total = op.add_norm(*inputs, _EPS, centred)
         (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
         actual = torch.autograd.grad(dx.square().sum(), [x, weight])
-        leaves = [
-            t.detach().double().requires_grad_() for t in (total, *inputs[2:]) if t is not None
-        ]
+        leaves = _leaves_in_float64(total, inputs)
         exact = _norm_in_float64(leaves, centred)
         (exact_dx,) = torch.autograd.grad(exact, leaves[0], dy.double(), create_graph=True)
         expected = torch.autograd.grad(exact_dx.square().sum(), leaves[:2])
         error = max(
-            float((a.double() - e).abs().max() / e.abs().max())
+            _largest((a.double() - e) / e.abs().max())
             for a, e in zip(actual, expected, strict=True)
         )
         row: Row = {"norm": norm, "worst error, of the largest value": error}
@@ -184,9 +194,7 @@ def _compiled(run: Run) -> None:
         for function in (whole, torch.compile(whole)):
             y = function(*inputs)
             results.append([y, *torch.autograd.grad(y, leaves, dy)])
-        error = max(
-            float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True)
-        )
+        error = max(_largest((a - b) / b.abs().max()) for a, b in zip(*results, strict=True))
         row: Row = {"norm": norm, "worst difference, of the largest value": error}
         run.recorder.add("torch.compile", row, passes=error <= 1e-6)
 

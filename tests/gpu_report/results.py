@@ -19,7 +19,7 @@ class Result:
         table: Title of the table.
         row: Cells by column.
         passes: Whether the result is within its bound; None: it has none.
-        cause: What is wrong and where, if it is known; "": nothing is wrong.
+        cause: Cause of a failure and its place; "": no failure, or an unknown cause.
     """
 
     step: str

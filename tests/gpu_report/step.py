@@ -20,7 +20,7 @@ FAILED = "Errors of the step"
 
 @dataclass(frozen=True)
 class Run:
-    """What a step needs to run.
+    """Device, folder, time limit and recorder of a step.
 
     Attributes:
         device: Name of torch's device; "cpu" is a dry run with small sizes.

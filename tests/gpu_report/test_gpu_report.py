@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from models.artifact import Artifact
-from models.engines import Agreement
+from models.artifact import Artifact, Output
+from models.engines import Agreement, CpuEngine, Engine, measure_check
 from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Outcome
 from models.gradients.layer_norm_operands import Operands
+from tests.benchmarks import bench_op
 from tests.gpu_report import engine, fused_norm
 from tests.gpu_report.__main__ import main, run_step
 from tests.gpu_report.results import Recorder, Result, read_results, write_report
@@ -148,13 +150,38 @@ def test_wrong_kernel_fails_with_norm_rows_width_and_pass(
     assert any(cause.startswith("LayerNorm, normal, width 64, backward: ") for cause in causes)
 
 
+def test_value_that_is_not_a_number_is_no_small_error() -> None:
+    exact = torch.ones(3, dtype=torch.float64)
+    assert fused_norm._error(torch.tensor([1.0, math.nan, 1.0]), exact, 1e-6) == math.inf
+    assert fused_norm._error(torch.ones(3), exact, 1e-6) == 0
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_every_gpu_is_timed_with_cuda_graphs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_op, "cuda_seconds", lambda _run: 7.0)
+    assert bench_op.seconds({"copy": lambda: None}, device, rounds=1) == {"copy": 7.0}
+
+
+@pytest.mark.parametrize("kind", ["small", "reranker"])
 def test_engine_that_differs_fails_with_its_results_without_optimisations(
-    run: Run, small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+    kind: str, run: Run, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = {output: Agreement(0.5, 0.0) for output in small_artifact.manifest.outputs}
-    monkeypatch.setattr(engine, "measure_check", lambda *_: wrong)
-    engine._compare(run, "small", small_artifact)
-    for result in read_results(run.folder / "x.jsonl"):
+    if kind == "small":
+        artifact: Artifact = request.getfixturevalue("small_artifact")
+    else:
+        artifact = engine._of_kind(run, kind)
+
+    def wrong_once(own: Engine, artifact: Artifact) -> dict[Output, Agreement]:
+        agreements = measure_check(own, artifact)
+        if not isinstance(own, CpuEngine):
+            return agreements
+        return {output: Agreement(0.5, 0.0) for output in agreements}
+
+    monkeypatch.setattr(engine, "measure_check", wrong_once)
+    engine._compare(run, kind, artifact)
+    results = read_results(run.folder / "x.jsonl")
+    assert len(results) == len(artifact.manifest.outputs)
+    for result in results:
         assert (result.passes, result.row["1 - cosine"]) == (False, 0.5)
         assert "a worst cosine of 1.000000, and of 1.000000 without optimisations" in result.cause
 
