@@ -18,6 +18,8 @@ Number = TypeVar("Number", np.int64, np.float32)
 # Inputs of every graph. Models with adapters have the additional input "adapters", and classifiers
 # of text pairs can have the additional input "token_types".
 INPUT_NAMES = ("input_ids", "padded_index", "packed_index", "attention_mask", "pooling_mask")
+# Inputs of some graphs for CUDA.
+COMPUTED_NAMES = ("token_order", "cumulative_lengths")
 # Index of the adapter of a row without one.
 NO_ADAPTER = -1
 
@@ -26,7 +28,7 @@ NO_ADAPTER = -1
 class PackedBatch:
     """Input arrays of an exported graph, by input name.
 
-    `adapters` and `token_types` are inputs of some graphs only.
+    `adapters`, `token_types` and `COMPUTED_NAMES` are inputs of some graphs only.
 
     Attributes:
         input_ids: `(T,)` int64, token ids of all rows, concatenated.
@@ -53,9 +55,24 @@ class PackedBatch:
         """Number of rows, B."""
         return self.padded_index.shape[0]
 
+    @property
+    def token_order(self) -> NDArray[np.int32]:
+        """The padded positions of all tokens, then those of padding, `(B, L)`."""
+        is_padding = np.ones(self.padded_index.size, np.bool_)
+        is_padding[self.packed_index] = False
+        order = np.concatenate([self.packed_index, np.flatnonzero(is_padding)])
+        return order.astype(np.int32).reshape(self.padded_index.shape)
+
+    @property
+    def cumulative_lengths(self) -> NDArray[np.int32]:
+        """Index of each row's first token among the T tokens, and T, `(B + 1,)`."""
+        B, L = self.padded_index.shape
+        ends = np.searchsorted(self.packed_index, np.arange(B + 1) * L)
+        return ends.astype(np.int32)
+
     def inputs(
         self, names: Iterable[str] = INPUT_NAMES
-    ) -> dict[str, NDArray[np.int64] | NDArray[np.float32]]:
+    ) -> dict[str, NDArray[np.int64] | NDArray[np.int32] | NDArray[np.float32]]:
         """Return the arrays with the given input names, by name."""
         return {name: getattr(self, name) for name in names}
 

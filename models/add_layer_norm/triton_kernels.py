@@ -18,11 +18,22 @@ from torch import Tensor
 # Maximum width of a row, which must fit in the registers of one program.
 MAX_FORWARD_D = 16384
 MAX_BACKWARD_D = 8192
-# Maximum number of programs in the backward pass; each writes one partial sum of dweight and dbias.
-# Independent of the number of multiprocessors, so that every device sums in the same order.
-MAX_PARTIALS = 256
-# Number of columns per program of `_reduce_kernel`, which adds the partial sums.
-_REDUCED_COLUMNS = 64
+# Maximum numbers of programs and of warps in the backward pass. Each program writes one partial sum
+# of dweight and dbias. Independent of the number of multiprocessors, so that every device sums in
+# the same order. Measured on an H100: fewer leave its memory idle, more write too many sums.
+MAX_PARTIALS, _MAX_WARPS = 1024, 2048
+# Partial sums that a program of `_reduce_kernel` loads at once, its columns and its warps.
+REDUCED_ROWS, REDUCED_COLUMNS, REDUCING_WARPS = 256, 16, 8
+
+
+@triton.jit
+def _mean(values, D):
+    """Return the mean of a row of values `(BLOCK,)` that are 0 beyond D.
+
+    `/` errs by up to 2 units in the last place, so that the mean of a constant row would differ
+    from its elements.
+    """
+    return tl.div_rn(tl.sum(values, 0), tl.cast(D, tl.float32))
 
 
 @triton.jit
@@ -33,9 +44,9 @@ def _deviations(s, mask, D, CENTRED: tl.constexpr):
     as well. If not CENTRED, the mean is taken to be zero.
     """
     if CENTRED:
-        s = tl.where(mask, s - tl.sum(s, 0) / D, 0.0)
-        s = tl.where(mask, s - tl.sum(s, 0) / D, 0.0)
-    return s, tl.sum(s * s, 0) / D
+        s = tl.where(mask, s - _mean(s, D), 0.0)
+        s = tl.where(mask, s - _mean(s, D), 0.0)
+    return s, _mean(s * s, D)
 
 
 @triton.jit
@@ -76,6 +87,11 @@ def _forward_kernel(
 
 
 @triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
 def _backward_kernel(
     dy_ptr,  # (N, D)
     dsum_ptr,  # (N, D), read if HAS_DSUM
@@ -86,7 +102,6 @@ def _backward_kernel(
     dbias_ptr,  # (G, D) float32, one partial sum for each of G programs
     N,
     D,
-    rows_per_program,
     eps,
     HAS_DSUM: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
@@ -94,17 +109,22 @@ def _backward_kernel(
     BLOCK: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     mask = columns < D
     dweight = tl.zeros((BLOCK,), tl.float32)
     dbias = tl.zeros((BLOCK,), tl.float32)
     if HAS_WEIGHT:
         weight = tl.load(weight_ptr + columns, mask, other=0.0).to(tl.float32)
-    first = program * rows_per_program
-    for index in range(first, tl.minimum(first + rows_per_program, N)):
-        row = index * D
-        s = tl.load(sum_ptr + row + columns, mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row + columns, mask, other=0.0).to(tl.float32)
+    # The next row is loaded while this one is computed, whose sums wait for each other.
+    next_s = tl.load(sum_ptr + program * D + columns, mask, other=0.0)
+    next_dy = tl.load(dy_ptr + program * D + columns, mask, other=0.0)
+    for index in range(program, N, programs):
+        row, next_row = index * D, (index + programs) * D
+        s, dy = next_s.to(tl.float32), next_dy.to(tl.float32)
+        exists = mask & (index + programs < N)
+        next_s = tl.load(sum_ptr + next_row + columns, exists, other=0.0)
+        next_dy = tl.load(dy_ptr + next_row + columns, exists, other=0.0)
         # Mean and variance are recomputed from the loaded row, which costs less than reading them.
         d, var = _deviations(s, mask, D, CENTRED)
         rstd = 1.0 / tl.sqrt_rn(var + tl.cast(eps, tl.float32))
@@ -113,9 +133,12 @@ def _backward_kernel(
         dbias += dy
         if HAS_WEIGHT:
             dy *= weight
-        dx = dy - xhat * (tl.sum(dy * xhat, 0) / D)
         if CENTRED:
-            dx -= tl.sum(dy, 0) / D
+            along, total = tl.reduce((dy * xhat, dy), 0, _add_pairs)
+            width = tl.cast(D, tl.float32)
+            dx = dy - xhat * tl.div_rn(along, width) - tl.div_rn(total, width)
+        else:
+            dx = dy - xhat * _mean(dy * xhat, D)
         dx *= rstd
         if HAS_DSUM:
             dx += tl.load(dsum_ptr + row + columns, mask, other=0.0).to(tl.float32)
@@ -126,18 +149,22 @@ def _backward_kernel(
 
 @triton.jit
 def _reduce_kernel(
-    partial_ptr,  # (G, D) float32
-    out_ptr,  # (D,)
+    partial_ptr,  # (2, G, D) float32
+    out_ptr,  # (2, D) float32
     G,
     D,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    sums = tl.program_id(1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    mask = columns < D
-    total = tl.zeros((COLUMNS,), tl.float32)
-    for program in range(G):
-        total += tl.load(partial_ptr + program * D + columns, mask, other=0.0)
-    tl.store(out_ptr + columns, total.to(out_ptr.dtype.element_ty), mask)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, G, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        mask = (rows < G)[:, None] & (columns < D)[None, :]
+        offsets = (sums * G + rows)[:, None] * D + columns[None, :]
+        total += tl.load(partial_ptr + offsets, mask, other=0.0)
+    tl.store(out_ptr + sums * D + columns, tl.sum(total, 0), columns < D)
 
 
 def forward(
@@ -217,8 +244,8 @@ def backward(
     if not rows:
         zeros = total.new_zeros(D, dtype=torch.float32)
         return dx, zeros, zeros.clone()
-    rows_per_program = triton.cdiv(rows, MAX_PARTIALS)
-    programs = triton.cdiv(rows, rows_per_program)
+    warps_per_row = backward_warps(D, total.element_size())
+    programs = min(rows, MAX_PARTIALS, _MAX_WARPS // warps_per_row)
     partials = total.new_empty((2, programs, D), dtype=torch.float32)
     _backward_kernel[(programs,)](
         dy,
@@ -230,22 +257,36 @@ def backward(
         partials[1],
         rows,
         D,
-        rows_per_program,
         eps,
         HAS_DSUM=dsum is not None,
         HAS_WEIGHT=weight is not None,
         CENTRED=centred,
         BLOCK=triton.next_power_of_2(D),
-        num_warps=warps(D),
+        num_warps=warps_per_row,
     )
     sums = total.new_empty((2, D), dtype=torch.float32)
-    for partial, out in zip(partials, sums, strict=True):
-        _reduce_kernel[(triton.cdiv(D, _REDUCED_COLUMNS),)](
-            partial, out, programs, D, COLUMNS=_REDUCED_COLUMNS
-        )
+    _reduce_kernel[(triton.cdiv(D, REDUCED_COLUMNS), 2)](
+        partials,
+        sums,
+        programs,
+        D,
+        ROWS=REDUCED_ROWS,
+        COLUMNS=REDUCED_COLUMNS,
+        num_warps=REDUCING_WARPS,
+    )
     return dx, sums[0], sums[1]
 
 
 def warps(D: int) -> int:
-    """Return the number of warps per program: one for every 256 elements of a row, from 1 to 16."""
+    """Return the number of warps per row, forward: one for every 256 elements, from 1 to 16."""
     return min(16, max(1, triton.next_power_of_2(D) // 256))
+
+
+def backward_warps(D: int, element_size: int) -> int:
+    """Return the number of warps per row, backward: one for every 1,024 bytes, from 1 to 8.
+
+    Rows of more than 4,096 elements have 16 warps. In float32 they still take more registers than a
+    thread has, by 200 bytes.
+    """
+    block = triton.next_power_of_2(D)
+    return 16 if block > 4096 else min(8, max(1, block * element_size // 1024))

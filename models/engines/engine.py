@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from models.artifact import Output
 from models.engines.outputs import Precision
-from models.packing import PackedBatch
+from models.packing import COMPUTED_NAMES, PackedBatch
 from models.printable import printable
 
 # Runs a batch and returns the named outputs, in the order of the names.
@@ -235,13 +235,13 @@ class CpuEngine:
 
 
 def check_inputs(names: Iterable[str]) -> list[str]:
-    """Return the names of a graph's inputs, each a field of `PackedBatch`.
+    """Return the names of a graph's inputs, each an array of `PackedBatch`.
 
     Raises:
         EngineError: The graph has another input.
     """
     own = list(names)
-    if unknown := {*own} - {field.name for field in fields(PackedBatch)}:
+    if unknown := {*own} - {field.name for field in fields(PackedBatch)} - {*COMPUTED_NAMES}:
         raise EngineError(f"the graph has an unknown input: {printable(min(unknown))}")
     return own
 

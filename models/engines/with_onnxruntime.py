@@ -88,12 +88,17 @@ def onnxruntime_session(
 
 
 class CudaEngine:
-    """A graph on a CUDA GPU. Two streams overlap computation with copies to and from the GPU."""
+    """A graph on a CUDA GPU. Two streams overlap computation with copies to and from the GPU.
+
+    On an H100 they have 1.04 to 1.15 times the rate of one; four are not faster than two.
+    """
 
     name = target = "cuda"
     streams = 2
     threads = streams  # each stream keeps one CPU busy while it waits for the GPU
-    # Batches large enough to hide the overhead of kernel launches. Estimated, not measured.
+    # On an H100 with two streams, batches of 32,768 tokens have 1.2 times the rate of batches of
+    # 8,192 with the shape of all-MiniLM-L6-v2, and 1.06 times with that of BERT-base, but requests
+    # wait longer for them. Smaller GPUs were not measured, and the fixed cost is an estimate.
     batches = BatchSizes(max_tokens=16_384, min_split_tokens=4_096, fixed_cost=512)
 
     def __init__(self, precision: Precision, weight_bytes: int, graph: CompiledGraph) -> None:

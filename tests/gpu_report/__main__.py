@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.gpu_report.results import Result, read_results, write_report
@@ -63,6 +64,7 @@ def run_step(
         process = subprocess.Popen(
             [*command, f"{max(seconds, 1):.0f}", str(out.absolute())],
             cwd=_ROOT,
+            env=_environment(),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -79,6 +81,18 @@ def run_step(
     if end and not any(result.table == FAILED for result in results):
         results.append(Result(letter, FAILED, {"error": end}, passes=False))
     return results
+
+
+def _environment() -> dict[str, str]:
+    """Return variables with which every process finds the CUDA libraries installed with torch.
+
+    onnxruntime looks for them beside itself, and may have been unpacked elsewhere.
+    """
+    torch = find_spec("torch")
+    packages = Path(torch.origin).parents[1] if torch and torch.origin else Path()
+    folders = [str(folder) for folder in sorted(packages.glob("nvidia/*/lib"))]
+    folders += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(folders)}
 
 
 def _ended(status: int, log: str) -> str:

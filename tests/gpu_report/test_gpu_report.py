@@ -152,8 +152,8 @@ def test_wrong_kernel_fails_with_norm_rows_width_and_pass(
 
 def test_value_that_is_not_a_number_is_no_small_error() -> None:
     exact = torch.ones(3, dtype=torch.float64)
-    assert fused_norm._error(torch.tensor([1.0, math.nan, 1.0]), exact, 1e-6) == math.inf
-    assert fused_norm._error(torch.ones(3), exact, 1e-6) == 0
+    assert fused_norm._error(torch.tensor([1.0, math.nan, 1.0]), exact, 1e-6, 0.0) == math.inf
+    assert fused_norm._error(torch.ones(3), exact, 1e-6, 0.0) == 0
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])

@@ -42,17 +42,19 @@ def compile_one(
     """Compile one kernel as launched at this width and parse the ptxas report."""
     kernel = getattr(kernels, name)
     types = signature(kernel, dtype)
-    constants: dict[str, int] = {n: True for n, kind in types.items() if kind == "constexpr"}
-    for block in ("BLOCK", "COLUMNS"):
-        if block in constants:
-            constants[block] = triton.next_power_of_2(width) if block == "BLOCK" else 64
-    if "CENTRED" in constants:
-        constants["CENTRED"] = centred
+    values = {"BLOCK": triton.next_power_of_2(width), "CENTRED": centred}
+    values |= {"ROWS": kernels.REDUCED_ROWS, "COLUMNS": kernels.REDUCED_COLUMNS}
+    constants = {n: values.get(n, True) for n, kind in types.items() if kind == "constexpr"}
     # A launch specialises on divisibility by 16, which holds for the pointers and D.
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, (n, kind) in enumerate(types.items())
         if kind.startswith("*") or n == "D"
+    }
+    warps = {
+        "_forward_kernel": kernels.warps(width),
+        "_backward_kernel": kernels.backward_warps(width, 2 if dtype == "bf16" else 4),
+        "_reduce_kernel": kernels.REDUCING_WARPS,
     }
     source = ASTSource(kernel, types, constants, aligned)
     report = io.StringIO()
@@ -60,7 +62,7 @@ def compile_one(
         compiled = triton.compile(
             source,
             target=GPUTarget("cuda", architecture, 32),
-            options={"num_warps": kernels.warps(width)},
+            options={"num_warps": warps[name]},
         )
     text = report.getvalue()
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", text)]

@@ -20,6 +20,20 @@ def test_index_maps_round_trip_between_packed_and_padded(rows: list[list[int]]) 
     assert batch.rows == len(rows)
 
 
+@given(ROWS)
+def test_token_order_lists_tokens_then_padding_and_lengths_add_up(rows: list[list[int]]) -> None:
+    inputs = pack(rows).inputs(("token_order", "cumulative_lengths"))
+    assert {array.dtype for array in inputs.values()} == {np.dtype(np.int32)}
+    order, ends = inputs.values()
+    longest = max(map(len, rows))
+    tokens = [i * longest + j for i, row in enumerate(rows) for j in range(len(row))]
+    assert order.shape == (len(rows), longest)
+    assert order.ravel()[: len(tokens)].tolist() == tokens
+    assert sorted(order.ravel()) == list(range(order.size))
+    assert ends[0] == 0
+    assert np.diff(ends).tolist() == [len(row) for row in rows]
+
+
 @given(ROWS, st.data())
 def test_prompt_tokens_are_attended_to_but_not_pooled(
     rows: list[list[int]], data: st.DataObject

@@ -33,10 +33,12 @@ from tests.models.checkpoints import (
     CONFIGS,
     save_checkpoint,
     save_dense,
+    save_multi_vector,
     save_tokenizer,
     write_json,
     write_modules,
 )
+from tests.models.export.cuda_graphs import session_on_cpu
 from tests.models.jina_bert import CODE_OF
 
 pytestmark = pytest.mark.slow  # exports three dozen models
@@ -94,6 +96,42 @@ def test_cuda_graph_has_one_fused_node_per_sublayer(cuda_graph: bytes) -> None:
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     assert opsets == {"": 20, "com.microsoft": 1}
     assert not {"LayerNormalization", "ReduceMean", "Sqrt", "Pow", "Reciprocal"} & set(count)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "layers"),
+    [
+        ("bert", {}, 2),
+        ("modernbert", {"layer_types": ["full_attention", "sliding_attention"]}, 1),
+        ("mpnet", {}, 0),  # its scores have a bias
+        ("qwen3", {}, 0),  # each token attends to those before it
+    ],
+)
+def test_packed_kernel_computes_attention_of_all_tokens_to_all_in_float16(
+    family: str, changes: dict[str, Any], layers: int, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, family, num_hidden_layers=2, **changes)
+    model, _ = load(tmp_path)
+    counts = {}
+    for dtype in (torch.float32, torch.float16):
+        graph = onnx.load_from_string(graph_for("cuda", trace(model.to(dtype), "cuda"))).graph
+        counts[dtype] = Counter(node.op_type for node in graph.node)
+    assert counts[torch.float16]["PackedMultiHeadAttention"] == layers
+    assert counts[torch.float16]["Softmax"] == 2 - layers
+    assert not counts[torch.float32]["PackedMultiHeadAttention"]  # its kernel may use TF32
+
+
+def test_packed_kernel_is_not_used_for_queries_with_tokens_that_no_token_attends_to(
+    tmp_path: Path,
+) -> None:
+    save_checkpoint(tmp_path / "encoder", "bert", num_hidden_layers=1)
+    save_tokenizer(tmp_path / "encoder")
+    save_multi_vector(tmp_path / "model", tmp_path / "encoder")
+    source = resolve(str(tmp_path / "model"))
+    exported = export(source, tmp_path / "out", target="cuda", dtype="float16")[0]
+    _, count = count_nodes(exported.path / "model.cuda.onnx")
+    assert count["Softmax"] == 1
+    assert not count["PackedMultiHeadAttention"]
 
 
 def test_attention_for_openvino_is_two_matmuls_and_a_softmax(artifact: Artifact) -> None:
@@ -199,10 +237,10 @@ def test_float16_graph_is_close_to_the_float32_model(half_artifact: Artifact) ->
         for name in ("model.cuda.weights", "model.weights")
     ]
     assert sizes[0] < 0.51 * sizes[1]
-    graph = half_artifact.path / "model.cuda.onnx"
-    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    session = session_on_cpu(half_artifact.path / "model.cuda.onnx")
+    names = [port.name for port in session.get_inputs()]
     check = half_artifact.check()
-    (actual,) = session.run(["pooled"], pack(check.rows).inputs())
+    (actual,) = session.run(["pooled"], pack(check.rows).inputs(names))
     assert np.asarray(actual).dtype == np.float32
     assert cosines(np.asarray(actual), np.asarray(check.outputs["pooled"])).min() > 0.9995
 

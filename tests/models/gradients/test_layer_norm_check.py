@@ -386,7 +386,8 @@ def test_triton_is_not_run_without_a_cuda_device(monkeypatch: pytest.MonkeyPatch
 def test_triton_passes_on_a_cuda_device(distribution: Distribution) -> None:
     triton = {"triton": IMPLEMENTATIONS["triton"]}
     for triton_verdict in judge(random_operands(distribution, "float32", (4, 384)), triton):
-        assert triton_verdict.passes, triton_verdict
+        assert triton_verdict.passes or distribution == "constant_row", triton_verdict
+        assert triton_verdict.passes is not False, triton_verdict
     in_float64 = judge(random_operands(distribution, "float64", (4, 384)), triton)
     assert {v.no_verdict for v in in_float64} == {
         "Triton is not installed or has no kernels for this dtype and width"
