@@ -60,6 +60,8 @@ mkdir -p "$folder"
 cat part-* | tar --extract --directory "$folder"
 cd "$folder"
 python3 -m pip install --quiet --no-index --find-links wheels --requirement wheels/requirements.txt
+# The service reads its version from the installed package.
+python3 -m pip install --quiet --no-index --no-deps --no-build-isolation ./vitrine
 for wheel in given/*.whl; do
   [ ! -e "$wheel" ] || python3 -m pip install --quiet --no-index --no-deps --target packages "$wheel"
 done

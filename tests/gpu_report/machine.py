@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -40,6 +41,7 @@ def describe(run: Run) -> None:
 
 def _facts(device: str) -> dict[str, str]:
     facts = {
+        "date": datetime.now(UTC).date().isoformat(),
         "Python": sys.version.split()[0],
         "system": platform.platform(),
         "CPUs": str(os.cpu_count()),

@@ -80,10 +80,11 @@ def _lines(titles: Mapping[str, str], results: Sequence[Result]) -> Iterable[str
             yield from ("", f"## {letter}. {title}")
         for table in dict.fromkeys(result.table for result in own):
             yield from ("", f"### {table}", "")
-            yield from _table([result for result in own if result.table == table])
+            yield from table_lines([result for result in own if result.table == table])
 
 
-def _table(results: Sequence[Result]) -> Iterable[str]:
+def table_lines(results: Sequence[Result]) -> Iterable[str]:
+    """Yield the lines of a table in Markdown, with the causes of failures below."""
     columns = list(dict.fromkeys(column for result in results for column in result.row))
     judged = any(result.passes is not None for result in results)
     yield "| " + " | ".join([*columns, *(["passes"] if judged else [])]) + " |"
@@ -100,5 +101,5 @@ def _table(results: Sequence[Result]) -> Iterable[str]:
 
 def _cell(value: Value) -> str:
     if isinstance(value, float):
-        return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
     return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")

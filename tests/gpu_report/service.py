@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import random
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.servers import Kind, Server
-from tests.benchmarks.workloads import WORKLOADS
+from tests.gpu_report.clients import latencies_of_clients
 from tests.gpu_report.engine import artifact_of, engine_of
 from tests.gpu_report.results import Row
 from tests.gpu_report.step import Run
@@ -150,10 +149,11 @@ def _load(run: Run, case: str, models: Sequence[str]) -> None:
     if not run.has_time(f"load: {case}", 2 * seconds):
         return
     processes, threads = (1, 2) if run.is_dry else (_PROCESSES, _THREADS)
-    clients = partial(_clients, _PORT, list(models), threads, seconds)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        pool.map(clients, range(processes))  # imports, and shapes that are new to the engine
-        latencies = np.concatenate(pool.map(clients, range(processes)))
+        # The first second is for imports and for shapes that are new to the engine.
+        for length in (min(1.0, seconds), seconds):
+            clients = partial(latencies_of_clients, _PORT, list(models), threads, length)
+            latencies = np.concatenate(pool.map(clients, range(processes)))
     row: Row = {
         "case": case,
         "connections": processes * threads,
@@ -162,31 +162,6 @@ def _load(run: Run, case: str, models: Sequence[str]) -> None:
         "p99, ms": float(np.quantile(latencies, 0.99)) * 1e3,
     }
     run.recorder.add("Mixed load", row)
-
-
-def _clients(port: int, models: list[str], threads: int, seconds: float, seed: int) -> list[float]:
-    """Return the latencies of the requests of some connections, in seconds."""
-    until = time.perf_counter() + seconds
-
-    def requests(client: int) -> list[float]:
-        draw = random.Random(1000 * seed + client)  # noqa: S311 - not for secrets
-        connection = HTTPConnection("127.0.0.1", port, timeout=60)
-        latencies: list[float] = []
-        while time.perf_counter() < until:
-            words = WORKLOADS["mixed"].words(draw)
-            text = " ".join(f"w{draw.randint(4, 59)}" for _ in range(words))
-            body = json.dumps({"inputs": text, "model": draw.choice(models)})
-            started = time.perf_counter()
-            connection.request("POST", "/encode", body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            content = response.read()
-            if response.status != 200:
-                raise RuntimeError(f"/encode answered {response.status}: {content[:200]!r}")
-            latencies.append(time.perf_counter() - started)
-        return latencies
-
-    with ThreadPoolExecutor(threads) as pool:
-        return [latency for own in pool.map(requests, range(threads)) for latency in own]
 
 
 def _memory(server: Server) -> dict[str, float | str]:

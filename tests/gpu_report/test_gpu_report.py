@@ -18,9 +18,9 @@ from models.engines import Agreement, CpuEngine, Engine, measure_check
 from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Outcome
 from models.gradients.layer_norm_operands import Operands
 from tests.benchmarks import bench_op
-from tests.gpu_report import engine, fused_norm
+from tests.gpu_report import engine, figures, fused_norm
 from tests.gpu_report.__main__ import main, run_step
-from tests.gpu_report.results import Recorder, Result, read_results, write_report
+from tests.gpu_report.results import Recorder, Result, Row, read_results, write_report
 from tests.gpu_report.step import FAILED, STEPS, Run
 
 _FAULTS = "tests.gpu_report.test_gpu_report"
@@ -77,6 +77,37 @@ def test_every_step_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert result.table != "Left out"
         assert result.passes is not False
         assert result.table != FAILED or result.step == "g"
+
+
+def test_figures_replace_those_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Before\n<!-- gpu-report -->\nold\n<!-- end of gpu-report -->\nAfter\n")
+    size: Row = {"pass": "forward", "rows": 65536, "width": 1024, "dtype": "bf16"}
+    small: Row = {**size, "rows": 1024}
+    results = [
+        Result("a", "Device", {"fact": "device", "value": "GPU X"}),
+        Result("a", "Device", {"fact": "date", "value": "2026-01-02"}),
+        Result("c", "Times", {**size, "implementation": "vitrine (triton)", "us": 2, "of copy": 1}),
+        Result("c", "Times", {**size, "implementation": "eager", "us": 3, "of copy": 0.5}),
+        Result("c", "Times", {**size, "implementation": "liger", "us": None, "note": "absent"}),
+        Result("c", "Times", {**small, "implementation": "vitrine (triton)", "us": 2}),
+        Result("f", "Mixed load", {"case": "one model", "requests/s": 1234.5}),
+    ]
+    write_report(tmp_path, {}, results)
+    report = str(tmp_path / "report.json")
+    for _ in range(2):  # the second time over its own lines
+        assert figures.main([report, "--page", str(page)]) == 0
+        text = page.read_text()
+    assert text.startswith("Before\n<!-- gpu-report -->\nGPU X, ")
+    assert text.endswith("<!-- end of gpu-report -->\nAfter\n")
+    assert text.count("2026-01-02") == 1
+    assert "| forward | 65536 | 1024 | bf16 | 2 | 1 | 1.5 |" in text
+    assert "| one model | 1,234 |" in text
+    assert "1024 | 1024" not in text
+    page.write_text("A page without the comments")
+    with pytest.raises(SystemExit):
+        figures.main([report, "--page", str(page)])
+    assert page.read_text() == "A page without the comments"
 
 
 @pytest.mark.parametrize(
