@@ -262,6 +262,8 @@ class _Run:
             journal.check_files(parts)  # as they are when they have been read
             journal.join(files)
         self._tidy()
+        if progress.is_complete and options.shard == (1, 1):
+            journal.check_strangers()
 
     def _tidy(self) -> None:
         """Remove the parts that a joined file replaces, or a joined file that is not recorded.

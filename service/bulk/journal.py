@@ -137,6 +137,21 @@ class Journal:
             if problems := self._problems(part.files):
                 raise BulkError(f"{problems[0]}; start again, and its rows are encoded again")
 
+    def check_strangers(self) -> None:
+        """Check that a complete output has no files that are named as parts, but are none.
+
+        Raises:
+            BulkError: There is such a file, which readers of the folder would read.
+        """
+        own = {name for part in self.finished.values() for name in part.files} | {
+            *(self.joined or ())
+        }
+        for path in sorted(self._folder.iterdir()):
+            if _FILE.fullmatch(path.name) and path.name not in own:
+                raise BulkError(
+                    f"{path} is no part of this job, but would be read as one; remove it"
+                )
+
     def _problems(self, files: Mapping[str, str]) -> list[str]:
         problems = []
         for name, expected in files.items():

@@ -376,6 +376,21 @@ def test_complete_output_without_the_journal_of_a_shard_is_encoded_again(
     assert encode(texts, part_rows=1000).rows == 2000
 
 
+@pytest.mark.parametrize("concat", [False, True])
+@pytest.mark.parametrize("name", ["part-00004.parquet", "part-00001.jsonl"])
+def test_file_that_is_named_as_a_part_and_is_none_is_an_error_of_a_complete_job(
+    encode: Encode, texts: Path, output: Path, name: str, concat: bool
+) -> None:
+    encode(texts, part_rows=1000, concat=concat)
+    (output / "notes.parquet").write_bytes(b"a file of the user's")
+    stranger = output / name
+    stranger.write_bytes(b"")
+    with pytest.raises(BulkError, match=rf"{name} is no part of this job, .*; remove it"):
+        encode(texts, part_rows=1000, concat=concat)
+    stranger.unlink()
+    assert encode(texts, part_rows=1000, concat=concat).kept == ROWS
+
+
 @pytest.mark.parametrize("damage", ["remove", "change"])
 def test_part_that_is_removed_or_changed_during_the_job_is_an_error_at_its_end(
     encode: Encode, texts: Path, output: Path, monkeypatch: pytest.MonkeyPatch, damage: str
