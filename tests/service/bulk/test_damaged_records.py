@@ -19,7 +19,7 @@ from service.bulk.readers import READERS
 from service.bulk.sources import open_source
 from service.bulk.texts import items_of
 from tests.service.bulk.conftest import Encode, rows_of
-from tests.service.bulk.damage import GENERATORS, DamagedFile, problem
+from tests.service.bulk.damage import GENERATORS, DamagedFile, problem, read
 from tests.service.bulk.test_readers import Parts, options, texts
 
 
@@ -101,6 +101,17 @@ def test_record_beyond_the_limit_is_an_error_and_is_never_held_in_memory(name: s
         assert sorted(errors) == [1, 3]
 
 
+def test_no_more_than_a_chunk_beyond_the_limit_is_kept_of_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 4000)
+    monkeypatch.setattr(readers, "_CHUNK_BYTES", 1000)
+    file = io.BytesIO(b"x" * 20_000 + b"\ngood")
+    long, good = readers._lines(file, readers._split_at_line_feeds)
+    assert 4000 < len(long) <= 6000
+    assert good == b"good"
+
+
 def test_value_of_parquet_beyond_the_limit_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +163,21 @@ def test_binary_column_of_texts_is_read_as_utf8(tmp_path: Path) -> None:
     items, errors = items_of(block, options(path, template="{id} {text}"), "dense")
     assert items == ["1 naïve", None, "3 "]
     assert errors == {1: "the record is not valid UTF-8"}
+
+
+def test_nested_text_that_is_not_utf8_is_an_error_of_its_record_alone(tmp_path: Path) -> None:
+    words = pa.array([b"\xff", b"good", b"\xff"], pa.binary()).view(pa.string())
+    for nested in (
+        pa.ListArray.from_arrays(pa.array(range(4), pa.int32()), words),
+        pa.StructArray.from_arrays([words], ["word"]),
+    ):
+        table = pa.table({"id": ["a", "b", "c"], "text": ["x", "y", "z"], "value": nested})
+        content = io.BytesIO()
+        pq.write_table(table, content)
+        file = DamagedFile("a.parquet", content.getvalue(), {}, {"columns": ("value",)})
+        found, errors = read(file, tmp_path)
+        assert found == {"b": ["y"]}
+        assert list(errors) == ["a 0", "c 2"]
 
 
 def write_columns(folder: Path, *columns: pa.Array) -> None:
