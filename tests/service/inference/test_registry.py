@@ -54,6 +54,7 @@ class HeldLoads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[str | None] = []
+        self.models: list[Model] = []
         self.may_end = asyncio.Event()
         self.may_end.set()
         monkeypatch.setattr(registry_module, "open_model", self._open)
@@ -61,7 +62,8 @@ class HeldLoads:
     async def _open(self, path: Path, options: ModelOptions, **arguments: Any) -> Model:  # noqa: ANN401 - those of `open_model`
         self.started.append(options.name)
         await self.may_end.wait()
-        return await open_model(path, options, **arguments)
+        self.models.append(await open_model(path, options, **arguments))
+        return self.models[-1]
 
     async def fail(self, _path: Path, options: ModelOptions, **_: object) -> Model:
         self.started.append(options.name)
@@ -356,6 +358,8 @@ async def test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each(
         monkeypatch.setattr(registry_module, "open_model", loads.fail)
         requests = [asyncio.create_task(registry.lease("b")) for _ in range(10)]
         await eventually_async(lambda: loads.started == ["a", "b"])
+        tasks = [repr(task.get_coro()) for task in asyncio.all_tasks()]
+        assert sum("ModelRegistry._load" in task for task in tasks) == 1
         loads.may_end.set()
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert {type(result) for result in results} == {NotReady}
@@ -419,6 +423,7 @@ async def test_load_that_ends_after_the_registry_is_closed_closes_its_model(
     loads.may_end.set()
     with pytest.raises(NotReady, match="the models are closed"):
         await loading
+    assert [model.batcher.is_alive for model in loads.models] == [False, False]
 
 
 async def test_registry_that_closes_during_a_comparison_closes_both_versions(
