@@ -19,6 +19,7 @@
 # make test-gpu   tests that need an NVIDIA GPU, in a separate environment
 # make gpu-bundle  what `gpu-report` needs on a machine without a network, in build/gpu-bundle
 # make gpu-report  results and times of everything that runs on an NVIDIA GPU, in 8 minutes
+# make bench-against COMMIT=...  benchmark: this tree beside another commit, in turns, in 6 minutes
 # make bench-op   benchmark: the fused operator, eager torch and compiled torch, on this machine's device
 
 # make docs     the documentation as a site, in build/docs
@@ -48,7 +49,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-against bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -84,13 +85,16 @@ docs: $(VENV)/dev.done
 	$(BIN)/sphinx-build --quiet --fail-on-warning -c docs . build/docs
 	@echo "The documentation is in build/docs/index.html"
 
-bench bench-bulk bench-cache bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
+bench bench-against bench-bulk bench-cache bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done
 	$(BIN)/python -m tests.benchmarks.bench_servers --environments $(PEERS) $(BENCH_ARGS)
 
 bench-rerank: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done \
   $(PEERS)/sentence-transformers.done
 	$(BIN)/python -m tests.benchmarks.bench_rerank --environments $(PEERS)
+
+bench-against: $(VENV)/dev.done $(ARTIFACT)/manifest.json
+	$(BIN)/python -m tests.benchmarks.bench_against $(or $(COMMIT),HEAD)
 
 bench-cache: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_cache

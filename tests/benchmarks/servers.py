@@ -153,8 +153,11 @@ class Server:
 
     def cpu_s(self) -> float:
         """Return the CPU time of the process, in seconds."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+        return _cpu_s(Path(f"/proc/{self._process.pid}/stat"))
+
+    def loop_s(self) -> float:
+        """Return the CPU time of the main thread, which runs the event loop, in seconds."""
+        return _cpu_s(Path(f"/proc/{self._process.pid}/task/{self._process.pid}/stat"))
 
     def resident_mb(self) -> float:
         """Return the resident memory of the process, in MB."""
@@ -169,6 +172,12 @@ class Server:
         self._process.send_signal(signal.SIGINT)  # no server drains on SIGINT
         self._process.wait(30)
         self._log.close()
+
+
+def _cpu_s(stat: Path) -> float:
+    """Return the CPU time in a file `stat` of /proc, in seconds."""
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
 
 def drive(url: str, bodies: Sequence[str], clients: int, seconds: int) -> dict[str, Any]:
