@@ -245,6 +245,6 @@ def reading(name: str) -> Iterator[None]:
     """Turn the errors of reading a file into a `BulkError`."""
     try:
         yield
-    except (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException) as error:
+    except (OSError, EOFError, UnicodeError, zlib.error, csv.Error, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BulkError(f"{name} cannot be read: {reason}") from error

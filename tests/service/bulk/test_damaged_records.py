@@ -152,6 +152,14 @@ def test_damaged_row_group_is_an_error_with_its_rows(tmp_path: Path) -> None:
         texts(open_source(options(path), "dense"))
 
 
+def test_name_of_a_parquet_column_that_is_not_utf8_is_an_error_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["x"], "damaged": [1]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"damaged", b"\xe1amaged"))
+    with pytest.raises(BulkError, match=r"a\.parquet cannot be read: .*can't decode byte 0xe1"):
+        open_source(options(path), "dense")
+
+
 def test_binary_column_of_texts_is_read_as_utf8(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     values = pa.array(["naïve".encode(), b"\xff", None])
