@@ -241,7 +241,8 @@ def check_inputs(names: Iterable[str]) -> list[str]:
         EngineError: The graph has another input.
     """
     own = list(names)
-    if unknown := {*own} - {field.name for field in fields(PackedBatch)} - {*COMPUTED_NAMES}:
+    known = {field.name for field in fields(PackedBatch)}.union(COMPUTED_NAMES)
+    if unknown := {*own} - known:
         raise EngineError(f"the graph has an unknown input: {printable(min(unknown))}")
     return own
 

@@ -496,7 +496,7 @@ GUARDS = (
     ),
     Guard(
         "models/engines/engine.py",
-        "    if unknown := {*own} - {field.name for field in fields(PackedBatch)}:\n",
+        "    if unknown := {*own} - known:\n",
         "    if unknown := set[str]():\n",
         f"{_HOSTILE}::test_faulty_graph_is_refused",
     ),

@@ -36,6 +36,7 @@ from models.engines import (
 from models.engines.outputs import compare
 from models.packing import PackedBatch, pack
 from tests.eventually import eventually
+from tests.models.export.cuda_graphs import for_cpu
 
 # Bound of each wait for another thread. A test that passes never gets near it.
 WAIT_S = 60
@@ -416,7 +417,7 @@ def onnxruntime_with_cuda(
     session = onnxruntime.InferenceSession
 
     def open_session(
-        graph: bytes,
+        graph: str,
         options: onnxruntime.SessionOptions,
         providers: list[tuple[str, dict[str, object]]],
         enable_fallback: int,
@@ -425,7 +426,7 @@ def onnxruntime_with_cuda(
         sessions.append({"enable_fallback": enable_fallback, **provider_options})
         if int(str(provider_options["device_id"])) >= gpus:
             raise RuntimeError("CUDA failure 101: invalid device ordinal")
-        on_cpu = session(graph, options, providers=["CPUExecutionProvider"])
+        on_cpu = session(for_cpu(Path(graph)), options, providers=["CPUExecutionProvider"])
         if has_libraries:
             on_cpu.get_providers = lambda: [provider, "CPUExecutionProvider"]
         return on_cpu
