@@ -241,7 +241,8 @@ async def starting_process(
     script = SLOW_START.format(folder=str(folder)) + FAKE
     async with process_of([sys.executable, "-c", script]) as process:
         caller = asyncio.create_task(pid(process))
-        await eventually_async((folder / "pids").exists)
+        file = folder / "pids"  # empty between its creation and the first line
+        await eventually_async(lambda: file.exists() and file.read_text().endswith("\n"))
         yield process, caller
 
 
