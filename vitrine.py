@@ -10,10 +10,8 @@
 from models.artifact import ArtifactError
 from models.engines import EngineError
 from models.quantization import Calibration
-from service.inference.cache import ResultCache
-from service.inference.chunk_embeddings import ChunkEmbeddings
-from service.inference.chunking import Chunk, Chunking
-from service.inference.devices import Devices
+from service.inference.batching.cache import ResultCache
+from service.inference.batching.devices import Devices
 from service.inference.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -24,13 +22,18 @@ from service.inference.errors import (
     UnknownModel,
     VitrineError,
 )
-from service.inference.explanations import Explanation, Term, TextToken
-from service.inference.model import Model
-from service.inference.model_version import Lease
-from service.inference.opening import ModelOptions, open_model
-from service.inference.quantization import Quantizer
-from service.inference.registry import ModelRegistry, ModelSpec
-from service.inference.results import (
+from service.inference.explain.terms import Explanation, Term, TextToken
+from service.inference.model.chunk_embeddings import ChunkEmbeddings
+from service.inference.model.model import Model
+from service.inference.model.opening import ModelOptions, open_model
+from service.inference.model.pair_scores import PairScores
+from service.inference.model.sync_model import SyncModel
+from service.inference.registry.model_version import Lease
+from service.inference.registry.registry import ModelRegistry, ModelSpec
+from service.inference.results.quantization import Quantizer
+from service.inference.results.scores import Classification
+from service.inference.results.tags import Entity, Tags
+from service.inference.results.vectors import (
     Embeddings,
     Encoded,
     MultiEmbeddings,
@@ -38,10 +41,8 @@ from service.inference.results import (
     SparseVector,
     TokenEmbeddings,
 )
-from service.inference.rows import Row
-from service.inference.scores import Classification, PairScores
-from service.inference.sync_model import SyncModel
-from service.inference.tags import Entity, Tags
+from service.inference.tokenizing.chunking import Chunk, Chunking
+from service.inference.tokenizing.rows import Row
 
 __all__ = [
     "ArtifactError",

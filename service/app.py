@@ -45,13 +45,13 @@ from service.debug import routes as debug
 from service.debug.process import GradientProcess, worker_command
 from service.debug.request_models import BODIES
 from service.debug.state import DebugState
-from service.inference.cache import ResultCache
+from service.inference.batching.cache import ResultCache
+from service.inference.batching.runs import RunBroken
 from service.inference.errors import VitrineError
-from service.inference.metrics import CacheMetrics
-from service.inference.model_watch import ModelWatch
-from service.inference.registry import ModelRegistry
-from service.inference.results import RowResults
-from service.inference.runs import RunBroken
+from service.inference.registry.model_watch import ModelWatch
+from service.inference.registry.registry import ModelRegistry
+from service.inference.results.metrics import CacheMetrics
+from service.inference.results.vectors import RowResults
 from service.settings import Settings, traces_endpoint
 
 if TYPE_CHECKING:  # imported only if traces are exported

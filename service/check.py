@@ -14,8 +14,8 @@ from models.engines import EngineError
 from models.printable import printable
 from service.api.compat import tei
 from service.app import open_exporter
-from service.inference.opening import ModelOptions, open_model
-from service.inference.registry import ModelRegistry
+from service.inference.model.opening import ModelOptions, open_model
+from service.inference.registry.registry import ModelRegistry
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")

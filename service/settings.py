@@ -29,8 +29,8 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDic
 
 from models.engines import Precision
 from models.json_reader import JsonError, check_depth, parse_json
-from service.inference.opening import ModelOptions
-from service.inference.registry import ModelSpec, specs_in
+from service.inference.model.opening import ModelOptions
+from service.inference.registry.registry import ModelSpec, specs_in
 from service.logs import LogFormat
 
 Scope = Literal["encode", "bulk", "debug", "metrics", "admin"]

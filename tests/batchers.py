@@ -1,13 +1,13 @@
-"""Batchers of numbers, whose length is their size, for tests of `service.inference.batcher`."""
+"""Batchers of numbers, whose length is their size, for tests of `service.inference.batching`."""
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from service.inference.batch_former import BatchFormer
-from service.inference.batcher import Batcher, Outcome
-from service.inference.streams import Clock, StreamPool
+from service.inference.batching.batch_former import BatchFormer
+from service.inference.batching.batcher import Batcher, Outcome
+from service.inference.batching.streams import Clock, StreamPool
 from tests.eventually import HANG_S, eventually_async
 
 POISON = -1

@@ -28,8 +28,8 @@ from onnx import TensorProto, helper, numpy_helper
 from models.artifact import CALIBRATION, CHECK, MANIFEST, QUERY_WEIGHTS, TOKENIZER, ArtifactError
 from models.engines import EngineError
 from service.inference.errors import VitrineError
-from service.inference.model import Model
-from service.inference.opening import ModelOptions, open_model
+from service.inference.model.model import Model
+from service.inference.model.opening import ModelOptions, open_model
 
 FILES = (MANIFEST, MANIFEST, CHECK, CALIBRATION, TOKENIZER)
 # Raw JSON, because some values cannot be read from JSON.

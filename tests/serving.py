@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
 from service.debug.state import DebugState
-from service.inference.model import Model
+from service.inference.model.model import Model
 from tests.eventually import eventually
 
 # Timeout of clients and processes; it only bounds a hang.

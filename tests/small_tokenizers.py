@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from models.artifact import TOKENIZER, Artifact, sha256
-from service.inference.tokenizer import TextTokenizer
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.sentences import SENTENCES
 
 

@@ -16,8 +16,12 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 VIOLATIONS = {
     "layers": ("models/packing.py", "import service.logs"),
     "service-layers": ("service/api/auth.py", "import service.debug.access"),
+    "rooms": (
+        "service/inference/results/scores.py",
+        "import service.inference.explain.terms",
+    ),
     "text": ("models/gradients/budget.py", "def f():\n    import models.export.tokenizer_file"),
-    "meeting-points": ("service/inference/results.py", "import models.network.pooling"),
+    "meeting-points": ("service/inference/results/vectors.py", "import models.network.pooling"),
     "torch-free": ("service/debug/state.py", "def f():\n    import service.debug.jobs"),
     "http-free": ("service/inference/errors.py", "import starlette.responses"),
 }

@@ -8,8 +8,8 @@ from service.api.auth import BULK_ONLY
 from service.api.deadline import inference_s
 from service.api.errors import Forbidden, Malformed
 from service.api.state import AppState
-from service.inference.batch_former import Priority
-from service.inference.model import Model
+from service.inference.batching.batch_former import Priority
+from service.inference.model.model import Model
 
 PRIORITY = "X-Priority"
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.inference.chunking import Chunking, Strategy
+from service.inference.tokenizing.chunking import Chunking, Strategy
 
 
 class ChunkingOptions(BaseModel):

@@ -13,11 +13,11 @@ from service.api.deadline import cancel_on_disconnect
 from service.api.responses import prefers_octets, respond, serialize_rows
 from service.api.schemas import EncodeRequest
 from service.api.state import AppState
-from service.inference.chunk_embeddings import ChunkEmbeddings
-from service.inference.chunking import Chunk
 from service.inference.errors import InvalidInput
-from service.inference.model import Model
-from service.inference.quantization import Quantizer
+from service.inference.model.chunk_embeddings import ChunkEmbeddings
+from service.inference.model.model import Model
+from service.inference.results.quantization import Quantizer
+from service.inference.tokenizing.chunking import Chunk
 
 
 async def encode_chunks(

@@ -14,7 +14,7 @@ from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.state import State
-from service.inference.scores import Classification
+from service.inference.results.scores import Classification
 
 router = APIRouter(route_class=RawRoute)
 

@@ -9,7 +9,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from service.inference.metrics import InferenceMetrics, seconds_buckets
+from service.inference.results.metrics import InferenceMetrics, seconds_buckets
 
 # Media types of the formats; only OpenMetrics has exemplars.
 TEXT = "text/plain"

@@ -28,10 +28,10 @@ from service.api.openapi import error_responses, request_body
 from service.api.schemas import VERSION
 from service.api.state import AppState, State
 from service.inference.errors import InvalidInput
-from service.inference.model import Model
-from service.inference.model_names import name_problem
-from service.inference.registry import ModelSpec
-from service.inference.shadow import compare_versions
+from service.inference.model.model import Model
+from service.inference.registry.model_names import name_problem
+from service.inference.registry.registry import ModelSpec
+from service.inference.registry.shadow import compare_versions
 
 router = APIRouter()
 

@@ -15,10 +15,10 @@ from fastapi import Request, Response
 from models.quantization import Codes
 from service.api.accept import accepts_gzip, preferred_type
 from service.api.state import AppState
-from service.inference.metrics import observe_stages
-from service.inference.model import Model
-from service.inference.quantization import Quantizer
-from service.inference.results import (
+from service.inference.model.model import Model
+from service.inference.results.metrics import observe_stages
+from service.inference.results.quantization import Quantizer
+from service.inference.results.vectors import (
     Embeddings,
     Encoded,
     MultiEmbeddings,
@@ -27,7 +27,7 @@ from service.inference.results import (
     TokenEmbeddings,
     Vectors,
 )
-from service.inference.rows import Row
+from service.inference.tokenizing.rows import Row
 
 OutputResult = Embeddings | TokenEmbeddings | SparseEmbeddings | MultiEmbeddings
 

@@ -39,8 +39,8 @@ from service.api.schemas import (
 )
 from service.api.state import State
 from service.inference.errors import InvalidInput
-from service.inference.model import Model
-from service.inference.results import Embeddings
+from service.inference.model.model import Model
+from service.inference.results.vectors import Embeddings
 
 router = APIRouter()
 raw_router = APIRouter(route_class=RawRoute)

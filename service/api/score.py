@@ -15,9 +15,9 @@ from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.score_schemas import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from service.api.state import State
-from service.inference.explanations import Explanation, TextToken
-from service.inference.model import Model
-from service.inference.scores import PairScores
+from service.inference.explain.terms import Explanation, TextToken
+from service.inference.model.model import Model
+from service.inference.model.pair_scores import PairScores
 
 router = APIRouter(route_class=RawRoute)
 _ERRORS = error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)

@@ -9,13 +9,13 @@ from fastapi import Depends, Request
 
 from service.api.deadline import deadline_of
 from service.api.metrics import Metrics
-from service.inference.cache import ResultCache
+from service.inference.batching.cache import ResultCache
 from service.inference.errors import NotReady
-from service.inference.model import Model
-from service.inference.model_version import Lease
-from service.inference.model_watch import ModelWatch
-from service.inference.registry import ModelRegistry
-from service.inference.results import RowResults
+from service.inference.model.model import Model
+from service.inference.registry.model_version import Lease
+from service.inference.registry.model_watch import ModelWatch
+from service.inference.registry.registry import ModelRegistry
+from service.inference.results.vectors import RowResults
 from service.settings import Settings
 
 if TYPE_CHECKING:  # these modules import this one

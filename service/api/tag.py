@@ -14,7 +14,7 @@ from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.state import State
 from service.api.tag_schemas import TagRequest, TagResponse
-from service.inference.tags import Entity, Tags
+from service.inference.results.tags import Entity, Tags
 
 router = APIRouter(route_class=RawRoute)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from service.api.schemas import ModelName
-from service.inference.tags import Aggregation
+from service.inference.results.tags import Aggregation
 
 
 def _inputs_tag(value: object) -> str | None:

@@ -28,8 +28,8 @@ from service.bulk.options import (
     OptionError,
 )
 from service.bulk.progress import Progress, ReportKind, as_json, duration, reporting
-from service.inference.chunking import Chunking, Strategy
 from service.inference.errors import InvalidInput, VitrineError
+from service.inference.tokenizing.chunking import Chunking, Strategy
 
 log = logging.getLogger("vitrine")
 

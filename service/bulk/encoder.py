@@ -11,8 +11,8 @@ from service.bulk.kinds import RESULT_KINDS
 from service.bulk.options import ERROR, TOKENS, TRUNCATED, BulkOptions, Kind, OptionError
 from service.bulk.texts import Item
 from service.inference.errors import InferenceFailed, InvalidInput, TooLarge
-from service.inference.model import Model
-from service.inference.tokenizer import refuse_empty
+from service.inference.model.model import Model
+from service.inference.tokenizing.tokenizer import refuse_empty
 
 # Items of more characters are encoded one at a time: tokenising one takes up to 620 bytes per
 # character.

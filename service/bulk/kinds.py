@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from models.artifact import Manifest, Output
 from service.bulk.options import DTYPES, TOKENS, TRUNCATED, BulkOptions, Dtype, Kind, OptionError
-from service.inference.chunking import Chunking
-from service.inference.model import Model
-from service.inference.results import Vectors
+from service.inference.model.model import Model
+from service.inference.results.vectors import Vectors
+from service.inference.tokenizing.chunking import Chunking
 
 Columns = dict[str, Any]
 

@@ -16,8 +16,8 @@ from service.bulk.options import ROW, BulkOptions, Kind, OptionError
 from service.bulk.parts import with_metadata
 from service.bulk.pipeline import Pipeline
 from service.bulk.sources import Source
-from service.inference.model import Model
-from service.inference.opening import ModelOptions, open_model
+from service.inference.model.model import Model
+from service.inference.model.opening import ModelOptions, open_model
 
 # The pipeline bounds what is in flight, so that the model needs no limits of its own.
 _NO_LIMIT = 2**62

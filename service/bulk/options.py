@@ -8,7 +8,7 @@ from string import Formatter
 from typing import Literal, get_args
 
 from models.engines import Precision
-from service.inference.chunking import Chunking
+from service.inference.tokenizing.chunking import Chunking
 
 InputFormat = Literal["parquet", "jsonl", "csv", "tsv", "text"]
 OutputFormat = Literal["parquet", "jsonl", "npy"]

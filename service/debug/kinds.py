@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from models.artifact import Manifest
 from models.gradients.inputs import TargetName
 from service.inference.errors import InvalidInput
-from service.inference.explanations import DISTANCES
+from service.inference.explain.terms import DISTANCES
 
 Kind = Literal["embedding", "reranker", "classifier", "sparse", "multi"]
 

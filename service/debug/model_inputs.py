@@ -14,9 +14,9 @@ from service.debug.state import DebugState
 from service.debug.texts import row_of, tokenize, tokenize_pair, tokens_of
 from service.debug.words import words_of
 from service.inference.errors import InvalidInput
-from service.inference.model import Model
-from service.inference.results import vector_positions
-from service.inference.rows import TokenizedText
+from service.inference.model.model import Model
+from service.inference.results.vectors import vector_positions
+from service.inference.tokenizing.rows import TokenizedText
 
 
 @dataclass(frozen=True)

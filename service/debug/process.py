@@ -21,7 +21,7 @@ from service.inference.errors import (
     Overloaded,
     VitrineError,
 )
-from service.inference.model import Model
+from service.inference.model.model import Model
 from service.logs import LogFormat
 from service.settings import DebugSettings
 

@@ -87,8 +87,8 @@ from service.debug.texts import (
 )
 from service.debug.words import words_of
 from service.inference.errors import InvalidInput
-from service.inference.model import Model
-from service.inference.rows import TokenizedText
+from service.inference.model.model import Model
+from service.inference.tokenizing.rows import TokenizedText
 
 router = APIRouter(
     prefix="/debug", route_class=RawRoute, dependencies=[require_scope("debug"), *ACCESS]

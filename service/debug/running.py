@@ -19,8 +19,8 @@ from service.debug.responses import Cost, GradientResponse, Hashes, VectorParity
 from service.debug.served import encode, parity_of
 from service.debug.state import DebugState
 from service.inference.errors import InvalidInput
-from service.inference.metrics import record_outcome
-from service.inference.model import Model
+from service.inference.model.model import Model
+from service.inference.results.metrics import record_outcome
 
 MAX_BODY_BYTES = 2**20
 

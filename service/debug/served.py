@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from models.engines.outputs import Agreement, compare, int8_bounds
 from models.gradients.inputs import Row
 from service.debug.responses import VectorParity
-from service.inference.model import Model
-from service.inference.results import RowResult, SparseVector
-from service.inference.rows import Row as ServedRow
+from service.inference.model.model import Model
+from service.inference.results.vectors import RowResult, SparseVector
+from service.inference.tokenizing.rows import Row as ServedRow
 
 # Bounds of the agreement of a served vector with the reference model's vector. Every engine keeps
 # them in every precision but int8, so a vector beyond them means that another model is served.

@@ -11,8 +11,8 @@ from service.api.state import AppState
 from service.debug.job_types import KINDS
 from service.debug.kinds import Kind, kind_for
 from service.debug.process import GradientProcess
-from service.inference.metrics import OUTCOMES
-from service.inference.model import Model
+from service.inference.model.model import Model
+from service.inference.results.metrics import OUTCOMES
 
 
 @dataclass

@@ -41,7 +41,7 @@ from service.debug.state import State
 from service.debug.targets import find_target
 from service.debug.texts import row_of, tokenize_input, tokens_of
 from service.inference.errors import InvalidInput
-from service.inference.rows import TokenizedText
+from service.inference.tokenizing.rows import TokenizedText
 
 router = APIRouter(
     prefix="/debug", route_class=RawRoute, dependencies=[require_scope("debug"), *ACCESS]

@@ -12,7 +12,7 @@ from service.debug.served import encode
 from service.debug.state import DebugState
 from service.debug.texts import row_of, tokenize
 from service.inference.errors import InvalidInput
-from service.inference.model import Model
+from service.inference.model.model import Model
 
 
 async def find_target(

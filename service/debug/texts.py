@@ -9,8 +9,8 @@ from service.debug.request_models.base import Input, Text, TextOrPair
 from service.debug.responses import Token
 from service.debug.state import DebugState
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
-from service.inference.model import Model
-from service.inference.rows import TokenizedText
+from service.inference.model.model import Model
+from service.inference.tokenizing.rows import TokenizedText
 
 
 async def tokenize(state: DebugState, model: Model, text: Text, pointer: str) -> TokenizedText:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from unicodedata import category, name
 
 from service.debug.job_types import Word
-from service.inference.rows import Span, TokenizedText
+from service.inference.tokenizing.rows import Span, TokenizedText
 
 _APOSTROPHES = "'\u2019"
 _DECIMAL_MARKS = ".,"

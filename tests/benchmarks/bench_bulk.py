@@ -29,7 +29,7 @@ from pathlib import Path
 
 from models.artifact import Artifact
 from models.export.sources import resolve
-from service.inference.tokenizer import TextTokenizer
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.benchmarks.bench_engines import bare_engine
 from tests.benchmarks.bench_servers import ARTIFACT, export_int8, int8_artifact
 from tests.benchmarks.sentence_transformers_worker import OPTIONS

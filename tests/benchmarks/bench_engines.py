@@ -40,9 +40,9 @@ from models.artifact import Artifact
 from models.engines import ENGINES, Precision, cosines, open_engine
 from models.export.sources import resolve
 from models.packing import PackedBatch, pack
-from service.inference.model import Model
-from service.inference.opening import ModelOptions, open_model
-from service.inference.tokenizer import TextTokenizer
+from service.inference.model.model import Model
+from service.inference.model.opening import ModelOptions, open_model
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.benchmarks.bench_servers import ARTIFACT, export_int8, int8_artifact, kinds
 from tests.benchmarks.sentence_transformers_worker import OPTIONS
 from tests.benchmarks.servers import Server, need_wrk

@@ -26,7 +26,7 @@ from models.export.exporter import export
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from models.packing import pack
-from service.inference.tokenizer import TextTokenizer
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.benchmarks.bench_servers import ARTIFACT
 from tests.benchmarks.servers import Kind, Server, need_wrk
 from tests.benchmarks.workloads import WORKLOADS

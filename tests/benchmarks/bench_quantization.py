@@ -14,8 +14,8 @@ import numpy as np
 
 from models.export.calibration import distinct, measure_recall
 from models.quantization import Vectors
-from service.inference.opening import ModelOptions
-from service.inference.sync_model import SyncModel
+from service.inference.model.opening import ModelOptions
+from service.inference.model.sync_model import SyncModel
 
 _CANDIDATES = (40, 100, 200, 1000)
 _QUERIES = 1000

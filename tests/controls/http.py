@@ -83,7 +83,7 @@ GUARDS = (
         f"{_T}test_bad_input.py::test_errors_do_not_repeat_content_of_the_request",
     ),
     Guard(
-        "service/inference/tokenizer.py",
+        "service/inference/tokenizing/tokenizer.py",
         "        self._check_ids(inputs)\n",
         "",
         f"{_T}test_bad_input.py::test_invalid_value_returns_422_with_its_index",
@@ -329,22 +329,22 @@ GUARDS = (
         f"{_T}test_wire.py::test_each_request_has_one_response",
     ),
     Guard(
-        "service/inference/batcher.py",
+        "service/inference/batching/batcher.py",
         "        if needed_s > timeout_s:",
         "        if False:",
-        f"{_I}test_batcher.py::test_request_that_would_miss_its_deadline_raises_too_late",
+        f"{_I}batching/test_batcher.py::test_request_that_would_miss_its_deadline_raises_too_late",
     ),
     Guard(
-        "service/inference/batcher.py",
+        "service/inference/batching/batcher.py",
         "        if not self.queued_tokens or self._finish_s(",
         "        if self._finish_s(",
-        f"{_I}test_batcher.py::test_empty_queue_accepts_a_request_whatever_its_deadline",
+        f"{_I}batching/test_batcher.py::test_empty_queue_accepts_a_request_whatever_its_deadline",
     ),
     Guard(
-        "service/inference/batch_former.py",
+        "service/inference/batching/batch_former.py",
         "                entry.request.tokens -= entry.length\n",
         "",
-        f"{_I}test_batch_former.py::test_tokens_ahead_ignores_finished_and_removed_items",
+        f"{_I}batching/test_batch_former.py::test_tokens_ahead_ignores_finished_and_removed_items",
     ),
     # Traces, and the check before a start.
     Guard(
@@ -409,7 +409,7 @@ GUARDS = (
         f"{_T}test_tracing.py::test_endpoint_is_that_of_the_standard_variables",
     ),
     Guard(
-        "service/inference/loaded_model.py",
+        "service/inference/results/loaded_model.py",
         "    for trace in traces.values():\n        trace.batched.update(ids)\n",
         "",
         f"{_T}test_tracing.py::test_requests_of_a_batch_are_linked",

@@ -4,7 +4,7 @@ from tests.controls.guard import Guard
 
 _T = "tests/service/api/"
 _E = "tests/models/export/test_families.py::"
-_HOSTILE = "tests/service/inference/test_hostile_artifacts.py"
+_HOSTILE = "tests/service/inference/model/test_hostile_artifacts.py"
 _K = "tests/models/export/test_tokenizer.py::"
 _M = "tests/models/export/test_mutations.py::"
 _I = "tests/models/export/test_int8.py::"
@@ -285,13 +285,13 @@ GUARDS = (
     ),
     # Results of an engine.
     Guard(
-        "service/inference/loaded_model.py",
+        "service/inference/results/loaded_model.py",
         "if not all(np.isfinite(result).all() for result in results):",
         "if False:",
         f"{_T}test_app.py::test_failed_input_is_named_and_the_next_request_works",
     ),
     Guard(
-        "service/inference/loaded_model.py",
+        "service/inference/results/loaded_model.py",
         "tuple(columns[output][index] for output in item.outputs)",
         "tuple(columns[output][-1 - index] for output in item.outputs)",
         f"{_T}test_faults.py",
@@ -390,14 +390,14 @@ GUARDS = (
         "tests/models/test_identity.py::test_engines_and_precisions_have_different_identities",
     ),
     Guard(
-        "service/inference/loaded_model.py",
+        "service/inference/results/loaded_model.py",
         "return self.identity[:12]",
         "return self.graph_sha256[:12]",
         "tests/service/api/test_models.py::test_settings_of_the_same_weights_are_different_versions"
         "_everywhere",
     ),
     Guard(
-        "service/inference/opening.py",
+        "service/inference/model/opening.py",
         "            artifact.verify(name)\n",
         "            pass\n",
         "tests/service/test_check.py::test_start_verifies_all_files_but_the_reference_model_and"
@@ -501,84 +501,84 @@ GUARDS = (
         f"{_HOSTILE}::test_faulty_graph_is_refused",
     ),
     Guard(
-        "service/inference/opening.py",
+        "service/inference/model/opening.py",
         "                engine.cancel()  #",
         "                pass  #",
         f"{_HOSTILE}::test_graph_without_end_is_stopped_with_its_caller",
     ),
     Guard(
-        "service/inference/opening.py",
+        "service/inference/model/opening.py",
         "        async with asyncio.timeout(limit_s):\n",
         "        async with asyncio.timeout(None):\n",
         f"{_HOSTILE}::test_graph_without_end_is_stopped_at_the_limit_of_the_self_check",
     ),
     Guard(
-        "service/inference/shared_tokenizers.py",
+        "service/inference/tokenizing/shared_tokenizers.py",
         "            if getattr(self._first, name) is not None:\n",
         "            if False:\n",
         f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
     ),
     Guard(
-        "service/inference/shared_tokenizers.py",
+        "service/inference/tokenizing/shared_tokenizers.py",
         "max([*texts, *pairs, *vocabulary.values()], default=-1)",
         "max([*vocabulary.values()], default=-1)",
         f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
     ),
     Guard(
-        "service/inference/shared_tokenizers.py",
+        "service/inference/tokenizing/shared_tokenizers.py",
         "        if len(ids) > len(plain) + added:\n",
         "        if False:\n",
         f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
     ),
     Guard(
-        "service/inference/shared_tokenizers.py",
+        "service/inference/tokenizing/shared_tokenizers.py",
         '        with panics_as_errors("the tokenizers library"):\n            yield\n',
         "        yield\n",
         f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
     ),
     Guard(
-        "service/inference/tokenizer.py",
+        "service/inference/tokenizing/tokenizer.py",
         "        if largest >= vocab_size:\n",
         "        if False:\n",
         f"{_HOSTILE}::test_faulty_tokenizer_is_refused",
     ),
     Guard(
-        "service/inference/tokenizer.py",
+        "service/inference/tokenizing/tokenizer.py",
         "            if shortest <= count:\n",
         "            if False:\n",
         f"{_HOSTILE}::test_maximum_length_without_room_for_text_is_refused",
     ),
     Guard(
-        "service/inference/query_table.py",
+        "service/inference/results/query_table.py",
         "    if not np.isfinite(weights).all():\n",
         "    if False:\n",
         f"{_HOSTILE}::test_faulty_weights_of_queries_are_refused",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "            check_name(alias)\n",
         "",
-        "tests/service/inference/test_registry.py::"
+        "tests/service/inference/registry/test_registry.py::"
         "test_invalid_name_of_a_model_is_refused_wherever_it_is",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "if name_problem(path.name) is None]",
         "]",
-        "tests/service/inference/test_registry.py::"
+        "tests/service/inference/registry/test_registry.py::"
         "test_folders_whose_names_are_invalid_are_skipped_and_logged_once",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "@lru_cache(maxsize=1024)",
         "@lru_cache(maxsize=0)",
-        "tests/service/inference/test_registry.py::"
+        "tests/service/inference/registry/test_registry.py::"
         "test_folders_whose_names_are_invalid_are_skipped_and_logged_once",
     ),
     Guard(
-        "service/inference/model_names.py",
+        "service/inference/registry/model_names.py",
         "    if not name.isprintable():\n",
         "    if False:\n",
-        "tests/service/inference/test_model_names.py",
+        "tests/service/inference/registry/test_model_names.py",
     ),
 )

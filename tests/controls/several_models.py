@@ -8,67 +8,67 @@ _I = "tests/service/inference/"
 GUARDS = (
     # Several models.
     Guard(
-        "service/inference/model_version.py",
+        "service/inference/registry/model_version.py",
         "if self._on_closed is not None and not self.leases:",
         "if self._on_closed is not None:",
-        f"{_I}test_registry.py::test_swap_serves_the_new_version_and_closes_the_old_after_its_last"
+        f"{_I}registry/test_registry.py::test_swap_serves_the_new_version_and_closes_the_old_after_its_last"
         "_lease",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "            self._retire(old)\n",
         "",
-        f"{_I}test_registry.py::test_swap_serves_the_new_version_and_closes_the_old_after_its_last"
+        f"{_I}registry/test_registry.py::test_swap_serves_the_new_version_and_closes_the_old_after_its_last"
         "_lease",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "        if old is not None and not allow_incompatible:\n",
         "        if False:\n",
-        f"{_I}test_compatibility.py::test_incompatible_version_is_refused_unless_it_is_allowed",
+        f"{_I}registry/test_compatibility.py::test_incompatible_version_is_refused_unless_it_is_allowed",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "            check_replacement(entry.manifest, model.artifact.manifest)\n",
         "            pass\n",
-        f"{_I}test_compatibility.py::"
+        f"{_I}registry/test_compatibility.py::"
         "test_unloaded_model_whose_artifact_became_incompatible_is_not_served",
     ),
     Guard(
-        "service/inference/compatibility.py",
+        "service/inference/registry/compatibility.py",
         "or not {*old.outputs} <= {*new.outputs}:",
         "or False:",
-        f"{_I}test_compatibility.py::test_difference_names_both_values",
+        f"{_I}registry/test_compatibility.py::test_difference_names_both_values",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "        if entry.loading is None:\n",
         "        if True:\n",
-        f"{_I}test_registry.py::test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each",
+        f"{_I}registry/test_registry.py::test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "        if self._clock.now() < entry.retry_at:\n",
         "        if False:\n",
-        f"{_I}test_registry.py::test_failed_load_on_demand_is_reported_and_tried_again",
+        f"{_I}registry/test_registry.py::test_failed_load_on_demand_is_reported_and_tried_again",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "                self._unload(entry)\n            self._remove_metrics(name)\n",
         "                self._unload(entry)\n",
-        f"{_I}test_registry.py::test_metrics_are_those_of_the_served_models",
+        f"{_I}registry/test_registry.py::test_metrics_are_those_of_the_served_models",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "            if entry.name not in self._entries:\n",
         "            if False:\n",
-        f"{_I}test_registry.py::test_metrics_are_those_of_the_served_models",
+        f"{_I}registry/test_registry.py::test_metrics_are_those_of_the_served_models",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "            self._check_path(alias)\n",
         "",
-        f"{_I}test_registry.py::test_name_or_alias_that_is_refused_is_not_served",
+        f"{_I}registry/test_registry.py::test_name_or_alias_that_is_refused_is_not_served",
     ),
     Guard(
         "service/app.py",
@@ -77,104 +77,104 @@ GUARDS = (
         f"{_T}test_models.py::test_names_that_are_ambiguous_under_tei_are_refused",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "victim = min(others, key=_is_busy)",
         "victim = others[0]",
-        f"{_I}test_registry.py::test_idle_model_is_unloaded_before_a_busy_one",
+        f"{_I}registry/test_registry.py::test_idle_model_is_unloaded_before_a_busy_one",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "        if self._is_closed:\n            await model.close()\n",
         "        if False:\n            await model.close()\n",
-        f"{_I}test_registry.py::test_load_that_ends_after_the_registry_is_closed_closes_its_model",
+        f"{_I}registry/test_registry.py::test_load_that_ends_after_the_registry_is_closed_closes_its_model",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "                await version.closed.wait()\n",
         "                pass\n",
-        f"{_I}test_registry.py::test_busy_model_is_unloaded_only_after_its_requests",
+        f"{_I}registry/test_registry.py::test_busy_model_is_unloaded_only_after_its_requests",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "        except BaseException:\n            await version.close()\n",
         "        except BaseException:\n",
-        f"{_I}test_registry.py::test_failed_check_closes_the_new_version_and_leaves_the_old_one"
+        f"{_I}registry/test_registry.py::test_failed_check_closes_the_new_version_and_leaves_the_old_one"
         "_serving",
     ),
     # State that changes while a load waits.
     Guard(
-        "service/inference/model_version.py",
+        "service/inference/registry/model_version.py",
         "        if self._closing is None:\n",
         "        if True:\n",
-        f"{_I}test_registry.py::test_retired_version_closes_once_and_gives_no_leases",
+        f"{_I}registry/test_registry.py::test_retired_version_closes_once_and_gives_no_leases",
     ),
     Guard(
-        "service/inference/model_version.py",
+        "service/inference/registry/model_version.py",
         "if self._on_closed is not None or self._closing is not None:",
         "if False:",
-        f"{_I}test_registry.py::test_retired_version_closes_once_and_gives_no_leases",
+        f"{_I}registry/test_registry.py::test_retired_version_closes_once_and_gives_no_leases",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "check(previous.model, version.model)\n            self._check_not_closed()\n",
         "check(previous.model, version.model)\n",
-        f"{_I}test_registry.py::test_registry_that_closes_during_a_comparison_closes_both_versions",
+        f"{_I}registry/test_registry.py::test_registry_that_closes_during_a_comparison_closes_both_versions",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "        # At once, because the next load might unload the model again.\n"
         "        self._answer(entry)\n",
         "",
-        f"{_I}test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
+        f"{_I}registry/test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
         "_once",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "        if old is not None:\n            self._answer(old)\n",
         "",
-        f"{_I}test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
+        f"{_I}registry/test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
         "_once",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "        while not self._fits(size, keep):\n",
         "        while False:\n",
-        f"{_I}test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
+        f"{_I}registry/test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
         "_once",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "(await self._read(entry.spec)).size) > room",
         "entry.size) > room",
-        f"{_I}test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
+        f"{_I}registry/test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
         "_once",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "        if version.size > room:",
         "        if False:",
-        f"{_I}test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
+        f"{_I}registry/test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
         "_once",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "                self._replace(entry)\n                return None\n",
         "                return None\n",
-        f"{_I}test_registry.py::test_new_artifact_of_an_unloaded_model_has_its_own_size_and_is_tried"
+        f"{_I}registry/test_registry.py::test_new_artifact_of_an_unloaded_model_has_its_own_size_and_is_tried"
         "_at_once",
     ),
     Guard(
-        "service/inference/registry.py",
+        "service/inference/registry/registry.py",
         "            if path is not None and (",
         "            if False and (",
-        f"{_I}test_registry.py::test_model_whose_artifact_is_gone_is_kept_if_it_has_another_one_by"
+        f"{_I}registry/test_registry.py::test_model_whose_artifact_is_gone_is_kept_if_it_has_another_one_by"
         "_now",
     ),
     Guard(
-        "service/inference/loaded_model.py",
+        "service/inference/results/loaded_model.py",
         "        self.engine.close()\n",
         "",
-        f"{_I}test_registry.py::test_weights_of_a_replaced_version_are_freed_without_the_garbage"
+        f"{_I}registry/test_registry.py::test_weights_of_a_replaced_version_are_freed_without_the_garbage"
         "_collector",
     ),
     Guard(
@@ -202,90 +202,90 @@ GUARDS = (
         f"{_T}test_priority.py::test_key_for_bulk_requests_refuses_interactive_requests",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "(member.running or runner.queued_s > _SPARE_S)",
         "member.running",
-        f"{_I}test_streams.py::test_spare_stream_takes_no_large_queue",
+        f"{_I}batching/test_streams.py::test_spare_stream_takes_no_large_queue",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "(member.running or runner.queued_s > _SPARE_S)",
         "runner.queued_s > _SPARE_S",
-        f"{_I}test_streams.py::test_spare_stream_runs_no_batch_of_a_batcher_that_runs_one",
+        f"{_I}batching/test_streams.py::test_spare_stream_runs_no_batch_of_a_batcher_that_runs_one",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "            if stream.is_spare:\n",
         "            if False:\n",
-        f"{_I}test_streams.py::test_batch_that_the_spare_stream_may_not_take_runs_after_the_spare"
+        f"{_I}batching/test_streams.py::test_batch_that_the_spare_stream_may_not_take_runs_after_the_spare"
         "_stream",
     ),
     # Streams that several models share.
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "        stream.run = self._next(stream, now)\n",
         "        stream.run = None\n        stream.run = self._next(stream, now)\n",
-        f"{_I}test_streams.py::test_stream_has_its_last_batch_until_it_has_the_next_one",
+        f"{_I}batching/test_streams.py::test_stream_has_its_last_batch_until_it_has_the_next_one",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "member.virtual_s += (now - ended.started - ended.expected_s) / member.runner.share",
         "pass",
-        f"{_I}test_streams.py::test_time_of_a_stream_is_divided_by_share",
+        f"{_I}batching/test_streams.py::test_time_of_a_stream_is_divided_by_share",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         'key=attrgetter("virtual_s")',
         "key=lambda _: 0",
-        f"{_I}test_streams.py::test_flood_delays_a_batch_of_another_batcher_by_one_batch",
+        f"{_I}batching/test_streams.py::test_flood_delays_a_batch_of_another_batcher_by_one_batch",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "member.virtual_s = self._virtual_s + expected_s",
         "member.virtual_s += expected_s",
-        f"{_I}test_streams.py::test_idle_batcher_collects_no_credit",
+        f"{_I}batching/test_streams.py::test_idle_batcher_collects_no_credit",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "self._virtual_s + expected_s / runner.share",
         "self._virtual_s",
-        f"{_I}test_streams.py::test_running_batches_count_by_their_expected_duration",
+        f"{_I}batching/test_streams.py::test_running_batches_count_by_their_expected_duration",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "if member.running == runner.streams:",
         "if False:",
-        f"{_I}test_streams.py::test_batcher_runs_no_more_batches_at_a_time_than_its_own_limit",
+        f"{_I}batching/test_streams.py::test_batcher_runs_no_more_batches_at_a_time_than_its_own_limit",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "members = self._members if stream in self._streams else ()",
         "members = self._members",
-        f"{_I}test_streams.py::test_hanging_run_that_returns_takes_no_further_batch",
+        f"{_I}batching/test_streams.py::test_hanging_run_that_returns_takes_no_further_batch",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "                    self._streams.discard(stream)\n",
         "",
-        f"{_I}test_streams.py::test_hanging_run_stops_its_batcher_and_the_others_get_a_new_thread",
+        f"{_I}batching/test_streams.py::test_hanging_run_stops_its_batcher_and_the_others_get_a_new_thread",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "self._loop.call_soon_threadsafe(runner.stop, error)",
         "pass",
-        f"{_I}test_streams.py::test_defect_of_a_batcher_affects_no_other",
+        f"{_I}batching/test_streams.py::test_defect_of_a_batcher_affects_no_other",
     ),
     Guard(
-        "service/inference/streams.py",
+        "service/inference/batching/streams.py",
         "(work_s + others_s) / self.streams",
         "work_s / self.streams",
-        f"{_I}test_streams.py::test_drain_time_includes_the_share_of_the_other_batchers",
+        f"{_I}batching/test_streams.py::test_drain_time_includes_the_share_of_the_other_batchers",
     ),
     Guard(
-        "service/inference/batcher.py",
+        "service/inference/batching/batcher.py",
         "        self._pool.remove(self._runner)\n",
         "",
-        f"{_I}test_streams.py::test_defect_of_a_batcher_affects_no_other",
+        f"{_I}batching/test_streams.py::test_defect_of_a_batcher_affects_no_other",
     ),
     Guard(
         "models/engines/engine.py",
@@ -297,59 +297,59 @@ GUARDS = (
         "models/engines/__init__.py",
         "cpu_runs or CpuRuns()",
         "CpuRuns()",
-        f"{_I}test_python_api.py::test_models_of_a_process_share_its_devices",
+        f"{_I}model/test_python_api.py::test_models_of_a_process_share_its_devices",
     ),
     # Cache, and several outputs of a pass.
     Guard(
-        "service/inference/cached_batcher.py",
+        "service/inference/batching/cached_batcher.py",
         "run.length <= length",
         "run.length > 0",
-        f"{_I}test_cache.py::test_request_does_not_wait_for_one_with_more_tokens",
+        f"{_I}batching/test_cache.py::test_request_does_not_wait_for_one_with_more_tokens",
     ),
     Guard(
-        "service/inference/cached_batcher.py",
+        "service/inference/batching/cached_batcher.py",
         "            future.set_exception(error)\n",
         "            future.cancel()\n",
-        f"{_I}test_cache.py::test_failure_of_an_item_concerns_those_who_wait_for_it_alone",
+        f"{_I}batching/test_cache.py::test_failure_of_an_item_concerns_those_who_wait_for_it_alone",
     ),
     Guard(
-        "service/inference/cached_batcher.py",
+        "service/inference/batching/cached_batcher.py",
         "            kept = self._cache.get(key)\n",
         "            kept = None\n",
-        f"{_I}test_cache.py::test_item_computed_twice_keeps_its_first_result",
+        f"{_I}batching/test_cache.py::test_item_computed_twice_keeps_its_first_result",
     ),
     Guard(
-        "service/inference/cache.py",
+        "service/inference/batching/cache.py",
         "        self._results.move_to_end(key)\n",
         "",
-        f"{_I}test_cache.py::test_least_recently_used_results_are_evicted",
+        f"{_I}batching/test_cache.py::test_least_recently_used_results_are_evicted",
     ),
     Guard(
-        "service/inference/cache.py",
+        "service/inference/batching/cache.py",
         "        if size > self.max_bytes:\n            return\n",
         "",
-        f"{_I}test_cache.py::test_result_larger_than_the_cache_is_not_kept_and_evicts_nothing",
+        f"{_I}batching/test_cache.py::test_result_larger_than_the_cache_is_not_kept_and_evicts_nothing",
     ),
     Guard(
-        "service/inference/opening.py",
+        "service/inference/model/opening.py",
         "key=lambda item: prefix + item.key,",
         "key=lambda item: item.key,",
         f"{_T}test_cache.py::test_model_does_not_get_results_of_another_graph_or_engine",
     ),
     Guard(
-        "service/inference/loaded_model.py",
+        "service/inference/results/loaded_model.py",
         "row.prompt_tokens, row.adapter, row.unattended)",
         "row.prompt_tokens, 0, row.unattended)",
         f"{_T}test_cache.py::test_keys_cover_everything_that_results_depend_on",
     ),
     Guard(
-        "service/inference/results.py",
+        "service/inference/results/vectors.py",
         "    is_kept[: rules.first] = False\n",
         "",
         f"{_T}test_hybrid.py::test_one_request_gives_all_outputs",
     ),
     Guard(
-        "service/inference/results.py",
+        "service/inference/results/vectors.py",
         " & ~np.isin(ids, rules.unweighted)",
         "",
         f"{_T}test_hybrid.py::test_one_request_gives_all_outputs",

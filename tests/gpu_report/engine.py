@@ -26,8 +26,8 @@ from models.engines import ENGINES, OUTPUTS, Engine, Precision, cosines, measure
 from models.export.exporter import export
 from models.export.sources import resolve
 from models.packing import PackedBatch, pack
-from service.inference.opening import ModelOptions
-from service.inference.sync_model import SyncModel
+from service.inference.model.opening import ModelOptions
+from service.inference.model.sync_model import SyncModel
 from tests.benchmarks.workloads import WORKLOADS
 from tests.gpu_report.results import Row
 from tests.gpu_report.step import Run

@@ -12,7 +12,7 @@ import pytest
 
 from models.artifact import Artifact, ArtifactError, sha256
 from service.check import check
-from service.inference.opening import ModelOptions, open_model
+from service.inference.model.opening import ModelOptions, open_model
 from service.settings import DebugSettings, EngineSettings, ModelSettings, ServerSettings, Settings
 
 KEY = "a-key-of-some-length"
@@ -153,7 +153,7 @@ def test_check_runs_the_self_check(
     def fail(*_: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("service.inference.opening.self_check", fail)
+    monkeypatch.setattr("service.inference.model.opening.self_check", fail)
     assert not check(settings)
     assert "passes the self-check" not in capsys.readouterr().out
 

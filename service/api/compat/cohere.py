@@ -24,11 +24,11 @@ from service.api.raw_route import RawRoute
 from service.api.responses import JSON, SeveralResults, respond, serialize_rows
 from service.api.state import State
 from service.inference.errors import VitrineError
-from service.inference.model import Model
-from service.inference.quantization import Quantizer
-from service.inference.results import Embeddings
-from service.inference.rows import OnOverflow
-from service.inference.similarity import keeps_similarity_at_unit_length
+from service.inference.model.model import Model
+from service.inference.model.similarity import keeps_similarity_at_unit_length
+from service.inference.results.quantization import Quantizer
+from service.inference.results.vectors import Embeddings
+from service.inference.tokenizing.rows import OnOverflow
 
 # Paths whose errors have the format of Cohere.
 PATHS = ("/v1/embed", "/v2/embed")

@@ -23,10 +23,10 @@ from service.api.responses import JSON, respond, serialize_rows
 from service.api.schemas import Ids, as_list
 from service.api.state import State
 from service.inference.errors import InvalidInput, VitrineError
-from service.inference.quantization import Quantizer
-from service.inference.registry import ModelStatus
-from service.inference.results import Embeddings
-from service.inference.similarity import keeps_similarity_at_unit_length
+from service.inference.model.similarity import keeps_similarity_at_unit_length
+from service.inference.registry.registry import ModelStatus
+from service.inference.results.quantization import Quantizer
+from service.inference.results.vectors import Embeddings
 
 PREFIX = "/v1"
 # Other values than OpenAI's "float" and "base64" are those of Mixedbread's and Jina's APIs.

@@ -27,7 +27,7 @@ from service.api.responses import JSON, respond
 from service.api.score_schemas import document_tag
 from service.api.state import State
 from service.inference.errors import VitrineError
-from service.inference.scores import PairScores
+from service.inference.model.pair_scores import PairScores
 
 # Paths whose errors have the format of Jina and Cohere.
 PATHS = ("/v1/rerank", "/v2/rerank")

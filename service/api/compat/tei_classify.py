@@ -22,7 +22,8 @@ from service.api.compat.tei_schemas import (
 from service.api.deadline import cancel_on_disconnect
 from service.api.raw_route import RawRoute
 from service.api.state import State
-from service.inference.scores import ACTIVATIONS, Classification, PairScores, Scores
+from service.inference.model.pair_scores import PairScores
+from service.inference.results.scores import ACTIVATIONS, Classification, Scores
 
 router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 

@@ -35,8 +35,8 @@ from service.api.raw_route import RawRoute
 from service.api.responses import serialize_rows
 from service.api.state import State
 from service.inference.errors import VitrineError
-from service.inference.model import Model
-from service.inference.results import (
+from service.inference.model.model import Model
+from service.inference.results.vectors import (
     Embeddings,
     SparseVector,
     Vectors,

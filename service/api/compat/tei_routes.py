@@ -15,9 +15,10 @@ from service.api.openapi import error_responses, request_body
 from service.api.responses import JSON, respond
 from service.api.state import AppState
 from service.inference.errors import InvalidInput
-from service.inference.model import Model as ServedModel
-from service.inference.results import Embeddings, SparseEmbeddings, TokenEmbeddings
-from service.inference.scores import Classification, PairScores
+from service.inference.model.model import Model as ServedModel
+from service.inference.model.pair_scores import PairScores
+from service.inference.results.scores import Classification
+from service.inference.results.vectors import Embeddings, SparseEmbeddings, TokenEmbeddings
 
 PREFIX = "/tei"
 TOO_MANY = "batch size {} > maximum allowed batch size {}"

@@ -18,10 +18,10 @@ from models.engines import Agreement, BatchSizes, Engine, Output, Precision, Run
 from models.packing import PackedBatch
 from service.api.errors import headers_of
 from service.app import create_app
-from service.inference import opening
 from service.inference.errors import Overloaded
-from service.inference.opening import open_model
-from service.inference.tokenizer import TextTokenizer
+from service.inference.model import opening
+from service.inference.model.opening import open_model
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from service.settings import BatchSettings, EngineSettings, ModelSettings, Settings
 from tests.eventually import eventually
 from tests.serving import ready_model, serving, state_of, values_of
@@ -173,7 +173,8 @@ def test_full_queue_returns_429_with_retry_after(stub: Stub, settings: Settings)
 
 
 @pytest.mark.parametrize(
-    "step", ["service.api.routes.encode_json", "service.inference.tokenizer.TextTokenizer.rows"]
+    "step",
+    ["service.api.routes.encode_json", "service.inference.tokenizing.tokenizer.TextTokenizer.rows"],
 )
 def test_tokenization_and_serialization_of_large_requests_do_not_block_others(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, step: str
@@ -206,7 +207,9 @@ def test_full_queue_is_reported_before_tokenization(
             waiting = clients.submit(encode, client, 1, 2, 3)
             eventually(lambda: queued_tokens(client) == 3)
             with monkeypatch.context() as patch:
-                patch.setattr("service.inference.tokenizer.TextTokenizer.rows", pytest.fail)
+                patch.setattr(
+                    "service.inference.tokenizing.tokenizer.TextTokenizer.rows", pytest.fail
+                )
                 assert encode(client, 4)[0] == 429
             stub.gate.set()
             assert running.result()[0] == waiting.result()[0] == 200

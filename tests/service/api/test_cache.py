@@ -15,10 +15,10 @@ from starlette.testclient import TestClient
 import vitrine
 from models.artifact import Artifact
 from service.app import create_app
-from service.inference.cache import CacheCounts, ResultCache
-from service.inference.loaded_model import BatchItem, sealed
-from service.inference.results import RowResults, SparseVector
-from service.inference.rows import Row
+from service.inference.batching.cache import CacheCounts, ResultCache
+from service.inference.results.loaded_model import BatchItem, sealed
+from service.inference.results.vectors import RowResults, SparseVector
+from service.inference.tokenizing.rows import Row
 from service.settings import CacheSettings, EngineSettings, ModelSettings, Settings
 from tests.conftest import FamilyArtifact
 from tests.eventually import eventually

@@ -17,10 +17,10 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
-from service.inference.batcher import Outcome
-from service.inference.loaded_model import LoadedModel
-from service.inference.results import RowResults
-from service.inference.rows import Row
+from service.inference.batching.batcher import Outcome
+from service.inference.results.loaded_model import LoadedModel
+from service.inference.results.vectors import RowResults
+from service.inference.tokenizing.rows import Row
 from tests.sentences import SENTENCES
 
 LONG = "\n\n".join(SENTENCES)

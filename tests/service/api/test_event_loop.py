@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from service.api import body, responses
 from service.app import create_app
-from service.inference.tokenizer import TextTokenizer
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from service.settings import LimitSettings, Settings
 from tests.serving import serving
 

@@ -23,8 +23,8 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
-from service.inference.loaded_model import BatchItem
-from service.inference.results import RowResults
+from service.inference.results.loaded_model import BatchItem
+from service.inference.results.vectors import RowResults
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -138,7 +138,7 @@ def test_blocks_of_a_long_query_give_the_same_terms(
     texts = "the cat sat on the mat and saw a dog " * 3, "dogs and cats"
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
         expected = model.score(*texts, explain=True).explanations[0]
-        monkeypatch.setattr("service.inference.explanations._BLOCK", 4)
+        monkeypatch.setattr("service.inference.explain.terms._BLOCK", 4)
         actual = model.score(*texts, explain=True).explanations[0]
     for ours, theirs in zip(actual.terms, expected.terms, strict=True):
         assert ours.value == pytest.approx(theirs.value, abs=1e-6)
@@ -263,7 +263,7 @@ def test_explanations_end_at_the_deadline(
     small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter(range(0, 10_000, 40))  # seconds, by a clock that moves 40 s between two readings
-    monkeypatch.setattr("service.inference.similarity.monotonic", lambda: next(now))
+    monkeypatch.setattr("service.inference.model.similarity.monotonic", lambda: next(now))
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
         with pytest.raises(vitrine.DeadlineExceeded, match="deadline of 60 s exceeded"):
             model.score("a", ["b", "c", "d"], explain=True, timeout_s=60)

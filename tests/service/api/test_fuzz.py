@@ -7,7 +7,7 @@ import orjson
 import pytest
 from starlette.testclient import TestClient
 
-from service.inference.tokenizer import TextTokenizer
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.fuzz import fuzz
 
 pytestmark = pytest.mark.slow

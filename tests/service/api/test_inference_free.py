@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact, ArtifactError, sha256
+from service.inference.batching.runs import ItemFailed
 from service.inference.errors import InferenceFailed, NotReady, Overloaded
-from service.inference.query_table import look_up, read_query_weights
-from service.inference.results import SparseVector
-from service.inference.runs import ItemFailed
-from service.inference.tokenizer import TextTokenizer
+from service.inference.results.query_table import look_up, read_query_weights
+from service.inference.results.vectors import SparseVector
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import write_json
 from tests.serving import ready_model, values_of
 

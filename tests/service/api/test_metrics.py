@@ -12,7 +12,7 @@ import pytest
 from models.artifact import Artifact
 from service.api.metrics import Metrics
 from service.debug.job_types import KINDS
-from service.inference.metrics import ModelMetrics
+from service.inference.results.metrics import ModelMetrics
 from tests.eventually import eventually
 from tests.held_service import held
 from tests.serving import PATIENCE_S, lines_until, metrics, process

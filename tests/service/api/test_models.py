@@ -31,11 +31,11 @@ from models.export.sources import resolve
 from service.api.compat import tei, tei_embed
 from service.api.state import AppState
 from service.app import create_app
-from service.inference import registry as registry_module
 from service.inference.errors import DeadlineExceeded
-from service.inference.model import Model
-from service.inference.opening import ModelOptions, open_model
-from service.inference.registry import ModelSpec
+from service.inference.model.model import Model
+from service.inference.model.opening import ModelOptions, open_model
+from service.inference.registry import registry as registry_module
+from service.inference.registry.registry import ModelSpec
 from service.settings import (
     ApiKey,
     AuthSettings,

@@ -21,9 +21,9 @@ from models.engines import weight_bytes
 from service.api import tracing
 from service.api.schemas import VERSION
 from service.app import create_app
-from service.inference.loaded_model import BatchItem, run_batch
-from service.inference.opening import ModelOptions, open_model
-from service.inference.rows import Row
+from service.inference.model.opening import ModelOptions, open_model
+from service.inference.results.loaded_model import BatchItem, run_batch
+from service.inference.tokenizing.rows import Row
 from service.request_trace import RequestTrace
 from service.settings import CacheSettings, ModelsSettings, ServedModel, Settings, traces_endpoint
 from tests.eventually import HANG_S
@@ -167,7 +167,7 @@ def test_batch_span_has_links_to_the_other_requests(
             item.trace.batched[item.trace.ids["span_id"]] = item.trace.ids
             item.trace.batched[PARENT_ID] = other
 
-    monkeypatch.setattr("service.inference.loaded_model._link_traces", link)
+    monkeypatch.setattr("service.inference.results.loaded_model._link_traces", link)
     client.post("/encode", json={"inputs": ["a", "b"]})
     [server] = receiver.wait()
     links = {

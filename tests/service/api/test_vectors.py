@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.inference.results import truncate_and_normalize
+from service.inference.results.vectors import truncate_and_normalize
 
 
 @pytest.mark.parametrize("dimensions", [None, 3])

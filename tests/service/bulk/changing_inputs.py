@@ -32,8 +32,8 @@ import pyarrow.parquet as pq
 from service.bulk import input_files, opening, pipeline, readers
 from service.bulk.job import encode_files
 from service.bulk.options import BulkError, BulkOptions
-from service.inference.model import Model
-from service.inference.opening import ModelOptions, open_model
+from service.inference.model.model import Model
+from service.inference.model.opening import ModelOptions, open_model
 
 # Small blocks, so that small files have many, and jobs read only a few ahead.
 _LIMITS: tuple[tuple[ModuleType, dict[str, Any]], ...] = (

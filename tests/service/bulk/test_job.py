@@ -34,10 +34,10 @@ from service.bulk.progress import Progress
 from service.bulk.readers import Block
 from service.bulk.sources import Source
 from service.bulk.texts import Item
-from service.inference.batcher import Outcome
-from service.inference.loaded_model import LoadedModel
-from service.inference.results import RowResults
-from service.inference.rows import Row
+from service.inference.batching.batcher import Outcome
+from service.inference.results.loaded_model import LoadedModel
+from service.inference.results.vectors import RowResults
+from service.inference.tokenizing.rows import Row
 from tests.eventually import HANG_S, eventually_async
 from tests.service.bulk.conftest import Encode, rows_of
 
@@ -236,8 +236,8 @@ def test_item_that_fails_in_the_engine_is_an_error_and_the_others_are_encoded(
     small_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from service.inference import opening
-    from service.inference.loaded_model import run_batch
+    from service.inference.model import opening
+    from service.inference.results.loaded_model import run_batch
 
     def run(engine: object, metrics: object, batch: list) -> object:  # type: ignore[type-arg]
         if any(len(item.row.ids) == 6 for item in batch):

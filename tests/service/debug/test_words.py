@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
 from service.debug.words import words_of
-from service.inference.rows import Row, TokenizedText
-from service.inference.tokenizer import _spans
+from service.inference.tokenizing.rows import Row, TokenizedText
+from service.inference.tokenizing.tokenizer import _spans
 from tests.small_tokenizers import byte_level_bpe, metaspace_unigram
 
 TOKENIZERS = {

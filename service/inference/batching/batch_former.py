@@ -1,0 +1,232 @@
+"""The queue from which batches of items with similar lengths are formed. Thread-safe.
+
+An item is one input of a request, and its length is its number of tokens. Each stream runs one
+batch at a time, and takes its next batch from this queue.
+
+- Fairness: queued requests form a ring, and each batch starts with the oldest item of the next
+  request. A request with thousands of items therefore delays each turn of another request by at
+  most one batch, and every item runs eventually.
+- Priorities: each priority has its own ring. Interactive requests have the next turn, but while
+  bulk requests are queued, they have at least every tenth turn.
+- Filling: the batch is then filled with the items of the same priority that are closest in length
+  to its first item, from any request, oldest first within each length. Filling stops before an item
+  with which the batch would exceed its cost budget (tokens, plus attention over padded rows), or
+  which would cost less in a separate batch. Bulk items never fill interactive batches, because the
+  duration of a batch is in proportion to its cost: 384 tokens take 30 times as long as 10
+  (all-MiniLM-L6-v2, onnxruntime, one core). A separate batch costs bulk items little: `fixed_cost`.
+- Long items: a CPU engine runs a long item on all CPUs. While it runs, no other stream starts a
+  batch with a long item. With one stream, long items take at most every second turn while shorter
+  items of their priority are queued, so that a batch of shorter items waits for at most one long
+  batch.
+- Splitting: a batch is also full once it has `1 / streams` of all queued and running tokens.
+  Otherwise the first stream would take all items and leave the other streams idle.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, Literal, TypeVar
+
+from service.inference.batching.request_queue import QueuedRequest, QueueEntry, RequestQueue
+
+Item = TypeVar("Item")
+
+Priority = Literal["interactive", "bulk"]
+
+# Number of interactive turns after which queued bulk requests have a turn.
+_TURNS_BEFORE_BULK = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[Item]):
+    """A batch of items that run together; empty by default.
+
+    Attributes:
+        items: Items of the batch.
+        tokens: Total length of the items, in tokens.
+        cost: Estimated cost of the batch, in tokens; see `BatchFormer`.
+        is_long: Whether the batch contains a long item; see `BatchFormer`.
+    """
+
+    items: Sequence[Item] = ()
+    tokens: int = 0
+    cost: float = 0.0
+    is_long: bool = False
+
+
+class BatchFormer(Generic[Item]):
+    """A queue of items, from which each stream takes its next batch.
+
+    Costs are in tokens: the unit is the cost of one token without attention.
+
+    Args:
+        streams: Number of batches that can run concurrently.
+        max_cost: Cost budget of a batch, in tokens; a batch of one item may exceed it.
+        min_split_tokens: Minimum batch size when the queue is split among streams, in tokens.
+        fixed_cost: Part of a batch's cost that does not depend on its items, in tokens.
+        long_row: Length above which an item is long, in tokens.
+        attention_cost: Returns the cost of attention for a row of a given padded length, in tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: int,
+        max_cost: float,
+        min_split_tokens: int,
+        fixed_cost: int,
+        long_row: int,
+        attention_cost: Callable[[int], float],
+    ) -> None:
+        self.streams = streams
+        self._max_cost = max_cost
+        self._min_split_tokens = min_split_tokens
+        self._fixed_cost = fixed_cost
+        self._long_row = long_row
+        self._attention_cost = attention_cost
+        self._queues: dict[Priority, RequestQueue[Item]] = {
+            "interactive": RequestQueue(),
+            "bulk": RequestQueue(),
+        }
+        self._interactive_turns = 0  # since the latest bulk turn, while bulk items were queued
+        self._running_tokens = 0
+        self._running_long = 0
+        self._last_was_long = False
+        self._lock = threading.Lock()
+
+    @property
+    def tokens(self) -> int:
+        """Number of queued tokens."""
+        return sum(queue.tokens for queue in self._queues.values())
+
+    def tokens_of(self, priority: Priority) -> int:
+        """Return the number of queued tokens of a priority."""
+        return self._queues[priority].tokens
+
+    def tokens_ahead(self, tokens: int, priority: Priority = "interactive") -> int:
+        """Estimate the number of already queued tokens that run before a new request completes.
+
+        Requests take turns. Until the new request completes, each queued request of its priority
+        runs about as many tokens as the new request, or all of its tokens if it has fewer. All
+        queued interactive tokens run before a bulk request completes; before an interactive one,
+        the bulk turns run about a ninth of what the interactive turns run.
+
+        Args:
+            tokens: Number of tokens of the new request.
+            priority: Priority of the new request.
+        """
+        interactive, bulk = self._queues["interactive"], self._queues["bulk"]
+        with self._lock:
+            if priority == "bulk":
+                return interactive.tokens + bulk.tokens_ahead(tokens)
+            ahead = interactive.tokens_ahead(tokens)
+            return ahead + min(bulk.tokens, (ahead + tokens) // _TURNS_BEFORE_BULK)
+
+    def oldest_items(self) -> list[Item]:
+        """Return the oldest queued item of each request with queued items."""
+        with self._lock:
+            return [item for queue in self._queues.values() for item in queue.oldest_items()]
+
+    def add(
+        self, items: Sequence[Item], lengths: Sequence[int], priority: Priority = "interactive"
+    ) -> QueuedRequest[Item]:
+        """Queue the items of one request, and return their entries for `remove`.
+
+        Args:
+            items: Items of the request.
+            lengths: Number of tokens of each item.
+            priority: Priority of the request.
+        """
+        queue = self._queues[priority]
+        request: QueuedRequest[Item] = QueuedRequest(deque(), sum(lengths), queue)
+        for item, length in zip(items, lengths, strict=True):
+            request.entries.append(QueueEntry(item, length, request))
+        with self._lock:
+            queue.add(request)
+        return request
+
+    def remove(self, request: QueuedRequest[Item]) -> None:
+        """Remove all items of a request that are still in the queue."""
+        with self._lock:
+            self._remove(request.entries)
+
+    def form(self) -> Batch[Item]:
+        """Remove the next batch from the queue, and return it. It counts as running from then on.
+
+        The batch is empty if the queue is empty, or has only long items while another stream runs a
+        long item.
+        """
+        with self._lock:
+            entries = self._next_batch()
+            if not entries:
+                return Batch()
+            tokens = sum(entry.length for entry in entries)
+            longest = max(entry.length for entry in entries)
+            cost = self._fixed_cost + self._cost(tokens, len(entries), longest)
+            is_long = longest > self._long_row
+            self._running_tokens += tokens
+            self._running_long += is_long
+            self._last_was_long = is_long
+            self._remove(entries)
+        return Batch([entry.item for entry in entries], tokens, cost, is_long)
+
+    def release(self, batch: Batch[Item]) -> None:
+        """Count a batch as running no longer."""
+        with self._lock:
+            self._running_tokens -= batch.tokens
+            self._running_long -= batch.is_long
+
+    def _next_batch(self) -> list[QueueEntry[Item]]:
+        interactive, bulk = self._queues["interactive"], self._queues["bulk"]
+        interactive.drop_removed()
+        bulk.drop_removed()
+        is_bulk_turn = self._interactive_turns >= _TURNS_BEFORE_BULK
+        for queue in (bulk, interactive) if is_bulk_turn else (interactive, bulk):
+            first = self._next_turn(queue)
+            if first is None:
+                continue
+            if queue is bulk:
+                self._interactive_turns = 0
+            elif bulk.tokens:
+                self._interactive_turns += 1
+            return self._filled(queue, first)
+        return []
+
+    def _next_turn(self, queue: RequestQueue[Item]) -> QueueEntry[Item] | None:
+        """Return the first item of the next batch; None if no item of a priority may run now.
+
+        Long items are skipped while another stream runs a long item. With one stream, they are
+        skipped after a long batch, unless all queued items are long.
+        """
+        has_one_stream = self.streams == 1
+        skips_long = self._last_was_long if has_one_stream else self._running_long > 0
+        return queue.next_turn(self._long_row if skips_long else inf, or_longer=has_one_stream)
+
+    def _filled(self, queue: RequestQueue[Item], first: QueueEntry[Item]) -> list[QueueEntry[Item]]:
+        """Return the batch that starts with an item."""
+        share = max(self._min_split_tokens, (self.tokens + self._running_tokens) / self.streams)
+        batch = [first]
+        tokens = longest = first.length
+        cost = self._cost(tokens, 1, longest)
+        for entry in queue.nearest(first):
+            if tokens >= share:
+                break
+            tokens, longest = tokens + entry.length, max(longest, entry.length)
+            before, cost = cost, self._cost(tokens, len(batch) + 1, longest)
+            alone = self._fixed_cost + self._cost(entry.length, 1, entry.length)
+            if cost > self._max_cost or cost - before > alone:
+                break
+            batch.append(entry)
+        return batch
+
+    def _cost(self, tokens: int, rows: int, longest: int) -> float:
+        return tokens + rows * self._attention_cost(longest)
+
+    def _remove(self, entries: Iterable[QueueEntry[Item]]) -> None:
+        for entry in entries:
+            if not entry.is_removed:
+                entry.is_removed = True
+                entry.request.tokens -= entry.length
+                entry.request.queue.tokens -= entry.length

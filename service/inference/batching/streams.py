@@ -1,0 +1,403 @@
+"""The streams of a device, which run the batches of all its models.
+
+A stream runs one batch at a time, in a thread. There is no timer: a batch that finds an idle stream
+starts immediately. After a batch, the stream's thread takes the next one itself, because a round
+trip through a busy event loop would leave a core idle.
+
+- Fairness: streams are shared by weighted fair queueing. Each runner has a virtual time, which
+  advances by the duration of its batches divided by its share. The runner with the smallest virtual
+  time is next, if it has a batch and runs fewer batches than its own limit. A flood of one runner
+  therefore delays a batch of another one until a stream has ended its batch. Priorities order the
+  requests of one runner only: with them, the bulk requests of a model could use up its share, or
+  its interactive requests the share of another model.
+- Spare stream: a pool can have one more stream than cores. It runs a batch of a runner whose
+  batches all wait while other runners use the other streams, if its queue takes at most 20 ms. The
+  operating system then divides the cores among the batches, which delays the small one less than
+  waiting for the end of another batch. Runners with more work get no spare stream, because more
+  threads than cores cost throughput.
+- No credit: when a batch starts, the virtual time of its runner is at least that of the latest
+  start. Time during which a runner was idle, or at its limit, is not made up for.
+- Expected durations: they count when a batch starts, and are corrected when it ends. Otherwise a
+  runner would get all streams until the first of its batches has ended.
+- Time limits: beyond its limit, a run is cancelled, which makes it raise. If it still does not
+  return, its runner is stopped. A thread cannot be killed: it is abandoned, and a new thread takes
+  its place for the other runners. It ends when the run returns, and the process cannot exit
+  normally before.
+
+Ownership: while a batch runs, only its thread changes the state of the stream, and the event loop
+only reads it. The lock guards the members, the choice of batches and the set of streams.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
+from typing import Any, Protocol
+
+from service.inference.batching.batch_former import Batch
+
+# A run may take this many times its expected duration: the host may be busy, and the cost of a row
+# is an estimate.
+_MARGIN = 10
+
+# Maximum duration of a runner's queued items that the spare stream takes, in seconds.
+_SPARE_S = 0.02
+
+# Seconds to wait until a cancelled run returns. It stops at the graph's next operator.
+_CANCEL_S = 1.0
+
+
+class Clock:
+    """A monotonic clock. Tests pass a clock that they advance by hand."""
+
+    def now(self) -> float:
+        """Return the monotonic time, in seconds."""
+        return time.perf_counter()
+
+    async def wait(self, future: asyncio.Future[Any], timeout_s: float) -> None:
+        """Wait until the future is done, for at most `timeout_s` seconds."""
+        await asyncio.wait([future], timeout=timeout_s)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The error of a run that raised.
+
+    Attributes:
+        error: The raised error.
+        is_own: Whether the run itself failed or took too long; False: it was cancelled together
+            with another run.
+    """
+
+    error: BaseException
+    is_own: bool
+
+
+# Calls a function in the thread of a stream. The function returns the error that a run raised, or
+# None. An error that the function itself raises is a defect and propagates.
+RunInThread = Callable[..., Awaitable[Failure | None]]
+
+
+class Runner(Protocol):
+    """The batches of one model, and how to run them.
+
+    Attributes:
+        streams: Maximum number of batches that run at a time.
+        share: Weight in the division of the streams' time among runners.
+        timeout_s: Seconds after which a run is cancelled. A run may always take ten times its
+            expected duration.
+        cancellations: Number of calls of `cancel` so far.
+    """
+
+    streams: int
+    share: float
+    timeout_s: float
+    cancellations: int
+
+    @property
+    def queued_s(self) -> float:
+        """Estimated seconds that the queued items take on one stream."""
+
+    def form(self, now: float) -> Batch[Any]:
+        """Remove the next batch from the queue, and return it; an empty batch if there is none.
+
+        Args:
+            now: The time, in seconds.
+        """
+
+    def expected_s(self, batch: Batch[Any]) -> float:
+        """Return the expected duration of a batch, in seconds."""
+
+    def run(self, batch: Batch[Any]) -> None:
+        """Run a batch, in the thread of a stream; raise if a run fails."""
+
+    def record(self, batch: Batch[Any], seconds: float) -> None:
+        """Record the duration of a batch that has run. Calls do not overlap."""
+
+    def release(self, batch: Batch[Any]) -> None:
+        """Count the batch as running no longer."""
+
+    async def recover(self, batch: Batch[Any], failure: Failure, run: RunInThread) -> None:
+        """Run what can be run of a failed batch, in the same stream, and fail the rest."""
+
+    def cancel(self) -> None:
+        """Make all runs in flight raise."""
+
+    def stop(self, error: BaseException) -> None:
+        """Fail all items. It is called if a run hangs, or on a defect."""
+
+
+@dataclass(eq=False)
+class _Member:
+    """A runner and its use of the streams.
+
+    Attributes:
+        runner: The runner.
+        running: Number of batches of the runner that streams run.
+        virtual_s: Virtual time of the runner, in seconds.
+    """
+
+    runner: Runner
+    running: int = 0
+    virtual_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """One run on a stream: a whole batch, a part of a failed batch, or the probe.
+
+    Attributes:
+        member: Owner of the batch.
+        batch: The whole batch.
+        started: Start time of the batch.
+        expected_s: Expected duration of the batch, in seconds.
+        limit_s: Seconds after which the run is cancelled.
+        began: Start time of the run.
+        cancellations: Number of cancellations by the runner before the run began.
+    """
+
+    member: _Member
+    batch: Batch[Any]
+    started: float
+    expected_s: float
+    limit_s: float
+    began: float
+    cancellations: int
+
+
+@dataclass(eq=False)
+class _Stream:
+    """State of one stream.
+
+    Attributes:
+        is_spare: Whether it is the spare stream; see the module docstring.
+        run: The latest run of the stream's batch; None without a batch.
+        thread: The stream's thread.
+    """
+
+    is_spare: bool
+    run: _Run | None = None
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "engine"))
+
+
+class StreamPool:
+    """The streams of a device. Their threads end when the last runner leaves.
+
+    All runners join in the same event loop.
+
+    Args:
+        streams: Number of streams, without the spare one.
+        clock: Clock; None: the system's monotonic clock.
+        has_spare: Whether there is a spare stream; see the module docstring.
+    """
+
+    def __init__(
+        self, streams: int, clock: Clock | None = None, *, has_spare: bool = False
+    ) -> None:
+        self.streams = streams
+        self._has_spare = has_spare
+        self.clock = clock or Clock()
+        self._members: list[_Member] = []
+        self._virtual_s = 0.0  # virtual time of the latest start of a batch
+        self._streams: set[_Stream] = set()  # streams that may take batches
+        self._supervisors: list[asyncio.Task[None]] = []
+        # Futures that wake idle streams; that of the spare stream is the first.
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop
+
+    def join(self, runner: Runner) -> None:
+        """Run the batches of a runner from now on."""
+        with self._lock:
+            self._members.append(_Member(runner))
+        if not self._supervisors:
+            self._loop = asyncio.get_running_loop()
+            self._supervisors = [
+                self._loop.create_task(self._supervise(is_spare=index < 0), name="stream")
+                for index in range(-self._has_spare, self.streams)
+            ]
+
+    def remove(self, runner: Runner) -> None:
+        """Start no further batch of a runner."""
+        with self._lock:
+            self._members = [member for member in self._members if member.runner is not runner]
+
+    async def leave(self, runner: Runner) -> None:
+        """Start no further batch of a runner; without any other runner, end the threads."""
+        self.remove(runner)
+        if self._members:
+            return
+        with self._lock:
+            self._streams.clear()
+        self._idle.clear()
+        supervisors, self._supervisors = self._supervisors, []
+        for supervisor in supervisors:
+            supervisor.cancel()
+        if supervisors:
+            await asyncio.wait(supervisors)
+
+    def running(self, runner: Runner) -> list[tuple[Batch[Any], float]]:
+        """Return the batches of a runner that streams run now, and their ages in seconds."""
+        with self._lock:
+            runs = [stream.run for stream in self._streams if stream.run is not None]
+        now = self.clock.now()
+        return [(run.batch, now - run.started) for run in runs if run.member.runner is runner]
+
+    def wake(self) -> None:
+        """Let an idle stream look for a batch. Called in the event loop after items were queued."""
+        if self._idle and not (idle := self._idle.pop()).done():
+            idle.set_result(None)
+
+    def finish_s(self, runner: Runner, work_s: float) -> float:
+        """Estimate the seconds until queued work of a runner has run.
+
+        Meanwhile, every other runner gets its share of the streams until its queue is empty.
+
+        Args:
+            runner: The runner.
+            work_s: Seconds that the work takes on one stream.
+        """
+        others = [member.runner for member in self._members if member.runner is not runner]
+        others_s = sum(min(other.queued_s, work_s * other.share / runner.share) for other in others)
+        streams = min(runner.streams, self.streams)
+        return max(work_s / streams, (work_s + others_s) / self.streams)
+
+    async def _supervise(self, *, is_spare: bool) -> None:
+        """Run a stream, and replace it if its thread hangs."""
+        while True:
+            stream = _Stream(is_spare)
+            self._streams.add(stream)
+            try:
+                while stream in self._streams:
+                    await self._work(stream)
+            finally:
+                stream.thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _work(self, stream: _Stream) -> None:
+        """Run batches until there is none or a run fails. Without a batch, wait for `wake`."""
+        with self._lock:
+            self._take(stream)
+        if stream.run is None:
+            if stream.is_spare:
+                # Its last batch may have kept its runner at the limit, so that other streams found
+                # nothing to do, and it may not take what the runner has queued since.
+                self.wake()
+            idle: asyncio.Future[None] = self._loop.create_future()
+            (self._idle.appendleft if stream.is_spare else self._idle.append)(idle)
+            await idle
+            return
+        self.wake()  # another stream may find a batch too
+        try:
+            failure = await self._in_thread(stream, self._run_batches, stream)
+            if failure is not None and (failed := stream.run) is not None:
+                run_again = partial(self._run_again, stream, failed)
+                await failed.member.runner.recover(failed.batch, failure, run_again)
+        except Exception as error:  # stops the owner of the batch, and no other
+            if stream.run is None:
+                raise
+            stream.run.member.runner.stop(error)
+
+    def _take(self, stream: _Stream) -> None:
+        """Release the batch of a stream, and take the next one, if any. The lock is held."""
+        now = self.clock.now()
+        if (ended := stream.run) is not None:
+            member = ended.member
+            member.running -= 1
+            member.virtual_s += (now - ended.started - ended.expected_s) / member.runner.share
+            member.runner.release(ended.batch)
+        # Set once: the event loop reads it without the lock, and takes None for the end of the
+        # thread's work.
+        stream.run = self._next(stream, now)
+
+    def _next(self, stream: _Stream, now: float) -> _Run | None:
+        """Start the next batch of a stream, if any. The lock is held."""
+        members = self._members if stream in self._streams else ()
+        for member in sorted(members, key=attrgetter("virtual_s")):
+            runner = member.runner
+            if member.running == runner.streams:
+                continue
+            if stream.is_spare and (member.running or runner.queued_s > _SPARE_S):
+                continue
+            try:
+                batch = runner.form(now)
+            except Exception as error:  # noqa: BLE001 - a defect of one runner
+                self._loop.call_soon_threadsafe(runner.stop, error)
+                continue
+            if batch.items:
+                return self._started(member, batch, now)
+        return None
+
+    def _started(self, member: _Member, batch: Batch[Any], now: float) -> _Run:
+        runner = member.runner
+        expected_s = runner.expected_s(batch)
+        limit_s = max(runner.timeout_s, _MARGIN * expected_s)
+        self._virtual_s = max(self._virtual_s, member.virtual_s)
+        member.virtual_s = self._virtual_s + expected_s / runner.share
+        member.running += 1
+        return _Run(member, batch, now, expected_s, limit_s, now, runner.cancellations)
+
+    def _run_batches(self, stream: _Stream) -> BaseException | None:
+        """Run batches until there is none, or a run fails; return the error of the run."""
+        while (run := stream.run) is not None:
+            runner = run.member.runner
+            error = error_of(runner.run, run.batch)
+            if error is not None:
+                return error
+            with self._lock:
+                runner.record(run.batch, self.clock.now() - run.began)
+                self._take(stream)
+        return None
+
+    async def _run_again(
+        self,
+        stream: _Stream,
+        failed: _Run,
+        work: Callable[..., BaseException | None],
+        *arguments: object,
+    ) -> Failure | None:
+        """Begin another run of a failed batch; see `RunInThread`."""
+        cancellations = failed.member.runner.cancellations
+        stream.run = replace(failed, began=self.clock.now(), cancellations=cancellations)
+        return await self._in_thread(stream, work, *arguments)
+
+    async def _in_thread(
+        self, stream: _Stream, work: Callable[..., BaseException | None], *arguments: object
+    ) -> Failure | None:
+        """Call a function in the thread of a stream, and apply the time limit to each of its runs.
+
+        Raises:
+            TimeoutError: A run did not return, even after its cancellation.
+        """
+        calls = self._loop.run_in_executor(stream.thread, work, *arguments)
+        took_too_long = False
+        while (run := stream.run) is not None and not calls.done():
+            await self.clock.wait(calls, run.began + run.limit_s - self.clock.now())
+            if calls.done() or stream.run is not run:
+                continue
+            run.member.runner.cancel()
+            await self.clock.wait(calls, _CANCEL_S)
+            with self._lock:
+                took_too_long = stream.run is run
+                if took_too_long and not calls.done():
+                    self._streams.discard(stream)
+                    raise TimeoutError(f"a batch did not return within {run.limit_s:g} s")
+        error = await calls
+        run = stream.run  # that of the error; the thread may have begun it since the last look
+        if error is None or run is None:
+            return None
+        is_own = took_too_long or run.cancellations == run.member.runner.cancellations
+        return Failure(error, is_own)
+
+
+def error_of(work: Callable[..., object], *arguments: object) -> BaseException | None:
+    """Call a function, and return the error that it raises, if any."""
+    try:
+        work(*arguments)
+    except BaseException as error:  # noqa: BLE001 - a Rust panic is a BaseException
+        return error
+    return None

@@ -1,0 +1,1 @@
+"""The Python API of a model: encode, classify, score and tag texts."""

@@ -1,0 +1,190 @@
+"""Arguments of the Python API, checked before the model reads them.
+
+The HTTP API checks the types of its fields itself. Callers of the Python API pass columns with
+holes, arrays, generators and results of other libraries.
+"""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from math import inf
+from numbers import Real
+from typing import Any, get_args
+
+import numpy as np
+
+from models.quantization import OutputDtype
+from service.inference.batching.batch_former import Priority
+from service.inference.errors import InvalidInput
+from service.inference.results.vectors import EncodeOutput
+from service.inference.tokenizing.chunking import is_integer
+from service.inference.tokenizing.rows import OnOverflow
+
+_TEXT = frozenset({str})
+_INTEGER = frozenset({int})
+_BYTES = (bytes, bytearray, memoryview)
+
+
+def input_list(inputs: object) -> Sequence[str | Sequence[int]]:
+    """Return one text, or several texts and rows of token ids, as a list.
+
+    Rows of token ids can also be one-dimensional arrays.
+
+    Raises:
+        InvalidInput: `inputs` is something else; `index` is the index of the input at fault.
+    """
+    items = _items(inputs, "inputs")
+    if _TEXT.issuperset(map(type, items)):  # nearly always; the loop takes ten times as long
+        return items
+    return [item if isinstance(item, str) else _ids(item, i) for i, item in enumerate(items)]
+
+
+def id_lists(rows: object) -> Sequence[Sequence[int]]:
+    """Return rows of token ids, which can be one-dimensional arrays, as lists.
+
+    Raises:
+        InvalidInput: `rows` is something else; `index` is the index of the row at fault.
+    """
+    return [_ids(row, index) for index, row in enumerate(_items(rows, "rows"))]
+
+
+def text_list(texts: object, name: str = "inputs", *, has_index: bool = True) -> Sequence[str]:
+    """Return one text, or several texts, as a list.
+
+    Args:
+        texts: One text, or an iterable of texts.
+        name: Name of the argument, for the error.
+        has_index: Whether the error has the index of the text; its pointer has it anyway.
+
+    Raises:
+        InvalidInput: `texts` is something else; `index` is the index of the text at fault.
+    """
+    items = _items(texts, name)
+    if _TEXT.issuperset(map(type, items)):
+        return items
+    for index, item in enumerate(items):
+        if not isinstance(item, str):
+            raise InvalidInput(
+                f"expected a text, not {_type_of(item)}",
+                index=index if has_index else None,
+                pointer=f"/{name}/{index}",
+            )
+    return items
+
+
+def pair_list(inputs: object) -> Sequence[str | tuple[str, str]]:
+    """Return one text, or several texts and pairs of texts, as a list.
+
+    Raises:
+        InvalidInput: `inputs` is something else; `index` is the index of the input at fault.
+    """
+    if isinstance(inputs, tuple):
+        raise InvalidInput(
+            "inputs must be a list; pass a single pair as [(a, b)]", pointer="/inputs"
+        )
+    items = _items(inputs, "inputs")
+    if _TEXT.issuperset(map(type, items)):
+        return items
+    return [item if isinstance(item, str) else _pair(item, i) for i, item in enumerate(items)]
+
+
+def _items(values: Any, name: str) -> Sequence[Any]:  # noqa: ANN401 - from any caller
+    """Return one text, or the elements of an iterable, as a list."""
+    if type(values) is list:
+        return values
+    if isinstance(values, str):
+        return [values]
+    try:
+        # Bytes have numbers, mappings and tables the names of columns, and sets no order.
+        if isinstance(values, (*_BYTES, Mapping, Set)) or hasattr(values, "columns"):
+            raise TypeError
+        iterator = iter(values)
+    except TypeError:
+        raise InvalidInput(
+            f"{name} must be a text or a list, not {_type_of(values)}", pointer=f"/{name}"
+        ) from None
+    return list(iterator)
+
+
+def _ids(row: Any, index: int) -> Sequence[int]:  # noqa: ANN401 - from any caller
+    """Return a row of token ids as a list; arrays of NumPy, torch and pandas have `tolist`."""
+    is_array = hasattr(row, "tolist") and not isinstance(row, _BYTES)
+    ids = row.tolist() if is_array else row
+    if not isinstance(ids, (list, tuple, range)):
+        detail = f"expected a text or a list of token ids, not {_type_of(row)}"
+        raise InvalidInput(detail, index=index)
+    if _INTEGER.issuperset(map(type, ids)):
+        return ids
+    for number in ids:
+        if not is_integer(number):
+            detail = f"a token id must be an integer, not {_type_of(number)}"
+            raise InvalidInput(detail, index=index)
+    return [int(number) for number in ids]
+
+
+def _pair(item: object, index: int) -> tuple[str, str]:
+    if isinstance(item, (list, tuple)) and len(item) == 2:
+        first, second = item
+        if isinstance(first, str) and isinstance(second, str):
+            return first, second
+    raise InvalidInput(f"expected a text or a pair of texts, not {_type_of(item)}", index=index)
+
+
+def _type_of(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < inf
+
+
+def _one_of(names: Sequence[str]) -> tuple[Callable[[Any], bool], str]:
+    allowed = frozenset(names)
+    return lambda value: isinstance(value, str) and value in allowed, f"one of {', '.join(names)}"
+
+
+def _or_none(is_valid: Callable[[Any], bool], allowed: str) -> tuple[Callable[[Any], bool], str]:
+    return lambda value: value is None or is_valid(value), f"{allowed} or None"
+
+
+def _several_of(names: Sequence[str]) -> tuple[Callable[[Any], bool], str]:
+    is_name, _ = _one_of(names)
+
+    def is_valid(values: object) -> bool:
+        return isinstance(values, list | tuple) and len(values) > 0 and all(map(is_name, values))
+
+    return is_valid, f"a list of {', '.join(names)}"
+
+
+# Whether a value of an option is valid, and the valid ones for the message.
+_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "prompt_name": _or_none(lambda value: isinstance(value, str), "a text"),
+    **dict.fromkeys(
+        ("dimensions", "truncate_dim", "top_n", "max_tokens_per_query", "max_tokens_per_doc"),
+        _or_none(is_integer, "an integer"),
+    ),
+    "normalize": _or_none(_is_bool, "a bool"),
+    **dict.fromkeys(
+        ("with_offsets", "explain", "add_special_tokens", "skip_special_tokens"),
+        (_is_bool, "a bool"),
+    ),
+    "outputs": _several_of(get_args(EncodeOutput)),
+    "on_overflow": _one_of(get_args(OnOverflow)),
+    "timeout_s": _or_none(_is_duration, "a finite number of seconds that is not negative"),
+    "priority": _one_of(get_args(Priority)),
+    "dtype": _one_of(get_args(OutputDtype)),
+}
+
+
+def check_options(**options: object) -> None:
+    """Check the types of options of the Python API, and the values of those with a fixed set.
+
+    Raises:
+        InvalidInput: An option is invalid; `pointer` names it.
+    """
+    for name, value in options.items():
+        is_valid, allowed = _OPTIONS[name]
+        if not is_valid(value):
+            raise InvalidInput(f"{name} must be {allowed}", pointer=f"/{name}")

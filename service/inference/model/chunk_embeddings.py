@@ -1,0 +1,81 @@
+"""Embeddings of long texts: one vector per chunk."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.inference.batching.batch_former import Priority
+from service.inference.errors import InferenceFailed
+from service.inference.results.chunked_texts import ChunkedTexts
+from service.inference.results.late_chunking import check_late
+from service.inference.results.loaded_model import LoadedModel
+from service.inference.results.vectors import Stages, Vectors, pooled_vectors
+from service.inference.tokenizing.chunking import Chunk, Chunking
+from service.inference.tokenizing.rows import Row
+from service.inference.tokenizing.tokenizer import refuse_empty
+
+
+@dataclass(frozen=True)
+class ChunkEmbeddings:
+    """One vector per chunk of each input.
+
+    Attributes:
+        vectors: Vectors `(C, W)` of the C chunks of each input, in the order of the inputs.
+        chunks: The chunks of each input, in the order of the text.
+        tokens: Number of encoded tokens of each input, with special tokens, prompts and overlap.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+    """
+
+    vectors: Sequence[Vectors]
+    chunks: Sequence[Sequence[Chunk]]
+    tokens: Sequence[int]
+    seconds: Stages
+
+    @property
+    def size(self) -> int:
+        """Size in JSON, in numbers."""
+        return sum(part.size for part in self.vectors) + 3 * sum(map(len, self.chunks))
+
+
+async def encode_chunks(
+    model: LoadedModel,
+    texts: Sequence[str],
+    chunking: Chunking,
+    prompt_name: str | None,
+    dimensions: int | None,
+    truncate_dim: int | None,
+    normalize: bool | None,
+    timeout_s: float | None,
+    priority: Priority,
+) -> ChunkEmbeddings:
+    """Encode texts into one vector per chunk; see `Model.encode_chunks`."""
+    manifest = model.artifact.manifest
+    model.check_outputs(("pooled",))
+    if chunking.late:
+        check_late(manifest, model.name)
+    chunked = ChunkedTexts(model.tokenizer, texts, chunking, model.max_chunks)
+
+    def tokenize() -> list[Row]:
+        refuse_empty(texts)
+        return chunked.rows(prompt_name)
+
+    with chunked.locating(InferenceFailed):
+        rows, (results,), seconds = await model.run(
+            chunked.parts,
+            len(texts),
+            tokenize,
+            ("tokens" if chunking.late else "pooled",),
+            timeout_s,
+            priority=priority,
+        )
+
+    def convert() -> list[Vectors]:
+        vectors = pooled_vectors(
+            *(chunked.vectors(manifest, results), dimensions, truncate_dim, normalize),
+            is_normalized=manifest.normalize,
+        )
+        return chunked.by_text(vectors)
+
+    # Means of many token vectors take longer than the event loop may stand still.
+    vectors = await asyncio.to_thread(convert) if chunking.late else convert()
+    return ChunkEmbeddings(vectors, chunked.chunks, chunked.tokens(rows), seconds)

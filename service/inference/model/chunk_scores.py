@@ -1,0 +1,153 @@
+"""Relevance of long documents to queries: a document has the score of its best chunk."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from service.inference.batching.batch_former import Priority
+from service.inference.errors import InferenceFailed, InvalidInput, VitrineError
+from service.inference.model.pair_scores import PairScores
+from service.inference.model.similarity import EncodedTexts, compare, similarity_of, token_limit
+from service.inference.results.chunked_texts import ChunkedTexts
+from service.inference.results.late_chunking import check_late
+from service.inference.results.loaded_model import LoadedModel
+from service.inference.results.scores import ACTIVATIONS, Scores
+from service.inference.tokenizing.chunking import Chunking
+from service.inference.tokenizing.pairs import PairLimits
+from service.inference.tokenizing.rows import OnOverflow, Row
+
+
+def check_chunking(
+    model: LoadedModel, chunking: Chunking, limits: PairLimits, explained: int
+) -> None:
+    """Check that a model can score the chunks of documents.
+
+    Args:
+        model: A model of any kind.
+        chunking: How to divide the documents.
+        limits: Maximum number of tokens of each query and of each document.
+        explained: Number of scores to explain.
+
+    Raises:
+        InvalidInput: It cannot, or an argument excludes chunking.
+    """
+    if explained:
+        raise InvalidInput(
+            "explain does not apply to chunks; score the text of the best chunk to explain it",
+            pointer="/explain",
+        )
+    if limits[1] is not None:
+        raise InvalidInput(
+            "max_tokens_per_doc excludes chunking, which drops no part of a document",
+            pointer="/max_tokens_per_doc",
+        )
+    if chunking.late:
+        model.check_outputs(("pooled",))
+        check_late(model.artifact.manifest, model.name)
+
+
+async def score_pairs(
+    model: LoadedModel,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    chunking: Chunking,
+    prompt_name: str | None,
+    limits: PairLimits,
+    timeout_s: float | None,
+    priority: Priority,
+) -> PairScores:
+    """Return the scores of a reranker for the documents' best chunks; see `scoring.score`."""
+    tokenizer = model.tokenizer
+    chunked = ChunkedTexts(tokenizer, documents, chunking, model.max_chunks)
+
+    def tokenize() -> list[Row]:
+        for index, query in enumerate(queries):
+            tokenizer.check_text(query, index)
+        with _after(len(queries)):
+            return chunked.pair_rows(queries, prompt_name, limits)
+
+    with _after(len(queries), InferenceFailed), chunked.locating(InferenceFailed):
+        rows, (results,), seconds = await model.run(
+            *([*queries, *chunked.parts], len(documents), tokenize, ("logits",), timeout_s),
+            priority=priority,
+        )
+    logits = np.array(results, np.float64)  # (N, 1)
+    best = chunked.best(logits[:, 0])
+    return PairScores(
+        ACTIVATIONS[model.artifact.manifest.activation](logits)[best, 0],
+        logits[best, 0],
+        "cross_encoder",
+        chunked.tokens(rows),
+        [rows[index].truncated for index in best],
+        seconds,
+        best_chunks=chunked.at(best),
+    )
+
+
+async def score_vectors(
+    model: LoadedModel,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    chunking: Chunking,
+    on_overflow: OnOverflow,
+    timeout_s: float | None,
+    priority: Priority,
+) -> PairScores:
+    """Return similarities of queries and the documents' best chunks; see `scoring.score`."""
+    output, similarity = similarity_of(model)
+    chunked = ChunkedTexts(model.tokenizer, documents, chunking, model.max_chunks)
+    count = len(queries)
+
+    def tokenize() -> list[Row]:
+        rows = model.tokenizer.rows_of_texts(queries, "query", on_overflow)
+        with _after(count):
+            return rows + chunked.rows("document")
+
+    try:
+        rows, results, seconds = await model.run(
+            *([*queries, *chunked.parts], count + len(documents), tokenize),
+            *((output, "tokens") if chunking.late else (output,), timeout_s),
+            max_tokens=token_limit(model, output),
+            priority=priority,
+        )
+    except InferenceFailed as error:
+        if error.index is not None and error.index >= count:
+            error.index = count + chunked.owners[error.index - count]
+        raise
+
+    def compare_chunks() -> Scores:
+        vectors = results[0][count:]
+        if chunking.late:
+            vectors = chunked.vectors(model.artifact.manifest, results[1][count:])
+        encoded = EncodedTexts(rows, [[*results[0][:count], *vectors]], count)
+        pairs = [(owner % count, count + index) for index, owner in enumerate(chunked.chunk_owners)]
+        scores, _ = compare(similarity, model, encoded, pairs, 0, None)
+        return scores
+
+    is_long = chunking.late or output == "multi"
+    scores = await asyncio.to_thread(compare_chunks) if is_long else compare_chunks()
+    best = chunked.best(scores)
+    own = [rows[index % count] for index in range(len(documents))]
+    lengths = chunked.tokens(rows[count:])
+    return PairScores(
+        scores[best],
+        scores[best],
+        similarity.kind,
+        [len(query.ids) + length for query, length in zip(own, lengths, strict=True)],
+        [query.truncated for query in own],
+        seconds,
+        best_chunks=chunked.at(best),
+    )
+
+
+@contextmanager
+def _after(count: int, kind: type[VitrineError] = VitrineError) -> Iterator[None]:
+    """Convert the index of a document in errors of a kind to its index after `count` queries."""
+    try:
+        yield
+    except kind as error:
+        if error.index is not None:
+            error.index += count
+        raise

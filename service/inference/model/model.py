@@ -1,0 +1,670 @@
+"""The Python API of a model: encode, classify and score texts."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from models.quantization import OutputDtype
+from service.inference.batching.batch_former import Priority
+from service.inference.errors import InvalidInput
+from service.inference.model import chunk_embeddings, scoring
+from service.inference.model.arguments import (
+    check_options,
+    id_lists,
+    input_list,
+    pair_list,
+    text_list,
+)
+from service.inference.model.chunk_embeddings import ChunkEmbeddings
+from service.inference.model.pair_scores import PairScores
+from service.inference.results import tags
+from service.inference.results.loaded_model import LoadedModel
+from service.inference.results.quantization import Quantizer, make_quantizer
+from service.inference.results.scores import Classification
+from service.inference.results.tags import Aggregation, Tags
+from service.inference.results.vectors import (
+    Embeddings,
+    Encoded,
+    EncodeOutput,
+    MultiEmbeddings,
+    SparseEmbeddings,
+    TokenEmbeddings,
+    multi_embeddings,
+    pooled_vectors,
+    sparse_vectors,
+    truncate_and_normalize,
+)
+from service.inference.tokenizing.chunking import Chunking
+from service.inference.tokenizing.pairs import NO_LIMITS
+from service.inference.tokenizing.rows import OnOverflow, Span
+
+Inputs = str | Sequence[str | Sequence[int]]
+# Maximum number of tokens whose vectors or weights are selected in the event loop, in about 2 ms.
+_INLINE_TOKENS = 500
+
+
+@dataclass(frozen=True)
+class Model(LoadedModel):
+    """An open model, as returned by `open_model`."""
+
+    async def __aenter__(self) -> "Model":
+        """Return the model."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the model."""
+        await self.close()
+
+    async def encode(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_dim: int | None = None,
+        normalize: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> Embeddings:
+        """Encode texts or rows of token ids into one vector each.
+
+        Concurrent calls share batches. Cancelling a call removes its inputs from the queue.
+
+        Args:
+            inputs: One text, or a list of texts and lists of token ids. Token ids get no prompt and
+                no special tokens.
+            prompt_name: Name of the prompt to prepend to each text; None: the model's default
+                prompt. An adapter with the name of the prompt is applied too.
+            dimensions: Number of leading dimensions to keep; None: all. Vectors are truncated
+                before they are normalised, as by OpenAI.
+            truncate_dim: Number of leading dimensions to keep; None: all. Vectors are truncated
+                after the model's own normalisation, as by sentence-transformers, and normalised
+                again if `normalize` is True.
+            normalize: Whether to scale vectors to unit length; None: the model's own setting.
+            on_overflow: Handling of inputs that exceed the model's maximum length. "truncate_left"
+                drops the first tokens, and "truncate_right" the last. "truncate" drops tokens on
+                the truncation side of the model, usually the right. "error" raises `InvalidInput`.
+            timeout_s: Deadline of the call in seconds; None: no deadline.
+            priority: "interactive" calls run before "bulk" calls, which still run at least every
+                tenth batch.
+
+        Raises:
+            InvalidInput: An argument or an input is invalid; `index` is the index of the input.
+            TooLarge: A text has too many characters.
+            Overloaded: The queue is full, or the call would miss its deadline.
+            DeadlineExceeded: The deadline has passed.
+            InferenceFailed: The engine failed on an input; `index` is the index of the input.
+            NotReady: The model is closed, or its engine has stopped.
+        """
+        encoded = await self.encode_outputs(
+            inputs,
+            ("pooled",),
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            truncate_dim=truncate_dim,
+            normalize=normalize,
+            on_overflow=on_overflow,
+            with_offsets=False,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        return encoded["pooled"]
+
+    async def encode_chunks(
+        self,
+        texts: str | Sequence[str],
+        chunking: Chunking,
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_dim: int | None = None,
+        normalize: bool | None = None,
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> ChunkEmbeddings:
+        """Encode texts of any length into one vector per chunk.
+
+        The vector of a chunk is that of its text, or with `chunking.late` the mean of the vectors
+        that its tokens have in the whole text. No part of a text is dropped.
+
+        Args:
+            texts: One text, or a list of texts.
+            chunking: How to divide the texts.
+            prompt_name: Name of the prompt to prepend to each chunk, or to the text in late
+                chunking; None: the model's default prompt.
+            dimensions: See `encode`.
+            truncate_dim: See `encode`.
+            normalize: See `encode`.
+            timeout_s: See `encode`.
+            priority: See `encode`.
+
+        Raises:
+            InvalidInput: The texts have more than `max_chunks` chunks. A chunk of the requested
+                size does not fit into the model's maximum length. Late chunking does not apply to
+                the model, or its texts exceed `max_token_vectors` tokens in total.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        check_options(
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            truncate_dim=truncate_dim,
+            normalize=normalize,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        _check_chunking(chunking)
+        self._check_dimensions(dimensions, truncate_dim)
+        texts = text_list(texts)
+        options = dimensions, truncate_dim, normalize, timeout_s, priority
+        return await chunk_embeddings.encode_chunks(self, texts, chunking, prompt_name, *options)
+
+    async def encode_tokens(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        normalize: bool = False,
+        on_overflow: OnOverflow = "truncate",
+        with_offsets: bool = True,
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> TokenEmbeddings:
+        """Encode texts or rows of token ids into one vector per token.
+
+        Args:
+            inputs: See `encode`.
+            prompt_name: See `encode`.
+            normalize: Whether to scale each token vector to unit length.
+            on_overflow: See `encode`.
+            with_offsets: Whether the rows of the result have token offsets.
+            timeout_s: See `encode`.
+            priority: See `encode`.
+
+        Raises:
+            InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        encoded = await self.encode_outputs(
+            inputs,
+            ("tokens",),
+            prompt_name=prompt_name,
+            normalize=normalize,
+            on_overflow=on_overflow,
+            with_offsets=with_offsets,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        return encoded["tokens"]
+
+    async def encode_sparse(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> SparseEmbeddings:
+        """Encode texts or rows of token ids into one sparse vector each.
+
+        An inference-free model looks up the weights of the tokens of queries, without the engine,
+        as `encode_query` of sentence-transformers does; queries are the inputs with the prompt
+        "query".
+
+        Args:
+            inputs: See `encode`.
+            prompt_name: See `encode`.
+            on_overflow: See `encode`.
+            timeout_s: See `encode`.
+            priority: See `encode`.
+
+        Raises:
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        encoded = await self.encode_outputs(
+            inputs,
+            ("sparse",),
+            prompt_name=prompt_name,
+            on_overflow=on_overflow,
+            with_offsets=False,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        return encoded["sparse"]
+
+    async def encode_multi(
+        self,
+        inputs: Inputs,
+        *,
+        prompt_name: str | None = None,
+        normalize: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+        with_offsets: bool = True,
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> MultiEmbeddings:
+        """Encode texts or rows of token ids into multi-vectors, one vector per token.
+
+        The prompts "query" and "document" select the model's rules for queries and documents, as
+        `encode_query` and `encode_document` of sentence-transformers do: lengths, tokens that
+        expand a query, and tokens without a vector. Other prompts, and none, are those of `encode`.
+
+        Args:
+            inputs: See `encode`. The rules apply to token ids too, but not the prompt's text.
+            prompt_name: See `encode`.
+            normalize: Whether to scale each vector to unit length; None: the model's own setting.
+            on_overflow: See `encode`.
+            with_offsets: Whether the rows of the result have token offsets.
+            timeout_s: See `encode`.
+            priority: See `encode`.
+
+        Raises:
+            InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        encoded = await self.encode_outputs(
+            inputs,
+            ("multi",),
+            prompt_name=prompt_name,
+            normalize=normalize,
+            on_overflow=on_overflow,
+            with_offsets=with_offsets,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        return encoded["multi"]
+
+    async def encode_outputs(
+        self,
+        inputs: Inputs,
+        outputs: Sequence[EncodeOutput],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_dim: int | None = None,
+        normalize: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+        with_offsets: bool = True,
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> Encoded:
+        """Encode texts or rows of token ids into several kinds of vectors, in one forward pass.
+
+        Args:
+            inputs: See `encode`.
+            outputs: Keys of the result: "pooled", see `encode`; "tokens", see `encode_tokens`;
+                "sparse", see `encode_sparse`; and "multi", see `encode_multi`.
+            prompt_name: See `encode` and `encode_multi`.
+            dimensions: See `encode`; for "pooled" alone.
+            truncate_dim: See `encode`; for "pooled" alone.
+            normalize: See `encode`; None: the model's own setting, but False for "tokens".
+            on_overflow: See `encode`.
+            with_offsets: Whether the rows of the result have token offsets.
+            timeout_s: See `encode`.
+            priority: See `encode`.
+
+        Raises:
+            VitrineError: Any error of `encode` and `encode_tokens`, under the same conditions.
+        """
+        check_options(
+            outputs=outputs,
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            truncate_dim=truncate_dim,
+            normalize=normalize,
+            on_overflow=on_overflow,
+            with_offsets=with_offsets,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        self._check_dimensions(dimensions, truncate_dim)
+        outputs = tuple(dict.fromkeys(outputs))
+        items = input_list(inputs)
+        tokenize = partial(
+            self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
+        )
+        rules = self.tokenizer.rules(prompt_name)
+        rows, results, seconds = await self.run(
+            items,
+            len(items),
+            tokenize,
+            self.graph_outputs(outputs),
+            timeout_s,
+            needs_engine=not rules.looks_up,
+            priority=priority,
+        )
+        normalizes = self.artifact.manifest.normalize if normalize is None else normalize
+
+        def convert(output: EncodeOutput, result: Sequence[Any]) -> object:
+            match output:
+                case "pooled":
+                    vectors = pooled_vectors(
+                        *(np.array(result), dimensions, truncate_dim, normalize),
+                        is_normalized=self.artifact.manifest.normalize,
+                    )
+                    return Embeddings(vectors, rows, seconds)
+                case "tokens":
+                    own = [truncate_and_normalize(part, None, bool(normalize)) for part in result]
+                    return TokenEmbeddings(own, rows, seconds)
+                case "sparse":
+                    width = self.artifact.manifest.vocab_size
+                    return SparseEmbeddings(
+                        sparse_vectors(rows, result, rules), width, rows, seconds
+                    )
+                case "multi":
+                    return multi_embeddings(rows, result, rules, seconds, normalize=normalizes)
+
+        def convert_all() -> Encoded:
+            pairs = zip(outputs, results, strict=True)
+            return cast(Encoded, {output: convert(output, result) for output, result in pairs})
+
+        is_short = outputs == ("pooled",) or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
+        return convert_all() if is_short else await asyncio.to_thread(convert_all)
+
+    def quantizer(
+        self,
+        dtype: OutputDtype,
+        *,
+        dimensions: int | None = None,
+        truncate_dim: int | None = None,
+        normalize: bool | None = None,
+    ) -> Quantizer:
+        """Return the conversion to `dtype` of the vectors `(B, W)` that `encode` returns.
+
+        Calling it with vectors returns their codes, `(B, W)`, or packed bits, `(B, W / 8)`. The
+        other arguments must be those of the call of `encode`.
+
+        Args:
+            dtype: "int8" and "uint8" need the ranges that `vitrine-export --calibrate` exports;
+                values outside them are clipped. "binary" and "ubinary" are the signs of 8
+                dimensions in a byte, as int8 or uint8. "float32" leaves vectors as they are.
+            dimensions: See `encode`. For "int8" and "uint8", if the model normalises vectors, one
+                of the calibrated widths.
+            truncate_dim: See `encode`.
+            normalize: See `encode`. For "int8" and "uint8", None or the model's own setting.
+
+        Raises:
+            InvalidInput: The model has no pooled vectors, or no ranges for vectors of these
+                arguments (code "not_calibrated"), or the bits of a vector do not fill whole bytes.
+        """
+        check_options(
+            dtype=dtype, dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize
+        )
+        if dtype != "float32":
+            self.check_outputs(("pooled",))
+        self._check_dimensions(dimensions, truncate_dim)
+        return make_quantizer(
+            *(dtype, self.artifact.manifest, self.calibration),
+            *(dimensions, truncate_dim, normalize),
+        )
+
+    def _check_dimensions(self, dimensions: int | None, truncate_dim: int | None) -> None:
+        for name, value in (("dimensions", dimensions), ("truncate_dim", truncate_dim)):
+            if value is not None and not 1 <= value <= self.width:
+                raise InvalidInput(
+                    f"{name} must be from 1 to {self.width}, the model's width",
+                    pointer=f"/{name}",
+                    code="dimensions",
+                )
+        if dimensions is not None and truncate_dim is not None:
+            raise InvalidInput(
+                "dimensions and truncate_dim are mutually exclusive; set only one of them",
+                pointer="/truncate_dim",
+            )
+
+    async def classify(
+        self,
+        inputs: str | Sequence[str | tuple[str, str]],
+        *,
+        prompt_name: str | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> Classification:
+        """Return the score of each label for each text or pair of texts.
+
+        Args:
+            inputs: A text, or a list of texts and of pairs of texts, such as query and document.
+            prompt_name: Name of the prompt to prepend to each text and to the first text of each
+                pair; None: the model's default prompt.
+            on_overflow: See `encode`. In a pair that is too long, the longer text loses tokens
+                first.
+            timeout_s: See `encode`.
+            priority: See `encode`.
+
+        Raises:
+            InvalidInput: The model is not a sequence classification model, or an input is invalid;
+                `index` is the index of the input.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        check_options(
+            prompt_name=prompt_name,
+            on_overflow=on_overflow,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        items = pair_list(inputs)
+        return await scoring.classify(
+            self, items, prompt_name, NO_LIMITS, on_overflow, timeout_s, priority
+        )
+
+    async def tag(
+        self,
+        inputs: str | Sequence[str],
+        *,
+        aggregation: Aggregation = "simple",
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> Tags:
+        """Return the labelled spans of each text, such as named entities or parts of speech.
+
+        The strategies are those of transformers' token classification pipeline, with its numbers.
+        Spans with the label "O" are left out.
+
+        Args:
+            inputs: A text, or a list of texts.
+            aggregation: "none" gives each token as a span. "simple" joins tokens of one entity, by
+                the prefixes "B-" and "I-" of their labels. Before that, "first", "average" and
+                "max" give all tokens of a word one label: that of its first token, of its mean
+                scores, or of its token with the highest score.
+            on_overflow: See `encode`.
+            timeout_s: See `encode`.
+            priority: See `encode`.
+
+        Raises:
+            InvalidInput: The model is not a token classification model, or an input is invalid;
+                `index` is the index of the input.
+            VitrineError: Any error of `encode_tokens`, under the same conditions.
+        """
+        check_options(on_overflow=on_overflow, timeout_s=timeout_s, priority=priority)
+        texts = text_list(inputs)
+        return await tags.tag(self, texts, aggregation, on_overflow, timeout_s, priority)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        prompt_name: str | None = None,
+        max_tokens_per_query: int | None = None,
+        max_tokens_per_doc: int | None = None,
+        explain: bool = False,
+        chunking: Chunking | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> PairScores:
+        """Return the score of each document for a query, in the order of the documents.
+
+        `PairScores.ranking` returns the documents' indices, best first. The scores are those of
+        `score`, so every kind of model can rerank.
+
+        Args:
+            query: Text of the query.
+            documents: Text of each document.
+            top_n: Number of best documents whose scores are explained; None: all.
+            prompt_name: See `score`.
+            max_tokens_per_query: Number of tokens to which the query is truncated before the pair
+                is truncated to the model's limit; None: only the latter. Other models than
+                rerankers refuse a number below their maximum length.
+            max_tokens_per_doc: The same for each document.
+            explain: Whether to explain scores, see `score`.
+            chunking: See `score`; excludes `max_tokens_per_doc`.
+            on_overflow: See `score`.
+            timeout_s: See `encode`.
+            priority: See `encode`.
+
+        Raises:
+            InvalidInput: The model has more than one label, its scores cannot be explained, or a
+                text is invalid; `index` is the index of the document, or None for the query.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        limits = (max_tokens_per_query, max_tokens_per_doc)
+        numbers = dict(zip(scoring.LIMITS, limits, strict=True)) | {"top_n": top_n}
+        check_options(
+            **numbers,
+            prompt_name=prompt_name,
+            explain=explain,
+            on_overflow=on_overflow,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        if chunking is not None:
+            _check_chunking(chunking)
+        if not isinstance(query, str):
+            raise InvalidInput("query must be a text", pointer="/query")
+        documents = [] if isinstance(documents, str) else text_list(documents, "documents")
+        if not documents:
+            raise InvalidInput("documents must be a non-empty list of texts", pointer="/documents")
+        for name, number in numbers.items():
+            if number is not None and number < 1:
+                raise InvalidInput(f"{name} must be at least 1", pointer=f"/{name}")
+        explained = min(top_n or len(documents), len(documents)) if explain else 0
+        with scoring.locating(1, "/query", "/documents/{}"):
+            return await scoring.rerank(
+                *(self, query, documents, prompt_name, limits),
+                *(explained, chunking, on_overflow, timeout_s, priority),
+            )
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        explain: bool = False,
+        chunking: Chunking | None = None,
+        on_overflow: OnOverflow = "truncate",
+        timeout_s: float | None = None,
+        priority: Priority = "interactive",
+    ) -> PairScores:
+        """Return the relevance of documents to queries: one score per pair of query and document.
+
+        A reranker reads query and document at once. Other models give the similarity of their
+        vectors that they declare, as `similarity` of sentence-transformers does: the cosine, the
+        dot product, a negative Euclidean or Manhattan distance, or for multi-vectors MaxSim: the
+        sum, over the query's vectors, of the largest dot product with a vector of the document.
+        These prepend their prompt for queries or for documents to each text, as `encode_query` and
+        `encode_document` of sentence-transformers do.
+
+        Args:
+            queries: One query for all documents, or one query per document.
+            documents: Text of each document.
+            prompt_name: Name of a reranker's prompt to prepend to each query; None: its default
+                prompt. Other models refuse it.
+            explain: Whether to explain each score by its largest terms. This needs sparse vectors,
+                multi-vectors, or embeddings that are weighted sums of token vectors. Distances
+                have no such terms.
+            chunking: How to divide the documents; a document has the score of its best chunk. None:
+                a document is one input. Chunks cannot be explained.
+            on_overflow: See `encode`; of a pair in a reranker, see `classify`. With `chunking`, a
+                reranker refuses a query that leaves no room for a chunk.
+            timeout_s: See `encode`.
+            priority: See `encode`.
+
+        Raises:
+            InvalidInput: The number of queries is neither 1 nor that of the documents, the model
+                has more than one label, its scores cannot be explained, its documents cannot be
+                divided (see `encode_chunks`), or a text is invalid; `pointer` names the text.
+            VitrineError: Any error of `encode`, under the same conditions.
+        """
+        paths = [
+            name if isinstance(texts, str) else f"{name}/{{}}"
+            for name, texts in (("/queries", queries), ("/documents", documents))
+        ]
+        check_options(
+            prompt_name=prompt_name,
+            explain=explain,
+            on_overflow=on_overflow,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        if chunking is not None:
+            _check_chunking(chunking)
+        queries = text_list(queries, "queries", has_index=False)
+        documents = text_list(documents, "documents")
+        if not documents or len(queries) not in (1, len(documents)):
+            raise InvalidInput(
+                f"{len(queries)} queries and {len(documents)} documents; the number of queries "
+                "must be 1, or that of the documents",
+                pointer="/queries",
+            )
+        explained = len(documents) if explain else 0
+        with scoring.locating(len(queries), *paths):
+            return await scoring.score(
+                *(self, queries, documents, prompt_name, NO_LIMITS),
+                *(explained, chunking, on_overflow, timeout_s, priority),
+            )
+
+    async def tokenize(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[list[tuple[int, str, Span | None]]]:
+        """Return the id, text and byte span of each token of each text.
+
+        See `TextTokenizer.tokenize`.
+
+        Raises:
+            Overloaded: Concurrent calls are already tokenising too many characters.
+            VitrineError: Any error of `TextTokenizer.tokenize`, under the same conditions.
+        """
+        check_options(prompt_name=prompt_name, add_special_tokens=add_special_tokens)
+        texts = text_list(texts)
+        work = partial(
+            self.tokenizer.tokenize,
+            texts,
+            prompt_name,
+            add_special_tokens,
+            self.max_token_vectors,
+        )
+        return await self.run_tokenizer(work, texts, len(texts))
+
+    async def decode(
+        self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]:
+        """Return the text of each list of token ids.
+
+        Raises:
+            InvalidInput: A list is empty, or an id is not in the vocabulary; `index` is its index.
+            Overloaded: Concurrent calls are already tokenising too many characters or decoding too
+                many token ids.
+        """
+        check_options(skip_special_tokens=skip_special_tokens)
+        rows = id_lists(rows)
+        work = partial(self.tokenizer.decode, rows, skip_special_tokens)
+        return await self.run_tokenizer(work, rows, len(rows))
+
+
+def _check_chunking(chunking: object) -> None:
+    if not isinstance(chunking, Chunking):
+        raise InvalidInput("chunking must be a Chunking", pointer="/chunking")

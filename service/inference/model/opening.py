@@ -1,0 +1,316 @@
+"""`open_model`: opens an artifact, verifies its engine, and starts the batcher of its model."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from models.artifact import (
+    CALIBRATION,
+    CHECK,
+    MANIFEST,
+    SOURCE,
+    TOKENIZER,
+    Artifact,
+    sha256,
+)
+from models.engines import (
+    Agreement,
+    Engine,
+    EngineError,
+    Output,
+    Precision,
+    graph_of,
+    open_engine,
+    self_check,
+)
+from models.identity import identity_of
+from models.packing import pack
+from models.printable import reason_of
+from models.quantization import Calibration, read_calibration
+from service.inference.batching.attention_cost import AttentionCost
+from service.inference.batching.batch_former import BatchFormer
+from service.inference.batching.batcher import Batcher
+from service.inference.batching.cache import ResultCache
+from service.inference.batching.cached_batcher import CachedBatcher
+from service.inference.batching.devices import Devices
+from service.inference.model.model import Model
+from service.inference.results.loaded_model import BatchItem, run_batch, sealed
+from service.inference.results.metrics import InferenceMetrics, ModelMetrics
+from service.inference.results.query_table import read_query_weights
+from service.inference.results.vectors import RowResults, Vectors
+from service.inference.tokenizing.executor import BoundedExecutor
+from service.inference.tokenizing.rows import Row
+from service.inference.tokenizing.tokenizer import TextTokenizer
+
+log = logging.getLogger("vitrine")
+
+# Maximum total number of characters that threads tokenise at the same time; they take some seconds.
+_MAX_CHARS_IN_THREADS = 16 * 2**20
+# Limit of the self-check's duration: a part for all models, and a part for the size of the weights.
+# On two cores, all-MiniLM-L6-v2 with 90 MB takes 0.15 s of its 113 s.
+_SELF_CHECK_S = 60.0
+_SELF_CHECK_S_PER_BYTE = 600 / 2**30
+# Cancellations of a self-check that does not end, and seconds between two of them.
+_CANCELLATIONS = 20
+_CANCELLATION_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Runtime options of a model.
+
+    Attributes:
+        name: Name of the model; None: the artifact's name.
+        engine: Name of the engine; "auto": the first usable engine.
+        precision: Precision of the engine.
+        threads: Number of CPUs that a CPU engine keeps busy; 0: all CPUs of the process.
+        gpu: Index of the GPU for the engine "cuda".
+        run_timeout_s: Seconds after which a running batch is cancelled and retried in halves. A
+            batch may always take ten times its expected duration.
+        max_cost: Maximum cost of a batch, in tokens (see `batch_former`); 0: the engine's default.
+        max_queue_tokens: Maximum number of queued tokens of each priority; calls beyond it raise
+            `Overloaded`.
+        max_chars: Maximum number of characters per text.
+        max_whole_chars: See `TextTokenizer`.
+        max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
+            `tag`, `tokenize` or late chunking.
+        max_chunks: Maximum number of chunks of all texts of a call.
+        cache_bytes: Maximum size of the model's own cache of results, in bytes; 0: no cache.
+        share: Weight in the division of the device's time among busy models; above 0.
+    """
+
+    name: str | None = None
+    engine: str = "auto"
+    precision: Precision = "float32"
+    threads: int = 0
+    gpu: int = 0
+    run_timeout_s: float = 10.0
+    max_cost: int = 0
+    max_queue_tokens: int = 1_000_000
+    max_chars: int = 100_000
+    max_whole_chars: int | None = None
+    max_token_vectors: int = 16_384
+    max_chunks: int = 2048
+    cache_bytes: int = 0
+    share: float = 1.0
+
+
+DEFAULT_OPTIONS = ModelOptions()
+
+
+async def open_model(
+    path: Path | str,
+    options: ModelOptions = DEFAULT_OPTIONS,
+    *,
+    metrics: ModelMetrics | None = None,
+    cache: ResultCache[RowResults] | None = None,
+    on_stop: Callable[[BaseException], None] | None = None,
+    devices: Devices | None = None,
+) -> Model:
+    """Open the model of an artifact, run the self-check, and start the model's batcher.
+
+    The batcher runs in the running event loop.
+
+    Args:
+        path: Folder of an artifact written by `vitrine-export`.
+        options: Runtime options.
+        metrics: Metrics of all versions of the model; None: new metrics in a separate registry.
+        cache: Cache of results that several models share; None: the model's own, of
+            `options.cache_bytes`.
+        on_stop: Called with the error if the batcher stops because of a failure, such as a broken
+            engine; None: the error is logged.
+        devices: Devices that the model shares with other models; None: shared with no other model.
+
+    Raises:
+        ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
+        EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
+    """
+    cache = cache or ResultCache(options.cache_bytes)
+    devices = devices or Devices()
+    opened = await asyncio.to_thread(_open, Path(path), options, devices)
+    artifact, tokenizer, query_weights, calibration, engine = opened
+    agreement, self_check_s = await _self_check(engine, artifact)
+    name = options.name or artifact.manifest.name
+    if metrics is None:
+        metrics = ModelMetrics(InferenceMetrics(CollectorRegistry(), longest_s=120.0), name)
+    max_cost = options.max_cost or engine.batches.max_tokens
+    # On GPUs, attention windows are masks: all pairs of tokens are computed.
+    windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
+    attention_cost = AttentionCost(windows, artifact.manifest.hidden_size)
+    graph = graph_of(artifact, engine.name, engine.precision)
+    identity = identity_of(artifact, engine.name, engine.precision)
+    if engine.target == "cuda":
+        try:
+            await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
+        except Exception as error:  # runtimes document no errors
+            raise EngineError(
+                f"the GPU cannot run batches of up to {artifact.manifest.max_tokens} tokens per "
+                f"row: {reason_of(error)}"
+            ) from error
+
+    run = partial(run_batch, engine, metrics)
+    check = artifact.check()
+    # The self-check runs the check inputs once per output and compiled graph.
+    check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)
+    cost_s = self_check_s / (check_cost * len(engine.runs) * len(artifact.manifest.outputs))
+    row = Row(check.rows[0], truncated=False, prompt_tokens=0)
+    probe = [BatchItem(row, artifact.manifest.outputs[:1])]
+    batcher: Batcher[BatchItem, RowResults] = Batcher(
+        run,
+        attrgetter("tokens"),
+        BatchFormer(
+            streams=engine.streams,
+            max_cost=max_cost,
+            min_split_tokens=engine.batches.min_split_tokens,
+            fixed_cost=engine.batches.fixed_cost,
+            long_row=engine.batches.long_row,
+            attention_cost=attention_cost,
+        ),
+        devices.pool(engine, options.gpu),
+        share=options.share,
+        probe=partial(run, probe),
+        cancel=engine.cancel,
+        max_queue_tokens=options.max_queue_tokens,
+        timeout_s=options.run_timeout_s,
+        cost_s=cost_s,
+        on_stop=on_stop or log_stop,
+    )
+    model = Model(
+        name=name,
+        created=int(artifact.path.stat().st_mtime),
+        artifact=artifact,
+        tokenizer=tokenizer,
+        query_weights=query_weights,
+        calibration=calibration,
+        engine=engine,
+        batcher=batcher,
+        cache=_behind_cache(batcher, cache, identity) if cache.max_bytes else None,
+        max_cost=max_cost,
+        max_token_vectors=options.max_token_vectors,
+        max_chunks=options.max_chunks,
+        identity=identity,
+        graph_sha256=artifact.graph_sha256(engine.name, graph.dtype),
+        self_check=agreement,
+        check=check,
+        files={**artifact.manifest.files, MANIFEST: sha256(artifact.path / MANIFEST)},
+        metrics=metrics,
+        _executor=BoundedExecutor(_MAX_CHARS_IN_THREADS),
+    )
+    metrics.add_queue(batcher)
+    batcher.start()
+    return model
+
+
+def _open(
+    path: Path, options: ModelOptions, devices: Devices
+) -> tuple[Artifact, TextTokenizer, Vectors, Calibration | None, Engine]:
+    """Return the parts of a model."""
+    artifact = Artifact.load(path)
+    artifact.check()  # parsed here, not in the event loop
+    tokenizer = TextTokenizer(artifact, options.max_chars, options.max_whole_chars)
+    query_weights = read_query_weights(artifact)
+    calibration = read_calibration(artifact)
+    engine = open_engine(
+        *(artifact, options.engine, options.precision, options.threads, options.gpu),
+        devices.cpu_runs,
+    )
+    _verify_unread(artifact, engine)
+    return artifact, tokenizer, query_weights, calibration, engine
+
+
+async def _self_check(
+    engine: Engine, artifact: Artifact
+) -> tuple[Mapping[Output, Agreement], float]:
+    """Run the self-check in a thread; return the agreement and the duration in seconds.
+
+    If the check takes too long, or the caller is cancelled, its runs are cancelled too: a graph may
+    compute for ever.
+    """
+
+    def run() -> tuple[Mapping[Output, Agreement], float]:
+        started = time.monotonic()
+        return self_check(engine, artifact), time.monotonic() - started
+
+    graph = graph_of(artifact, engine.name, engine.precision)
+    weight_bytes = (artifact.path / graph.weights).stat().st_size
+    limit_s = _SELF_CHECK_S + _SELF_CHECK_S_PER_BYTE * weight_bytes
+    check = asyncio.ensure_future(asyncio.to_thread(run))
+    try:
+        async with asyncio.timeout(limit_s):
+            return await asyncio.shield(check)
+    except TimeoutError:
+        raise EngineError(
+            f"self-check failed: the graph has computed for more than {limit_s:.0f} s, the limit"
+        ) from None
+    finally:
+        for _ in range(_CANCELLATIONS):
+            if not check.done():
+                engine.cancel()  # again and again, because the check may have begun another run
+                await asyncio.wait([check], timeout=_CANCELLATION_S)
+        if not check.done():
+            log.error("a run of the self-check does not end; its thread is abandoned")
+        elif not check.cancelled():
+            check.exception()  # retrieved: a cancelled caller gets no other error
+
+
+def _verify_unread(artifact: Artifact, engine: Engine) -> None:
+    """Verify the files that the opened model does not read, except large ones.
+
+    Weights of other engines and the reference model's files take as long as a start. They are
+    verified when they are read, and by `vitrine-serve --check`.
+
+    Raises:
+        ArtifactError: The SHA-256 of a file differs from the manifest's.
+    """
+    weights = {each.weights for each in artifact.manifest.graphs}
+    graph = graph_of(artifact, engine.name, engine.precision)
+    read = {TOKENIZER, CHECK, CALIBRATION, graph.file}
+    for name in sorted(artifact.manifest.files.keys() - weights - read):
+        if not name.startswith(f"{SOURCE}/"):
+            artifact.verify(name)
+
+
+def _behind_cache(
+    batcher: Batcher[BatchItem, RowResults], cache: ResultCache[RowResults], identity: str
+) -> CachedBatcher[BatchItem, RowResults]:
+    """Return a batcher whose results are those of models with this identity alone."""
+    prefix = bytes.fromhex(identity)
+    return CachedBatcher(
+        batcher,
+        cache,
+        key=lambda item: prefix + item.key,
+        length=attrgetter("tokens"),
+        sealed=sealed,
+    )
+
+
+def log_stop(error: BaseException) -> None:
+    """Log that the batcher of a model has stopped because of a failure."""
+    log.critical("the engine has stopped: %s", error)
+
+
+def _warm_up(
+    engine: Engine, artifact: Artifact, max_cost: int, attention_cost: AttentionCost
+) -> None:
+    """Run batches of one row and full batches on all streams, before the first request.
+
+    Otherwise the first requests would wait while the GPU loads kernels and allocates memory. The
+    row lengths are the maximum length, its half, its quarter and so on, down to 1.
+    """
+    length = artifact.manifest.max_tokens
+    run = partial(engine.run, output=artifact.manifest.outputs[0])
+    with ThreadPoolExecutor(engine.streams) as streams:
+        while length:
+            rows = int(max_cost / (length + attention_cost(length)))
+            for count in {1, max(1, rows)}:
+                batch = pack([[0] * length] * count)
+                list(streams.map(run, [batch] * engine.streams))
+            length //= 2

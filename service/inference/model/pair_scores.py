@@ -1,0 +1,57 @@
+"""Scores of pairs of a query and a document."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from models.artifact import SimilarityName
+from service.inference.explain.terms import Explanation
+from service.inference.results.scores import Scores, best_first
+from service.inference.results.vectors import Stages
+from service.inference.tokenizing.chunking import Chunk
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """The score of each pair of a query and a document.
+
+    Attributes:
+        scores: Scores `(N,)`, in the order of the pairs.
+        raw_scores: Logits of a reranker, `(N,)`; the same as `scores` for other models.
+        kind: "cross_encoder": the model read both texts at once; otherwise the similarity of their
+            vectors that the model declares: "cosine"; "dot"; "euclidean" or "manhattan", a negative
+            distance; or "maxsim", MaxSim of multi-vectors.
+        tokens: Number of tokens of each pair.
+        truncated: Whether a text of each pair was truncated.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer"; and "explain",
+            if requested.
+        explanations: Explanation of the score, by index of the pair; empty if not requested.
+        best_chunks: Chunk of each document with the highest score, which is the score of the pair;
+            empty without chunking.
+    """
+
+    scores: Scores
+    raw_scores: Scores
+    kind: Literal["cross_encoder"] | SimilarityName
+    tokens: Sequence[int]
+    truncated: Sequence[bool]
+    seconds: Stages
+    explanations: Mapping[int, Explanation] = field(default_factory=dict)
+    best_chunks: Sequence[Chunk] = ()
+
+    @property
+    def size(self) -> int:
+        """Cost of serialising to JSON, in numbers: a term costs as much as ten."""
+        terms = sum(len(explanation.terms) for explanation in self.explanations.values())
+        return self.scores.size + 10 * terms
+
+    def ranking(self, limit: int | None = None) -> list[int]:
+        """Return the indices of the pairs by their scores, best first.
+
+        Equal pairs keep their order.
+
+        Args:
+            limit: Maximum number of indices; None: all.
+        """
+        # By raw scores: activations round different logits to the same score.
+        return best_first(self.raw_scores, limit)

@@ -1,0 +1,296 @@
+"""Scoring with a loaded model: labels of texts, and the relevance of documents to queries."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from service.inference.batching.batch_former import Priority
+from service.inference.errors import DeadlineExceeded, InvalidInput, VitrineError
+from service.inference.explain.terms import check_explainable
+from service.inference.model.chunk_scores import check_chunking, score_pairs, score_vectors
+from service.inference.model.pair_scores import PairScores
+from service.inference.model.similarity import EncodedTexts, compare, similarity_of, token_limit
+from service.inference.results.loaded_model import LoadedModel
+from service.inference.results.scores import ACTIVATIONS, Classification
+from service.inference.tokenizing.chunking import Chunking
+from service.inference.tokenizing.pairs import PairLimits
+from service.inference.tokenizing.rows import OnOverflow, Row
+from service.request_trace import TRACE
+
+Item = TypeVar("Item")
+
+# Names of the arguments with the limits of a query and of a document.
+LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
+
+
+async def classify(
+    model: LoadedModel,
+    items: Sequence[str | tuple[str, str]],
+    prompt_name: str | None,
+    limits: PairLimits,
+    on_overflow: OnOverflow,
+    timeout_s: float | None,
+    priority: Priority,
+) -> Classification:
+    """Return the score of each label for each text or pair of texts; see `Model.classify`.
+
+    Args:
+        model: Sequence classification model.
+        items: Texts and pairs of texts.
+        prompt_name: Name of the prompt of texts and of the first text of pairs; None: the default.
+        limits: Maximum number of tokens of the first and of the second text of each pair.
+        on_overflow: See `Model.encode`.
+        timeout_s: See `Model.encode`.
+        priority: See `Model.encode`.
+    """
+    tokenize = partial(model.tokenizer.rows_of_pairs, items, prompt_name, on_overflow, limits)
+    # A set, because a query shared by many documents is tokenised once.
+    texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
+    rows, (results,), seconds = await model.run(
+        list(texts), len(items), tokenize, ("logits",), timeout_s, priority=priority
+    )
+    manifest = model.artifact.manifest
+    logits = np.array(results, np.float64)  # (N, C)
+    scores = ACTIVATIONS[manifest.activation](logits)
+    return Classification(logits, scores, manifest.labels, rows, seconds)
+
+
+async def score(
+    model: LoadedModel,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    prompt_name: str | None,
+    limits: PairLimits,
+    explained: int,
+    chunking: Chunking | None,
+    on_overflow: OnOverflow,
+    timeout_s: float | None,
+    priority: Priority,
+) -> PairScores:
+    """Return the relevance of each document to the query, or to the query of the same index.
+
+    Errors have the index among queries and documents, queries first.
+
+    Args:
+        model: A model of any kind.
+        queries: One query for all documents, or one per document.
+        documents: Text of each document.
+        prompt_name: Name of a reranker's prompt for queries; None: its default prompt.
+        limits: Maximum number of tokens of each query and of each document. They apply to models
+            that read query and document at once.
+        explained: Number of best scores to explain.
+        chunking: See `Model.score`.
+        on_overflow: See `Model.encode`.
+        timeout_s: See `Model.encode`.
+        priority: See `Model.encode`.
+    """
+    manifest = model.artifact.manifest
+    if "logits" in manifest.outputs:
+        _check_labels(model)
+    if explained:
+        check_explainable(manifest, model.name)
+    if chunking is not None:
+        check_chunking(model, chunking, limits, explained)
+    if "logits" in manifest.outputs:
+        if chunking is not None:
+            return await score_pairs(
+                *(model, queries, documents, chunking),
+                *(prompt_name, limits, timeout_s, priority),
+            )
+        options = prompt_name, limits, on_overflow, timeout_s, priority
+        return await _score_pairs(model, queries, documents, *options)
+    if prompt_name is not None:
+        raise InvalidInput(
+            "prompt_name applies to rerankers; this model has the prompts query and document",
+            pointer="/prompt_name",
+        )
+    for name, maximum in zip(LIMITS, limits, strict=True):
+        if maximum is not None and maximum < manifest.max_tokens:
+            raise InvalidInput(
+                f"{name} applies to rerankers, which read query and document at once",
+                pointer=f"/{name}",
+            )
+    if chunking is not None:
+        return await score_vectors(
+            model, queries, documents, chunking, on_overflow, timeout_s, priority
+        )
+    return await _score_vectors(
+        model, queries, documents, explained, on_overflow, timeout_s, priority
+    )
+
+
+async def rerank(
+    model: LoadedModel,
+    query: str,
+    documents: Sequence[str],
+    prompt_name: str | None,
+    limits: PairLimits,
+    explained: int,
+    chunking: Chunking | None,
+    on_overflow: OnOverflow,
+    timeout_s: float | None,
+    priority: Priority,
+) -> PairScores:
+    """Return the score of each document, with explanations of the best; see `score`.
+
+    If an explanation needs the token vectors of texts, only those of the best documents are
+    computed, in a second pass. All of them could take gigabytes.
+    """
+    _, similarity = similarity_of(model)
+    is_single_pass = explained >= len(documents) or not (explained and similarity.explained_by)
+    if is_single_pass or chunking is not None:
+        options = prompt_name, limits, explained, chunking, on_overflow, timeout_s, priority
+        return await score(model, [query], documents, *options)
+    check_explainable(model.artifact.manifest, model.name)
+    model.check_outputs(similarity.explained_by)
+    try:
+        async with asyncio.timeout(timeout_s):
+            options = prompt_name, limits, 0, None, on_overflow, timeout_s, priority
+            result = await score(model, [query], documents, *options)
+            best = result.ranking(explained)
+            kept = [documents[index] for index in best]
+            try:
+                options = prompt_name, limits, explained, None, on_overflow, timeout_s, priority
+                second = await score(model, [query], kept, *options)
+            except VitrineError as error:
+                if error.index:  # 0 is the query
+                    error.index = 1 + best[error.index - 1]
+                raise
+    except TimeoutError:
+        raise _deadline_exceeded(timeout_s) from None
+    explanations = {best[i]: explanation for i, explanation in second.explanations.items()}
+    seconds = result.seconds + second.seconds
+    return replace(result, seconds=seconds, explanations=explanations)
+
+
+async def _score_pairs(
+    model: LoadedModel,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    prompt_name: str | None,
+    limits: PairLimits,
+    on_overflow: OnOverflow,
+    timeout_s: float | None,
+    priority: Priority,
+) -> PairScores:
+    """Return the scores of a reranker."""
+    for index, query in enumerate(queries):
+        model.tokenizer.check_text(query, index)
+    pairs = list(zip(_repeated(queries, len(documents)), documents, strict=True))
+    try:
+        result = await classify(model, pairs, prompt_name, limits, on_overflow, timeout_s, priority)
+    except VitrineError as error:
+        if error.index is not None:
+            error.index += len(queries)
+        raise
+    return PairScores(
+        result.scores[:, 0],
+        result.logits[:, 0],
+        "cross_encoder",
+        [len(row.ids) for row in result.rows],
+        [row.truncated for row in result.rows],
+        result.seconds,
+    )
+
+
+async def _score_vectors(
+    model: LoadedModel,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    explained: int,
+    on_overflow: OnOverflow,
+    timeout_s: float | None,
+    priority: Priority,
+) -> PairScores:
+    """Return similarities of vectors."""
+    output, similarity = similarity_of(model)
+    outputs = (output, *(similarity.explained_by if explained else ()))
+
+    def tokenize() -> list[Row]:
+        with_offsets = explained > 0
+        rows = model.tokenizer.rows_of_texts(queries, "query", on_overflow, with_offsets)
+        try:
+            rows += model.tokenizer.rows_of_texts(documents, "document", on_overflow, with_offsets)
+        except VitrineError as error:
+            if error.index is not None:
+                error.index += len(queries)
+            raise
+        return rows
+
+    started = time.perf_counter()
+    texts, count = [*queries, *documents], len(queries)
+    rows, results, seconds = await model.run(
+        *(texts, len(texts), tokenize, outputs, timeout_s),
+        max_tokens=token_limit(model, output),
+        priority=priority,
+    )
+    pairs = [(0 if count == 1 else index, count + index) for index in range(len(documents))]
+    compared = time.perf_counter()
+    remaining_s = None if timeout_s is None else timeout_s - (compared - started)
+    encoded = EncodedTexts(rows, results, count)
+    work = partial(compare, similarity, model, encoded, pairs, explained, remaining_s)
+    try:
+        is_long = explained > 0 or output == "multi"
+        scores, explanations = await asyncio.to_thread(work) if is_long else work()
+    except TimeoutError:
+        raise _deadline_exceeded(timeout_s) from None
+    if explained:
+        explained_at = time.perf_counter()
+        seconds["explain"] = explained_at - compared
+        if (trace := TRACE.get()) is not None:
+            trace.stages.append(("explain", explained_at))
+    sides = [(rows[query], rows[document]) for query, document in pairs]
+    return PairScores(
+        scores,
+        scores,
+        similarity.kind,
+        [len(query.ids) + len(document.ids) for query, document in sides],
+        [query.truncated or document.truncated for query, document in sides],
+        seconds,
+        explanations,
+    )
+
+
+def _deadline_exceeded(timeout_s: float | None) -> DeadlineExceeded:
+    return DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded")
+
+
+def _check_labels(model: LoadedModel) -> None:
+    if len(labels := model.artifact.manifest.labels) > 1:
+        raise InvalidInput(
+            f"the model {model.name} has {len(labels)} labels; scores of pairs need a model with "
+            "one label",
+            code="wrong_model",
+        )
+
+
+def _repeated(items: Sequence[Item], count: int) -> Sequence[Item]:
+    return list(items) * count if len(items) == 1 else items
+
+
+@contextmanager
+def locating(queries: int, query_path: str, document_path: str) -> Iterator[None]:
+    """Convert an error's index among queries and documents to a pointer and a document's index.
+
+    Args:
+        queries: Number of queries, which come before the documents.
+        query_path: Pointer to a query, with a placeholder for its index if there is a list.
+        document_path: The same for a document.
+    """
+    try:
+        yield
+    except VitrineError as error:
+        if (index := error.index) is not None:
+            is_query = index < queries
+            error.index = None if is_query else index - queries
+            path = query_path if is_query else document_path
+            error.pointer = path.format(index if is_query else index - queries)
+        elif error.pointer == "/inputs":  # all texts together
+            error.pointer = "/documents"
+        raise

@@ -1,0 +1,182 @@
+"""Similarities of queries and documents, as the model declares them, and their explanations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from models.artifact import Manifest, SimilarityName
+from models.engines import Output
+from service.inference.explain.terms import (
+    Explanation,
+    WeightedTokens,
+    explain_maxsim,
+    explain_pooled,
+    explain_sparse,
+    weigh,
+)
+from service.inference.results.loaded_model import LoadedModel
+from service.inference.results.scores import (
+    Scores,
+    best_first,
+    max_similarities,
+    nearest,
+    similarities,
+    sparse_similarities,
+)
+from service.inference.results.vectors import select_tokens, truncate_and_normalize
+from service.inference.tokenizing.rows import Row
+
+# Maximum number of tokens of the multi-vectors that one call compares, in multiples of the model's
+# limit for results per token. Multi-vectors are narrower, and are no part of the response.
+_MULTI_VECTORS = 8
+# Indices of query and document of each pair, among the queries and then the documents.
+Pairs = Sequence[tuple[int, int]]
+# Explains the similarity of the query and the document with two indices.
+ExplainPair = Callable[[int, int], Explanation]
+Compare = Callable[[LoadedModel, SimilarityName, "EncodedTexts", Pairs], tuple[Scores, ExplainPair]]
+
+
+class EncodedTexts(NamedTuple):
+    """Texts and their results: those of the queries, then those of the documents.
+
+    Attributes:
+        rows: Row of each text.
+        results: Result of each text, for each requested output.
+        queries: Number of queries.
+    """
+
+    rows: Sequence[Row]
+    results: Sequence[Sequence[Any]]
+    queries: int
+
+
+class Similarity(NamedTuple):
+    """How the vectors of queries and documents are compared.
+
+    Attributes:
+        kind: Similarity that the model declares.
+        compare: Returns the similarity of each pair, and a function that explains a pair.
+        explained_by: Outputs besides the vectors that an explanation needs.
+    """
+
+    kind: SimilarityName
+    compare: Compare
+    explained_by: tuple[Output, ...]
+
+
+def compare(
+    similarity: Similarity,
+    model: LoadedModel,
+    texts: EncodedTexts,
+    pairs: Pairs,
+    explained: int,
+    timeout_s: float | None,
+) -> tuple[Scores, dict[int, Explanation]]:
+    """Return the similarity of each pair, and explanations of the best pairs, by index.
+
+    Args:
+        similarity: How the vectors are compared.
+        model: Model of the texts' vectors.
+        texts: Queries and documents.
+        pairs: Pairs to compare.
+        explained: Number of best pairs to explain.
+        timeout_s: Seconds after which explanations stop; None: no limit.
+
+    Raises:
+        TimeoutError: The explanations take longer than `timeout_s`.
+    """
+    started = monotonic()
+    scores, explain_pair = similarity.compare(model, similarity.kind, texts, pairs)
+    explanations: dict[int, Explanation] = {}
+    for index in best_first(scores, explained) if explained else ():
+        if timeout_s is not None and monotonic() - started > timeout_s:
+            raise TimeoutError
+        explanations[index] = explain_pair(*pairs[index])
+    return scores, explanations
+
+
+def _compare_pooled(
+    model: LoadedModel, kind: SimilarityName, texts: EncodedTexts, pairs: Pairs
+) -> tuple[Scores, ExplainPair]:
+    manifest, count = model.artifact.manifest, texts.queries
+    rows, vectors, tokens = texts.rows, np.array(texts.results[0]), texts.results[-1]
+    if manifest.normalize and kind != "cosine":  # cosines are those of vectors of any length
+        vectors = truncate_and_normalize(vectors, None, normalize=True)
+
+    @cache
+    def weighted(index: int) -> WeightedTokens:
+        length = 1.0 if kind == "cosine" else float(np.linalg.norm(vectors[index]))
+        return weigh(manifest, rows[index], tokens[index], length)
+
+    def explain(query: int, document: int) -> Explanation:
+        return explain_pooled(weighted(query), weighted(document))
+
+    queries = vectors[:count]
+    if count not in (1, len(pairs)):  # chunks of documents
+        queries = queries[[query for query, _ in pairs]]
+    return similarities(kind, queries, vectors[count:]), explain
+
+
+def _compare_sparse(
+    model: LoadedModel, kind: SimilarityName, texts: EncodedTexts, pairs: Pairs
+) -> tuple[Scores, ExplainPair]:
+    (vectors,) = texts.results
+    queries, documents = ([vectors[i] for i in side] for side in zip(*pairs, strict=True))
+
+    def explain(query: int, document: int) -> Explanation:
+        return explain_sparse(vectors[query], vectors[document], unit_length=kind == "cosine")
+
+    return sparse_similarities(kind, queries, documents, model.width), explain
+
+
+def _compare_multi(
+    model: LoadedModel, _kind: SimilarityName, texts: EncodedTexts, pairs: Pairs
+) -> tuple[Scores, ExplainPair]:
+    rules = [model.tokenizer.rules(name) for name in ("query", "document")]
+    normalize = model.artifact.manifest.normalize
+    vectors, positions = zip(
+        *(
+            select_tokens(row, tokens, rules[index >= texts.queries], normalize=normalize)
+            for index, (row, tokens) in enumerate(zip(texts.rows, texts.results[0], strict=True))
+        ),
+        strict=True,
+    )
+    queries, documents = ([vectors[i] for i in side] for side in zip(*pairs, strict=True))
+
+    def explain(query: int, document: int) -> Explanation:
+        if not len(vectors[document]):
+            return Explanation([], 0.0)
+        a, b = ((texts.rows[index], positions[index]) for index in (query, document))
+        return explain_maxsim(a, b, *nearest(vectors[query], vectors[document]))
+
+    return max_similarities(queries, documents), explain
+
+
+# Function that compares, and outputs that an explanation needs, by output of the model.
+_COMPARISONS: Mapping[Output, tuple[Compare, tuple[Output, ...]]] = {
+    "sparse": (_compare_sparse, ()),
+    "multi": (_compare_multi, ()),
+    "pooled": (_compare_pooled, ("tokens",)),
+}
+
+
+def similarity_of(model: LoadedModel) -> tuple[Output, Similarity]:
+    """Return the first output of a model, which is compared, and how; for others, "pooled"."""
+    manifest = model.artifact.manifest
+    if manifest.similarity is None:  # no vectors, so that "pooled" is an error
+        return "pooled", Similarity("cosine", *_COMPARISONS["pooled"])
+    output = manifest.outputs[0]
+    return output, Similarity(manifest.similarity, *_COMPARISONS[output])
+
+
+def keeps_similarity_at_unit_length(manifest: Manifest) -> bool:
+    """Return whether vectors of unit length have the similarities of the model's own vectors."""
+    return manifest.normalize or manifest.similarity == "cosine"
+
+
+def token_limit(model: LoadedModel, output: Output) -> int:
+    """Return the maximum number of tokens of a call that compares outputs."""
+    return model.max_token_vectors * (_MULTI_VECTORS if output == "multi" else 1)

@@ -1,0 +1,456 @@
+"""A loaded model: the tokenizer, engine and batcher of an artifact. Rows in, results out."""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.artifact import Artifact, Check, Quality
+from models.engines import OUTPUTS, Agreement, Engine, Output
+from models.packing import pack
+from models.quantization import Calibration
+from service.inference.batching.batch_former import Priority
+from service.inference.batching.batcher import Batcher, Outcome, QueueFull, Stopped, TooLate
+from service.inference.batching.cached_batcher import CachedBatcher
+from service.inference.batching.runs import ItemFailed
+from service.inference.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+)
+from service.inference.results.metrics import ModelMetrics, observe_stages, record_outcome
+from service.inference.results.query_table import look_up
+from service.inference.results.vectors import RowResult, RowResults, SparseVector, Stages, Vectors
+from service.inference.tokenizing.executor import BoundedExecutor, ExecutorFull
+from service.inference.tokenizing.rows import Row
+from service.inference.tokenizing.tokenizer import TextTokenizer
+from service.request_trace import TRACE, RequestTrace
+
+Result = TypeVar("Result")
+# Uses of a model with each output, for error messages.
+_USES: Mapping[Output, str] = {
+    "pooled": "encode texts",
+    "tokens": "encode tokens",
+    "sparse": "encode texts into sparse vectors",
+    "weights": "encode texts into sparse vectors",
+    "multi": "encode texts into multi-vectors",
+    "logits": "classify texts or, with one label, rerank documents",
+    "tags": "tag the tokens of texts",
+}
+
+# Outputs that are cached: one small result per row.
+_CACHED: frozenset[Output] = frozenset({"pooled", "sparse", "weights", "logits"})
+# Size of a cached result besides its key and its arrays, in bytes: Python's objects.
+_ENTRY_BYTES = 800
+
+# Maximum number of inputs, and of characters in total, that are tokenised in the event loop, which
+# takes 1 to 2 ms. While engines keep all cores busy, a thread would wait longer for a core.
+_INLINE_INPUTS = 8
+_INLINE_CHARS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """One item of a batch: a row of token ids, the requested outputs, and the request's trace."""
+
+    row: Row
+    outputs: tuple[Output, ...]
+    trace: RequestTrace | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the row."""
+        return len(self.row.ids)
+
+    @property
+    def key(self) -> bytes:
+        """Everything that the item's results depend on."""
+        row = self.row
+        numbers = (len(row.ids), row.prompt_tokens, row.adapter, row.unattended)
+        ids = array("i", [*numbers, *row.ids, *row.token_types])
+        return ids.tobytes() + ",".join(self.outputs).encode()
+
+
+class NotFinite(Exception):
+    """The engine computed an infinity or a NaN."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A tokenizer, an engine, and a running batcher that connects them.
+
+    Attributes:
+        name: Name of the model.
+        created: Modification time of the artifact, as a Unix timestamp in seconds.
+        artifact: The artifact.
+        tokenizer: The artifact's tokenizer.
+        query_weights: Weights of queries that are looked up, `(V,)`; empty for other models.
+        calibration: Ranges of pooled vectors, for int8 and uint8; None: not calibrated.
+        engine: The engine that runs the artifact's graph.
+        batcher: Batcher that runs rows on the engine.
+        cache: The batcher behind a cache of the results of rows; None: no cache.
+        max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
+        max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
+            `tag`, `tokenize` or late chunking.
+        max_chunks: Maximum number of chunks of all texts of a call.
+        identity: SHA-256 of everything that determines results; see `models.identity`.
+        graph_sha256: SHA-256 of the graph and its weights; see `Artifact.graph_sha256`.
+        self_check: Agreement of the engine's outputs with the artifact's reference vectors, by
+            output.
+        check: Inputs of the self-check and their reference vectors.
+        files: SHA-256 of every file of the artifact, by path: the hashes in the manifest, and the
+            hash of the manifest itself when the model was opened.
+        metrics: Metrics of this model.
+    """
+
+    name: str
+    created: int
+    artifact: Artifact
+    tokenizer: TextTokenizer
+    query_weights: Vectors
+    calibration: Calibration | None
+    engine: Engine
+    batcher: Batcher[BatchItem, RowResults]
+    cache: CachedBatcher[BatchItem, RowResults] | None
+    max_cost: int
+    max_token_vectors: int
+    max_chunks: int
+    identity: str
+    graph_sha256: str
+    self_check: Mapping[Output, Agreement]
+    check: Check
+    files: Mapping[str, str]
+    metrics: ModelMetrics
+    _executor: BoundedExecutor
+
+    @property
+    def width(self) -> int:
+        """Number of dimensions of a pooled vector, W."""
+        return self.artifact.manifest.width
+
+    @property
+    def quality(self) -> Quality | None:
+        """Quality of the int8 graph, measured at export; None in other precisions."""
+        if self.engine.precision != "int8":
+            return None
+        return self.artifact.graph(self.engine.name, "int8").quality
+
+    @cached_property
+    def engine_label(self) -> str:
+        """Engine, precision and, in int8, measured quality, as in the header X-Engine."""
+        label = f"{self.engine.name}; precision={self.engine.precision}"
+        measures = self.quality.measures if self.quality else {}
+        return label + "".join(f"; {name}={value:.4f}" for name, value in measures.items())
+
+    @property
+    def version(self) -> str:
+        """Version of the model: the start of its identity."""
+        return self.identity[:12]
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """Outputs that callers can request. "sparse" includes sparse vectors of token weights."""
+        own = self.artifact.manifest.outputs
+        return tuple("sparse" if output == "weights" else output for output in own)
+
+    def graph_outputs(self, outputs: Sequence[Output]) -> tuple[Output, ...]:
+        """Return the outputs of the graph from which the requested outputs are computed."""
+        has_weights = "weights" in self.artifact.manifest.outputs
+        return tuple(
+            "weights" if output == "sparse" and has_weights else output for output in outputs
+        )
+
+    async def close(self) -> None:
+        """Fail pending calls with `NotReady`, cancel running batches, and free the weights."""
+        await self.batcher.close()
+        self.engine.close()
+        # The metrics may outlive the model and must not keep its engine in memory.
+        self.metrics.remove_queue(self.batcher)
+
+    async def encode_rows(
+        self,
+        rows: Sequence[Row],
+        outputs: tuple[Output, ...],
+        timeout_s: float | None = None,
+        *,
+        uses_cache: bool = True,
+        priority: Priority = "interactive",
+    ) -> Outcome[RowResults]:
+        """Return the results of each row, before any normalisation or activation.
+
+        They are the engine's, except for rows whose weights are looked up.
+
+        Args:
+            rows: Rows of token ids.
+            outputs: Outputs of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
+                vectors `(L, D)`, "multi" multi-vectors `(L, W)`, "sparse" a sparse vector,
+                "weights" token weights `(L, 1)`, "logits" logits `(C,)`, and "tags" the logits of
+                each token, `(L, C)`.
+            timeout_s: Seconds until the caller's deadline, which is checked on submission only;
+                None: no deadline.
+            uses_cache: Whether results can be those of equal rows, computed before.
+            priority: See `Model.encode`.
+
+        Raises:
+            Overloaded: The queue is full, or the rows would not finish within `timeout_s`.
+            InferenceFailed: The engine failed on one of the rows; `index` is the index of the row.
+            NotReady: The model is closed, or its engine has stopped.
+        """
+        looked_up = [index for index, row in enumerate(rows) if row.is_looked_up]
+        options = outputs, timeout_s, uses_cache, priority
+        if not looked_up:
+            return await self._run_on_engine(rows, range(len(rows)), *options)
+        started = time.perf_counter()
+        results: dict[int, RowResults] = await self._look_up(rows, looked_up)
+        lookup_s = time.perf_counter() - started
+        others = [index for index in range(len(rows)) if index not in results]
+        if not others:
+            return Outcome(list(results.values()), 0.0, lookup_s)
+        outcome = await self._run_on_engine(rows, others, *options)
+        results |= zip(others, outcome.results, strict=True)
+        ordered = [results[index] for index in range(len(rows))]
+        return replace(outcome, results=ordered, run_s=lookup_s + outcome.run_s)
+
+    async def _look_up(self, rows: Sequence[Row], indices: Sequence[int]) -> dict[int, RowResults]:
+        """Return the sparse vectors of the rows at the indices, by index."""
+        if not self.batcher.is_alive:
+            raise _stopped()
+        ids = [rows[index].ids for index in indices]
+        vectors = await self.run_tokenizer(
+            lambda: [(look_up(self.query_weights, own),) for own in ids], ids, len(ids)
+        )
+        return dict(zip(indices, vectors, strict=True))
+
+    async def _run_on_engine(
+        self,
+        rows: Sequence[Row],
+        indices: Sequence[int],
+        outputs: tuple[Output, ...],
+        timeout_s: float | None,
+        uses_cache: bool,
+        priority: Priority,
+    ) -> Outcome[RowResults]:
+        """Return the engine's results for the rows at the indices; see `encode_rows`."""
+        if not self.batcher.is_alive:
+            raise _stopped()
+        trace = TRACE.get()
+        items = [BatchItem(rows[index], outputs, trace) for index in indices]
+        try:
+            if self.cache is not None and uses_cache and _CACHED.issuperset(outputs):
+                return await self.cache.submit(items, timeout_s, priority)
+            return await self.batcher.submit(items, timeout_s, priority=priority)
+        except QueueFull:
+            raise self._queue_full_error() from None
+        except TooLate as error:
+            raise Overloaded(
+                "the queue is too long: the request would exceed its deadline by "
+                f"{error.late_s:.1f} s",
+                error.late_s,
+            ) from None
+        except ItemFailed as error:
+            index = indices[error.index]
+            raise InferenceFailed("the engine failed on this input", index=index) from error
+        except Stopped:
+            raise _stopped() from None
+
+    async def run(
+        self,
+        parts: Sequence[str | Sequence[int]],
+        count: int,
+        tokenize: Callable[[], Sequence[Row]],
+        outputs: tuple[Output, ...],
+        timeout_s: float | None,
+        *,
+        max_tokens: int | None = None,
+        needs_engine: bool = True,
+        priority: Priority = "interactive",
+    ) -> tuple[Sequence[Row], list[Any], Stages]:
+        """Tokenize inputs and run them; return their rows, results and the duration of each stage.
+
+        The results are a sequence per output, with the result of each input.
+
+        Args:
+            parts: Texts and lists of token ids that `tokenize` processes. Their number and total
+                size decide whether `tokenize` runs in a thread.
+            count: Number of inputs.
+            tokenize: Returns the row of each input.
+            outputs: Outputs of the graph to return.
+            timeout_s: See `Model.encode`.
+            max_tokens: Maximum number of tokens for results per token; None: `max_token_vectors`.
+            needs_engine: Whether a full queue refuses the inputs before they are tokenised.
+            priority: See `Model.encode`.
+
+        Raises:
+            InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
+                refuses one of them; `index` is the index of the input.
+            VitrineError: Any error of `encode_rows`, under the same conditions.
+            DeadlineExceeded: The deadline has passed.
+        """
+        self.check_outputs(outputs)
+        if not count:
+            raise InvalidInput("there are no inputs", code="empty", pointer="/inputs")
+        self.metrics.inputs_received.inc(count)
+        with record_outcome(lambda outcome: self.metrics.inputs[outcome].inc(count)):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    # Before tokenising inputs that will be refused.
+                    if needs_engine and self.cache is None and self.batcher.is_full(priority):
+                        raise self._queue_full_error()
+                    started = time.perf_counter()
+                    rows = await self.run_tokenizer(tokenize, parts, count)
+                    tokenize_s = time.perf_counter() - started
+                    if any(OUTPUTS[output].per_token for output in outputs if output != "weights"):
+                        self._check_token_count(rows, max_tokens or self.max_token_vectors)
+                    remaining_s = None if timeout_s is None else timeout_s - tokenize_s
+                    outcome = await self.encode_rows(rows, outputs, remaining_s, priority=priority)
+            except TimeoutError:
+                raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded") from None
+        seconds = Stages(
+            {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s},
+            outcome.cache_counts,
+        )
+        observed: Mapping[str, float] = seconds
+        if outcome.cache_s is not None:
+            seconds["cache"] = outcome.cache_s
+            if not outcome.run_s:
+                # Zeros of requests that computed nothing would hide the durations of the others.
+                observed = {stage: seconds[stage] for stage in ("tokenize", "cache")}
+        observe_stages(self.metrics.stage_seconds, started, observed)
+        return rows, list(zip(*outcome.results, strict=True)), seconds
+
+    async def run_tokenizer(
+        self,
+        work: Callable[[], Result],
+        inputs: Sequence[str | Sequence[int]],
+        count: int,
+    ) -> Result:
+        """Return the result of `work`, which runs in a thread unless the inputs are few and short.
+
+        Args:
+            work: Function that processes the inputs.
+            inputs: Texts and lists of token ids.
+            count: Number of results.
+
+        Raises:
+            Overloaded: Concurrent calls are already tokenising too many characters.
+        """
+        size = sum(map(len, inputs))
+        if count <= _INLINE_INPUTS and size <= _INLINE_CHARS:
+            return work()
+        try:
+            return await self._executor.run(work, size)
+        except ExecutorFull:
+            raise self._queue_full_error() from None
+
+    def check_outputs(self, outputs: Sequence[Output]) -> None:
+        """Raise `InvalidInput` if the model does not have one of the outputs."""
+        own = self.artifact.manifest.outputs
+        for output in outputs:
+            if output not in own:
+                detail = f"the model {self.name} cannot {_USES[output]}; it can {_USES[own[0]]}"
+                if output == "tokens" and "pooled" in own:
+                    detail += "; vitrine-export --tokens exports token vectors too"
+                raise InvalidInput(detail, code="wrong_model")
+
+    def _check_token_count(self, rows: Sequence[Row], limit: int) -> None:
+        tokens = sum(len(row.ids) for row in rows)
+        if tokens > limit:
+            raise InvalidInput(
+                f"the inputs have {tokens} tokens; the limit for results per token is {limit}",
+                code="too_many_tokens",
+                pointer="/inputs",
+            )
+
+    def _queue_full_error(self) -> Overloaded:
+        return Overloaded("the queue is full; try again later", self.batcher.drain_s)
+
+
+def sealed(results: RowResults) -> tuple[RowResults, int]:
+    """Return a copy of a row's results that nobody can change, and its size in bytes.
+
+    The engine's results are views of those of a whole batch.
+    """
+    copies: list[RowResult] = []
+    size = _ENTRY_BYTES
+    for result in results:
+        if isinstance(result, SparseVector):
+            sparse = SparseVector(_frozen(result.ids), _frozen(result.weights))
+            size += sparse.ids.nbytes + sparse.weights.nbytes
+            copies.append(sparse)
+        else:
+            copies.append(_frozen(result))
+            size += result.nbytes
+    return tuple(copies), size
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    copy = array.copy()
+    copy.setflags(write=False)
+    return copy
+
+
+def _stopped() -> NotReady:
+    return NotReady("the engine has stopped")
+
+
+def run_batch(
+    engine: Engine, metrics: ModelMetrics, batch: Sequence[BatchItem]
+) -> list[RowResults]:
+    """Return the results of each item, from one forward pass of the engine."""
+    rows = [item.row for item in batch]
+    _link_traces(batch)
+    # A set would have no order. A pass computes all outputs of a graph, whatever is requested.
+    outputs = tuple(dict.fromkeys(output for item in batch for output in item.outputs))
+    columns = dict(zip(outputs, _run_rows(engine, metrics, rows, outputs), strict=True))
+    return [
+        tuple(columns[output][index] for output in item.outputs) for index, item in enumerate(batch)
+    ]
+
+
+def _link_traces(batch: Sequence[BatchItem]) -> None:
+    """Tell the traces of a batch's requests of each other."""
+    traces = {item.trace.ids["span_id"]: item.trace for item in batch if item.trace is not None}
+    ids = {span_id: trace.ids for span_id, trace in traces.items()}
+    for trace in traces.values():
+        trace.batched.update(ids)
+
+
+def _run_rows(
+    engine: Engine, metrics: ModelMetrics, rows: Sequence[Row], outputs: Sequence[Output]
+) -> list[Sequence[RowResult]]:
+    """Return the result of each row, for each of the outputs."""
+    has_types = any(row.token_types for row in rows)
+    batch = pack(
+        [row.ids for row in rows],
+        [row.prompt_tokens for row in rows],
+        [row.adapter for row in rows],
+        [row.token_types or [0] * len(row.ids) for row in rows] if has_types else None,
+        [row.unattended for row in rows],
+    )
+    with metrics.batch_seconds.time():
+        results = engine.run_outputs(batch, outputs)  # (B, W) or (T, W) each
+    if not all(np.isfinite(result).all() for result in results):
+        raise NotFinite
+    metrics.batch_rows.observe(batch.rows)
+    metrics.batch_tokens.observe(len(batch.input_ids))
+    metrics.padded_tokens.inc(batch.padded_index.size)
+    return [_by_row(rows, *pair) for pair in zip(outputs, results, strict=True)]
+
+
+def _by_row(
+    rows: Sequence[Row], output: Output, result: NDArray[np.float32]
+) -> Sequence[RowResult]:
+    if output == "sparse":  # most weights are zero
+        indices = [np.flatnonzero(vector) for vector in result]
+        return [SparseVector(i, v[i]) for i, v in zip(indices, result, strict=True)]
+    if not OUTPUTS[output].per_token:
+        return list(result)
+    return np.split(result, np.cumsum([len(row.ids) for row in rows])[:-1])

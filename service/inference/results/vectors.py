@@ -1,0 +1,286 @@
+"""Results of encoding, and the truncation and normalisation of vectors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.artifact import TokenRules
+from service.inference.batching.cache import CacheCounts
+from service.inference.tokenizing.rows import Row, Span
+
+Vectors = NDArray[np.float32]
+# Kinds of vectors that a model can compute.
+EncodeOutput = Literal["pooled", "tokens", "sparse", "multi"]
+
+
+class SparseVector(NamedTuple):
+    """Nonzero weights of a vector.
+
+    Attributes:
+        ids: Token ids of the nonzero weights, in ascending order.
+        weights: Weight of each of these token ids.
+    """
+
+    ids: NDArray[np.intp]
+    weights: Vectors
+
+
+# Result of one row: a vector, vectors of its tokens, or a sparse vector.
+RowResult = Vectors | SparseVector
+# Results of one row, one per requested output.
+RowResults = tuple[RowResult, ...]
+
+_TINY = np.finfo(np.float32).tiny
+
+
+class Stages(dict[str, float]):
+    """Duration in seconds of each stage of a call, by name.
+
+    Args:
+        seconds: Duration of each stage.
+        cache_counts: Counts of the call's rows in the cache; None: they were not looked up.
+    """
+
+    def __init__(
+        self, seconds: Mapping[str, float], cache_counts: CacheCounts | None = None
+    ) -> None:
+        super().__init__(seconds)
+        self.cache_counts = cache_counts
+
+    def __add__(self, other: "Stages") -> "Stages":
+        """Return the durations and counts of two calls together."""
+        names = {**self, **other}
+        counts = [stages.cache_counts for stages in (self, other) if stages.cache_counts]
+        return Stages(
+            {name: self.get(name, 0.0) + other.get(name, 0.0) for name in names},
+            sum(counts, CacheCounts()) if counts else None,
+        )
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """One vector per input.
+
+    Attributes:
+        vectors: Pooled vectors `(B, W)` of B inputs, in the order of the inputs.
+        rows: Token ids of each input, and whether it was truncated.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+    """
+
+    vectors: Vectors
+    rows: Sequence[Row]
+    seconds: Stages
+
+    @property
+    def size(self) -> int:
+        """Total number of vector elements."""
+        return self.vectors.size
+
+
+@dataclass(frozen=True)
+class TokenEmbeddings:
+    """One vector per token.
+
+    Attributes:
+        vectors: Token vectors `(L, D)` of each input of L tokens, in the order of the inputs.
+        rows: Token ids and offsets of each input, and whether it was truncated.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+    """
+
+    vectors: Sequence[Vectors]
+    rows: Sequence[Row]
+    seconds: Stages
+
+    @property
+    def size(self) -> int:
+        """Total number of vector elements."""
+        return sum(part.size for part in self.vectors)
+
+    @property
+    def ids(self) -> list[Sequence[int]]:
+        """Token id of each vector of each input."""
+        return [row.ids for row in self.rows]
+
+    @property
+    def offsets(self) -> list[Sequence[Span | None] | None]:
+        """Span of each vector's token in its text, in characters; see `Row.offsets`."""
+        return [row.offsets for row in self.rows]
+
+
+@dataclass(frozen=True)
+class MultiEmbeddings:
+    """Multi-vectors: one vector per token that takes part in MaxSim.
+
+    Attributes:
+        vectors: Vectors `(L', W)` of each input, in the order of the inputs.
+        positions: Position in its row of each vector's token, `(L',)` for each input.
+        rows: Token ids and offsets of each input, and whether it was truncated. A query's row
+            includes the tokens that expand it.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+    """
+
+    vectors: Sequence[Vectors]
+    positions: Sequence[NDArray[np.intp]]
+    rows: Sequence[Row]
+    seconds: Stages
+
+    @property
+    def size(self) -> int:
+        """Total number of vector elements."""
+        return sum(part.size for part in self.vectors)
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """Token id of each vector of each input."""
+        pairs = zip(self.rows, self.positions, strict=True)
+        return [[row.ids[i] for i in positions] for row, positions in pairs]
+
+    @property
+    def offsets(self) -> list[list[Span | None] | None]:
+        """Span of each vector's token in its text, in characters; see `Row.offsets`."""
+        pairs = zip(self.rows, self.positions, strict=True)
+        return [
+            None if row.offsets is None else [row.offsets[i] for i in positions]
+            for row, positions in pairs
+        ]
+
+
+def multi_embeddings(
+    rows: Sequence[Row],
+    results: Sequence[Vectors],
+    rules: TokenRules,
+    seconds: Stages,
+    *,
+    normalize: bool,
+) -> MultiEmbeddings:
+    """Return the multi-vectors of rows, selected from the vectors `(L, W)` of all their tokens."""
+    selected = (
+        select_tokens(row, vectors, rules, normalize=normalize)
+        for row, vectors in zip(rows, results, strict=True)
+    )
+    vectors, positions = zip(*selected, strict=True)
+    return MultiEmbeddings(vectors, positions, rows, seconds)
+
+
+def select_tokens(
+    row: Row, vectors: Vectors, rules: TokenRules, *, normalize: bool
+) -> tuple[Vectors, NDArray[np.intp]]:
+    """Return the vectors `(L', W)` of the tokens that take part in MaxSim, and their positions.
+
+    Args:
+        row: Token ids of an input.
+        vectors: Vectors of all tokens of the row, `(L, W)`.
+        rules: Rules for the tokens of the input.
+        normalize: Whether to scale the vectors to unit length.
+    """
+    positions = vector_positions(row, rules)
+    return truncate_and_normalize(vectors[positions], None, normalize), positions
+
+
+def vector_positions(row: Row, rules: TokenRules) -> NDArray[np.intp]:
+    """Return the positions in the row of the tokens that take part in MaxSim, `(L',)`."""
+    is_kept = ~np.isin(row.ids, rules.skipped)
+    if rules.kept:
+        is_kept &= np.isin(row.ids, rules.kept)
+    is_kept[: rules.first] = False
+    return np.flatnonzero(is_kept)
+
+
+@dataclass(frozen=True)
+class SparseEmbeddings:
+    """One sparse vector per input.
+
+    Attributes:
+        vectors: Sparse vectors, in the order of the inputs.
+        width: Number of entries of the vocabulary, V.
+        rows: Token ids and truncation of each input.
+        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+    """
+
+    vectors: Sequence[SparseVector]
+    width: int
+    rows: Sequence[Row]
+    seconds: Stages
+
+    @property
+    def size(self) -> int:
+        """Size in JSON, in numbers: an id and its weight take as long to serialise as five."""
+        return 5 * sum(len(vector.ids) for vector in self.vectors)
+
+
+class Encoded(TypedDict, total=False):
+    """Results of several outputs of one forward pass."""
+
+    pooled: Embeddings
+    tokens: TokenEmbeddings
+    sparse: SparseEmbeddings
+    multi: MultiEmbeddings
+
+
+def sparse_vectors(
+    rows: Sequence[Row], results: Sequence[SparseVector | Vectors], rules: TokenRules
+) -> list[SparseVector]:
+    """Return the sparse vector of each row.
+
+    Args:
+        rows: Token ids of each input.
+        results: Sparse vectors, or the weights of the tokens of each row, `(L, 1)`.
+        rules: Rules for the tokens of the rows.
+    """
+    return [
+        result if isinstance(result, SparseVector) else _largest(row.ids, result[:, 0], rules)
+        for row, result in zip(rows, results, strict=True)
+    ]
+
+
+def _largest(ids: Sequence[int], weights: Vectors, rules: TokenRules) -> SparseVector:
+    """Return the largest positive weight of each token id, given the weights `(L,)` of tokens."""
+    is_kept = (weights > 0) & ~np.isin(ids, rules.unweighted)
+    entries, index = np.unique(np.asarray(ids, np.intp)[is_kept], return_inverse=True)
+    largest = np.zeros(len(entries), np.float32)
+    np.maximum.at(largest, index, weights[is_kept])
+    return SparseVector(entries, largest)
+
+
+def pooled_vectors(
+    vectors: Vectors,
+    dimensions: int | None,
+    truncate_dim: int | None,
+    normalize: bool | None,
+    *,
+    is_normalized: bool,
+) -> Vectors:
+    """Return pooled vectors `(N, W)`, truncated and normalised; see `Model.encode`.
+
+    Args:
+        vectors: Vectors `(N, W)` of the graph.
+        dimensions: See `Model.encode`.
+        truncate_dim: See `Model.encode`.
+        normalize: See `Model.encode`.
+        is_normalized: Whether the model normalises its vectors.
+    """
+    normalizes = is_normalized if normalize is None else normalize
+    vectors = truncate_and_normalize(vectors, dimensions, normalizes)
+    if truncate_dim is not None:
+        vectors = truncate_and_normalize(vectors, truncate_dim, normalize is True)
+    return vectors
+
+
+def truncate_and_normalize(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
+    """Return the leading `dimensions` of each vector, scaled to unit length if `normalize`.
+
+    Zero vectors remain zero.
+
+    Args:
+        vectors: Vectors `(N, W)`.
+        dimensions: Number of dimensions to keep; None: all.
+        normalize: Whether to scale the truncated vectors to unit length.
+    """
+    kept = vectors[:, :dimensions]
+    if normalize:
+        lengths = np.sqrt(np.vecdot(kept, kept))[:, None]  # faster than linalg.norm
+        kept = kept / np.maximum(lengths, _TINY)
+    return np.ascontiguousarray(kept, np.float32)

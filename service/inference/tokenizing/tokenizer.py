@@ -1,0 +1,758 @@
+"""Conversion of texts to rows of token ids, validated and truncated to the model's length limit."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+from typing import TypeVar
+
+from tokenizers import Encoding, Tokenizer
+
+from models.artifact import MANIFEST, TOKENIZER, Artifact, ArtifactError, TokenRules
+from models.packing import NO_ADAPTER
+from models.panics import panics_as_errors
+from service.inference.errors import InvalidInput, TooLarge, VitrineError
+from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits, PairTokenizer
+from service.inference.tokenizing.rows import (
+    NO_PROMPT,
+    OnOverflow,
+    Prompt,
+    Row,
+    Span,
+    TokenizedText,
+    filled,
+)
+from service.inference.tokenizing.shared_tokenizers import (
+    invalid_tokenizer_errors,
+    shared_tokenizer,
+)
+from service.inference.tokenizing.text_parts import (
+    CHARS_PER_TOKEN,
+    MARGIN,
+    part_of,
+    tokens_span_words,
+)
+
+# Maximum number of characters per call of the tokenizers library; a longer text gets its own call.
+_SLICE_CHARS = 200_000
+# A single text of up to this many characters is tokenised without releasing the GIL. The batch call
+# releases the GIL. Reacquiring it while engines keep all cores busy takes longer than tokenising
+# such a text.
+_SHORT_CHARS = 500
+
+# Spellings of the token that replaces text in an attribution baseline, by name of the baseline.
+_BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
+# Spellings of the unknown token, for tokenizers whose model does not name it.
+_UNKNOWN_TOKENS = ("[UNK]", "<unk>")
+
+Input = TypeVar("Input")
+
+
+class TextTokenizer:
+    """The tokenizer of an artifact. Its methods may be called from any thread.
+
+    Args:
+        artifact: Artifact with the tokenizer, the prompts and the maximum number of tokens.
+        max_chars: Maximum number of characters per text; a longer text raises `TooLarge`.
+        max_whole_chars: The same for a text that is tokenised whole, because it is divided into
+            chunks, or has no place to cut it (see `text_parts`); None: no limit of its own.
+
+    Raises:
+        ArtifactError: The tokenizer is invalid, or does not fit the manifest.
+    """
+
+    def __init__(
+        self, artifact: Artifact, max_chars: int, max_whole_chars: int | None = None
+    ) -> None:
+        manifest = artifact.manifest
+        self._shared = shared_tokenizer(artifact.read(TOKENIZER))
+        self._special_tokens = self._shared.special_tokens
+        self._manifest = manifest
+        self._max_chars = max_chars
+        self._max_whole_chars = max_chars if max_whole_chars is None else max_whole_chars
+        self._network_rules = TokenRules(max_tokens=manifest.max_tokens)
+        self._rules = {"": self._network_rules, **manifest.token_rules}
+        self._check_manifest()
+        with invalid_tokenizer_errors():
+            self._tokenizer = self._shared.variant(manifest.max_tokens)
+            for rules in self._rules.values():  # in advance, because it takes long
+                self._shared.variant(rules.max_tokens, is_left=self._drops_left("truncate"))
+            added = self._tokenizer.get_added_tokens_decoder().values()
+            self._tokens_span_words = tokens_span_words([token.content for token in added])
+            adapters = {name: index for index, name in enumerate(manifest.adapters)}
+            self._prompts = {
+                name: Prompt(
+                    text,
+                    0 if manifest.include_prompt or not text else self._prompt_tokens(text),
+                    adapters.get(name, NO_ADAPTER),
+                )
+                for name, text in manifest.prompts.items()
+            }
+
+    def _check_manifest(self) -> None:
+        """Check that the tokenizer and the manifest fit together."""
+        vocab_size, largest = self._manifest.vocab_size, self._shared.largest_id
+        if largest >= vocab_size:
+            raise ArtifactError(
+                f"{TOKENIZER} has the token id {largest}; vocab_size in {MANIFEST} is {vocab_size}"
+            )
+        added = {"a text": self._special_tokens}
+        if "logits" in self._manifest.outputs:
+            added["a pair of texts"] = self._shared.special_tokens_of_pair
+        shortest = min(
+            rules.max_tokens
+            for rules in (self._network_rules, *self._rules.values())
+            if not rules.looks_up
+        )
+        for input_name, count in added.items():
+            if shortest <= count:
+                raise ArtifactError(
+                    f"{MANIFEST}: max_tokens is {shortest}, and {TOKENIZER} adds {count} special "
+                    f"tokens to {input_name}"
+                )
+
+    def rows(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+        *,
+        with_offsets: bool = False,
+    ) -> list[Row]:
+        """Return the row of each text and of each list of token ids, in the order of the inputs.
+
+        Raises:
+            InvalidInput: An input is empty or otherwise invalid (see `rows_of_texts` and
+                `rows_of_ids`), or `prompt_name` is set for a list of token ids, and the model has
+                neither adapters nor rules for the tokens of that prompt.
+            TooLarge: A text has too many characters.
+        """
+        refuse_empty(inputs)
+        ids = {index: row for index, row in enumerate(inputs) if not isinstance(row, str)}
+        texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
+        applies = self._manifest.adapters or prompt_name in self._manifest.token_rules
+        if ids and prompt_name is not None and not applies:
+            raise InvalidInput(
+                "prompt_name applies to texts, not to token ids", pointer="/prompt_name"
+            )
+        rows = _by_index(
+            texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow, with_offsets)
+        )
+        rows |= _by_index(ids, lambda ids: self.rows_of_ids(ids, prompt_name, on_overflow))
+        return [rows[index] for index in range(len(inputs))]
+
+    def rows_of_texts(
+        self,
+        texts: Sequence[str],
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+        with_offsets: bool = False,
+    ) -> list[Row]:
+        """Tokenize each text, with the named or the default prompt prepended, into a row.
+
+        Texts without tokens of their own, such as an empty one, have those that the model adds.
+
+        Raises:
+            InvalidInput: A text cannot be encoded in UTF-8, or no token is left to pool. The prompt
+                is unknown or leaves no room for the text. A text is too long, and `on_overflow` is
+                "error". A text is too long, and truncation would drop the start of a prompt that is
+                excluded from pooling.
+            TooLarge: A text has too many characters.
+        """
+        return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]
+
+    def rows_of_words(self, texts: Sequence[str], on_overflow: OnOverflow) -> list[Row]:
+        """Tokenize each text into a row with the spans of its tokens and the limits of its words.
+
+        The words are those of transformers' token classification pipeline. A vocabulary that marks
+        tokens within words ("##") gives them exactly. Otherwise they are separated by spaces alone,
+        and punctuation belongs to the word beside it.
+
+        Raises:
+            VitrineError: Any error of `rows_of_texts`, under the same conditions.
+        """
+        encoded = self._encoded_rows(texts, None, on_overflow, with_offsets=True)
+        return [
+            replace(
+                row,
+                # Unlike `_spans`, with the empty span of a token that stands for no character.
+                offsets=[
+                    None if special else span
+                    for span, special in zip(
+                        encoding.offsets, encoding.special_tokens_mask, strict=True
+                    )
+                ],
+                continues=self._continues(text, encoding),
+            )
+            for text, (row, encoding) in zip(texts, encoded, strict=True)
+        ]
+
+    def _continues(self, text: str, encoding: Encoding) -> list[bool]:
+        """Return whether each token continues the word of the token before it."""
+        if self._marks_subwords:  # a marked token is longer than its span
+            return [
+                token_id != self._unknown_id and len(token) != end - start
+                for token_id, token, (start, end) in zip(
+                    encoding.ids, encoding.tokens, encoding.offsets, strict=True
+                )
+            ]
+        return [
+            token_id != self._unknown_id and start > 0 and " " not in text[start - 1 : start + 1]
+            for token_id, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)
+        ]
+
+    @cached_property
+    def _marks_subwords(self) -> bool:
+        return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
+
+    @cached_property
+    def _unknown_id(self) -> int | None:
+        own = getattr(self._tokenizer.model, "unk_token", None)
+        return self._first_id((own,) if own else _UNKNOWN_TOKENS)
+
+    def rows_of_pairs(
+        self,
+        inputs: Sequence[str | tuple[str, str]],
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+        limits: PairLimits = NO_LIMITS,
+    ) -> list[Row]:
+        """Tokenize each text, or each pair of texts as one input, into a row.
+
+        The named or the default prompt is prepended to each text and to the first text of each
+        pair. Its tokens do not count towards the limit of that text. In a pair that is too long,
+        the longer text loses tokens until the pair fits or both texts have the same length. Then
+        both lose tokens alike, as in transformers.
+
+        Raises:
+            InvalidInput: A text cannot be encoded in UTF-8; or an input has no tokens, or is too
+                long, and `on_overflow` is "error". Or the prompt is unknown.
+            TooLarge: A text has too many characters.
+        """
+        prompt = self.prompt(prompt_name).text
+        texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
+        pairs = {index: pair for index, pair in enumerate(inputs) if not isinstance(pair, str)}
+        rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow))
+        rows |= _by_index(
+            pairs, lambda pairs: self._rows_of_pairs(pairs, prompt, on_overflow, limits)
+        )
+        return [rows[index] for index in range(len(inputs))]
+
+    def _rows_of_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        prompt: str,
+        on_overflow: OnOverflow,
+        limits: PairLimits,
+    ) -> list[Row]:
+        for index, pair in enumerate(pairs):
+            for text in pair:
+                self.check_text(text, index)
+        if prompt:
+            # One copy of a query that many documents share.
+            prompted = {first: prompt + first for first in {first for first, _ in pairs}}
+            pairs = [(prompted[first], second) for first, second in pairs]
+            if limits[0] is not None:
+                limits = limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]
+        encoded = self._pairs.encode(pairs, limits, drops_left=self._drops_left(on_overflow))
+        for index, tokens in enumerate(encoded):
+            if not tokens.ids:
+                raise without_tokens(index)
+        limit = self._manifest.max_tokens
+        self._check_overflow([tokens.is_too_long for tokens in encoded], on_overflow, limit)
+        return [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
+
+    @cached_property
+    def _pairs(self) -> PairTokenizer:
+        return PairTokenizer(
+            self._shared.variant(None),
+            self.encode_plain,
+            self._manifest.max_tokens,
+            cuts_texts=not self._tokens_span_words,
+        )
+
+    def encode_plain(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encode texts without special tokens, prompt and truncation; encodings lack offsets."""
+        self._check_whole(texts)
+        encodings: list[Encoding] = []
+        for part in _slices(texts):
+            with panics_as_errors("the tokenizer"):
+                encodings += self._shared.variant(None).encode_batch_fast(
+                    part, add_special_tokens=False
+                )
+        return encodings
+
+    def encode_untruncated(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        """Encode a text without truncation, with the offsets of its tokens in characters."""
+        self._check_whole([text])
+        with panics_as_errors("the tokenizer"):
+            (encoding,) = self._shared.variant(None).encode_batch(
+                [text], add_special_tokens=add_special_tokens
+            )
+        return encoding
+
+    def room(self, prompt_name: str | None) -> int:
+        """Return the number of tokens of a text that fits without truncation, prompt not counted.
+
+        Raises:
+            InvalidInput: The prompt is unknown.
+        """
+        rules, prompt = self.rules(prompt_name), self.prompt(prompt_name).text
+        special = 0 if rules.looks_up else self._special_tokens
+        taken = len(self.encode_plain([prompt])[0].ids) if prompt else 0
+        return rules.max_tokens - special - taken
+
+    def pair_room(self, query: str, prompt_name: str | None, limit: int | None) -> int:
+        """Return the number of tokens of a pair's second text that fit without truncation.
+
+        Args:
+            query: First text of the pair.
+            prompt_name: Name of the prompt of the first text; None: the default prompt.
+            limit: Maximum number of tokens of the first text, prompt not counted; None: no limit.
+
+        Raises:
+            InvalidInput: The prompt is unknown.
+        """
+        prompt = self.prompt(prompt_name).text
+        taken = len(self.encode_plain([prompt + query])[0].ids)
+        if limit is not None:
+            own = len(self.encode_plain([prompt])[0].ids) if prompt else 0
+            taken = min(taken, own + limit)
+        return self._pairs.room - taken
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text, truncated to the maximum length, without a prompt."""
+        return [encoding.ids for encoding in self._encode(texts, "truncate", with_offsets=False)]
+
+    def prompted(self, text: str, prompt_name: str | None) -> str:
+        """Return the text with the named or the default prompt prepended.
+
+        Raises:
+            InvalidInput: The prompt is unknown.
+        """
+        return self.prompt(prompt_name).text + text
+
+    def rows_of_ids(
+        self, inputs: Sequence[Sequence[int]], prompt_name: str | None, on_overflow: OnOverflow
+    ) -> list[Row]:
+        """Return the row of each list of token ids, without adding special tokens.
+
+        The named or the default prompt selects the adapter and the rules for tokens. Its text is
+        not prepended.
+
+        Raises:
+            InvalidInput: The prompt is unknown, a list is empty, an id is not in the vocabulary, or
+                a list is too long and `on_overflow` is "error".
+        """
+        self._check_ids(inputs)
+        rules = self.rules(prompt_name)
+        limit = rules.max_tokens
+        kept = slice(-limit, None) if self._drops_left(on_overflow) else slice(limit)
+        adapter = self.prompt(prompt_name).adapter
+        rows = [
+            Row(ids[kept], len(ids) > limit, 0, adapter, is_looked_up=rules.looks_up)
+            for ids in inputs
+        ]
+        self._check_overflow([row.truncated for row in rows], on_overflow, limit)
+        return [filled(row, rules) for row in rows]
+
+    def token(self, token_id: int) -> str:
+        """Return the spelling of a token in the vocabulary."""
+        return str(self._tokenizer.id_to_token(token_id))
+
+    def tokenized_text(self, text: str, prompt_name: str | None) -> TokenizedText:
+        """Return the tokens, spans and baselines of one text.
+
+        Raises:
+            InvalidInput: The text is invalid (see `rows_of_texts`), has no tokens of its own, or is
+                too long for the model.
+            TooLarge: The text has too many characters.
+        """
+        refuse_empty([text])
+        ((row, encoding),) = self._encoded_rows([text], prompt_name, "error", with_offsets=True)
+        spans = row.offsets or ()
+        sequence_ids = [None if span is None else 0 for span in spans]
+        added = [self.token(token_id) for token_id in row.ids[len(encoding.ids) :]]
+        tokens = [*encoding.tokens, *added]
+        return self._with_baselines([text], row, tokens, spans, sequence_ids)
+
+    def tokenized_pair(self, text: str, text_pair: str, prompt_name: str | None) -> TokenizedText:
+        """Return the tokens, spans and baselines of a pair of texts, with the prompt of the first.
+
+        Raises:
+            InvalidInput: A text is invalid (see `rows_of_pairs`), or the pair has no tokens of its
+                own, or is too long for the model; `index` is the index of the text, or 0.
+            TooLarge: A text has too many characters.
+        """
+        texts = text, text_pair
+        for index, part in enumerate(texts):
+            self.check_text(part, index)
+        (row,) = self.rows_of_pairs([texts], prompt_name, "error")
+        prompt = self.prompt(prompt_name).text
+        with panics_as_errors("the tokenizer"):
+            encoding = self._shared.variant(None).encode(prompt + text, text_pair)
+        if encoding.ids != row.ids:
+            raise RuntimeError("the tokenizers library gives a pair other tokens than the service")
+        starts = {0: len(prompt), 1: 0}
+        sequence_ids = [
+            None if index == 0 and 0 < end <= len(prompt) else index
+            for index, (_, end) in zip(encoding.sequence_ids, encoding.offsets, strict=True)
+        ]
+        spans = [
+            None if index is None else (max(0, begin - starts[index]), end - starts[index])
+            for index, (begin, end) in zip(sequence_ids, encoding.offsets, strict=True)
+        ]
+        return self._with_baselines(texts, row, encoding.tokens, spans, sequence_ids)
+
+    def _with_baselines(
+        self,
+        texts: Sequence[str],
+        row: Row,
+        tokens: Sequence[str],
+        spans: Sequence[Span | None],
+        sequence_ids: Sequence[int | None],
+    ) -> TokenizedText:
+        if all(span is None for span in spans):
+            raise without_tokens(0)
+        baseline = {
+            name: [
+                token if span is None else replacement
+                for token, span in zip(row.ids, spans, strict=True)
+            ]
+            for name, spellings in _BASELINE_TOKENS.items()
+            for replacement in [self._first_id(spellings)]
+            if replacement is not None
+        }
+        return TokenizedText(texts, row, tokens, spans, sequence_ids, baseline)
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of the vocabulary entry with this spelling; None if there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
+    def tokenize(
+        self, texts: Sequence[str], prompt_name: str | None, add_special_tokens: bool, limit: int
+    ) -> list[list[tuple[int, str, Span | None]]]:
+        """Return the id, text and byte span of each token of each text, prompt tokens included.
+
+        Texts are not truncated. Spans count UTF-8 bytes from the start of the prompt. The span of a
+        special token is None, and its text is its spelling in the vocabulary.
+
+        Args:
+            texts: Texts to tokenise.
+            prompt_name: Name of the prompt to prepend to each text; None: the default prompt.
+            add_special_tokens: Whether to add the model's special tokens.
+            limit: Maximum total number of tokens.
+
+        Raises:
+            InvalidInput: A text is empty or cannot be encoded in UTF-8, the prompt is unknown, or
+                the texts have more than `limit` tokens in total.
+            TooLarge: A text has too many characters.
+        """
+        refuse_empty(texts)
+        for index, text in enumerate(texts):
+            self.check_text(text, index)
+        prompt = self.prompt(prompt_name).text
+        tokens: list[list[tuple[int, str, Span | None]]] = []
+        for part in _slices(texts):
+            prompted = [prompt + text for text in part]
+            with panics_as_errors("the tokenizer"):
+                encodings = self._shared.variant(None).encode_batch(
+                    prompted, add_special_tokens=add_special_tokens
+                )
+            limit -= sum(map(len, encodings))
+            if limit < 0:
+                raise InvalidInput(
+                    "the texts have more tokens than one response may list; send fewer or shorter "
+                    "texts",
+                    code="too_many_tokens",
+                    pointer="/inputs",
+                )
+            tokens += [_tokens(*pair) for pair in zip(prompted, encodings, strict=True)]
+        return tokens
+
+    def decode(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        """Return the text of each list of token ids.
+
+        Raises:
+            InvalidInput: A list is empty, or an id is not in the vocabulary.
+        """
+        self._check_ids(rows)
+        with panics_as_errors("the tokenizer"):
+            texts: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens)
+        return texts
+
+    def _encoded_rows(
+        self,
+        texts: Sequence[str],
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+        with_offsets: bool,
+    ) -> list[tuple[Row, Encoding]]:
+        for index, text in enumerate(texts):
+            self.check_text(text, index)
+        prompt, rules = self.prompt(prompt_name), self.rules(prompt_name)
+        encoded: list[tuple[Row, Encoding]] = []
+        for part in _slices(texts):
+            prompted = [prompt.text + text for text in part]
+            for encoding in self._encode(prompted, on_overflow, with_offsets, rules):
+                row = Row(
+                    encoding.ids,
+                    bool(encoding.overflowing),
+                    prompt.tokens,
+                    prompt.adapter,
+                    _spans(encoding, len(prompt.text)) if with_offsets else None,
+                    is_looked_up=rules.looks_up,
+                )
+                encoded.append((row, encoding))
+        rows = [row for row, _ in encoded]
+        for index, row in enumerate(rows):
+            if row.truncated and prompt.tokens and self._drops_left(on_overflow):
+                raise InvalidInput(
+                    "the text is too long, and its left end cannot be truncated because the prompt "
+                    "there is excluded from pooling; shorten the text",
+                    code="too_long",
+                    index=index,
+                )
+            if len(row.ids) > prompt.tokens:
+                continue
+            if row.truncated:
+                raise InvalidInput(
+                    "the prompt leaves no room for the text within the model's maximum length",
+                    code="too_long",
+                    index=index,
+                )
+            if not rules.looks_up:  # the sum of no weights is an empty vector
+                raise without_tokens(index)
+        self._check_overflow([row.truncated for row in rows], on_overflow, rules.max_tokens)
+        if rules.min_tokens:
+            encoded = [(filled(row, rules), encoding) for row, encoding in encoded]
+        return encoded
+
+    def _encode(
+        self,
+        texts: Sequence[str],
+        on_overflow: OnOverflow,
+        with_offsets: bool,
+        rules: TokenRules | None = None,
+    ) -> list[Encoding]:
+        rules = rules or self._network_rules
+        limit, has_special = rules.max_tokens, not rules.looks_up
+        is_left = self._drops_left(on_overflow)
+        tokenizer = self._shared.variant(limit, is_left=is_left)
+        # Offsets count from the start of the text, which is missing in a part from its end.
+        is_cut = not (self._tokens_span_words or (is_left and with_offsets))
+        chars = CHARS_PER_TOKEN * limit
+        if not is_cut or max(map(len, texts), default=0) <= 2 * chars:
+            return self._encode_whole(tokenizer, texts, with_offsets, has_special)
+        encodings: dict[int, Encoding] = {}
+        while len(encodings) < len(texts):
+            parts = {
+                index: part_of(text, chars, at_end=is_left)
+                for index, text in enumerate(texts)
+                if index not in encodings
+            }
+            encoded = self._encode_whole(tokenizer, list(parts.values()), with_offsets, has_special)
+            for (index, part), encoding in zip(parts.items(), encoded, strict=True):
+                if (
+                    len(part) == len(texts[index])
+                    or self._overflow(encoding, has_special) >= MARGIN
+                ):
+                    encodings[index] = encoding
+            chars *= 4
+        return [encodings[index] for index in range(len(texts))]
+
+    def _encode_whole(
+        self,
+        tokenizer: Tokenizer,
+        texts: Sequence[str],
+        with_offsets: bool,
+        has_special: bool = True,
+    ) -> list[Encoding]:
+        self._check_whole(texts)
+        with panics_as_errors("the tokenizer"):
+            if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
+                return [tokenizer.encode(texts[0], add_special_tokens=has_special)]
+            encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
+            encodings: list[Encoding] = encode(texts, add_special_tokens=has_special)
+            return encodings
+
+    def _overflow(self, encoding: Encoding, has_special: bool) -> int:
+        """Return the number of truncated tokens of a text, special tokens excluded."""
+        special = self._special_tokens if has_special else 0
+        return sum(len(part) - special for part in encoding.overflowing)
+
+    def rules(self, prompt_name: str | None) -> TokenRules:
+        """Return the rules for the tokens of texts with a prompt; None: with the default prompt."""
+        return self._rules.get(prompt_name or "", self._rules[""])
+
+    def _drops_left(self, on_overflow: OnOverflow) -> bool:
+        """Return whether an input that is too long loses its first tokens, not its last."""
+        own = self._manifest.truncation_side == "left" and on_overflow != "truncate_right"
+        return own or on_overflow == "truncate_left"
+
+    def check_text(self, text: str, index: int) -> None:
+        """Check a text before it is tokenised.
+
+        Args:
+            text: Text to check.
+            index: Index of the text, for the error.
+
+        Raises:
+            InvalidInput: The text has a lone surrogate, so that it cannot be encoded in UTF-8.
+            TooLarge: The text has too many characters.
+        """
+        if len(text) > self._max_chars:
+            raise TooLarge(
+                f"the text has {len(text)} characters; the limit is {self._max_chars}",
+                code="text_too_large",
+                index=index,
+            )
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise InvalidInput(
+                    "the text contains half of a surrogate pair and cannot be encoded in UTF-8",
+                    index=index,
+                ) from None
+
+    def _check_whole(self, texts: Sequence[str]) -> None:
+        # The library takes up to 620 bytes per character, and aborts the process without memory.
+        longest = max(map(len, texts), default=0)
+        if longest > self._max_whole_chars:
+            raise TooLarge(
+                f"a part of {longest} characters of the text must be tokenised at once; the limit "
+                f"is {self._max_whole_chars}",
+                code="text_too_large",
+            )
+
+    def _check_ids(self, inputs: Sequence[Sequence[int]]) -> None:
+        for index, ids in enumerate(inputs):
+            if not ids:
+                raise InvalidInput("the list of token ids is empty", code="empty", index=index)
+            if min(ids) < 0 or max(ids) >= self._manifest.vocab_size:
+                raise InvalidInput(
+                    f"token ids must be from 0 to {self._manifest.vocab_size - 1}",
+                    code="id_out_of_range",
+                    index=index,
+                )
+
+    def _check_overflow(
+        self, too_long: Sequence[bool], on_overflow: OnOverflow, limit: int
+    ) -> None:
+        if on_overflow != "error":
+            return
+        for index, is_too_long in enumerate(too_long):
+            if is_too_long:
+                raise InvalidInput(
+                    f"the input has more than {limit} tokens, the model's maximum",
+                    code="too_long",
+                    index=index,
+                )
+
+    def prompt(self, name: str | None) -> Prompt:
+        """Return the named or default prompt."""
+        if name is None:
+            name = self._manifest.default_prompt
+        if name is None:
+            return NO_PROMPT
+        if name not in self._prompts:
+            names = ", ".join(sorted(self._prompts)) or "none"
+            raise InvalidInput(
+                f"unknown prompt; the model's prompts: {names}",
+                code="unknown_prompt",
+                pointer="/prompt_name",
+            )
+        return self._prompts[name]
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Return the number of tokens of a prompt, including the special tokens before it."""
+        encoding = self._tokenizer.encode(prompt)
+        return len(encoding.ids) - sum(encoding.special_tokens_mask[-1:])
+
+    def _first_id(self, spellings: Sequence[str]) -> int | None:
+        ids = map(self._tokenizer.token_to_id, spellings)
+        return next((token for token in ids if token is not None), None)
+
+
+def refuse_empty(inputs: Sequence[str | Sequence[int]]) -> None:
+    """Raise `InvalidInput` for the first empty text, as OpenAI's API and TEI do for embeddings."""
+    if "" in inputs:
+        raise InvalidInput("the text is empty", code="empty", index=list(inputs).index(""))
+
+
+def without_tokens(index: int) -> InvalidInput:
+    """Return the error of a text that leaves no token to pool, or to attribute to."""
+    return InvalidInput(
+        "the text has no tokens of its own: the tokenizer drops its characters or joins them to "
+        "the prompt",
+        code="no_tokens",
+        index=index,
+    )
+
+
+def _by_index(
+    inputs: Mapping[int, Input], rows_of: Callable[[Sequence[Input]], list[Row]]
+) -> dict[int, Row]:
+    """Return the row of each input, by index in the request.
+
+    If `rows_of` raises an error, the error's index is converted to the index in the request.
+
+    Args:
+        inputs: Inputs of one kind, by index in the request.
+        rows_of: Returns the rows of a list of inputs.
+    """
+    indices = list(inputs)
+    try:
+        return dict(zip(indices, rows_of(list(inputs.values())), strict=True))
+    except VitrineError as error:
+        if error.index is not None:
+            error.set_index(indices[error.index])
+        raise
+
+
+def _spans(encoding: Encoding, start: int) -> list[Span | None]:
+    """Return the span of each token in the text; None for special tokens and prompt tokens.
+
+    Args:
+        encoding: Encoding of the prompt and the text.
+        start: Length of the prompt, in characters.
+    """
+    return [
+        None if special or end <= start else (max(begin, start) - start, end - start)
+        for (begin, end), special in zip(
+            encoding.offsets, encoding.special_tokens_mask, strict=True
+        )
+    ]
+
+
+def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]:
+    # Byte offset of each character in UTF-8.
+    starts = list(accumulate((len(char.encode()) for char in text), initial=0))
+    return [
+        (token_id, token, None)
+        if special
+        else (token_id, text[begin:end], (starts[begin], starts[end]))
+        for token_id, token, special, (begin, end) in zip(
+            encoding.ids,
+            encoding.tokens,
+            encoding.special_tokens_mask,
+            encoding.offsets,
+            strict=True,
+        )
+    ]
+
+
+def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield slices of the texts, each for one call of the tokenizers library.
+
+    Smaller calls take less memory: truncated tokens stay in memory until the call returns.
+    """
+    start, chars = 0, 0
+    for end, text in enumerate(texts):
+        chars += len(text)
+        if chars > _SLICE_CHARS and end > start:
+            yield texts[start:end]
+            start, chars = end, len(text)
+    yield texts[start:]

@@ -1,0 +1,188 @@
+"""New versions of a model that would break its clients: which differences, and when they count."""
+
+import logging
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.artifact import CHECK, MANIFEST, Artifact, Manifest
+from models.engines import weight_bytes
+from service.inference.errors import InvalidInput, NotReady
+from service.inference.model.opening import ModelOptions
+from service.inference.registry.compatibility import incompatibilities
+from service.inference.registry.model_watch import ModelWatch
+from service.inference.registry.registry import ModelRegistry, ModelSpec
+from tests.batchers import ManualClock
+from tests.hostile_artifacts import edit
+from tests.models.checkpoints import edit_json
+
+
+def manifest(**fields: Any) -> Manifest:  # noqa: ANN401 - those of a manifest
+    own: dict[str, Any] = {
+        "outputs": ("pooled", "tokens"),
+        "width": 32,
+        "similarity": "cosine",
+        "labels": (),
+        "activation": "identity",
+    }
+    rest = dict.fromkeys(Manifest.__dataclass_fields__.keys() - own.keys(), None)
+    return Manifest(**{**rest, **own, **fields})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "phrase"),
+    [
+        ({}, {"width": 48}, "the width 48 in place of 32"),
+        ({}, {"similarity": "dot"}, "the similarity dot in place of cosine"),
+        ({}, {"outputs": ("pooled",)}, "the outputs pooled in place of pooled, tokens"),
+        ({"outputs": ("pooled",)}, {"outputs": ("sparse", "pooled")}, "the outputs sparse, pooled"),
+        ({}, {"similarity": None}, "the similarity none in place of cosine"),
+        ({"labels": ("a", "b")}, {"labels": ("b", "a")}, "the label 'b' in place of 'a'"),
+        ({"labels": ("a", "b")}, {"labels": ("a", "c")}, "the label 'c' in place of 'b'"),
+        ({"labels": ("a", "b")}, {"labels": ("a",)}, "1 labels in place of 2"),
+        ({"activation": "sigmoid"}, {}, "the activation identity in place of sigmoid"),
+    ],
+)
+def test_difference_names_both_values(
+    old: dict[str, Any], new: dict[str, Any], phrase: str
+) -> None:
+    (difference,) = incompatibilities(manifest(**old), manifest(**new))
+    assert difference.startswith(phrase)
+
+
+def test_other_settings_and_further_outputs_are_compatible() -> None:
+    changes = {"outputs": ("pooled", "tokens", "weights"), "normalize": True, "prompts": {"a": "b"}}
+    assert incompatibilities(manifest(), manifest(**changes)) == []
+    named = manifest(labels=("a", "b"))
+    assert incompatibilities(named, replace(named, max_tokens=9, vocab_size=7)) == []
+
+
+CHANGES: dict[str, list[Any]] = {
+    "outputs": [("pooled",), ("sparse",), ("logits",)],
+    "width": [32, 48],
+    "similarity": ["cosine", "dot", None],
+    "labels": [(), ("a",), ("a", "b"), ("b", "a")],
+    "activation": ["identity", "softmax"],
+}
+MANIFESTS = st.fixed_dictionaries({name: st.sampled_from(v) for name, v in CHANGES.items()})
+
+
+@given(MANIFESTS, MANIFESTS)
+def test_each_changed_field_is_one_difference(old: dict[str, Any], new: dict[str, Any]) -> None:
+    differences = incompatibilities(manifest(**old), manifest(**new))
+    assert len(differences) == sum(old[name] != new[name] for name in CHANGES)
+
+
+Edit = Callable[..., Path]
+
+
+@pytest.fixture
+def edited(small_artifact: Artifact, tmp_path: Path) -> Edit:
+    """Return the path of the small model's artifact with other fields in its manifest."""
+
+    def edit(name: str, **fields: object) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(small_artifact.path, folder)
+        edit_json(folder / MANIFEST, **fields)
+        return folder
+
+    return edit
+
+
+def spec(path: Path, name: str) -> ModelSpec:
+    return ModelSpec(path=path, options=ModelOptions(name=name, threads=1))
+
+
+@asynccontextmanager
+async def opened(*specs: ModelSpec, **options: Any) -> AsyncIterator[ModelRegistry]:  # noqa: ANN401
+    registry = ModelRegistry(**options)
+    await registry.open(specs)
+    try:
+        yield registry
+    finally:
+        await registry.close()
+
+
+async def test_incompatible_version_is_refused_unless_it_is_allowed(edited: Edit) -> None:
+    old, dot = edited("old"), edited("dot", similarity="dot")
+    async with opened(spec(old, "a")) as registry:
+        before = registry.current("a")
+        with pytest.raises(InvalidInput, match="similarity dot in place of cosine") as error:
+            await registry.load(spec(dot, "a"))
+        assert (error.value.code, error.value.pointer) == ("incompatible", "/path")
+        assert registry.current("a") is before
+        await registry.load(spec(old, "a"))
+        await registry.load(spec(dot, "a"), allow_incompatible=True)
+        assert registry.current("a").artifact.manifest.similarity == "dot"
+        assert [status.similarity for status in registry.statuses()] == ["dot"]
+        with pytest.raises(InvalidInput, match="similarity cosine in place of dot"):
+            await registry.load(spec(old, "a"))
+        await registry.load(spec(dot, "another"))  # a new model has no clients
+
+
+async def test_added_output_is_missed_when_it_is_gone(edited: Edit) -> None:
+    few, many = edited("few"), edited("many")
+    own = Artifact.load(few).manifest
+    assert own.outputs == ("pooled", "tokens")
+    edit(few, MANIFEST, outputs=["pooled"])
+    edit(few, CHECK, outputs={"pooled": Artifact.load(many).check().outputs["pooled"]})
+    async with opened(spec(few, "a")) as registry:
+        await registry.load(spec(many, "a"))
+        with pytest.raises(InvalidInput, match="outputs pooled in place of pooled, tokens"):
+            await registry.load(spec(few, "a"))
+
+
+async def test_unloaded_model_whose_artifact_became_incompatible_is_not_served(
+    edited: Edit, small_artifact: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = edited("a"), edited("b")
+    budget = weight_bytes(small_artifact)
+    clock = ManualClock()
+    specs = [spec(path, path.name) for path in paths]
+    async with opened(*specs, max_bytes=budget, clock=clock) as registry:
+        assert [status.name for status in registry.statuses() if status.model is None] == ["b"]
+        edit_json(paths[1] / MANIFEST, similarity="dot")
+        with pytest.raises(NotReady, match="cannot be loaded") as error:
+            await registry.lease("b")
+        assert error.value.code == "load_failed"
+        assert "the similarity dot in place of cosine" in caplog.text
+        edit_json(paths[1] / MANIFEST, similarity="cosine")
+        await clock.advance(60)
+        with await registry.lease("b") as model:
+            assert model.artifact.manifest.similarity == "cosine"
+        edit_json(paths[1] / MANIFEST, similarity="dot")
+        model, _ = await registry.load(spec(paths[1], "b"), allow_incompatible=True)
+        assert model.artifact.manifest.similarity == "dot"
+
+
+async def test_watch_keeps_the_old_version_and_logs_the_differences(
+    edited: Edit, small_artifact: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = edited("a")
+    registry = ModelRegistry()
+    watch = ModelWatch(registry, lambda: [spec(path, "a")])
+    await watch.open()
+    try:
+        before = registry.current("a")
+        for change in ({"similarity": "euclidean"}, {"activation": "sigmoid"}):
+            caplog.clear()
+            shutil.rmtree(path)
+            shutil.copytree(small_artifact.path, path)
+            edit_json(path / MANIFEST, **change)
+            await watch.scan()
+            assert registry.current("a") is before
+            (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+            ((name, value),) = change.items()
+            assert (
+                f"cannot load {path}: the new version has the {name} {value} in" in record.message
+            )
+            assert record.exc_info is None
+    finally:
+        await registry.close()

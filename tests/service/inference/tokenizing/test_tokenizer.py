@@ -1,0 +1,250 @@
+"""Long texts are tokenised in part, with the result of tokenising them whole."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Encoding, Tokenizer
+
+from models.artifact import TOKENIZER, Artifact
+from service.inference.errors import InvalidInput
+from service.inference.tokenizing.rows import OnOverflow
+from service.inference.tokenizing.text_parts import part_of, tokens_span_words
+from service.inference.tokenizing.tokenizer import TextTokenizer
+from tests.sentences import SENTENCES
+from tests.small_tokenizers import TOKENIZERS, served_by
+
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module", params=list(TOKENIZERS))
+def tokenizer(
+    request: pytest.FixtureRequest,
+    small_artifact: Artifact,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> TextTokenizer:
+    """A tokenizer that truncates to `MAX_TOKENS` tokens."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return served_by(TOKENIZERS[request.param](small_artifact), small_artifact, folder, MAX_TOKENS)
+
+
+words = st.one_of(
+    st.sampled_from([word for sentence in SENTENCES for word in sentence.split()]),
+    st.sampled_from(
+        ["[SEP]", "<mask>", "don't", "x" * 120, "日本語の文章です", "é", "e\u0301", "٣", "_"]
+    ),
+    st.text(min_size=1, max_size=6),
+)
+spaces = st.sampled_from(
+    [" ", " ", " ", "  ", "\n", "\t", "\u00a0", "\u3000", " \u0301", "-", "\x1c", "\x85"]
+)
+passages = st.lists(st.tuples(words, spaces), min_size=1, max_size=60).map(
+    lambda pairs: "".join(word + space for word, space in pairs)
+)
+texts = passages.map(lambda passage: passage * 30)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(text=texts, on_overflow=st.sampled_from(["truncate", "truncate_left"]))
+def test_part_of_a_text_gives_the_tokens_of_the_whole(
+    tokenizer: TextTokenizer, text: str, on_overflow: OnOverflow
+) -> None:
+    is_left = on_overflow == "truncate_left"
+    truncating = tokenizer._shared.variant(tokenizer._manifest.max_tokens, is_left=is_left)
+    (whole,) = tokenizer._encode_whole(truncating, [text], with_offsets=False)
+    (part,) = tokenizer._encode([text], on_overflow, with_offsets=False)
+    assert part.ids == whole.ids
+    assert bool(part.overflowing) == bool(whole.overflowing)
+
+
+def test_offsets_of_a_part_are_those_of_the_whole(tokenizer: TextTokenizer) -> None:
+    text = " ".join(SENTENCES) * 20
+    for on_overflow in ("truncate", "truncate_left"):
+        is_left = on_overflow == "truncate_left"
+        truncating = tokenizer._shared.variant(tokenizer._manifest.max_tokens, is_left=is_left)
+        (whole,) = tokenizer._encode_whole(truncating, [text], with_offsets=True)
+        (part,) = tokenizer._encode([text], on_overflow, with_offsets=True)
+        assert part.offsets == whole.offsets
+
+
+def test_only_a_part_of_a_long_text_is_tokenised(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    ordinary = tokenizer._encode_whole
+
+    def counting(served: Tokenizer, texts: list[str], *options: bool) -> object:
+        lengths.extend(map(len, texts))
+        return ordinary(served, texts, *options)
+
+    monkeypatch.setattr(tokenizer, "_encode_whole", counting)
+    long, short = "the cat sat on the mat and looked " * 30_000, "a cat"
+    for on_overflow in ("truncate", "truncate_left"):
+        first, second, third = tokenizer._encode([long, short, long], on_overflow, False)
+        assert first.ids == third.ids
+        assert second.ids == tokenizer._encode([short], "truncate", False)[0].ids
+    assert sum(lengths) < 10_000
+
+
+def test_part_grows_until_it_has_enough_tokens(tokenizer: TextTokenizer) -> None:
+    # Spaces and long words have few tokens, so the first part has too few.
+    text = ("x" * 150 + " y" + " " * 700) * 200
+    (whole,) = tokenizer._encode_whole(tokenizer._tokenizer, [text], with_offsets=False)
+    assert tokenizer._encode([text], "truncate", False)[0].ids == whole.ids
+
+
+def test_parts_end_at_word_boundaries() -> None:
+    text = "one two three " * 100
+    assert part_of(text, 20) == "one two three one"
+    assert part_of(text, 21, at_end=True) == " three one two three "
+    assert part_of(text, 700) == text  # not much longer
+    assert part_of("x" * 1000, 20) == "x" * 1000  # no boundary
+    assert part_of("a \u0301b" * 1000, 20) == "a \u0301b" * 1000  # a space with an accent
+
+
+def test_added_tokens_with_white_space_are_found() -> None:
+    assert tokens_span_words(["[SEP]", "New York"])
+    assert not tokens_span_words(["[SEP]", "<mask>"])
+
+
+def test_text_is_tokenised_whole_if_an_added_token_contains_a_space(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_buffer(small_artifact.read(TOKENIZER))
+    # As long as a part, so that every cut of the text is within a token.
+    tokenizer.add_tokens(["mat and " * 1000])
+    served = served_by(tokenizer, small_artifact, tmp_path, MAX_TOKENS)
+    text = "mat and " * 20_000
+    (whole,) = served._encode_whole(served._tokenizer, [text], with_offsets=False)
+    assert len(whole.ids) == 2 + 20
+    assert served._encode([text], "truncate", False)[0].ids == whole.ids
+
+
+def assert_pair(tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow) -> None:
+    is_left = on_overflow == "truncate_left"
+    oracle = tokenizer._shared.variant(tokenizer._manifest.max_tokens, is_left=is_left)
+    expected = oracle.encode(*pair)
+    if not expected.ids:
+        with pytest.raises(InvalidInput, match="no tokens of its own"):
+            tokenizer.rows_of_pairs([pair], None, on_overflow)
+        return
+    (row,) = tokenizer.rows_of_pairs([pair], None, on_overflow)
+    assert row.ids == expected.ids
+    assert row.token_types == expected.type_ids
+    assert row.truncated == bool(expected.overflowing)
+
+
+@settings(max_examples=200)
+@given(
+    counts=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    on_overflow=st.sampled_from(["truncate", "truncate_left"]),
+)
+def test_pairs_are_truncated_as_by_tokenizers(
+    tokenizer: TextTokenizer, counts: tuple[int, int], on_overflow: OnOverflow
+) -> None:
+    a, b = (" ".join(["cat", "dog", "bird"] * 14)[: 4 * count] for count in counts)
+    assert_pair(tokenizer, (a, b), on_overflow)
+
+
+# tokenizers keeps every combination of the truncated parts of two texts, so that most texts of the
+# pairs are shorter.
+texts_of_pairs = st.builds(str.__mul__, passages, st.sampled_from([1, 10, 30]))
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(
+    pair=st.tuples(texts_of_pairs, texts_of_pairs),
+    on_overflow=st.sampled_from(["truncate", "truncate_left"]),
+)
+def test_long_pairs_have_the_tokens_of_the_whole_texts(
+    tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow
+) -> None:
+    assert_pair(tokenizer, pair, on_overflow)
+
+
+def test_query_of_many_documents_is_tokenised_once(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    ordinary = tokenizer.encode_plain
+
+    def recording(batch: list[str]) -> list[Encoding]:
+        seen.extend(batch)
+        return ordinary(batch)
+
+    monkeypatch.setattr(tokenizer._pairs, "_encode", recording)
+    query = "the cat sat on the mat and looked " * 3_000
+    documents = [f"document {index}" for index in range(50)]
+    rows = tokenizer.rows_of_pairs([(query, document) for document in documents], None, "truncate")
+    assert len(rows) == 50
+    assert len(seen) == 51
+    assert max(map(len, seen)) < 2_000
+
+
+NOTHING = ["", " ", "\t\n", "\0", "\u200b", "\u3000\ufeff"]
+
+
+@pytest.mark.parametrize("nothing", NOTHING)
+def test_text_without_tokens_of_its_own_has_those_of_the_pair(
+    small_artifact: Artifact, nothing: str
+) -> None:
+    tokenizer = TextTokenizer(small_artifact, max_chars=1000)
+    for pair in (("cat", nothing), (nothing, "cat"), (nothing, nothing)):
+        assert_pair(tokenizer, pair, "error")
+    (row,) = tokenizer.rows_of_texts([nothing], None, "error")
+    assert row.ids == tokenizer.rows_of_texts(["\u200b"], None, "error")[0].ids == [101, 102]
+
+
+def test_query_without_tokens_of_its_own_has_those_of_the_prompt(small_artifact: Artifact) -> None:
+    manifest = replace(small_artifact.manifest, prompts={"ask": "question: "})
+    tokenizer = TextTokenizer(Artifact(small_artifact.path, manifest), max_chars=1000)
+    (row,) = tokenizer.rows_of_pairs([("cat", "dog")], "ask", "truncate")
+    assert len(row.ids) == 3 + 2 + 2  # question, :
+    for query in NOTHING:
+        (own,) = tokenizer.rows_of_pairs([(query, "dog")], "ask", "truncate")
+        assert own.ids == [token for token in row.ids if token != tokenizer.token_id("cat")]
+
+
+@pytest.mark.parametrize("kind", ["byte-level BPE", "unigram"])
+def test_text_without_any_token_is_refused(
+    kind: str, small_artifact: Artifact, tmp_path: Path
+) -> None:
+    made = TOKENIZERS[kind](small_artifact)  # adds no special tokens
+    tokenizer = served_by(made, small_artifact, tmp_path, MAX_TOKENS)
+    nothing = "" if kind == "byte-level BPE" else " "
+    with pytest.raises(InvalidInput) as of_text:
+        tokenizer.rows_of_texts(["cat", nothing], None, "truncate")
+    with pytest.raises(InvalidInput) as of_pair:
+        tokenizer.rows_of_pairs([("cat", nothing), ("", nothing)], None, "truncate")
+    for raised in (of_text, of_pair):
+        assert (raised.value.code, raised.value.index) == ("no_tokens", 1)
+
+
+def test_text_whose_tokens_the_prompt_absorbs_is_refused(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    made = TOKENIZERS["unigram"](small_artifact)
+    served = served_by(made, small_artifact, tmp_path, MAX_TOKENS)
+    manifest = replace(served._manifest, prompts={"ask": "cat: "}, include_prompt=False)
+    tokenizer = TextTokenizer(Artifact(tmp_path, manifest), max_chars=1000)
+    assert len(tokenizer.rows_of_texts(["cat"], "ask", "error")[0].ids) > 0
+    with pytest.raises(InvalidInput, match="joins them to the prompt") as raised:
+        tokenizer.rows_of_texts(["cat", " "], "ask", "error")
+    assert (raised.value.code, raised.value.index) == ("no_tokens", 1)
+
+
+@pytest.mark.parametrize("text", ["", "a\ud83d", "\udfff"])
+def test_first_text_that_cannot_be_encoded_is_named(small_artifact: Artifact, text: str) -> None:
+    tokenizer = TextTokenizer(small_artifact, max_chars=1000)
+    code = "invalid" if text else "empty"
+    for refused in (
+        lambda: tokenizer.rows(["fine", text, text], None, "truncate"),
+        lambda: tokenizer.tokenize(["fine", text, text], None, True, 100),
+    ):
+        with pytest.raises(InvalidInput) as raised:
+            refused()
+        assert (raised.value.code, raised.value.index) == (code, 1)
