@@ -30,10 +30,10 @@ from service.api import (
     tag,
     tag_schemas,
 )
-from service.api.auth import KeyRing
-from service.api.body import BodyBudget
+from service.api.body_budget import BodyBudget
 from service.api.compat import cohere, openai, rerank, tei, tei_schemas, vllm
 from service.api.errors import FrameworkError, problem
+from service.api.keys import KeyRing
 from service.api.metrics import Metrics
 from service.api.middleware import REQUEST_ID, RequestMiddleware
 from service.api.openapi import openapi

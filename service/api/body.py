@@ -14,10 +14,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from models.json_reader import JsonError, check_depth
+from service.api.body_budget import FREE_BYTES
 from service.api.errors import BodyTimeout, Malformed, UnsupportedMedia
+from service.api.http_protocol import cycle_of
 from service.api.responses import JSON
 from service.api.state import AppState
-from service.inference.errors import InvalidInput, Overloaded, TooLarge, VitrineError
+from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.request_trace import TRACE
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -30,9 +32,6 @@ _GZIP_WBITS = 16 + zlib.MAX_WBITS
 # Matches the end of an object key in JSON text. A false match, after an escaped quote in a string,
 # only costs a second parse.
 _KEY = re.compile(rb'"\s*:')
-# Maximum size in bytes of a body that does not count towards `BodyBudget`: the server buffers this
-# much for every connection anyway.
-_FREE_BYTES = 65_536
 
 
 async def read_inputs(
@@ -103,28 +102,45 @@ async def _read_and_check(
     encoding = ",".join(request.headers.getlist("content-encoding")).strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise UnsupportedMedia("the content encoding must be gzip or identity")
+    cycle = cycle_of(request.receive)
+    # Nearly always the server has received the whole body, which takes no time and no budget then.
+    body = None
+    if cycle is not None and "gzip" not in encoding:
+        body = cycle.short_body(min(max_bytes, FREE_BYTES))
+    if body is not None:
+        checked = check(_parse(body))
+    else:
+        checked = await _receive_and_check(request, state, check, max_bytes, "gzip" in encoding)
+    if (trace := TRACE.get()) is not None:
+        trace.stages.append(("read", time.perf_counter()))
+    return checked
+
+
+async def _receive_and_check(
+    request: Request,
+    state: AppState,
+    check: Callable[[dict[str, Any]], Model],
+    max_bytes: int,
+    is_gzip: bool,
+) -> Model:
     timeout_s = state.settings.limits.body_s
     with state.body_budget.reservation() as reserve:
         try:
             async with asyncio.timeout(timeout_s):
                 body = await _read(request, max_bytes, reserve)
-                if "gzip" in encoding:
+                if is_gzip:
                     body = await _decompress(body, max_bytes, reserve)
         except TimeoutError:
             raise BodyTimeout(
                 f"timed out after {timeout_s:g} s while reading the request body"
             ) from None
         if len(body) <= _INLINE_BYTES:
-            checked = check(_parse(body))
-        else:
-            # Parsing and validation each hold the GIL, but the event loop can run between the two.
-            checked = await asyncio.to_thread(lambda: check(_parse(body)))
-    if (trace := TRACE.get()) is not None:
-        trace.stages.append(("read", time.perf_counter()))
-    return checked
+            return check(_parse(body))
+        # Parsing and validation each hold the GIL, but the event loop can run between the two.
+        return await asyncio.to_thread(lambda: check(_parse(body)))
 
 
-def _parse(body: bytearray) -> dict[str, Any]:
+def _parse(body: bytes | bytearray) -> dict[str, Any]:
     try:
         # Before parsing: a deep value could be read, but not written into a response.
         check_depth(body)
@@ -248,48 +264,3 @@ def pointing_at(inputs: object) -> Iterator[None]:
         if isinstance(inputs, str) and error.index is not None:
             error.pointer = "/inputs"
         raise
-
-
-class BodyBudget:
-    """Limits the total memory of request bodies that are being read and parsed.
-
-    Without a limit, every connection could keep a large incomplete body in memory until the
-    timeout.
-
-    Args:
-        limit: Maximum total size, in bytes, of all bodies larger than 64 KiB. A single body may
-            exceed it while no other is reserved.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._used = 0
-
-    @property
-    def used(self) -> int:
-        """Total size of the reservations, in bytes."""
-        return self._used
-
-    @contextmanager
-    def reservation(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that raises the reservation of one body to a number of bytes.
-
-        The function raises `Overloaded` if the bodies together would exceed the budget. The
-        reservation is released at the end of the context.
-        """
-        reserved = 0
-
-        def reserve(size: int) -> None:
-            nonlocal reserved
-            more = size - reserved
-            if size <= _FREE_BYTES or more <= 0:
-                return
-            if self._used and self._used + more > self._limit:
-                raise Overloaded("too many large request bodies are being read; try again later")
-            self._used += more
-            reserved = size
-
-        try:
-            yield reserve
-        finally:
-            self._used -= reserved

@@ -1,29 +1,20 @@
 """Arguments of inference calls that headers and API keys determine."""
 
-from typing import TypedDict
-
 from fastapi import Request
 
 from service.api.auth import BULK_ONLY
-from service.api.deadline import inference_s
+from service.api.deadline import deadline_of
 from service.api.errors import Forbidden, Malformed
 from service.api.state import AppState
-from service.inference.batching.batch_former import Priority
+from service.inference.call_options import Priority, QueueArguments
 from service.inference.model.model import Model
 
 PRIORITY = "X-Priority"
 
 
-class CallOptions(TypedDict):
-    """Keyword arguments of the methods of `Model`."""
-
-    timeout_s: float
-    priority: Priority
-
-
 async def lease_with_options(
     request: Request, state: AppState, name: str | None
-) -> tuple[Model, CallOptions]:
+) -> tuple[Model, QueueArguments]:
     """Return a served model, see `AppState.lease`, and the arguments of a call of its methods.
 
     Invalid options do not load a model. The time spent on a load counts towards the deadline.
@@ -35,8 +26,8 @@ async def lease_with_options(
     """
     priority = _priority(request)
     model = await state.lease(request, name)
-    timeout_s = inference_s(request, state.settings.limits.request_s)
-    return model, CallOptions(timeout_s=timeout_s, priority=priority)
+    deadline = deadline_of(request, state.settings.limits.request_s)
+    return model, QueueArguments(timeout_s=deadline, priority=priority)
 
 
 def _priority(request: Request) -> Priority:

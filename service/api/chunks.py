@@ -7,12 +7,12 @@ import orjson
 from fastapi import Request, Response
 
 from service.api.body import pointing_at
-from service.api.call_options import CallOptions
 from service.api.chunk_schemas import ChunkingOptions
 from service.api.deadline import cancel_on_disconnect
 from service.api.responses import prefers_octets, respond, serialize_rows
 from service.api.schemas import EncodeRequest
 from service.api.state import AppState
+from service.inference.call_options import QueueArguments
 from service.inference.errors import InvalidInput
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.model import Model
@@ -27,7 +27,7 @@ async def encode_chunks(
     body: EncodeRequest,
     chunking: ChunkingOptions,
     quantizer: Quantizer,
-    options: CallOptions,
+    options: QueueArguments,
 ) -> Response:
     """Respond with one vector per chunk of each input.
 

@@ -20,10 +20,12 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 from urllib.parse import unquote_to_bytes
 
 import httptools
+from starlette.types import Receive
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -131,20 +133,39 @@ class _FlowControl(FlowControl):
             super().resume_reading()
 
 
-class _Cycle(RequestResponseCycle):
-    """A request and its response."""
+class Cycle(RequestResponseCycle):
+    """A request and its response.
+
+    Attributes:
+        on_disconnect: Called when the client disconnects before the end of the response.
+    """
+
+    on_disconnect: Callable[[], object] | None = None
+
+    def short_body(self, max_bytes: int) -> bytes | None:
+        """Return the body if all of it has arrived, and it has at most `max_bytes`; else None."""
+        is_whole = not (self.more_body or self.disconnected) and len(self.body) <= max_bytes
+        return bytes(self.body) if is_whole else None
 
     async def send(self, message: ASGISendEvent) -> None:
+        """Send a message of the response; close the connection after it if the body is unread."""
         if self.more_body and not self.response_started:
             self.keep_alive = False
         await super().send(message)
 
     async def receive(self) -> ASGIReceiveEvent:
+        """Return the next message of the request; raise the error of a malformed body."""
         message = await super().receive()
         error: VitrineError | None = self.scope["state"].get(PROTOCOL_ERROR)
         if error is not None and message["type"] == "http.request":
             raise error
         return message
+
+
+def cycle_of(receive: Receive) -> Cycle | None:
+    """Return the request whose messages `receive` returns; None for another HTTP protocol."""
+    cycle = getattr(receive, "__self__", None)
+    return cycle if isinstance(cycle, Cycle) else None
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -187,6 +208,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self._linger is not None:
             self._linger.cancel()
         super().connection_lost(exc)
+        cycle = self.cycle
+        if isinstance(cycle, Cycle) and cycle.disconnected and cycle.on_disconnect is not None:
+            cycle.on_disconnect()
 
     # Called by uvicorn's server and request cycle.
 
@@ -385,8 +409,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     # Requests and refusals.
 
-    def _new_cycle(self, keep_alive: bool) -> _Cycle:
-        return _Cycle(
+    def _new_cycle(self, keep_alive: bool) -> Cycle:
+        return Cycle(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -400,7 +424,7 @@ class HttpProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
 
-    def _begin(self, cycle: _Cycle) -> None:
+    def _begin(self, cycle: Cycle) -> None:
         in_flight, self.cycle = self.cycle, cycle
         if in_flight is None or in_flight.response_complete:
             self._start_asgi_task(cycle, self.app)

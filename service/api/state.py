@@ -1,13 +1,13 @@
 """The state of the application, which route handlers receive as an argument."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Request
 
+from service.api.body_budget import BodyBudget
 from service.api.deadline import deadline_of
+from service.api.keys import KeyRing
 from service.api.metrics import Metrics
 from service.inference.batching.cache import ResultCache
 from service.inference.errors import NotReady
@@ -17,10 +17,6 @@ from service.inference.registry.model_watch import ModelWatch
 from service.inference.registry.registry import ModelRegistry
 from service.inference.results.vectors import RowResults
 from service.settings import Settings
-
-if TYPE_CHECKING:  # these modules import this one
-    from service.api.auth import KeyRing
-    from service.api.body import BodyBudget
 
 # Key of the leases of a request in its ASGI scope's state; the middleware releases them.
 LEASES = "leases"

@@ -23,12 +23,12 @@ from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, SeveralResults, respond, serialize_rows
 from service.api.state import State
+from service.inference.call_options import OnOverflow
 from service.inference.errors import VitrineError
 from service.inference.model.model import Model
 from service.inference.model.similarity import keeps_similarity_at_unit_length
 from service.inference.results.quantization import Quantizer
 from service.inference.results.vectors import Embeddings
-from service.inference.tokenizing.rows import OnOverflow
 
 # Paths whose errors have the format of Cohere.
 PATHS = ("/v1/embed", "/v2/embed")

@@ -8,7 +8,6 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from service.api.body import check_count
-from service.api.call_options import CallOptions
 from service.api.compat.tei_routes import (
     PREFIX,
     TOO_MANY,
@@ -34,6 +33,7 @@ from service.api.deadline import cancel_on_disconnect, within
 from service.api.raw_route import RawRoute
 from service.api.responses import serialize_rows
 from service.api.state import State
+from service.inference.call_options import QueueArguments, call_options
 from service.inference.errors import VitrineError
 from service.inference.model.model import Model
 from service.inference.results.vectors import (
@@ -129,7 +129,7 @@ async def similarity(request: Request, state: State) -> Response:
 
 
 async def _unit_vectors(
-    model: Model, texts: Sequence[str], parameters: TruncationOptions, options: CallOptions
+    model: Model, texts: Sequence[str], parameters: TruncationOptions, options: QueueArguments
 ) -> Embeddings:
     """Return vectors `(N, W)` of unit length; like a score, they take empty texts."""
     on_overflow = parameters.on_overflow()
@@ -138,7 +138,7 @@ async def _unit_vectors(
         len(texts),
         partial(model.tokenizer.rows_of_texts, texts, parameters.prompt_name, on_overflow),
         ("pooled",),
-        **options,
+        call_options(**options),
     )
     return Embeddings(truncate_and_normalize(np.array(vectors), None, True), rows, seconds)
 

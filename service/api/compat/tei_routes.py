@@ -9,11 +9,12 @@ from pydantic import BaseModel
 
 from service.api.auth import require_scope
 from service.api.body import Model, read_inputs
-from service.api.call_options import CallOptions, lease_with_options
+from service.api.call_options import lease_with_options
 from service.api.compat.tei_schemas import TEIError
 from service.api.openapi import error_responses, request_body
 from service.api.responses import JSON, respond
 from service.api.state import AppState
+from service.inference.call_options import QueueArguments
 from service.inference.errors import InvalidInput
 from service.inference.model.model import Model as ServedModel
 from service.inference.model.pair_scores import PairScores
@@ -68,7 +69,7 @@ async def named_model(request: Request, state: AppState) -> ServedModel:
 
 async def named_model_with_options(
     request: Request, state: AppState
-) -> tuple[ServedModel, CallOptions]:
+) -> tuple[ServedModel, QueueArguments]:
     """Return the model in the path, or else the default model; see `lease_with_options`."""
     return await lease_with_options(request, state, request.path_params.get("model"))
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from service.api.schemas import Ids, as_list
-from service.inference.tokenizing.rows import OnOverflow
+from service.inference.call_options import OnOverflow
 
 _INPUT_TAGS = {str: "text", list: "ids"}
 

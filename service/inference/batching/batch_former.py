@@ -27,13 +27,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 from service.inference.batching.request_queue import QueuedRequest, QueueEntry, RequestQueue
+from service.inference.call_options import Priority
 
 Item = TypeVar("Item")
-
-Priority = Literal["interactive", "bulk"]
 
 # Number of interactive turns after which queued bulk requests have a turn.
 _TURNS_BEFORE_BULK = 9

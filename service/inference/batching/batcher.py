@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from service.inference.batching.batch_former import BatchFormer, Priority
+from service.inference.batching.batch_former import BatchFormer
 from service.inference.batching.cache import CacheCounts
 from service.inference.batching.runs import BatchRunner, Request, RequestItem
 from service.inference.batching.streams import StreamPool
+from service.inference.call_options import Priority
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -188,8 +189,7 @@ class Batcher(Generic[Item, Result]):
 
         Args:
             items: Items of the request; at least one.
-            timeout_s: Seconds until the caller's deadline, which is checked on submission only;
-                None: no deadline.
+            timeout_s: Seconds until the caller's deadline; None: no deadline.
             on_result: Called with the index and the result of each item as soon as it has run.
             priority: Priority of the items; see `batch_former`.
 
@@ -200,6 +200,7 @@ class Batcher(Generic[Item, Result]):
             ItemFailed: The batch function fails on one of the items; the other items of the
                 request are dropped.
             Stopped: The batcher is not running, or stopped before all items had run.
+            TimeoutError: The deadline has passed.
         """
         if not items:
             raise ValueError("there are no items")
@@ -219,9 +220,14 @@ class Batcher(Generic[Item, Result]):
         entries = [RequestItem(item, index, request) for index, item in enumerate(items)]
         queued = self._former.add(entries, lengths, priority)
         self._pool.wake()
+        expiry = None
+        if timeout_s is not None:
+            expiry = self._loop.call_later(timeout_s, _expire, request.done)
         try:
             await request.done
         finally:
+            if expiry is not None:
+                expiry.cancel()
             self._open.discard(request)
             self._former.remove(queued)
         run_s = _union_s(request.runs)
@@ -239,6 +245,11 @@ class Batcher(Generic[Item, Result]):
         needed_s = self._finish_s(self._former.tokens_ahead(tokens, priority) + tokens)
         if needed_s > timeout_s:
             raise TooLate(needed_s - timeout_s)
+
+
+def _expire(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_exception(TimeoutError())
 
 
 def _union_s(spans: Iterable[tuple[float, float]]) -> float:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from service.inference.batching.batch_former import Priority
 from service.inference.batching.batcher import Batcher, Outcome
 from service.inference.batching.cache import CacheCounts, ResultCache
 from service.inference.batching.runs import ItemFailed
+from service.inference.call_options import Priority
 
 # Maximum number of tokens of a request whose keys are computed in the event loop, in about 1 ms.
 _INLINE_TOKENS = 10_000
@@ -85,6 +85,10 @@ class CachedBatcher(Generic[Item, Result]):
             Exception: Any other error of `Batcher.submit`, under the same conditions.
         """
         started = time.perf_counter()
+
+        def remaining_s() -> float | None:
+            return None if timeout_s is None else timeout_s - (time.perf_counter() - started)
+
         lengths = [self._length(item) for item in items]
         is_long = sum(lengths) > _INLINE_TOKENS
         keys = await asyncio.to_thread(self._keys, items) if is_long else self._keys(items)
@@ -103,12 +107,12 @@ class CachedBatcher(Generic[Item, Result]):
                 own = {key: index for key, index in missing.items() if key not in shared}
                 length = sum([lengths[index] for index in own.values()])
             if own:
-                run = await self._run(items, own, length, results, timeout_s, priority)
+                run = await self._run(items, own, length, results, remaining_s(), priority)
                 queue_s, run_s = queue_s + run.queue_s, run_s + run.run_s
                 misses, computed = misses + len(own), computed + length
             if not shared:
                 break
-            await _collect(shared, missing, results)
+            await _collect(shared, missing, results, remaining_s())
             # What is still missing is of requests that have failed or were cancelled.
             missing = self._look_up(missing, results)
         counts = CacheCounts(hits, len(items) - hits - misses, misses, sum(lengths) - computed)
@@ -206,13 +210,17 @@ async def _collect(
     futures: Mapping[bytes, asyncio.Future[Result]],
     indices: Mapping[bytes, int],
     results: dict[bytes, Result],
+    timeout_s: float | None,
 ) -> None:
     """Wait for items of other requests, and add the results of those that completed to `results`.
 
     Raises:
+        TimeoutError: They have not ended within `timeout_s`; None: no limit.
         ItemFailed: One of the items failed; its index is the one in `indices`.
     """
-    await asyncio.wait(futures.values())
+    _, pending = await asyncio.wait(futures.values(), timeout=timeout_s)
+    if pending:
+        raise TimeoutError
     for key, future in futures.items():
         if future.cancelled():
             continue

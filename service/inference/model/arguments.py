@@ -12,11 +12,10 @@ from typing import Any, get_args
 import numpy as np
 
 from models.quantization import OutputDtype
-from service.inference.batching.batch_former import Priority
+from service.inference.call_options import OnOverflow, Priority
 from service.inference.errors import InvalidInput
 from service.inference.results.vectors import EncodeOutput
 from service.inference.tokenizing.chunking import is_integer
-from service.inference.tokenizing.rows import OnOverflow
 
 _TEXT = frozenset({str})
 _INTEGER = frozenset({int})

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.inference.batching.batch_former import Priority
+from service.inference.call_options import CallOptions
 from service.inference.errors import InferenceFailed
 from service.inference.results.chunked_texts import ChunkedTexts
 from service.inference.results.late_chunking import check_late
@@ -41,12 +41,10 @@ async def encode_chunks(
     model: LoadedModel,
     texts: Sequence[str],
     chunking: Chunking,
-    prompt_name: str | None,
     dimensions: int | None,
     truncate_dim: int | None,
     normalize: bool | None,
-    timeout_s: float | None,
-    priority: Priority,
+    options: CallOptions,
 ) -> ChunkEmbeddings:
     """Encode texts into one vector per chunk; see `Model.encode_chunks`."""
     manifest = model.artifact.manifest
@@ -57,7 +55,7 @@ async def encode_chunks(
 
     def tokenize() -> list[Row]:
         refuse_empty(texts)
-        return chunked.rows(prompt_name)
+        return chunked.rows(options.prompt_name)
 
     with chunked.locating(InferenceFailed):
         rows, (results,), seconds = await model.run(
@@ -65,8 +63,7 @@ async def encode_chunks(
             len(texts),
             tokenize,
             ("tokens" if chunking.late else "pooled",),
-            timeout_s,
-            priority=priority,
+            options,
         )
 
     def convert() -> list[Vectors]:

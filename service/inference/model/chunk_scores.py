@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from service.inference.batching.batch_former import Priority
+from service.inference.call_options import CallOptions
 from service.inference.errors import InferenceFailed, InvalidInput, VitrineError
 from service.inference.model.pair_scores import PairScores
 from service.inference.model.similarity import EncodedTexts, compare, similarity_of, token_limit
@@ -16,7 +16,7 @@ from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS, Scores
 from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import PairLimits
-from service.inference.tokenizing.rows import OnOverflow, Row
+from service.inference.tokenizing.rows import Row
 
 
 def check_chunking(
@@ -53,10 +53,8 @@ async def score_pairs(
     queries: Sequence[str],
     documents: Sequence[str],
     chunking: Chunking,
-    prompt_name: str | None,
     limits: PairLimits,
-    timeout_s: float | None,
-    priority: Priority,
+    options: CallOptions,
 ) -> PairScores:
     """Return the scores of a reranker for the documents' best chunks; see `scoring.score`."""
     tokenizer = model.tokenizer
@@ -66,12 +64,11 @@ async def score_pairs(
         for index, query in enumerate(queries):
             tokenizer.check_text(query, index)
         with _after(len(queries)):
-            return chunked.pair_rows(queries, prompt_name, limits)
+            return chunked.pair_rows(queries, options.prompt_name, limits)
 
     with _after(len(queries), InferenceFailed), chunked.locating(InferenceFailed):
         rows, (results,), seconds = await model.run(
-            *([*queries, *chunked.parts], len(documents), tokenize, ("logits",), timeout_s),
-            priority=priority,
+            [*queries, *chunked.parts], len(documents), tokenize, ("logits",), options
         )
     logits = np.array(results, np.float64)  # (N, 1)
     best = chunked.best(logits[:, 0])
@@ -91,9 +88,7 @@ async def score_vectors(
     queries: Sequence[str],
     documents: Sequence[str],
     chunking: Chunking,
-    on_overflow: OnOverflow,
-    timeout_s: float | None,
-    priority: Priority,
+    options: CallOptions,
 ) -> PairScores:
     """Return similarities of queries and the documents' best chunks; see `scoring.score`."""
     output, similarity = similarity_of(model)
@@ -101,16 +96,15 @@ async def score_vectors(
     count = len(queries)
 
     def tokenize() -> list[Row]:
-        rows = model.tokenizer.rows_of_texts(queries, "query", on_overflow)
+        rows = model.tokenizer.rows_of_texts(queries, "query", options.on_overflow)
         with _after(count):
             return rows + chunked.rows("document")
 
     try:
         rows, results, seconds = await model.run(
             *([*queries, *chunked.parts], count + len(documents), tokenize),
-            *((output, "tokens") if chunking.late else (output,), timeout_s),
+            *((output, "tokens") if chunking.late else (output,), options),
             max_tokens=token_limit(model, output),
-            priority=priority,
         )
     except InferenceFailed as error:
         if error.index is not None and error.index >= count:

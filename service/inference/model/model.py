@@ -4,12 +4,18 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 
 from models.quantization import OutputDtype
-from service.inference.batching.batch_former import Priority
+from service.inference.call_options import (
+    CallArguments,
+    Deadline,
+    OnOverflow,
+    Priority,
+    call_options,
+)
 from service.inference.errors import InvalidInput
 from service.inference.model import chunk_embeddings, scoring
 from service.inference.model.arguments import (
@@ -40,7 +46,7 @@ from service.inference.results.vectors import (
 )
 from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import NO_LIMITS
-from service.inference.tokenizing.rows import OnOverflow, Span
+from service.inference.tokenizing.rows import Span
 
 Inputs = str | Sequence[str | Sequence[int]]
 # Maximum number of tokens whose vectors or weights are selected in the event loop, in about 2 ms.
@@ -63,13 +69,10 @@ class Model(LoadedModel):
         self,
         inputs: Inputs,
         *,
-        prompt_name: str | None = None,
         dimensions: int | None = None,
         truncate_dim: int | None = None,
         normalize: bool | None = None,
-        on_overflow: OnOverflow = "truncate",
-        timeout_s: float | None = None,
-        priority: Priority = "interactive",
+        **options: Unpack[CallArguments],
     ) -> Embeddings:
         """Encode texts or rows of token ids into one vector each.
 
@@ -78,20 +81,13 @@ class Model(LoadedModel):
         Args:
             inputs: One text, or a list of texts and lists of token ids. Token ids get no prompt and
                 no special tokens.
-            prompt_name: Name of the prompt to prepend to each text; None: the model's default
-                prompt. An adapter with the name of the prompt is applied too.
             dimensions: Number of leading dimensions to keep; None: all. Vectors are truncated
                 before they are normalised, as by OpenAI.
             truncate_dim: Number of leading dimensions to keep; None: all. Vectors are truncated
                 after the model's own normalisation, as by sentence-transformers, and normalised
                 again if `normalize` is True.
             normalize: Whether to scale vectors to unit length; None: the model's own setting.
-            on_overflow: Handling of inputs that exceed the model's maximum length. "truncate_left"
-                drops the first tokens, and "truncate_right" the last. "truncate" drops tokens on
-                the truncation side of the model, usually the right. "error" raises `InvalidInput`.
-            timeout_s: Deadline of the call in seconds; None: no deadline.
-            priority: "interactive" calls run before "bulk" calls, which still run at least every
-                tenth batch.
+            options: See `CallArguments`.
 
         Raises:
             InvalidInput: An argument or an input is invalid; `index` is the index of the input.
@@ -104,14 +100,11 @@ class Model(LoadedModel):
         encoded = await self.encode_outputs(
             inputs,
             ("pooled",),
-            prompt_name=prompt_name,
             dimensions=dimensions,
             truncate_dim=truncate_dim,
             normalize=normalize,
-            on_overflow=on_overflow,
             with_offsets=False,
-            timeout_s=timeout_s,
-            priority=priority,
+            **options,
         )
         return encoded["pooled"]
 
@@ -124,7 +117,7 @@ class Model(LoadedModel):
         dimensions: int | None = None,
         truncate_dim: int | None = None,
         normalize: bool | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float | Deadline | None = None,
         priority: Priority = "interactive",
     ) -> ChunkEmbeddings:
         """Encode texts of any length into one vector per chunk.
@@ -140,8 +133,8 @@ class Model(LoadedModel):
             dimensions: See `encode`.
             truncate_dim: See `encode`.
             normalize: See `encode`.
-            timeout_s: See `encode`.
-            priority: See `encode`.
+            timeout_s: See `QueueArguments`.
+            priority: See `QueueArguments`.
 
         Raises:
             InvalidInput: The texts have more than `max_chunks` chunks. A chunk of the requested
@@ -149,41 +142,29 @@ class Model(LoadedModel):
                 the model, or its texts exceed `max_token_vectors` tokens in total.
             VitrineError: Any error of `encode`, under the same conditions.
         """
-        check_options(
-            prompt_name=prompt_name,
-            dimensions=dimensions,
-            truncate_dim=truncate_dim,
-            normalize=normalize,
-            timeout_s=timeout_s,
-            priority=priority,
-        )
+        options = call_options(prompt_name, timeout_s=timeout_s, priority=priority)
+        check_options(dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize)
         _check_chunking(chunking)
         self._check_dimensions(dimensions, truncate_dim)
-        texts = text_list(texts)
-        options = dimensions, truncate_dim, normalize, timeout_s, priority
-        return await chunk_embeddings.encode_chunks(self, texts, chunking, prompt_name, *options)
+        return await chunk_embeddings.encode_chunks(
+            *(self, text_list(texts), chunking, dimensions, truncate_dim, normalize, options)
+        )
 
     async def encode_tokens(
         self,
         inputs: Inputs,
         *,
-        prompt_name: str | None = None,
         normalize: bool = False,
-        on_overflow: OnOverflow = "truncate",
         with_offsets: bool = True,
-        timeout_s: float | None = None,
-        priority: Priority = "interactive",
+        **options: Unpack[CallArguments],
     ) -> TokenEmbeddings:
         """Encode texts or rows of token ids into one vector per token.
 
         Args:
             inputs: See `encode`.
-            prompt_name: See `encode`.
             normalize: Whether to scale each token vector to unit length.
-            on_overflow: See `encode`.
             with_offsets: Whether the rows of the result have token offsets.
-            timeout_s: See `encode`.
-            priority: See `encode`.
+            options: See `CallArguments`.
 
         Raises:
             InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
@@ -192,23 +173,16 @@ class Model(LoadedModel):
         encoded = await self.encode_outputs(
             inputs,
             ("tokens",),
-            prompt_name=prompt_name,
             normalize=normalize,
-            on_overflow=on_overflow,
             with_offsets=with_offsets,
-            timeout_s=timeout_s,
-            priority=priority,
+            **options,
         )
         return encoded["tokens"]
 
     async def encode_sparse(
         self,
         inputs: Inputs,
-        *,
-        prompt_name: str | None = None,
-        on_overflow: OnOverflow = "truncate",
-        timeout_s: float | None = None,
-        priority: Priority = "interactive",
+        **options: Unpack[CallArguments],
     ) -> SparseEmbeddings:
         """Encode texts or rows of token ids into one sparse vector each.
 
@@ -218,10 +192,7 @@ class Model(LoadedModel):
 
         Args:
             inputs: See `encode`.
-            prompt_name: See `encode`.
-            on_overflow: See `encode`.
-            timeout_s: See `encode`.
-            priority: See `encode`.
+            options: See `CallArguments`.
 
         Raises:
             VitrineError: Any error of `encode`, under the same conditions.
@@ -229,11 +200,8 @@ class Model(LoadedModel):
         encoded = await self.encode_outputs(
             inputs,
             ("sparse",),
-            prompt_name=prompt_name,
-            on_overflow=on_overflow,
             with_offsets=False,
-            timeout_s=timeout_s,
-            priority=priority,
+            **options,
         )
         return encoded["sparse"]
 
@@ -241,12 +209,9 @@ class Model(LoadedModel):
         self,
         inputs: Inputs,
         *,
-        prompt_name: str | None = None,
         normalize: bool | None = None,
-        on_overflow: OnOverflow = "truncate",
         with_offsets: bool = True,
-        timeout_s: float | None = None,
-        priority: Priority = "interactive",
+        **options: Unpack[CallArguments],
     ) -> MultiEmbeddings:
         """Encode texts or rows of token ids into multi-vectors, one vector per token.
 
@@ -256,12 +221,9 @@ class Model(LoadedModel):
 
         Args:
             inputs: See `encode`. The rules apply to token ids too, but not the prompt's text.
-            prompt_name: See `encode`.
             normalize: Whether to scale each vector to unit length; None: the model's own setting.
-            on_overflow: See `encode`.
             with_offsets: Whether the rows of the result have token offsets.
-            timeout_s: See `encode`.
-            priority: See `encode`.
+            options: See `CallArguments`.
 
         Raises:
             InvalidInput: The inputs exceed `max_token_vectors` tokens in total.
@@ -270,12 +232,9 @@ class Model(LoadedModel):
         encoded = await self.encode_outputs(
             inputs,
             ("multi",),
-            prompt_name=prompt_name,
             normalize=normalize,
-            on_overflow=on_overflow,
             with_offsets=with_offsets,
-            timeout_s=timeout_s,
-            priority=priority,
+            **options,
         )
         return encoded["multi"]
 
@@ -284,14 +243,11 @@ class Model(LoadedModel):
         inputs: Inputs,
         outputs: Sequence[EncodeOutput],
         *,
-        prompt_name: str | None = None,
         dimensions: int | None = None,
         truncate_dim: int | None = None,
         normalize: bool | None = None,
-        on_overflow: OnOverflow = "truncate",
         with_offsets: bool = True,
-        timeout_s: float | None = None,
-        priority: Priority = "interactive",
+        **options: Unpack[CallArguments],
     ) -> Encoded:
         """Encode texts or rows of token ids into several kinds of vectors, in one forward pass.
 
@@ -299,44 +255,34 @@ class Model(LoadedModel):
             inputs: See `encode`.
             outputs: Keys of the result: "pooled", see `encode`; "tokens", see `encode_tokens`;
                 "sparse", see `encode_sparse`; and "multi", see `encode_multi`.
-            prompt_name: See `encode` and `encode_multi`.
             dimensions: See `encode`; for "pooled" alone.
             truncate_dim: See `encode`; for "pooled" alone.
             normalize: See `encode`; None: the model's own setting, but False for "tokens".
-            on_overflow: See `encode`.
             with_offsets: Whether the rows of the result have token offsets.
-            timeout_s: See `encode`.
-            priority: See `encode`.
+            options: See `CallArguments`.
 
         Raises:
             VitrineError: Any error of `encode` and `encode_tokens`, under the same conditions.
         """
+        call = call_options(**options)
         check_options(
             outputs=outputs,
-            prompt_name=prompt_name,
             dimensions=dimensions,
             truncate_dim=truncate_dim,
             normalize=normalize,
-            on_overflow=on_overflow,
             with_offsets=with_offsets,
-            timeout_s=timeout_s,
-            priority=priority,
         )
         self._check_dimensions(dimensions, truncate_dim)
         outputs = tuple(dict.fromkeys(outputs))
         items = input_list(inputs)
-        tokenize = partial(
-            self.tokenizer.rows, items, prompt_name, on_overflow, with_offsets=with_offsets
-        )
-        rules = self.tokenizer.rules(prompt_name)
+        rules = self.tokenizer.rules(call.prompt_name)
         rows, results, seconds = await self.run(
             items,
             len(items),
-            tokenize,
+            lambda: self.tokenizer.rows(items, call.prompt_name, call.on_overflow, with_offsets),
             self.graph_outputs(outputs),
-            timeout_s,
+            call,
             needs_engine=not rules.looks_up,
-            priority=priority,
         )
         normalizes = self.artifact.manifest.normalize if normalize is None else normalize
 
@@ -420,38 +366,21 @@ class Model(LoadedModel):
     async def classify(
         self,
         inputs: str | Sequence[str | tuple[str, str]],
-        *,
-        prompt_name: str | None = None,
-        on_overflow: OnOverflow = "truncate",
-        timeout_s: float | None = None,
-        priority: Priority = "interactive",
+        **options: Unpack[CallArguments],
     ) -> Classification:
         """Return the score of each label for each text or pair of texts.
 
         Args:
             inputs: A text, or a list of texts and of pairs of texts, such as query and document.
-            prompt_name: Name of the prompt to prepend to each text and to the first text of each
-                pair; None: the model's default prompt.
-            on_overflow: See `encode`. In a pair that is too long, the longer text loses tokens
-                first.
-            timeout_s: See `encode`.
-            priority: See `encode`.
+            options: See `CallArguments`.
 
         Raises:
             InvalidInput: The model is not a sequence classification model, or an input is invalid;
                 `index` is the index of the input.
             VitrineError: Any error of `encode`, under the same conditions.
         """
-        check_options(
-            prompt_name=prompt_name,
-            on_overflow=on_overflow,
-            timeout_s=timeout_s,
-            priority=priority,
-        )
-        items = pair_list(inputs)
-        return await scoring.classify(
-            self, items, prompt_name, NO_LIMITS, on_overflow, timeout_s, priority
-        )
+        call = call_options(**options)
+        return await scoring.classify(self, pair_list(inputs), NO_LIMITS, call)
 
     async def tag(
         self,
@@ -459,7 +388,7 @@ class Model(LoadedModel):
         *,
         aggregation: Aggregation = "simple",
         on_overflow: OnOverflow = "truncate",
-        timeout_s: float | None = None,
+        timeout_s: float | Deadline | None = None,
         priority: Priority = "interactive",
     ) -> Tags:
         """Return the labelled spans of each text, such as named entities or parts of speech.
@@ -473,18 +402,17 @@ class Model(LoadedModel):
                 the prefixes "B-" and "I-" of their labels. Before that, "first", "average" and
                 "max" give all tokens of a word one label: that of its first token, of its mean
                 scores, or of its token with the highest score.
-            on_overflow: See `encode`.
-            timeout_s: See `encode`.
-            priority: See `encode`.
+            on_overflow: See `CallArguments`.
+            timeout_s: See `QueueArguments`.
+            priority: See `QueueArguments`.
 
         Raises:
             InvalidInput: The model is not a token classification model, or an input is invalid;
                 `index` is the index of the input.
             VitrineError: Any error of `encode_tokens`, under the same conditions.
         """
-        check_options(on_overflow=on_overflow, timeout_s=timeout_s, priority=priority)
-        texts = text_list(inputs)
-        return await tags.tag(self, texts, aggregation, on_overflow, timeout_s, priority)
+        options = call_options(None, on_overflow, timeout_s, priority)
+        return await tags.tag(self, text_list(inputs), aggregation, options)
 
     async def rerank(
         self,
@@ -492,14 +420,11 @@ class Model(LoadedModel):
         documents: Sequence[str],
         *,
         top_n: int | None = None,
-        prompt_name: str | None = None,
         max_tokens_per_query: int | None = None,
         max_tokens_per_doc: int | None = None,
         explain: bool = False,
         chunking: Chunking | None = None,
-        on_overflow: OnOverflow = "truncate",
-        timeout_s: float | None = None,
-        priority: Priority = "interactive",
+        **options: Unpack[CallArguments],
     ) -> PairScores:
         """Return the score of each document for a query, in the order of the documents.
 
@@ -510,16 +435,13 @@ class Model(LoadedModel):
             query: Text of the query.
             documents: Text of each document.
             top_n: Number of best documents whose scores are explained; None: all.
-            prompt_name: See `score`.
             max_tokens_per_query: Number of tokens to which the query is truncated before the pair
                 is truncated to the model's limit; None: only the latter. Other models than
                 rerankers refuse a number below their maximum length.
             max_tokens_per_doc: The same for each document.
             explain: Whether to explain scores, see `score`.
             chunking: See `score`; excludes `max_tokens_per_doc`.
-            on_overflow: See `score`.
-            timeout_s: See `encode`.
-            priority: See `encode`.
+            options: See `CallArguments`.
 
         Raises:
             InvalidInput: The model has more than one label, its scores cannot be explained, or a
@@ -528,14 +450,8 @@ class Model(LoadedModel):
         """
         limits = (max_tokens_per_query, max_tokens_per_doc)
         numbers = dict(zip(scoring.LIMITS, limits, strict=True)) | {"top_n": top_n}
-        check_options(
-            **numbers,
-            prompt_name=prompt_name,
-            explain=explain,
-            on_overflow=on_overflow,
-            timeout_s=timeout_s,
-            priority=priority,
-        )
+        call = call_options(**options)
+        check_options(**numbers, explain=explain)
         if chunking is not None:
             _check_chunking(chunking)
         if not isinstance(query, str):
@@ -548,22 +464,16 @@ class Model(LoadedModel):
                 raise InvalidInput(f"{name} must be at least 1", pointer=f"/{name}")
         explained = min(top_n or len(documents), len(documents)) if explain else 0
         with scoring.locating(1, "/query", "/documents/{}"):
-            return await scoring.rerank(
-                *(self, query, documents, prompt_name, limits),
-                *(explained, chunking, on_overflow, timeout_s, priority),
-            )
+            return await scoring.rerank(self, query, documents, limits, explained, chunking, call)
 
     async def score(
         self,
         queries: str | Sequence[str],
         documents: str | Sequence[str],
         *,
-        prompt_name: str | None = None,
         explain: bool = False,
         chunking: Chunking | None = None,
-        on_overflow: OnOverflow = "truncate",
-        timeout_s: float | None = None,
-        priority: Priority = "interactive",
+        **options: Unpack[CallArguments],
     ) -> PairScores:
         """Return the relevance of documents to queries: one score per pair of query and document.
 
@@ -577,17 +487,12 @@ class Model(LoadedModel):
         Args:
             queries: One query for all documents, or one query per document.
             documents: Text of each document.
-            prompt_name: Name of a reranker's prompt to prepend to each query; None: its default
-                prompt. Other models refuse it.
             explain: Whether to explain each score by its largest terms. This needs sparse vectors,
                 multi-vectors, or embeddings that are weighted sums of token vectors. Distances
                 have no such terms.
             chunking: How to divide the documents; a document has the score of its best chunk. None:
                 a document is one input. Chunks cannot be explained.
-            on_overflow: See `encode`; of a pair in a reranker, see `classify`. With `chunking`, a
-                reranker refuses a query that leaves no room for a chunk.
-            timeout_s: See `encode`.
-            priority: See `encode`.
+            options: See `CallArguments`.
 
         Raises:
             InvalidInput: The number of queries is neither 1 nor that of the documents, the model
@@ -599,13 +504,8 @@ class Model(LoadedModel):
             name if isinstance(texts, str) else f"{name}/{{}}"
             for name, texts in (("/queries", queries), ("/documents", documents))
         ]
-        check_options(
-            prompt_name=prompt_name,
-            explain=explain,
-            on_overflow=on_overflow,
-            timeout_s=timeout_s,
-            priority=priority,
-        )
+        call = call_options(**options)
+        check_options(explain=explain)
         if chunking is not None:
             _check_chunking(chunking)
         queries = text_list(queries, "queries", has_index=False)
@@ -619,8 +519,7 @@ class Model(LoadedModel):
         explained = len(documents) if explain else 0
         with scoring.locating(len(queries), *paths):
             return await scoring.score(
-                *(self, queries, documents, prompt_name, NO_LIMITS),
-                *(explained, chunking, on_overflow, timeout_s, priority),
+                self, queries, documents, NO_LIMITS, explained, chunking, call
             )
 
     async def tokenize(
@@ -638,7 +537,8 @@ class Model(LoadedModel):
             Overloaded: Concurrent calls are already tokenising too many characters.
             VitrineError: Any error of `TextTokenizer.tokenize`, under the same conditions.
         """
-        check_options(prompt_name=prompt_name, add_special_tokens=add_special_tokens)
+        call_options(prompt_name)
+        check_options(add_special_tokens=add_special_tokens)
         texts = text_list(texts)
         work = partial(
             self.tokenizer.tokenize,

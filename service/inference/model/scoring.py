@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from service.inference.batching.batch_former import Priority
-from service.inference.errors import DeadlineExceeded, InvalidInput, VitrineError
+from service.inference.call_options import CallOptions
+from service.inference.errors import InvalidInput, VitrineError
 from service.inference.explain.terms import check_explainable
 from service.inference.model.chunk_scores import check_chunking, score_pairs, score_vectors
 from service.inference.model.pair_scores import PairScores
@@ -20,7 +20,7 @@ from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS, Classification
 from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import PairLimits
-from service.inference.tokenizing.rows import OnOverflow, Row
+from service.inference.tokenizing.rows import Row
 from service.request_trace import TRACE
 
 Item = TypeVar("Item")
@@ -32,28 +32,23 @@ LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
 async def classify(
     model: LoadedModel,
     items: Sequence[str | tuple[str, str]],
-    prompt_name: str | None,
     limits: PairLimits,
-    on_overflow: OnOverflow,
-    timeout_s: float | None,
-    priority: Priority,
+    options: CallOptions,
 ) -> Classification:
     """Return the score of each label for each text or pair of texts; see `Model.classify`.
 
     Args:
         model: Sequence classification model.
         items: Texts and pairs of texts.
-        prompt_name: Name of the prompt of texts and of the first text of pairs; None: the default.
         limits: Maximum number of tokens of the first and of the second text of each pair.
-        on_overflow: See `Model.encode`.
-        timeout_s: See `Model.encode`.
-        priority: See `Model.encode`.
+        options: Options of the call; the prompt is that of texts and of the first text of pairs.
     """
-    tokenize = partial(model.tokenizer.rows_of_pairs, items, prompt_name, on_overflow, limits)
+    prompted = options.prompt_name, options.on_overflow
+    tokenize = partial(model.tokenizer.rows_of_pairs, items, *prompted, limits)
     # A set, because a query shared by many documents is tokenised once.
     texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
     rows, (results,), seconds = await model.run(
-        list(texts), len(items), tokenize, ("logits",), timeout_s, priority=priority
+        list(texts), len(items), tokenize, ("logits",), options
     )
     manifest = model.artifact.manifest
     logits = np.array(results, np.float64)  # (N, C)
@@ -65,13 +60,10 @@ async def score(
     model: LoadedModel,
     queries: Sequence[str],
     documents: Sequence[str],
-    prompt_name: str | None,
     limits: PairLimits,
     explained: int,
     chunking: Chunking | None,
-    on_overflow: OnOverflow,
-    timeout_s: float | None,
-    priority: Priority,
+    options: CallOptions,
 ) -> PairScores:
     """Return the relevance of each document to the query, or to the query of the same index.
 
@@ -81,14 +73,11 @@ async def score(
         model: A model of any kind.
         queries: One query for all documents, or one per document.
         documents: Text of each document.
-        prompt_name: Name of a reranker's prompt for queries; None: its default prompt.
         limits: Maximum number of tokens of each query and of each document. They apply to models
             that read query and document at once.
         explained: Number of best scores to explain.
         chunking: See `Model.score`.
-        on_overflow: See `Model.encode`.
-        timeout_s: See `Model.encode`.
-        priority: See `Model.encode`.
+        options: Options of the call; only rerankers take a prompt, that of queries.
     """
     manifest = model.artifact.manifest
     if "logits" in manifest.outputs:
@@ -99,13 +88,9 @@ async def score(
         check_chunking(model, chunking, limits, explained)
     if "logits" in manifest.outputs:
         if chunking is not None:
-            return await score_pairs(
-                *(model, queries, documents, chunking),
-                *(prompt_name, limits, timeout_s, priority),
-            )
-        options = prompt_name, limits, on_overflow, timeout_s, priority
-        return await _score_pairs(model, queries, documents, *options)
-    if prompt_name is not None:
+            return await score_pairs(model, queries, documents, chunking, limits, options)
+        return await _score_pairs(model, queries, documents, limits, options)
+    if options.prompt_name is not None:
         raise InvalidInput(
             "prompt_name applies to rerankers; this model has the prompts query and document",
             pointer="/prompt_name",
@@ -117,25 +102,18 @@ async def score(
                 pointer=f"/{name}",
             )
     if chunking is not None:
-        return await score_vectors(
-            model, queries, documents, chunking, on_overflow, timeout_s, priority
-        )
-    return await _score_vectors(
-        model, queries, documents, explained, on_overflow, timeout_s, priority
-    )
+        return await score_vectors(model, queries, documents, chunking, options)
+    return await _score_vectors(model, queries, documents, explained, options)
 
 
 async def rerank(
     model: LoadedModel,
     query: str,
     documents: Sequence[str],
-    prompt_name: str | None,
     limits: PairLimits,
     explained: int,
     chunking: Chunking | None,
-    on_overflow: OnOverflow,
-    timeout_s: float | None,
-    priority: Priority,
+    options: CallOptions,
 ) -> PairScores:
     """Return the score of each document, with explanations of the best; see `score`.
 
@@ -145,25 +123,18 @@ async def rerank(
     _, similarity = similarity_of(model)
     is_single_pass = explained >= len(documents) or not (explained and similarity.explained_by)
     if is_single_pass or chunking is not None:
-        options = prompt_name, limits, explained, chunking, on_overflow, timeout_s, priority
-        return await score(model, [query], documents, *options)
+        return await score(model, [query], documents, limits, explained, chunking, options)
     check_explainable(model.artifact.manifest, model.name)
     model.check_outputs(similarity.explained_by)
+    result = await score(model, [query], documents, limits, 0, None, options)
+    best = result.ranking(explained)
+    kept = [documents[index] for index in best]
     try:
-        async with asyncio.timeout(timeout_s):
-            options = prompt_name, limits, 0, None, on_overflow, timeout_s, priority
-            result = await score(model, [query], documents, *options)
-            best = result.ranking(explained)
-            kept = [documents[index] for index in best]
-            try:
-                options = prompt_name, limits, explained, None, on_overflow, timeout_s, priority
-                second = await score(model, [query], kept, *options)
-            except VitrineError as error:
-                if error.index:  # 0 is the query
-                    error.index = 1 + best[error.index - 1]
-                raise
-    except TimeoutError:
-        raise _deadline_exceeded(timeout_s) from None
+        second = await score(model, [query], kept, limits, explained, None, options)
+    except VitrineError as error:
+        if error.index:  # 0 is the query
+            error.index = 1 + best[error.index - 1]
+        raise
     explanations = {best[i]: explanation for i, explanation in second.explanations.items()}
     seconds = result.seconds + second.seconds
     return replace(result, seconds=seconds, explanations=explanations)
@@ -173,18 +144,15 @@ async def _score_pairs(
     model: LoadedModel,
     queries: Sequence[str],
     documents: Sequence[str],
-    prompt_name: str | None,
     limits: PairLimits,
-    on_overflow: OnOverflow,
-    timeout_s: float | None,
-    priority: Priority,
+    options: CallOptions,
 ) -> PairScores:
     """Return the scores of a reranker."""
     for index, query in enumerate(queries):
         model.tokenizer.check_text(query, index)
     pairs = list(zip(_repeated(queries, len(documents)), documents, strict=True))
     try:
-        result = await classify(model, pairs, prompt_name, limits, on_overflow, timeout_s, priority)
+        result = await classify(model, pairs, limits, options)
     except VitrineError as error:
         if error.index is not None:
             error.index += len(queries)
@@ -204,42 +172,33 @@ async def _score_vectors(
     queries: Sequence[str],
     documents: Sequence[str],
     explained: int,
-    on_overflow: OnOverflow,
-    timeout_s: float | None,
-    priority: Priority,
+    options: CallOptions,
 ) -> PairScores:
     """Return similarities of vectors."""
     output, similarity = similarity_of(model)
     outputs = (output, *(similarity.explained_by if explained else ()))
 
     def tokenize() -> list[Row]:
-        with_offsets = explained > 0
-        rows = model.tokenizer.rows_of_texts(queries, "query", on_overflow, with_offsets)
+        rules = options.on_overflow, explained > 0
+        rows = model.tokenizer.rows_of_texts(queries, "query", *rules)
         try:
-            rows += model.tokenizer.rows_of_texts(documents, "document", on_overflow, with_offsets)
+            rows += model.tokenizer.rows_of_texts(documents, "document", *rules)
         except VitrineError as error:
             if error.index is not None:
                 error.index += len(queries)
             raise
         return rows
 
-    started = time.perf_counter()
     texts, count = [*queries, *documents], len(queries)
     rows, results, seconds = await model.run(
-        *(texts, len(texts), tokenize, outputs, timeout_s),
-        max_tokens=token_limit(model, output),
-        priority=priority,
+        *(texts, len(texts), tokenize, outputs, options), max_tokens=token_limit(model, output)
     )
     pairs = [(0 if count == 1 else index, count + index) for index in range(len(documents))]
     compared = time.perf_counter()
-    remaining_s = None if timeout_s is None else timeout_s - (compared - started)
     encoded = EncodedTexts(rows, results, count)
-    work = partial(compare, similarity, model, encoded, pairs, explained, remaining_s)
-    try:
-        is_long = explained > 0 or output == "multi"
-        scores, explanations = await asyncio.to_thread(work) if is_long else work()
-    except TimeoutError:
-        raise _deadline_exceeded(timeout_s) from None
+    work = partial(compare, similarity, model, encoded, pairs, explained, options.deadline)
+    is_long = explained > 0 or output == "multi"
+    scores, explanations = await asyncio.to_thread(work) if is_long else work()
     if explained:
         explained_at = time.perf_counter()
         seconds["explain"] = explained_at - compared
@@ -255,10 +214,6 @@ async def _score_vectors(
         seconds,
         explanations,
     )
-
-
-def _deadline_exceeded(timeout_s: float | None) -> DeadlineExceeded:
-    return DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded")
 
 
 def _check_labels(model: LoadedModel) -> None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from models.artifact import Manifest, SimilarityName
 from models.engines import Output
+from service.inference.call_options import Deadline
 from service.inference.explain.terms import (
     Explanation,
     WeightedTokens,
@@ -73,7 +73,7 @@ def compare(
     texts: EncodedTexts,
     pairs: Pairs,
     explained: int,
-    timeout_s: float | None,
+    deadline: Deadline | None,
 ) -> tuple[Scores, dict[int, Explanation]]:
     """Return the similarity of each pair, and explanations of the best pairs, by index.
 
@@ -83,17 +83,16 @@ def compare(
         texts: Queries and documents.
         pairs: Pairs to compare.
         explained: Number of best pairs to explain.
-        timeout_s: Seconds after which explanations stop; None: no limit.
+        deadline: Time at which explanations stop; None: no limit.
 
     Raises:
-        TimeoutError: The explanations take longer than `timeout_s`.
+        DeadlineExceeded: The explanations take longer.
     """
-    started = monotonic()
     scores, explain_pair = similarity.compare(model, similarity.kind, texts, pairs)
     explanations: dict[int, Explanation] = {}
     for index in best_first(scores, explained) if explained else ():
-        if timeout_s is not None and monotonic() - started > timeout_s:
-            raise TimeoutError
+        if deadline is not None and not deadline.remaining_s:
+            raise deadline.exceeded()
         explanations[index] = explain_pair(*pairs[index])
     return scores, explanations
 

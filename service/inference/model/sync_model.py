@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from models.quantization import OutputDtype
-from service.inference.batching.batch_former import Priority
+from service.inference.call_options import OnOverflow, Priority
 from service.inference.errors import NotReady
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.model import Inputs, Model
@@ -25,7 +25,6 @@ from service.inference.results.vectors import (
     TokenEmbeddings,
 )
 from service.inference.tokenizing.chunking import Chunking
-from service.inference.tokenizing.rows import OnOverflow
 
 Result = TypeVar("Result")
 

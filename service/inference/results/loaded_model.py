@@ -15,18 +15,17 @@ from models.artifact import Artifact, Check, Quality
 from models.engines import OUTPUTS, Agreement, Engine, Output
 from models.packing import pack
 from models.quantization import Calibration
-from service.inference.batching.batch_former import Priority
 from service.inference.batching.batcher import Batcher, Outcome, QueueFull, Stopped, TooLate
 from service.inference.batching.cached_batcher import CachedBatcher
 from service.inference.batching.runs import ItemFailed
+from service.inference.call_options import NO_OPTIONS, CallOptions, Deadline
 from service.inference.errors import (
-    DeadlineExceeded,
     InferenceFailed,
     InvalidInput,
     NotReady,
     Overloaded,
 )
-from service.inference.results.metrics import ModelMetrics, observe_stages, record_outcome
+from service.inference.results.metrics import ModelMetrics, observe_stages, outcome_of
 from service.inference.results.query_table import look_up
 from service.inference.results.vectors import RowResult, RowResults, SparseVector, Stages, Vectors
 from service.inference.tokenizing.executor import BoundedExecutor, ExecutorFull
@@ -179,10 +178,9 @@ class LoadedModel:
         self,
         rows: Sequence[Row],
         outputs: tuple[Output, ...],
-        timeout_s: float | None = None,
+        options: CallOptions = NO_OPTIONS,
         *,
         uses_cache: bool = True,
-        priority: Priority = "interactive",
     ) -> Outcome[RowResults]:
         """Return the results of each row, before any normalisation or activation.
 
@@ -194,38 +192,39 @@ class LoadedModel:
                 vectors `(L, D)`, "multi" multi-vectors `(L, W)`, "sparse" a sparse vector,
                 "weights" token weights `(L, 1)`, "logits" logits `(C,)`, and "tags" the logits of
                 each token, `(L, C)`.
-            timeout_s: Seconds until the caller's deadline, which is checked on submission only;
-                None: no deadline.
+            options: Deadline and priority.
             uses_cache: Whether results can be those of equal rows, computed before.
-            priority: See `Model.encode`.
 
         Raises:
-            Overloaded: The queue is full, or the rows would not finish within `timeout_s`.
+            Overloaded: The queue is full, or the rows would not finish before the deadline.
+            TimeoutError: The deadline has passed.
             InferenceFailed: The engine failed on one of the rows; `index` is the index of the row.
             NotReady: The model is closed, or its engine has stopped.
         """
         looked_up = [index for index, row in enumerate(rows) if row.is_looked_up]
-        options = outputs, timeout_s, uses_cache, priority
         if not looked_up:
-            return await self._run_on_engine(rows, range(len(rows)), *options)
+            indices = range(len(rows))
+            return await self._run_on_engine(rows, indices, outputs, options, uses_cache)
         started = time.perf_counter()
-        results: dict[int, RowResults] = await self._look_up(rows, looked_up)
+        results: dict[int, RowResults] = await self._look_up(rows, looked_up, options.deadline)
         lookup_s = time.perf_counter() - started
         others = [index for index in range(len(rows)) if index not in results]
         if not others:
             return Outcome(list(results.values()), 0.0, lookup_s)
-        outcome = await self._run_on_engine(rows, others, *options)
+        outcome = await self._run_on_engine(rows, others, outputs, options, uses_cache)
         results |= zip(others, outcome.results, strict=True)
         ordered = [results[index] for index in range(len(rows))]
         return replace(outcome, results=ordered, run_s=lookup_s + outcome.run_s)
 
-    async def _look_up(self, rows: Sequence[Row], indices: Sequence[int]) -> dict[int, RowResults]:
+    async def _look_up(
+        self, rows: Sequence[Row], indices: Sequence[int], deadline: Deadline | None
+    ) -> dict[int, RowResults]:
         """Return the sparse vectors of the rows at the indices, by index."""
         if not self.batcher.is_alive:
             raise _stopped()
         ids = [rows[index].ids for index in indices]
         vectors = await self.run_tokenizer(
-            lambda: [(look_up(self.query_weights, own),) for own in ids], ids, len(ids)
+            lambda: [(look_up(self.query_weights, own),) for own in ids], ids, len(ids), deadline
         )
         return dict(zip(indices, vectors, strict=True))
 
@@ -234,9 +233,8 @@ class LoadedModel:
         rows: Sequence[Row],
         indices: Sequence[int],
         outputs: tuple[Output, ...],
-        timeout_s: float | None,
+        options: CallOptions,
         uses_cache: bool,
-        priority: Priority,
     ) -> Outcome[RowResults]:
         """Return the engine's results for the rows at the indices; see `encode_rows`."""
         if not self.batcher.is_alive:
@@ -245,8 +243,8 @@ class LoadedModel:
         items = [BatchItem(rows[index], outputs, trace) for index in indices]
         try:
             if self.cache is not None and uses_cache and _CACHED.issuperset(outputs):
-                return await self.cache.submit(items, timeout_s, priority)
-            return await self.batcher.submit(items, timeout_s, priority=priority)
+                return await self.cache.submit(items, options.remaining_s, options.priority)
+            return await self.batcher.submit(items, options.remaining_s, priority=options.priority)
         except QueueFull:
             raise self._queue_full_error() from None
         except TooLate as error:
@@ -267,11 +265,10 @@ class LoadedModel:
         count: int,
         tokenize: Callable[[], Sequence[Row]],
         outputs: tuple[Output, ...],
-        timeout_s: float | None,
+        options: CallOptions,
         *,
         max_tokens: int | None = None,
         needs_engine: bool = True,
-        priority: Priority = "interactive",
     ) -> tuple[Sequence[Row], list[Any], Stages]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
 
@@ -283,10 +280,9 @@ class LoadedModel:
             count: Number of inputs.
             tokenize: Returns the row of each input.
             outputs: Outputs of the graph to return.
-            timeout_s: See `Model.encode`.
+            options: Deadline and priority.
             max_tokens: Maximum number of tokens for results per token; None: `max_token_vectors`.
             needs_engine: Whether a full queue refuses the inputs before they are tokenised.
-            priority: See `Model.encode`.
 
         Raises:
             InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
@@ -298,21 +294,22 @@ class LoadedModel:
         if not count:
             raise InvalidInput("there are no inputs", code="empty", pointer="/inputs")
         self.metrics.inputs_received.inc(count)
-        with record_outcome(lambda outcome: self.metrics.inputs[outcome].inc(count)):
-            try:
-                async with asyncio.timeout(timeout_s):
-                    # Before tokenising inputs that will be refused.
-                    if needs_engine and self.cache is None and self.batcher.is_full(priority):
-                        raise self._queue_full_error()
-                    started = time.perf_counter()
-                    rows = await self.run_tokenizer(tokenize, parts, count)
-                    tokenize_s = time.perf_counter() - started
-                    if any(OUTPUTS[output].per_token for output in outputs if output != "weights"):
-                        self._check_token_count(rows, max_tokens or self.max_token_vectors)
-                    remaining_s = None if timeout_s is None else timeout_s - tokenize_s
-                    outcome = await self.encode_rows(rows, outputs, remaining_s, priority=priority)
-            except TimeoutError:
-                raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded") from None
+        try:
+            # Before tokenising inputs that will be refused.
+            if needs_engine and self.cache is None and self.batcher.is_full(options.priority):
+                raise self._queue_full_error()
+            started = time.perf_counter()
+            rows = await self.run_tokenizer(tokenize, parts, count, options.deadline)
+            tokenize_s = time.perf_counter() - started
+            if any(OUTPUTS[output].per_token for output in outputs if output != "weights"):
+                self._check_token_count(rows, max_tokens or self.max_token_vectors)
+            outcome = await self.encode_rows(rows, outputs, options)
+        except BaseException as error:
+            self.metrics.inputs[outcome_of(error)].inc(count)
+            if isinstance(error, TimeoutError) and options.deadline is not None:
+                raise options.deadline.exceeded() from None
+            raise
+        self.metrics.inputs["done"].inc(count)
         seconds = Stages(
             {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s},
             outcome.cache_counts,
@@ -331,6 +328,7 @@ class LoadedModel:
         work: Callable[[], Result],
         inputs: Sequence[str | Sequence[int]],
         count: int,
+        deadline: Deadline | None = None,
     ) -> Result:
         """Return the result of `work`, which runs in a thread unless the inputs are few and short.
 
@@ -338,15 +336,18 @@ class LoadedModel:
             work: Function that processes the inputs.
             inputs: Texts and lists of token ids.
             count: Number of results.
+            deadline: Deadline of the caller; None: no deadline.
 
         Raises:
             Overloaded: Concurrent calls are already tokenising too many characters.
+            TimeoutError: The deadline has passed.
         """
         size = sum(map(len, inputs))
         if count <= _INLINE_INPUTS and size <= _INLINE_CHARS:
             return work()
         try:
-            return await self._executor.run(work, size)
+            async with asyncio.timeout(None if deadline is None else deadline.remaining_s):
+                return await self._executor.run(work, size)
         except ExecutorFull:
             raise self._queue_full_error() from None
 

@@ -10,13 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from service.inference.batching.cache import ResultCache
-from service.inference.errors import (
-    DeadlineExceeded,
-    InvalidInput,
-    NotReady,
-    Overloaded,
-    TooLarge,
-)
+from service.inference.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded, TooLarge
 from service.request_trace import TRACE
 
 STAGES = ("tokenize", "cache", "queue", "infer", "serialize")
@@ -238,15 +232,16 @@ def record_outcome(record: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        record(_outcome(error))
+        record(outcome_of(error))
         raise
     record("done")
 
 
-def _outcome(error: BaseException) -> str:
+def outcome_of(error: BaseException) -> str:
+    """Return the outcome, one of `OUTCOMES`, of inputs whose call has raised an error."""
     if isinstance(error, asyncio.CancelledError):
         return "cancelled"
-    if isinstance(error, DeadlineExceeded):
+    if isinstance(error, TimeoutError | DeadlineExceeded):
         return "late"
     is_refused = isinstance(error, InvalidInput | TooLarge | Overloaded | NotReady)
     return "refused" if is_refused else "failed"

@@ -15,12 +15,12 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from service.inference.batching.batch_former import Priority
+from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS, Scores
 from service.inference.results.vectors import Stages, Vectors
-from service.inference.tokenizing.rows import OnOverflow, Row
+from service.inference.tokenizing.rows import Row
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Indices = NDArray[np.intp]
@@ -75,19 +75,15 @@ async def tag(
     model: LoadedModel,
     texts: Sequence[str],
     aggregation: Aggregation,
-    on_overflow: OnOverflow,
-    timeout_s: float | None,
-    priority: Priority,
+    options: CallOptions,
 ) -> Tags:
     """Return the entities of each text; see `Model.tag`."""
     if aggregation not in get_args(Aggregation):
         raise InvalidInput(
             f"aggregation must be one of {', '.join(get_args(Aggregation))}", pointer="/aggregation"
         )
-    tokenize = partial(model.tokenizer.rows_of_words, texts, on_overflow)
-    rows, (logits,), seconds = await model.run(
-        texts, len(texts), tokenize, ("tags",), timeout_s, priority=priority
-    )
+    tokenize = partial(model.tokenizer.rows_of_words, texts, options.on_overflow)
+    rows, (logits,), seconds = await model.run(texts, len(texts), tokenize, ("tags",), options)
     labels = model.artifact.manifest.labels
 
     def aggregate() -> list[list[Entity]]:

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from models.artifact import TokenRules
 from models.packing import NO_ADAPTER
 
 # Start and end of a token in its text; the end is exclusive.
 Span = tuple[int, int]
-OnOverflow = Literal["truncate", "truncate_left", "truncate_right", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,8 @@ class TokenizedText:
     baseline: Mapping[str, Sequence[int]]
 
 
-def filled(row: Row, rules: TokenRules) -> Row:
-    """Return the row, filled to the minimum length of the rules."""
+def fill_row(row: Row, rules: TokenRules) -> Row:
+    """Return the row, with filler tokens up to the minimum length of the rules."""
     missing = rules.min_tokens - len(row.ids)
     if missing <= 0:
         return row

@@ -4,24 +4,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from tokenizers import Encoding, Tokenizer
 
 from models.artifact import MANIFEST, TOKENIZER, Artifact, ArtifactError, TokenRules
 from models.packing import NO_ADAPTER
 from models.panics import panics_as_errors
+from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits, PairTokenizer
-from service.inference.tokenizing.rows import (
-    NO_PROMPT,
-    OnOverflow,
-    Prompt,
-    Row,
-    Span,
-    TokenizedText,
-    filled,
-)
+from service.inference.tokenizing.rows import NO_PROMPT, Prompt, Row, Span, TokenizedText, fill_row
 from service.inference.tokenizing.shared_tokenizers import (
     invalid_tokenizer_errors,
     shared_tokenizer,
@@ -44,6 +37,8 @@ _SHORT_CHARS = 500
 _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
 # Spellings of the unknown token, for tokenizers whose model does not name it.
 _UNKNOWN_TOKENS = ("[UNK]", "<unk>")
+
+_TEXT = frozenset({str})
 
 Input = TypeVar("Input")
 
@@ -116,7 +111,6 @@ class TextTokenizer:
         inputs: Sequence[str | Sequence[int]],
         prompt_name: str | None,
         on_overflow: OnOverflow,
-        *,
         with_offsets: bool = False,
     ) -> list[Row]:
         """Return the row of each text and of each list of token ids, in the order of the inputs.
@@ -128,6 +122,9 @@ class TextTokenizer:
             TooLarge: A text has too many characters.
         """
         refuse_empty(inputs)
+        if _TEXT.issuperset(map(type, inputs)):  # nearly always
+            texts_alone = cast(Sequence[str], inputs)
+            return self.rows_of_texts(texts_alone, prompt_name, on_overflow, with_offsets)
         ids = {index: row for index, row in enumerate(inputs) if not isinstance(row, str)}
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         applies = self._manifest.adapters or prompt_name in self._manifest.token_rules
@@ -354,7 +351,7 @@ class TextTokenizer:
             for ids in inputs
         ]
         self._check_overflow([row.truncated for row in rows], on_overflow, limit)
-        return [filled(row, rules) for row in rows]
+        return [fill_row(row, rules) for row in rows]
 
     def token(self, token_id: int) -> str:
         """Return the spelling of a token in the vocabulary."""
@@ -494,7 +491,7 @@ class TextTokenizer:
         prompt, rules = self.prompt(prompt_name), self.rules(prompt_name)
         encoded: list[tuple[Row, Encoding]] = []
         for part in _slices(texts):
-            prompted = [prompt.text + text for text in part]
+            prompted = [prompt.text + text for text in part] if prompt.text else part
             for encoding in self._encode(prompted, on_overflow, with_offsets, rules):
                 row = Row(
                     encoding.ids,
@@ -504,18 +501,21 @@ class TextTokenizer:
                     _spans(encoding, len(prompt.text)) if with_offsets else None,
                     is_looked_up=rules.looks_up,
                 )
-                encoded.append((row, encoding))
-        rows = [row for row, _ in encoded]
-        for index, row in enumerate(rows):
-            if row.truncated and prompt.tokens and self._drops_left(on_overflow):
-                raise InvalidInput(
-                    "the text is too long, and its left end cannot be truncated because the prompt "
-                    "there is excluded from pooling; shorten the text",
-                    code="too_long",
-                    index=index,
-                )
-            if len(row.ids) > prompt.tokens:
-                continue
+                if row.truncated or len(row.ids) <= prompt.tokens:
+                    self._check_row(row, len(encoded), on_overflow, rules)
+                encoded.append((fill_row(row, rules) if rules.min_tokens else row, encoding))
+        return encoded
+
+    def _check_row(self, row: Row, index: int, on_overflow: OnOverflow, rules: TokenRules) -> None:
+        """Check the row of a text that was truncated, or has no tokens after its prompt."""
+        if row.truncated and row.prompt_tokens and self._drops_left(on_overflow):
+            raise InvalidInput(
+                "the text is too long, and its left end cannot be truncated because the prompt "
+                "there is excluded from pooling; shorten the text",
+                code="too_long",
+                index=index,
+            )
+        if len(row.ids) <= row.prompt_tokens:
             if row.truncated:
                 raise InvalidInput(
                     "the prompt leaves no room for the text within the model's maximum length",
@@ -524,10 +524,8 @@ class TextTokenizer:
                 )
             if not rules.looks_up:  # the sum of no weights is an empty vector
                 raise without_tokens(index)
-        self._check_overflow([row.truncated for row in rows], on_overflow, rules.max_tokens)
-        if rules.min_tokens:
-            encoded = [(filled(row, rules), encoding) for row, encoding in encoded]
-        return encoded
+        if row.truncated and on_overflow == "error":
+            raise _too_long(index, rules.max_tokens)
 
     def _encode(
         self,
@@ -645,11 +643,7 @@ class TextTokenizer:
             return
         for index, is_too_long in enumerate(too_long):
             if is_too_long:
-                raise InvalidInput(
-                    f"the input has more than {limit} tokens, the model's maximum",
-                    code="too_long",
-                    index=index,
-                )
+                raise _too_long(index, limit)
 
     def prompt(self, name: str | None) -> Prompt:
         """Return the named or default prompt."""
@@ -689,6 +683,12 @@ def without_tokens(index: int) -> InvalidInput:
         "the prompt",
         code="no_tokens",
         index=index,
+    )
+
+
+def _too_long(index: int, limit: int) -> InvalidInput:
+    return InvalidInput(
+        f"the input has more than {limit} tokens, the model's maximum", code="too_long", index=index
     )
 
 

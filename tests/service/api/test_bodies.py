@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from service.api.body import BodyBudget
+from service.api.body_budget import BodyBudget
 from service.app import create_app
 from service.inference.errors import Overloaded
 from service.settings import LimitSettings, Settings

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.inference.batching.batch_former import Batch, BatchFormer, Priority
+from service.inference.batching.batch_former import Batch, BatchFormer
 from service.inference.batching.request_queue import QueuedRequest
+from service.inference.call_options import Priority
 from tests.eventually import HANG_S
 
 Item = TypeVar("Item")

@@ -17,7 +17,7 @@ from models.export.tokenizer_file import tokenizer_of_source
 from models.gradients.inputs import Row
 from models.gradients.reference_model import ReferenceModel
 from service.app import create_app
-from service.inference.tokenizing.rows import OnOverflow
+from service.inference.call_options import OnOverflow
 from service.settings import EngineSettings, ModelSettings, Settings
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 from tests.serving import serving

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Encoding, Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
+from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput
-from service.inference.tokenizing.rows import OnOverflow
 from service.inference.tokenizing.text_parts import part_of, tokens_span_words
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.sentences import SENTENCES
