@@ -11,12 +11,15 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import ASGIApp
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
@@ -142,7 +145,6 @@ def create_app(
         version=VERSION,
         summary="An inference server for Transformer encoders that explains its results.",
         lifespan=lifespan,
-        exception_handlers={HTTPException: _translate_http_exception},
         # FastAPI's own telemetry would export messages of exceptions, and misses raw routes.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
@@ -186,8 +188,11 @@ def create_app(
     for debug_router in (debug.router, tap_routes.router):
         app.include_router(debug_router, include_in_schema=settings.debug.enabled)
     tei_paths = tei.ROOT_PATHS if settings.server.tei_at_root else frozenset()
-    app.add_middleware(
-        RequestMiddleware,
+    # In place of FastAPI's own stack: `RequestMiddleware` handles errors, and raw routes bypass all
+    # layers below it.
+    handlers = {HTTPException: _translate_http_exception}
+    stack: ASGIApp = RequestMiddleware(
+        ExceptionMiddleware(AsyncExitStackMiddleware(app.router), handlers),
         dispatch_table=dispatch_table([*routers, debug.router, tap_routes.router]),
         metrics=metrics,
         render_error=partial(_render_error, tei_paths),
@@ -197,16 +202,17 @@ def create_app(
     )
     if exporter is not None:
         log.info("Exporting traces to %s", exporter.endpoint)
-        app.add_middleware(exporter.trace)
+        stack = exporter.trace(stack)
     if settings.server.cors_origins:  # outermost, so that web pages can read error responses too
-        app.add_middleware(
-            CORSMiddleware,
+        stack = CORSMiddleware(
+            stack,
             allow_origins=settings.server.cors_origins,
             allow_methods=("GET", "POST"),
             # Any header: clients add custom ones, such as `X-Stainless-*` of OpenAI's client.
             allow_headers=("*",),
             expose_headers=(*ENCODE_HEADERS, REQUEST_ID, "Retry-After", "X-Truncated-Inputs"),
         )
+    app.middleware_stack = stack
     return app
 
 

@@ -6,6 +6,8 @@ from functools import lru_cache
 
 from fastapi import Request
 
+from service.api.headers import header
+
 # An element of a list. Quoted strings may have commas. The last one may be unterminated: to search
 # for an end again and again would take quadratic time.
 _ELEMENT = re.compile(r'(?:[^",]|"(?:[^"\\]|\\.)*+(?:"|\\?\Z))++')
@@ -16,7 +18,7 @@ _IGNORED = re.compile("(?:charset|version|escaping)=")
 
 def preferred_type(request: Request, offers: tuple[str, ...]) -> str:
     """Return the offered media type that the client prefers; see `preferred`."""
-    return preferred(_joined(request, "accept"), offers)
+    return preferred(header(request, "accept") or "", offers)
 
 
 @lru_cache(maxsize=64)  # clients send few different headers, and parsing takes 5 us
@@ -42,15 +44,15 @@ def preferred(accept: str, offers: tuple[str, ...]) -> str:
     return best
 
 
-def accepts_gzip(request: Request) -> bool:
-    """Return whether the client accepts gzip, and does not prefer an uncompressed response."""
-    weights = _weights(_joined(request, "accept-encoding"))
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Return whether an Accept-Encoding header has gzip, and prefers nothing uncompressed.
+
+    Args:
+        accept_encoding: The header; "" stands for a request without it.
+    """
+    weights = _weights(accept_encoding)
     gzip = weights.get("gzip", weights.get("*", 0.0))
     return gzip > 0 and gzip >= weights.get("identity", 0.0)
-
-
-def _joined(request: Request, name: str) -> str:
-    return ",".join(request.headers.getlist(name))
 
 
 def _quality(offer: str, ranges: Mapping[str, float]) -> float:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from models.json_reader import JsonError, check_depth
 from service.api.body_budget import FREE_BYTES
 from service.api.errors import BodyTimeout, Malformed, UnsupportedMedia
+from service.api.headers import header
 from service.api.http_protocol import cycle_of
 from service.api.responses import JSON
 from service.api.state import AppState
@@ -95,11 +96,10 @@ def check_count(inputs: Sequence[object], limit: int, field: str, message: str) 
 async def _read_and_check(
     request: Request, state: AppState, check: Callable[[dict[str, Any]], Model], max_bytes: int
 ) -> Model:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = (header(request, "content-type") or "").partition(";")[0].strip().lower()
     if media_type != JSON:
         raise UnsupportedMedia("the content type must be application/json")
-    # Several headers are one list of encodings, applied one after the other.
-    encoding = ",".join(request.headers.getlist("content-encoding")).strip().lower()
+    encoding = (header(request, "content-encoding") or "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise UnsupportedMedia("the content encoding must be gzip or identity")
     cycle = cycle_of(request.receive)
@@ -164,7 +164,7 @@ def _reject_equal_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 async def _read(request: Request, max_bytes: int, reserve: Callable[[int], None]) -> bytearray:
-    declared = request.headers.get("content-length", "0")
+    declared = header(request, "content-length") or "0"
     if declared.isdecimal():
         if int(declared) > max_bytes:
             raise TooLarge(f"the body has {declared} bytes; the limit is {max_bytes}")

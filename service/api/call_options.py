@@ -5,11 +5,10 @@ from fastapi import Request
 from service.api.auth import BULK_ONLY
 from service.api.deadline import deadline_of
 from service.api.errors import Forbidden, Malformed
+from service.api.headers import PRIORITY, header
 from service.api.state import AppState
 from service.inference.call_options import Priority, QueueArguments
 from service.inference.model.model import Model
-
-PRIORITY = "X-Priority"
 
 
 async def lease_with_options(
@@ -31,7 +30,7 @@ async def lease_with_options(
 
 
 def _priority(request: Request) -> Priority:
-    value = request.headers.get(PRIORITY)
+    value = header(request, PRIORITY.lower())
     is_bulk_only = request.scope["state"].get(BULK_ONLY, False)
     match value:
         case None:

@@ -8,12 +8,12 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from service.api.errors import Malformed
+from service.api.headers import TIMEOUT, header
 from service.api.http_protocol import cycle_of
 from service.inference.call_options import Deadline
 
 Result = TypeVar("Result")
 
-TIMEOUT = "X-Request-Timeout-Ms"
 # Key in the `state` of an ASGI scope: whether the client's header has shortened the deadline.
 CLIENT_DEADLINE = "client_deadline"
 # Key there: the request's `Deadline`.
@@ -37,7 +37,7 @@ def deadline_of(request: Request, longest_s: float) -> Deadline:
 
 
 def _seconds(request: Request, longest_s: float) -> float:
-    value = request.headers.get(TIMEOUT)
+    value = header(request, TIMEOUT.lower())
     if value is None:
         return longest_s
     if not (value.isascii() and value.isdecimal() and 0 < len(value) < 10 and int(value)):

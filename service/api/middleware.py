@@ -9,16 +9,16 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from models.panics import panics_as_errors
-from service.api.call_options import PRIORITY
-from service.api.deadline import CLIENT_DEADLINE, TIMEOUT
+from service.api.deadline import CLIENT_DEADLINE
 from service.api.errors import Forbidden, Malformed, status_of
+from service.api.headers import HEADERS, read_headers
 from service.api.http_protocol import PROTOCOL_ERROR
 from service.api.metrics import Metrics
 from service.api.state import LEASES
@@ -27,15 +27,6 @@ from service.request_trace import TRACE
 
 REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
-# Headers that decide how a request is served, and have one value: of several, a proxy in front may
-# believe another one. The protocol refuses a second Host and Content-Length.
-_SINGLE = {
-    name.lower().encode(): name
-    for name in (
-        *("Authorization", "X-API-Key", "api-key", "Content-Type", "Origin", "Sec-Fetch-Site"),
-        *(TIMEOUT, PRIORITY),
-    )
-}
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = logging.getLogger("vitrine")
@@ -70,13 +61,17 @@ class RequestMiddleware:
     ) -> None:
         self._app = app
         self._dispatch_table = dispatch_table
-        self._metrics = metrics
+        # Looked up once, because every lookup by label takes a lock.
+        self._requests = cache(metrics.requests.labels)
+        self._seconds = cache(metrics.request_seconds.labels)
         self._render_error = render_error
         self._hosts = hosts
         self._slow_s = slow_s
         self._is_stopping = is_stopping
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> VitrineError | None:
+    async def _run(
+        self, scope: Scope, receive: Receive, send: Send, ambiguous: str | None
+    ) -> VitrineError | None:
         """Serve the request; return the error to render as its response, if any."""
         request_id = scope["state"]["request_id"]
         fields = {"request_id": request_id}
@@ -84,9 +79,7 @@ class RequestMiddleware:
         if protocol_error is not None:
             return protocol_error
         try:
-            check_single(scope["headers"])
-            if not self._is_allowed_host(scope):
-                return Forbidden("the host name is not in VITRINE_SERVER__HOSTS", code="host")
+            self._check_head(scope, ambiguous)
             serve = self._dispatch_table.get((scope["method"], scope["path"]), self._app)
             with panics_as_errors("a library"):
                 await serve(scope, receive, send)
@@ -124,10 +117,13 @@ class RequestMiddleware:
             log.warning("request %s from %s: %s", request_id, client, error, extra=fields)
         await self._render_error(scope["path"], error, request_id)(scope, receive, send)
 
-    def _is_allowed_host(self, scope: Scope) -> bool:
-        if not self._hosts or scope["path"] in PROBES:
-            return True
-        return host_matches(Headers(scope=scope).get("host", ""), self._hosts)
+    def _check_head(self, scope: Scope, ambiguous: str | None) -> None:
+        if ambiguous is not None:
+            raise Malformed(f"the request has two {ambiguous} headers with different values")
+        if self._hosts and scope["path"] not in PROBES:
+            host = scope["state"][HEADERS].get("host", "")
+            if not host_matches(host, self._hosts):
+                raise Forbidden("the host name is not in VITRINE_SERVER__HOSTS", code="host")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or pass lifespan events to the application."""
@@ -135,8 +131,9 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        request_id = _request_id(Headers(scope=scope).get(REQUEST_ID))
-        scope.setdefault("state", {})["request_id"] = request_id
+        headers, ambiguous = read_headers(scope["headers"])
+        request_id = _request_id(headers.get("x-request-id"))
+        scope.setdefault("state", {}).update({HEADERS: headers, "request_id": request_id})
         method = scope["method"]
         if method == "HEAD":  # served as GET; the server omits the body
             scope = {**scope, "method": "GET"}
@@ -147,14 +144,13 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID] = request_id
+                message["headers"].append((b"x-request-id", request_id.encode()))
                 if self._is_stopping():  # the next request is for another replica
-                    headers["Connection"] = "close"
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
-            error = await self._run(scope, receive, send_with_id)
+            error = await self._run(scope, receive, send_with_id, ambiguous)
             if error is not None and status != "disconnected":
                 raise error  # the response has started, so no error response can be sent
             if error is not None:
@@ -168,26 +164,12 @@ class RequestMiddleware:
                 CLIENT_DEADLINE
             )
             label = "client_deadline" if is_client_deadline else status
-            self._metrics.requests.labels(route, label).inc()
+            self._requests(route, label).inc()
             trace = TRACE.get()
-            self._metrics.request_seconds.labels(route).observe(
-                seconds, None if trace is None else trace.ids
-            )
+            self._seconds(route).observe(seconds, None if trace is None else trace.ids)
             if self._slow_s is not None:
                 is_slow = seconds > self._slow_s
                 _log_access(scope, method, route, status, seconds, error, is_slow=is_slow)
-
-
-def check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Check that headers with one value do not have several.
-
-    Raises:
-        Malformed: A header of `_SINGLE` has two different values.
-    """
-    values: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in _SINGLE and values.setdefault(name, value) != value:
-            raise Malformed(f"the request has two {_SINGLE[name]} headers with different values")
 
 
 def host_matches(host: str, names: Collection[str]) -> bool:

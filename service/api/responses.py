@@ -14,6 +14,7 @@ from fastapi import Request, Response
 
 from models.quantization import Codes
 from service.api.accept import accepts_gzip, preferred_type
+from service.api.headers import header
 from service.api.state import AppState
 from service.inference.model.model import Model
 from service.inference.results.metrics import observe_stages
@@ -87,7 +88,8 @@ async def respond(
     body = serialize() if is_short else await asyncio.to_thread(serialize)
     if state.settings.server.gzip:
         headers = {**headers, **_vary(headers)}
-        if len(body) >= _GZIP_MIN_BYTES and accepts_gzip(request):
+        accepted = header(request, "accept-encoding") or ""
+        if len(body) >= _GZIP_MIN_BYTES and accepts_gzip(accepted):
             body = await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL, mtime=0)
             headers["Content-Encoding"] = "gzip"
     serialize_s = time.perf_counter() - started

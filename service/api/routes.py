@@ -40,6 +40,7 @@ from service.api.schemas import (
 from service.api.state import State
 from service.inference.errors import InvalidInput
 from service.inference.model.model import Model
+from service.inference.results.quantization import Quantizer
 from service.inference.results.vectors import Embeddings
 
 router = APIRouter()
@@ -80,14 +81,16 @@ async def encode(request: Request, state: State) -> Response:
     """
     body = await read_inputs(request, state, EncodeRequest)
     model, options = await lease_with_options(request, state, body.model)
-    outputs = body.outputs(default=_default_output(model))
+    outputs = body.outputs() or [_default_output(model)]
     _check_fields(body, outputs)
-    quantizer = model.quantizer(
-        body.output_dtype,
-        dimensions=body.dimensions,
-        truncate_dim=body.truncate_dim,
-        normalize=body.normalize,
-    )
+    quantizer = Quantizer("float32", body.dimensions or body.truncate_dim or model.width, None)
+    if body.output_dtype != "float32":
+        quantizer = model.quantizer(
+            body.output_dtype,
+            dimensions=body.dimensions,
+            truncate_dim=body.truncate_dim,
+            normalize=body.normalize,
+        )
     if body.chunking is not None:
         if isinstance(body.output, list) or outputs != ["pooled"]:
             raise InvalidInput("chunking applies to the output pooled alone", pointer="/chunking")
@@ -143,9 +146,9 @@ _DEFAULTS = {field: EncodeRequest.model_fields[field].default for field in _USER
 
 def _check_fields(body: EncodeRequest, outputs: Sequence[OutputName]) -> None:
     """Raise `InvalidInput` if the request sets a field that applies to none of the outputs."""
-    for field, users in _USERS.items():
+    for field in body.model_fields_set & _USERS.keys():
         is_set = getattr(body, field) != _DEFAULTS[field]
-        if is_set and users.isdisjoint(outputs):
+        if is_set and _USERS[field].isdisjoint(outputs):
             names = " or ".join(f'"{output}"' for output in outputs)
             raise InvalidInput(f"{field} does not apply to the output {names}", pointer=f"/{field}")
 

@@ -123,11 +123,11 @@ class EncodeRequest(BaseModel):
         """Return the inputs as a list."""
         return as_list(self.inputs)
 
-    def outputs(self, default: OutputName) -> Sequence[OutputName]:
-        """Return the requested outputs, or else the default output."""
+    def outputs(self) -> Sequence[OutputName]:
+        """Return the requested outputs; none: the default output of the model."""
         if isinstance(self.output, list):
             return self.output
-        return [self.output or default]
+        return [self.output] if self.output else []
 
 
 class EncodeResponse(BaseModel):

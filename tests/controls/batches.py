@@ -168,14 +168,14 @@ GUARDS = (
     # Admission.
     Guard(
         "service/inference/results/loaded_model.py",
-        "if needs_engine and self.cache is None and self.batcher.is_full(priority):",
+        "if needs_engine and self.cache is None and self.batcher.is_full(options.priority):",
         "if False:",
         f"{_T}test_app.py::test_full_queue_is_reported_before_tokenization",
     ),
     Guard(
-        "service/inference/results/loaded_model.py",
-        "async with asyncio.timeout(timeout_s):",
-        "async with asyncio.timeout(None):",
+        "service/inference/batching/batcher.py",
+        "        if timeout_s is not None:\n            expiry =",
+        "        if False:\n            expiry =",
         f"{_T}test_app.py::"
         "test_exceeded_deadline_returns_504_and_removes_the_request_from_the_queue",
     ),
@@ -199,8 +199,8 @@ GUARDS = (
     ),
     Guard(
         "service/api/deadline.py",
-        "            caller.uncancel()\n",
-        "",
+        "        if watch.done():\n            caller.uncancel()\n",
+        "        if watch.done():\n",
         f"{_T}test_routing.py::test_disconnect_cancels_the_work_and_not_its_task",
     ),
     Guard(
@@ -279,8 +279,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/results/loaded_model.py",
-        "self.batcher.submit(items, timeout_s, priority=priority)",
-        "self.batcher.submit(items, timeout_s)",
+        "items, options.remaining_s, priority=options.priority",
+        "items, options.remaining_s",
         f"{_I}model/test_python_api.py::test_bulk_calls_are_queued_behind_interactive_ones",
     ),
     # Long rows and texts.

@@ -20,9 +20,9 @@ GUARDS = (
         f"{_T}test_depth.py::test_every_route_refuses_a_body_beyond_the_limit",
     ),
     Guard(
-        "service/api/body.py",
-        '",".join(request.headers.getlist("content-encoding"))',
-        'request.headers.get("content-encoding", "")',
+        "service/api/headers.py",
+        'values[name] = f"{first},{value}"',
+        "pass",
         f"{_T}test_headers.py::test_several_content_encodings_are_one_list",
     ),
     Guard(
@@ -64,7 +64,7 @@ GUARDS = (
         "test_large_body_beyond_the_budget_is_refused_before_it_arrives",
     ),
     Guard(
-        "service/api/body.py",
+        "service/api/body_budget.py",
         "            self._used -= reserved\n",
         "            pass\n",
         f"{_T}test_bodies.py::"
@@ -103,8 +103,8 @@ GUARDS = (
     ),
     Guard(
         "service/api/middleware.py",
-        'return host_matches(Headers(scope=scope).get("host", ""), self._hosts)',
-        "return True",
+        "if not host_matches(host, self._hosts):",
+        "if False:",
         f"{_T}test_browsers.py::test_unknown_host_names_return_403_except_for_probes",
     ),
     Guard(
@@ -153,13 +153,13 @@ GUARDS = (
     ),
     Guard(
         "service/api/middleware.py",
-        '            check_single(scope["headers"])\n',
-        "",
+        "if ambiguous is not None:",
+        "if False:",
         f"{_T}test_headers.py::test_two_different_values_are_refused_in_both_orders",
     ),
     Guard(
         "service/api/middleware.py",
-        '                    headers["Connection"] = "close"\n',
+        '                    message["headers"].append((b"connection", b"close"))\n',
         "                    pass\n",
         f"{_T}test_stopping.py::test_service_is_unready_and_answers_during_the_drain_period",
     ),
@@ -190,7 +190,7 @@ GUARDS = (
     ),
     # API keys.
     Guard(
-        "service/api/auth.py",
+        "service/api/keys.py",
         "if accepted.isdisjoint(matches[0].scopes):",
         "if False:",
         f"{_T}test_auth.py::test_route_accepts_only_keys_with_its_scope",

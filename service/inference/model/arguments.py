@@ -5,14 +5,11 @@ holes, arrays, generators and results of other libraries.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from math import inf
-from numbers import Real
 from typing import Any, get_args
 
 import numpy as np
 
 from models.quantization import OutputDtype
-from service.inference.call_options import OnOverflow, Priority
 from service.inference.errors import InvalidInput
 from service.inference.results.vectors import EncodeOutput
 from service.inference.tokenizing.chunking import is_integer
@@ -135,17 +132,9 @@ def _is_bool(value: object) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
-def _is_duration(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < inf
-
-
 def _one_of(names: Sequence[str]) -> tuple[Callable[[Any], bool], str]:
     allowed = frozenset(names)
     return lambda value: isinstance(value, str) and value in allowed, f"one of {', '.join(names)}"
-
-
-def _or_none(is_valid: Callable[[Any], bool], allowed: str) -> tuple[Callable[[Any], bool], str]:
-    return lambda value: value is None or is_valid(value), f"{allowed} or None"
 
 
 def _several_of(names: Sequence[str]) -> tuple[Callable[[Any], bool], str]:
@@ -157,22 +146,22 @@ def _several_of(names: Sequence[str]) -> tuple[Callable[[Any], bool], str]:
     return is_valid, f"a list of {', '.join(names)}"
 
 
-# Whether a value of an option is valid, and the valid ones for the message.
-_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "prompt_name": _or_none(lambda value: isinstance(value, str), "a text"),
+# Options that can be None.
+_OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("dimensions", "truncate_dim", "top_n", "max_tokens_per_query", "max_tokens_per_doc"),
-        _or_none(is_integer, "an integer"),
+        (is_integer, "an integer or None"),
     ),
-    "normalize": _or_none(_is_bool, "a bool"),
+    "normalize": (_is_bool, "a bool or None"),
+}
+# Whether a value of an option is valid, and the valid ones for the message.
+_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **_OPTIONAL,
     **dict.fromkeys(
         ("with_offsets", "explain", "add_special_tokens", "skip_special_tokens"),
         (_is_bool, "a bool"),
     ),
     "outputs": _several_of(get_args(EncodeOutput)),
-    "on_overflow": _one_of(get_args(OnOverflow)),
-    "timeout_s": _or_none(_is_duration, "a finite number of seconds that is not negative"),
-    "priority": _one_of(get_args(Priority)),
     "dtype": _one_of(get_args(OutputDtype)),
 }
 
@@ -184,6 +173,8 @@ def check_options(**options: object) -> None:
         InvalidInput: An option is invalid; `pointer` names it.
     """
     for name, value in options.items():
+        if value is None and name in _OPTIONAL:
+            continue
         is_valid, allowed = _OPTIONS[name]
         if not is_valid(value):
             raise InvalidInput(f"{name} must be {allowed}", pointer=f"/{name}")

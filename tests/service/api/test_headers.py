@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from service.api.middleware import _SINGLE
+from service.api.headers import _SINGLE
 from tests.serving import flat_routes
 
 JSON = ("Content-Type", "application/json")

@@ -31,7 +31,7 @@ from models.export.sources import resolve
 from service.api.compat import tei, tei_embed
 from service.api.state import AppState
 from service.app import create_app
-from service.inference.errors import DeadlineExceeded
+from service.inference.call_options import Deadline
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.registry import registry as registry_module
@@ -579,9 +579,9 @@ def test_wait_for_a_load_counts_towards_the_deadline(
         time.sleep(load_s)  # noqa: ASYNC251 - also while the event loop is blocked
         return await open_model(*arguments, **options)
 
-    async def late(*_: object, timeout_s: float, **__: object) -> None:
-        timeouts.append(timeout_s)
-        raise DeadlineExceeded(f"deadline of {timeout_s:g} s exceeded")
+    async def late(*_: object, timeout_s: Deadline, **__: object) -> None:
+        timeouts.append(timeout_s.remaining_s)
+        raise timeout_s.exceeded()
 
     monkeypatch.setattr(registry_module, "open_model", slow)
     monkeypatch.setattr(Model, "encode_outputs", late)

@@ -1,6 +1,7 @@
 """The Python API: `vitrine.open_model` and `vitrine.SyncModel`."""
 
 import asyncio
+import inspect
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from starlette.testclient import TestClient
 import vitrine
 from models.artifact import Artifact
 from service.inference.batching.devices import Devices
+from service.inference.call_options import CallOptions
 from service.inference.results.loaded_model import BatchItem, LoadedModel
 from service.inference.results.vectors import RowResults
 from tests.eventually import HANG_S, eventually, eventually_async
@@ -55,6 +57,17 @@ def test_synchronous_and_http_results_are_identical(
     body = {"inputs": TEXTS, "dimensions": 10}
     expected = client.post("/encode", json=body).json()["embeddings"]
     np.testing.assert_allclose(result.vectors, expected, rtol=0, atol=1e-6)
+
+
+def test_synchronous_model_has_every_method_of_the_model() -> None:
+    methods = {
+        name: method
+        for name, method in vars(vitrine.Model).items()
+        if inspect.iscoroutinefunction(method) and not name.startswith("_")
+    }
+    assert len(methods) >= 12
+    for name, method in methods.items():
+        assert inspect.signature(getattr(vitrine.SyncModel, name)) == inspect.signature(method)
 
 
 def test_token_vectors_average_to_the_pooled_vector(sync_model: vitrine.SyncModel) -> None:
@@ -143,8 +156,9 @@ def test_every_method_passes_the_priority_on(
     monkeypatch: pytest.MonkeyPatch,
     call: Callable[[vitrine.SyncModel], object],
 ) -> None:
-    async def run(*_: object, priority: str, **__: object) -> None:
-        raise RuntimeError(priority)
+    async def run(*arguments: object, **_: object) -> None:
+        (options,) = (a for a in arguments if isinstance(a, CallOptions))
+        raise RuntimeError(options.priority)
 
     monkeypatch.setattr(LoadedModel, "run", run)
     with pytest.raises(RuntimeError, match="bulk"):
