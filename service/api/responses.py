@@ -108,15 +108,11 @@ async def respond(
 
 def _server_timing(stages: Stages, serialize_s: float) -> str:
     """Return a Server-Timing header, in which the counts describe the stage "cache"."""
-    descriptions: dict[str, str] = {}
+    entries = [f"{name};dur={duration * 1e3:.3f}" for name, duration in stages.items()]
     if (counts := stages.cache_counts) is not None:
         described = f"hits={counts.hits} shared={counts.shared} misses={counts.misses}"
-        descriptions["cache"] = f';desc="{described}"'
-    durations = {**stages, "serialize": serialize_s}
-    return ", ".join(
-        f"{name}{descriptions.get(name, '')};dur={duration * 1e3:.3f}"
-        for name, duration in durations.items()
-    )
+        entries = [entry.replace("cache;", f'cache;desc="{described}";') for entry in entries]
+    return ", ".join([*entries, f"serialize;dur={serialize_s * 1e3:.3f}"])
 
 
 def _vary(headers: Mapping[str, str]) -> dict[str, str]:

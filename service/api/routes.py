@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import get_args
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
@@ -39,7 +38,6 @@ from service.api.schemas import (
 )
 from service.api.state import State
 from service.inference.errors import InvalidInput
-from service.inference.model.model import Model
 from service.inference.results.quantization import Quantizer
 from service.inference.results.vectors import Embeddings
 
@@ -81,7 +79,7 @@ async def encode(request: Request, state: State) -> Response:
     """
     body = await read_inputs(request, state, EncodeRequest)
     model, options = await lease_with_options(request, state, body.model)
-    outputs = body.outputs() or [_default_output(model)]
+    outputs = body.outputs() or [model.default_output]
     _check_fields(body, outputs)
     quantizer = Quantizer("float32", body.dimensions or body.truncate_dim or model.width, None)
     if body.output_dtype != "float32":
@@ -125,12 +123,6 @@ async def encode(request: Request, state: State) -> Response:
         return await respond(request, state, model, result, serialize, OCTETS, headers)
     serialize = partial(encode_json, model.name, result, in_base64, quantizer)
     return await respond(request, state, model, result, serialize, headers=headers)
-
-
-def _default_output(model: Model) -> OutputName:
-    """Return the first output that is for encoding; "pooled" if there is none."""
-    first = model.artifact.manifest.outputs[0]
-    return next((name for name in get_args(OutputName) if name == first), "pooled")
 
 
 # Outputs to which a field of a request applies.

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,14 @@ from service.inference.errors import (
 )
 from service.inference.results.metrics import ModelMetrics, observe_stages, outcome_of
 from service.inference.results.query_table import look_up
-from service.inference.results.vectors import RowResult, RowResults, SparseVector, Stages, Vectors
+from service.inference.results.vectors import (
+    EncodeOutput,
+    RowResult,
+    RowResults,
+    SparseVector,
+    Stages,
+    Vectors,
+)
 from service.inference.tokenizing.executor import BoundedExecutor, ExecutorFull
 from service.inference.tokenizing.rows import Row
 from service.inference.tokenizing.tokenizer import TextTokenizer
@@ -153,6 +160,12 @@ class LoadedModel:
     def version(self) -> str:
         """Version of the model: the start of its identity."""
         return self.identity[:12]
+
+    @cached_property
+    def default_output(self) -> EncodeOutput:
+        """Kind of vectors that `/encode` returns unless another is requested."""
+        first = self.artifact.manifest.outputs[0]
+        return next((name for name in get_args(EncodeOutput) if name == first), "pooled")
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -419,6 +432,8 @@ def run_batch(
 def _link_traces(batch: Sequence[BatchItem]) -> None:
     """Tell the traces of a batch's requests of each other."""
     traces = {item.trace.ids["span_id"]: item.trace for item in batch if item.trace is not None}
+    if not traces:
+        return
     ids = {span_id: trace.ids for span_id, trace in traces.items()}
     for trace in traces.values():
         trace.batched.update(ids)

@@ -279,8 +279,8 @@ def truncate_and_normalize(vectors: Vectors, dimensions: int | None, normalize: 
         dimensions: Number of dimensions to keep; None: all.
         normalize: Whether to scale the truncated vectors to unit length.
     """
-    kept = vectors[:, :dimensions]
-    if normalize:
-        lengths = np.sqrt(np.vecdot(kept, kept))[:, None]  # faster than linalg.norm
-        kept = kept / np.maximum(lengths, _TINY)
-    return np.ascontiguousarray(kept, np.float32)
+    kept = vectors if dimensions is None else vectors[:, :dimensions]
+    if not normalize:
+        return np.ascontiguousarray(kept, np.float32)
+    lengths = np.sqrt(np.vecdot(kept, kept))  # faster than linalg.norm
+    return np.asarray(kept / np.maximum(lengths, _TINY)[:, None], np.float32)
