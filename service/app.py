@@ -40,11 +40,10 @@ from service.api.openapi import openapi
 from service.api.raw_route import dispatch_table
 from service.api.routes import raw_router, router
 from service.api.schemas import ENCODE_HEADERS, VERSION, EncodeRequest
-from service.debug import operations, page, tap_routes
-from service.debug import routes as debug
-from service.debug.process import GradientProcess, worker_command
-from service.debug.request_models import BODIES
-from service.debug.state import DebugState
+from service.debug import page, process_state
+from service.debug.pipeline.process import GradientProcess, worker_command
+from service.debug.pipeline.state import DebugState
+from service.debug.routes import BODIES, ROUTERS
 from service.inference.cache import ResultCache
 from service.inference.errors import VitrineError
 from service.inference.metrics import CacheMetrics
@@ -182,13 +181,13 @@ def create_app(
         routers.insert(0, tei.root_router())
     for included in routers:
         app.include_router(included)
-    app.include_router(operations.router)
-    for debug_router in (debug.router, tap_routes.router):
+    app.include_router(process_state.router)
+    for debug_router in ROUTERS:
         app.include_router(debug_router, include_in_schema=settings.debug.enabled)
     tei_paths = tei.ROOT_PATHS if settings.server.tei_at_root else frozenset()
     app.add_middleware(
         RequestMiddleware,
-        dispatch_table=dispatch_table([*routers, debug.router, tap_routes.router]),
+        dispatch_table=dispatch_table([*routers, *ROUTERS]),
         metrics=metrics,
         render_error=partial(_render_error, tei_paths),
         hosts=settings.server.hosts,

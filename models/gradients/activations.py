@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.gradients.attribution import TOKENS_AT_ONCE, Target
+from models.gradients.attribution import TOKENS_AT_ONCE, TargetFunction
 from models.gradients.inputs import Row, TapPoint, TokenReduction, starts_of
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Patching, TapPatch
@@ -79,7 +79,7 @@ def patch(
     model: ReferenceModel,
     rows: Sequence[Row],
     source_rows: Sequence[Row],
-    target: Target,
+    target: TargetFunction,
     taps: Mapping[str, str],
     patches: Sequence[Patch],
     *,

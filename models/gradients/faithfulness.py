@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.gradients.attribution import Target
+from models.gradients.attribution import TargetFunction
 from models.gradients.budget import RANDOM_ORDERS, removal_counts
 from models.gradients.inputs import Row, Units, starts_of, without
 from models.gradients.reference_model import ReferenceModel
@@ -23,7 +23,7 @@ from models.gradients.results import Faithfulness, FaithfulnessPoint, RemovalEff
 def faithfulness(
     model: ReferenceModel,
     rows: Sequence[Row],
-    target: Target,
+    target: TargetFunction,
     units: Units,
     scores: NDArray[np.float64],
     *,
@@ -85,7 +85,7 @@ def _mean(points: Sequence[FaithfulnessPoint]) -> RemovalEffect:
 def _value(
     model: ReferenceModel,
     rows: Sequence[Row],
-    target: Target,
+    target: TargetFunction,
     removed: Collection[int],
     entries: Sequence[int] | None,
 ) -> float:

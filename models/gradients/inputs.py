@@ -8,9 +8,6 @@ from typing import Literal
 from models.packing import NO_ADAPTER
 
 Method = Literal["integrated_gradients", "saliency", "grad_x_input", "smoothgrad", "occlusion"]
-TargetName = Literal[
-    "cosine", "similarity", "margin", "dot", "dim", "norm", "score", "label", "sparse", "maxsim"
-]
 BaselineName = Literal["pad", "mask", "zero"]
 ObjectiveName = Literal["cosine", "mnrl", "dot", "mse", "cotangent"]
 EmulatedPrecision = Literal["float16", "bfloat16"]

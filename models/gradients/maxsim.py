@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.gradients.attribution import Target
+from models.gradients.attribution import TargetFunction
 from models.gradients.inputs import Row, starts_of
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import AlignedTokens
 
 
-def maxsim(normalize: bool) -> Target:
+def maxsim(normalize: bool) -> TargetFunction:
     """Return a target function: MaxSim of a query and a document.
 
     The function takes the multi-vectors of a query and of a document, `(S, L', W)` each. If it also

@@ -27,7 +27,7 @@ from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import (
     FileHash,
     LayerDifference,
-    Parity,
+    ParityCheck,
     StressRow,
     TokenIds,
     VectorDifference,
@@ -94,11 +94,11 @@ def parity(
     served: Served,
     files: Sequence[FileHash],
     tokenized: Sequence[Tokenized] = (),
-) -> Parity:
+) -> ParityCheck:
     """Compare the served model with the reference model of an artifact.
 
     Errors from loading or running the CPU graph are raised if the graph's files are unchanged since
-    startup. Otherwise, they are returned as `Parity.unreadable`.
+    startup. Otherwise, they are returned as `ParityCheck.unreadable`.
 
     Args:
         artifact: The served artifact; its files may have changed on disk since startup.
@@ -132,7 +132,7 @@ def parity(
         # The full message of an OSError would reveal the path of the artifact.
         reason = error.strerror if isinstance(error, OSError) else error
         unreadable = f"{file} cannot be compared: {reason}"
-    return Parity(
+    return ParityCheck(
         files=tuple(files),
         unreadable=unreadable,
         tokenizer=tuple(compare_ids(*text) for text in tokenized),

@@ -311,7 +311,7 @@ GUARDS = (
         f"{_T}test_inference_free.py::test_queries_need_neither_engine_nor_queue",
     ),
     Guard(
-        "service/debug/texts.py",
+        "service/debug/pipeline/texts.py",
         "if tokenized.row.is_looked_up:",
         "if False:",
         f"{_T}test_inference_free.py::test_gradients_explain_documents_only",

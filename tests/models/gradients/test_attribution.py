@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.artifact import TOKENIZER, Artifact, SimilarityName
 from models.gradients import attribution
-from models.gradients.attribution import METHODS, Target, attribute
+from models.gradients.attribution import METHODS, TargetFunction, attribute
 from models.gradients.budget import COSTS
 from models.gradients.inputs import Method, MethodOptions, Row
 from models.gradients.reference_model import ReferenceModel
@@ -23,7 +23,7 @@ PAD = [0, 1, 1, 1, 1, 2]  # baseline of A, with A's special tokens
 EXACT = MethodOptions(tolerance=1e-9, max_evaluations=3000)
 
 
-def targets(model: ReferenceModel) -> dict[str, Target]:
+def targets(model: ReferenceModel) -> dict[str, TargetFunction]:
     other = model.vector(B)
     return {
         "cosine": attribution.cosine(other),
@@ -36,7 +36,9 @@ def targets(model: ReferenceModel) -> dict[str, Target]:
     }
 
 
-def function(model: ReferenceModel, layer_name: str, target: Target) -> Callable[[Tensor], Tensor]:
+def function(
+    model: ReferenceModel, layer_name: str, target: TargetFunction
+) -> Callable[[Tensor], Tensor]:
     return lambda tokens: target(model.continue_from(layer_name, tokens, A))
 
 
@@ -272,7 +274,9 @@ def test_default_tolerance_bounds_the_error_of_every_token(artifact: Artifact) -
         assert error <= result.completeness.score_error + 1e-6
 
 
-def function_of(model: ReferenceModel, row: Row, target: Target) -> Callable[[Tensor], Tensor]:
+def function_of(
+    model: ReferenceModel, row: Row, target: TargetFunction
+) -> Callable[[Tensor], Tensor]:
     return lambda tokens: target(model.continue_from("words", tokens, row))
 
 

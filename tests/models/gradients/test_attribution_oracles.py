@@ -13,7 +13,7 @@ from torch import Tensor
 from models.export.checkpoint import load
 from models.export.sentence_config import Overrides
 from models.gradients import attribution
-from models.gradients.attribution import METHODS, Target, attribute, attribute_together
+from models.gradients.attribution import METHODS, TargetFunction, attribute, attribute_together
 from models.gradients.inputs import Method, MethodOptions, Row, Side
 from models.gradients.reference_model import ReferenceModel
 from tests.models.checkpoints import (
@@ -224,7 +224,7 @@ def test_integrated_gradients_of_logits_and_weights_are_complete(
     ranker, _ = classifier(tmp_path / "ranker", 1)
     splade, _, _ = sparse(tmp_path / "splade", "sum")
     entry = int(splade.vector(TEXT).argmax())
-    cases: list[tuple[ReferenceModel, Row, Target, list[int] | None]] = [
+    cases: list[tuple[ReferenceModel, Row, TargetFunction, list[int] | None]] = [
         (ranker, PAIR, attribution.label(0), None),
         (splade, TEXT, FIRST, [entry]),
     ]

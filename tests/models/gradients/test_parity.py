@@ -32,7 +32,7 @@ from models.gradients.parity import (
     parity,
 )
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import FileHash, Parity, VectorDifference
+from models.gradients.results import FileHash, ParityCheck, VectorDifference
 from models.network.disentangled import DistanceConfig
 from models.network.heads import DenseHead
 from models.network.norms import KINDS
@@ -123,7 +123,7 @@ def parity_of(
     rows: Sequence[Row] = ROWS,
     served: Served | None = None,
     tokenized: Sequence[Tokenized] = (),
-) -> Parity:
+) -> ParityCheck:
     served = served or served_by(self_contained(artifact), rows)
     return parity(artifact, model, rows, served, files_of(artifact), tokenized)
 

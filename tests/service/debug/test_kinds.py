@@ -17,7 +17,8 @@ from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
 from service.app import create_app
-from service.debug.kinds import ROUTES, TARGETS, kind_for
+from service.debug.pipeline.model_kinds import ROUTES, kind_for
+from service.debug.target import TARGETS
 from service.inference.errors import InvalidInput
 from tests.models.checkpoints import (
     edit_json,

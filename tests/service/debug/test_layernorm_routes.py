@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from models.add_layer_norm.reference import BackwardSteps, ForwardSteps
 from models.artifact import Artifact
-from service.debug import replies
+from service.debug.pipeline import messages
 from tests.service.debug.conftest import ask, client_of
 
 CAT = "The cat sat on the mat."
@@ -136,7 +136,7 @@ def test_more_non_finite_numbers_than_the_limit_add_a_warning(
 ) -> None:
     source = {"type": "rows", "x": [[3e38, -3e38] * 40], "residual": [[3e38, -3e38] * 40]}
     result = ask(client, "layernorm", source=source, row=0)
-    assert len(result["nonfinite"]) == replies.MAX_NONFINITE
+    assert len(result["nonfinite"]) == messages.MAX_NONFINITE
     assert result["warnings"] == [
         "nonfinite lists only the first 64 non-finite numbers; there may be more"
     ]

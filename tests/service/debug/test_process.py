@@ -18,10 +18,11 @@ from pydantic import ValidationError
 from models.artifact import Artifact
 from models.gradients.inputs import Row, Side
 from service.api.errors import status_of
-from service.debug import frames
-from service.debug.job_types import JOB, PairJob, VjpJob
-from service.debug.process import GradientProcess, ReferenceModel, cpu_s
-from service.debug.replies import REPLY, Done, Opened
+from service.debug.pair import PairJob, PairRequest
+from service.debug.pipeline import frames
+from service.debug.pipeline.messages import REPLY, Done, Opened, encode_job
+from service.debug.pipeline.process import ArtifactVersion, GradientProcess, cpu_s
+from service.debug.vjp import VjpJob, VjpRequest
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -35,11 +36,11 @@ from tests.service.debug.held_worker import held_worker_command
 
 pytestmark = pytest.mark.slow  # starts processes
 
-# A gradient process without gradients: the layer of a job is a command, as JSON.
+# A gradient process without gradients: the text of a job is a command, as JSON.
 FAKE = """
 import json, os, select, signal, sys
 from pathlib import Path
-from service.debug import frames
+from service.debug.pipeline import frames
 from tests.eventually import eventually
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as torch does during a matrix product
@@ -52,7 +53,7 @@ def send(message):
 send({"outcome": "opened", "layers": {"words": "step"}, "norms": [], "taps": [],
       "device": "", "torch": "", "op": {}})
 while (body := frames.read(stdin)) is not None:
-    command = json.loads(json.loads(body)["layer"])
+    command = json.loads(json.loads(body)["request"]["text"])
     if hold := command.get("hold"):
         Path(hold, "started").touch()
         eventually(Path(hold, "released").exists)
@@ -70,10 +71,11 @@ while (body := frames.read(stdin)) is not None:
 
 
 def job(**command: object) -> VjpJob:
-    return VjpJob(Row([]), [], json.dumps(command), "norm", compare=[])
+    request = VjpRequest(text=json.dumps(command), cotangent=[1.0])
+    return VjpJob(request=request, row=Row([]), compare=[])
 
 
-REFERENCE = ReferenceModel(Path("artifact"), "1")
+REFERENCE = ArtifactVersion(Path("artifact"), "1")
 
 
 @asynccontextmanager
@@ -88,9 +90,9 @@ async def process_of(
         await process.close()
 
 
-async def run(process: GradientProcess, reference: ReferenceModel, job: VjpJob) -> Done:
+async def run(process: GradientProcess, artifact: ArtifactVersion, job: VjpJob) -> Done:
     """Run a job without vectors and file."""
-    completed = await process.run(reference, job)
+    completed = await process.run(artifact, job)
     assert completed[1:] == (b"", b"")
     return completed.done
 
@@ -165,7 +167,7 @@ async def test_full_queue_refuses_to_start_the_process_for_another_model(tmp_pat
         (tmp_path / "released").touch()
         await running
         assert (await waiting).layers
-        assert process.reference == other
+        assert process.artifact == other
 
 
 async def test_job_beyond_its_deadline_is_killed_and_the_next_one_works(tmp_path: Path) -> None:
@@ -324,7 +326,7 @@ async def test_deadline_error_blames_the_text_only_if_the_job_had_a_cpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, used_s: float, message: str
 ) -> None:
     times = iter([0.0, used_s])
-    monkeypatch.setattr("service.debug.process.cpu_s", lambda _: next(times))
+    monkeypatch.setattr("service.debug.pipeline.process.cpu_s", lambda _: next(times))
     async with process_of(deadline_s=0.5) as process:
         await process.start(REFERENCE)
         with pytest.raises(DeadlineExceeded, match=f"exceeded its deadline of 0.5 s; {message}"):
@@ -366,7 +368,7 @@ async def test_refused_jobs_are_invalid_inputs_and_failed_jobs_are_errors() -> N
         # As where torch is not installed.
         (
             "import sys; sys.modules['torch'] = None; sys.argv = ['', 'nowhere', 'cpu', 'text']; "
-            "from service.debug.worker import main; main()",
+            "from service.debug.child.__main__ import main; main()",
             "the gradient process could not load the reference model; see the log",
         ),
     ],
@@ -406,8 +408,8 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
 ) -> None:
     script = (
         "import os, sys, threading\n"
-        "from service.debug import jobs, worker\n"
-        "from service.debug.replies import Completed, Done, Opened\n"
+        "from service.debug.child import __main__ as worker, jobs\n"
+        "from service.debug.pipeline.messages import Completed, Done, Opened\n"
         "class Jobs:\n"
         "    def __init__(self, *_):\n"
         "        os.write(1, b'noise'); print('noise', flush=True)\n"
@@ -427,7 +429,7 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
     with worker_of([sys.executable, "-c", script], tmp_path) as worker:
         assert worker.stdin is not None
         assert isinstance(reply_of(worker), Opened)
-        worker.stdin.write(frames.frame(JOB.dump_json(job())))
+        worker.stdin.write(frames.frame(encode_job(job())))
         worker.stdin.flush()
         assert reply_of(worker).result == {"start": 5, "job": 19, "other": 19}
         worker.stdin.close()
@@ -442,8 +444,9 @@ def test_worker_ends_with_its_input_even_within_a_job(
         assert worker.stdout is not None
         assert reply_of(worker).layers["words"] == "embeddings.words"
         side = Side(Row(list(range(1000, 1100))))
-        long = PairJob(side, side, "words", 1e-9, 4096, compare=[])
-        worker.stdin.write(frames.frame(JOB.dump_json(long)))
+        request = PairRequest(a="", b="", layer="words", tolerance=1e-9, max_evaluations=4096)
+        long = PairJob(request=request, a=side, b=side, compare=[])
+        worker.stdin.write(frames.frame(encode_job(long)))
         worker.stdin.close()
         assert worker.stdout.read() == b""  # the job has not finished
         assert worker.wait() == 0
@@ -462,8 +465,9 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
         assert isinstance(reply_of(worker), Opened)
         worker.send_signal(signal.SIGINT)
         # The job after the interrupt has a reply.
-        unknown = VjpJob(Row([101, 102]), [1.0] * 32, "nowhere", "norm", compare=[])
-        worker.stdin.write(frames.frame(JOB.dump_json(unknown)))
+        request = VjpRequest(text="", cotangent=[1.0] * 32, layer="nowhere")
+        unknown = VjpJob(request=request, row=Row([101, 102]), compare=[])
+        worker.stdin.write(frames.frame(encode_job(unknown)))
         worker.stdin.flush()
         assert reply_of(worker).code == "unknown_layer"
         worker.stdin.write(rest)
@@ -490,7 +494,7 @@ async def test_process_with_a_malformed_reply_is_replaced(reply: dict[str, str])
 
 
 async def test_process_with_a_malformed_description_is_not_used() -> None:
-    script = "from service.debug.frames import frame; import sys; sys.stdout.buffer.write("
+    script = "from service.debug.pipeline.frames import frame; import sys; sys.stdout.buffer.write("
     script += "frame(b'{}')); sys.stdout.flush(); sys.stdin.read()"
     async with process_of([sys.executable, "-c", script]) as process:
         for _ in range(2):
@@ -508,7 +512,7 @@ async def test_start_does_not_wait_for_a_running_job(tmp_path: Path) -> None:
         task.cancel()
 
 
-@pytest.mark.parametrize("change", [{"artifact": Path("other")}, {"version": "2"}])
+@pytest.mark.parametrize("change", [{"folder": Path("other")}, {"version": "2"}])
 async def test_job_for_another_reference_model_restarts_the_process(change: dict[str, Any]) -> None:
     other = replace(REFERENCE, **change)
     async with process_of() as process:

@@ -3,6 +3,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,13 +19,13 @@ from models.gradients import inputs
 from models.gradients.inputs import Method, Row
 from models.identity import identity_of
 from service.app import create_app
-from service.debug import jobs, replies
-from service.debug.job_types import FlowJob
-from service.debug.jobs import nonfinite
-from service.debug.replies import Done, JobRefused, NonFinite
-from service.debug.request_models.flow import FlowRequest
-from service.debug.request_models.targets import Target
-from service.debug.responses import ParityResponse
+from service.debug.child import jobs
+from service.debug.child.jobs import nonfinite
+from service.debug.flow import CosineObjective, FlowJob, FlowRequest
+from service.debug.parity import ParityResponse
+from service.debug.pipeline.messages import Done, NonFinite, encode_reply
+from service.debug.target import TARGETS, Target
+from service.inference.errors import InvalidInput
 from service.settings import DebugSettings, Settings
 from tests.eventually import eventually
 from tests.models.gradients.toys import toy_model
@@ -287,7 +288,7 @@ def test_non_finite_numbers_become_null_and_are_listed() -> None:
         NonFinite("/scores/1", "-inf"),
         NonFinite("/path/0/1", "inf"),
     ]
-    reply = json.loads(replies.encode_reply(Done(result, numbers, True, 1.0)))
+    reply = json.loads(encode_reply(Done(result, numbers, True, 1.0)))
     assert reply["result"] == {
         "value": None,
         "scores": [1.0, None],
@@ -304,11 +305,12 @@ def test_errors_within_flow_are_not_errors_of_the_request(
         raise ValueError("internal")
 
     rows = [Row([1, 2]), Row([3, 4])]
-    flow_job = FlowJob(rows, "cosine", [], None, 1.0, compare=[])
+    request = FlowRequest(texts=["", ""], objective=CosineObjective(type="cosine"))
+    flow_job = FlowJob(request=request, rows=rows, compare=[])
     monkeypatch.setattr(jobs, "flow", broken)
     with pytest.raises(ValueError, match="internal"):
         jobs._flow(toy_model(), flow_job)
-    with pytest.raises(JobRefused, match="even number of texts"):
+    with pytest.raises(InvalidInput, match="even number of texts"):
         jobs._flow(toy_model(), replace(flow_job, rows=rows[:1]))
 
 
@@ -320,7 +322,7 @@ def types_of(union: object) -> set[str]:
 
 
 def test_requests_accept_exactly_the_named_targets_and_objectives() -> None:
-    assert types_of(Target) == set(get_args(inputs.TargetName))
+    assert types_of(Target) == set(chain(*TARGETS.values()))
     objective = FlowRequest.model_fields["objective"].annotation
     names = {get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(objective)}
     assert names == set(get_args(inputs.ObjectiveName))

@@ -14,19 +14,20 @@ from starlette.requests import ClientDisconnect
 
 from models.artifact import MANIFEST
 from models.gradients.inputs import Row
-from service.debug import running
-from service.debug.job_types import VjpJob
-from service.debug.replies import Completed, Done
+from service.debug.pipeline import call
+from service.debug.pipeline.call import Call, JobOutcome
+from service.debug.pipeline.messages import Completed, Done
+from service.debug.vjp import VjpJob, VjpRequest
 from service.inference.errors import DeadlineExceeded
 
-JOB = VjpJob(Row([1]), [], "words", "norm", compare=[Row([1])])
+JOB = VjpJob(request=VjpRequest(text="", cotangent=[1.0]), row=Row([1]), compare=[Row([1])])
 
 
 async def run_job(
     reference: NDArray[np.float32],
     receive: Callable[[], Awaitable[Any]],
     request_s: float = 300.0,
-) -> running.Outcome:
+) -> JobOutcome:
     """Run a job whose reference model has these vectors."""
 
     async def run(*_: object) -> Completed:
@@ -44,7 +45,7 @@ async def run_job(
         artifact=artifact, files={MANIFEST: ""}, quality=None, engine_label="cpu"
     )
     request = Request({"type": "http", "headers": [], "state": {}}, receive)
-    return await running.run_job(request, state, model, JOB)
+    return await Call(request, state, model).run(JOB)
 
 
 async def never() -> None:
@@ -64,7 +65,7 @@ async def test_comparison_ends_when_the_client_disconnects(
         await encoding.wait()
         return {"type": "http.disconnect"}
 
-    monkeypatch.setattr(running, "encode", encode)
+    monkeypatch.setattr(call, "encode", encode)
     with pytest.raises(ClientDisconnect):
         async with asyncio.timeout(60):
             await run_job(np.ones((1, 2), np.float32), disconnect)
@@ -77,7 +78,7 @@ async def test_comparison_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) 
         encoded.append(True)
         await never()
 
-    monkeypatch.setattr(running, "encode", encode)
+    monkeypatch.setattr(call, "encode", encode)
     with pytest.raises(DeadlineExceeded):
         async with asyncio.timeout(60):
             await run_job(np.ones((1, 2), np.float32), never, request_s=1e-3)
@@ -93,7 +94,7 @@ async def test_non_finite_reference_vectors_do_not_agree(
     async def encode(*_: object) -> NDArray[np.float32]:
         return served
 
-    monkeypatch.setattr(running, "encode", encode)
+    monkeypatch.setattr(call, "encode", encode)
     reference = served.copy()
     outcome = await run_job(reference, never)
     assert (outcome.warnings, outcome.file) == ([], b"file")

@@ -1,32 +1,24 @@
-"""Kinds of models: the gradient routes and the targets of attributions that each kind has."""
+"""Kinds of models, and the gradient routes that each kind has."""
 
 from collections.abc import Mapping
 from typing import Literal, get_args
 
 from models.artifact import Manifest
-from models.gradients.inputs import TargetName
 from service.inference.errors import InvalidInput
 from service.inference.explanations import DISTANCES
 
-Kind = Literal["embedding", "reranker", "classifier", "sparse", "multi"]
+ModelKind = Literal["embedding", "reranker", "classifier", "sparse", "multi"]
 
 # Names of the kinds in messages. A reranker has one label, and a classifier several.
-_NAMES: Mapping[Kind, str] = {
+KIND_NAMES: Mapping[ModelKind, str] = {
     "embedding": "embedding models",
     "reranker": "rerankers",
     "classifier": "classifiers",
     "sparse": "sparse encoders",
     "multi": "multi-vector models",
 }
-TARGETS: Mapping[Kind, tuple[TargetName, ...]] = {
-    "embedding": ("cosine", "similarity", "margin", "dot", "dim", "norm"),
-    "reranker": ("score",),
-    "classifier": ("label",),
-    "sparse": ("sparse",),
-    "multi": ("maxsim",),
-}
-_ALL: tuple[Kind, ...] = get_args(Kind)
-ROUTES: Mapping[str, tuple[Kind, ...]] = {
+_ALL: tuple[ModelKind, ...] = get_args(ModelKind)
+ROUTES: Mapping[str, tuple[ModelKind, ...]] = {
     "attribute": _ALL,
     "attribute/pair": ("embedding",),
     "flow": ("embedding",),
@@ -38,12 +30,12 @@ ROUTES: Mapping[str, tuple[Kind, ...]] = {
     "capabilities": _ALL,
 }
 # Kinds that read a pair of texts at once.
-READS_PAIRS: tuple[Kind, ...] = ("reranker", "classifier")
+READS_PAIRS: tuple[ModelKind, ...] = ("reranker", "classifier")
 # Kinds with targets of a pair of texts. Multi-vector models encode each text on its own.
-TAKES_PAIRS: tuple[Kind, ...] = (*READS_PAIRS, "multi")
+TAKES_PAIRS: tuple[ModelKind, ...] = (*READS_PAIRS, "multi")
 
 
-def kind_of(manifest: Manifest) -> Kind | None:
+def kind_of(manifest: Manifest) -> ModelKind | None:
     """Return the kind of a model; None if its outputs have no gradient routes."""
     match manifest.outputs:
         case ("pooled", *_):
@@ -57,7 +49,7 @@ def kind_of(manifest: Manifest) -> Kind | None:
     return None
 
 
-def kind_for(route: str, manifest: Manifest) -> Kind:
+def kind_for(route: str, manifest: Manifest) -> ModelKind:
     """Return the kind of a model, which must be one that the route is for.
 
     Args:
@@ -69,7 +61,7 @@ def kind_for(route: str, manifest: Manifest) -> Kind:
     """
     kind = kind_of(manifest)
     if kind is None or kind not in ROUTES[route]:
-        *others, last = (_NAMES[allowed] for allowed in ROUTES[route])
+        *others, last = (KIND_NAMES[allowed] for allowed in ROUTES[route])
         names = f"{', '.join(others)} and {last}" if others else last
         raise InvalidInput(
             f"/debug/{route} is for {names}; the model {manifest.name} is of another kind",
@@ -84,7 +76,7 @@ def kind_for(route: str, manifest: Manifest) -> Kind:
     return kind
 
 
-def routes_of(kind: Kind, manifest: Manifest) -> list[str]:
+def routes_of(kind: ModelKind, manifest: Manifest) -> list[str]:
     """Return the gradient routes of a model, keys of `ROUTES`."""
     is_sum = manifest.similarity not in DISTANCES
     return [
@@ -92,27 +84,3 @@ def routes_of(kind: Kind, manifest: Manifest) -> list[str]:
         for route, kinds in ROUTES.items()
         if kind in kinds and (is_sum or route != "attribute/pair")
     ]
-
-
-def targets_of(kind: Kind, manifest: Manifest) -> list[TargetName]:
-    """Return the targets of attributions of a model."""
-    # The cosine would not explain the scores of a model with another similarity.
-    is_cosine = manifest.similarity == "cosine"
-    return [target for target in TARGETS[kind] if is_cosine or target != "cosine"]
-
-
-def check_target(kind: Kind, manifest: Manifest, target: TargetName) -> None:
-    """Check that a model has a target.
-
-    Raises:
-        InvalidInput: It has others.
-    """
-    if target not in (targets := targets_of(kind, manifest)):
-        models = _NAMES[kind]
-        if target in TARGETS[kind]:
-            models += f" with the similarity {manifest.similarity}"
-        raise InvalidInput(
-            f"{models} do not have this target; their targets: {', '.join(targets)}",
-            code="wrong_target",
-            pointer="/target/type",
-        )

@@ -1,9 +1,9 @@
-"""Response models of the gradient routes, derived from `models.gradients.results`."""
+"""Response models: the common fields of all questions, and those derived from a result type."""
 
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
@@ -11,10 +11,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
-from models.artifact import SimilarityName
 from models.gradients import results
-from service.debug.kinds import Kind
-from service.debug.replies import MAX_NONFINITE, NonFinite
+from service.debug.pipeline.messages import MAX_NONFINITE, NonFinite
+from service.inference.model import Model
 
 
 class Token(BaseModel):
@@ -38,22 +37,28 @@ class Token(BaseModel):
     )
 
 
-class WordSpan(BaseModel):
+@dataclass(frozen=True)
+class WordSpan:
     """A word of a text, made of tokens without white space between them."""
 
-    start: int = Field(description="Index of the word's first character in the text")
-    end: int = Field(description="Index after the word's last character in the text")
-    tokens: list[int] = Field(description="Indices of the word's tokens in the list of tokens")
+    start: Annotated[int, Field(description="Index of the word's first character in the text")]
+    end: Annotated[int, Field(description="Index after the word's last character in the text")]
+    tokens: Annotated[
+        Sequence[int], Field(description="Indices of the word's tokens in the list of tokens")
+    ]
 
 
-class Word(WordSpan):
-    """A word of a text, and its score."""
+@dataclass(frozen=True)
+class TextWord(WordSpan):
+    """A word, and the text that it belongs to."""
 
-    text: int = Field(
-        description="Index of the text: 0, 1 for a word of `text_pair`, or 2 for a word of the "
-        "target's `versus`"
-    )
-    score: float | None = Field(description="Sum of the scores of the word's tokens")
+    text: Annotated[
+        int,
+        Field(
+            description="Index of the text: 0, 1 for a word of `text_pair`, or 2 for a word of the "
+            "target's `versus`"
+        ),
+    ]
 
 
 class Hashes(BaseModel):
@@ -64,6 +69,18 @@ class Hashes(BaseModel):
     weights_sha256: dict[str, str]
     graph_sha256: str
     tokenizer_sha256: str
+
+
+def hashes_of(model: Model) -> Hashes:
+    """Return the name and version of a served model, and the hashes of its parts."""
+    manifest = model.artifact.manifest
+    return Hashes(
+        name=model.name,
+        version=model.version,
+        weights_sha256=dict(manifest.weights_sha256),
+        graph_sha256=model.graph_sha256,
+        tokenizer_sha256=manifest.files["tokenizer.json"],
+    )
 
 
 class VectorParity(BaseModel):
@@ -102,22 +119,6 @@ class CostResponse(BaseModel):
     cost: Cost
 
 
-class ActivationsCostResponse(CostResponse):
-    """Response to a request for activations with `dry_run`."""
-
-    bytes: int = Field(description="Size of all tensors, in bytes")
-    max_bytes: int = Field(description="Maximum size of all tensors, in bytes")
-
-
-class ActivationsReport(BaseModel):
-    """Header `X-Debug-Report` of a response with activations, as JSON."""
-
-    parity: VectorParity
-    cost: Cost
-    wall_ms: float
-    warnings: list[str]
-
-
 class GradientResponse(BaseModel):
     """Common fields of all responses with a result."""
 
@@ -138,6 +139,22 @@ class GradientResponse(BaseModel):
     nonfinite: list[NonFinite] = Field(
         description="Numbers that are NaN or infinite, and therefore null in the response; only "
         f"the first {MAX_NONFINITE}"
+    )
+
+
+def response_model(
+    name: str,
+    result: type,
+    base: type[GradientResponse] = GradientResponse,
+    **lists: Any,  # noqa: ANN401 - a type expression
+) -> type[GradientResponse]:
+    """Create the response model of a result type, with further lists: item type by field name."""
+    fields: dict[str, Any] = {name: (list[item], ...) for name, item in lists.items()}  # type: ignore[valid-type]
+    return create_model(
+        name,
+        __base__=base,
+        __doc__=_summary(result),
+        **(fields | _fields(result)),
     )
 
 
@@ -195,89 +212,3 @@ def _summary(result: type) -> str:
 @cache
 def _model(result: type) -> type[BaseModel]:
     return create_model(result.__name__, __doc__=_summary(result), **_fields(result))
-
-
-class LabelResponse(GradientResponse):
-    """Common fields of responses about a target, which can be a label."""
-
-    label: str | None = Field(
-        description="Label of the target: the predicted one if the request has none. Null for "
-        "targets other than `label`"
-    )
-
-
-def _response(
-    name: str,
-    result: type,
-    base: type[GradientResponse] = GradientResponse,
-    **lists: Any,  # noqa: ANN401 - a type expression
-) -> type[GradientResponse]:
-    """Create the response model of a result type, with further lists: item type by field name."""
-    fields: dict[str, Any] = {name: (list[item], ...) for name, item in lists.items()}  # type: ignore[valid-type]
-    return create_model(
-        name,
-        __base__=base,
-        __doc__=_summary(result),
-        **(fields | _fields(result)),
-    )
-
-
-AttributeResponse = _response(
-    "AttributeResponse", results.Attribution, LabelResponse, tokens=Token, words=Word
-)
-PairResponse = _response(
-    "PairResponse",
-    results.PairAttribution,
-    tokens_a=Token,
-    tokens_b=Token,
-    words_a=WordSpan,
-    words_b=WordSpan,
-)
-FlowResponse = _response("FlowResponse", results.Flow, tokens=list[Token])
-LayerNormResponse = _response("LayerNormResponse", results.LayerNormCheck)
-ParityResponse = _response("ParityResponse", results.Parity)
-PatchResponse = _response(
-    "PatchResponse", results.Patching, LabelResponse, tokens=Token, source_tokens=Token
-)
-VjpResponse = _response("VjpResponse", results.TokenGradient, tokens=Token)
-
-
-class DebugLimits(BaseModel):
-    """Limits of the gradient routes."""
-
-    max_tokens: int = Field(description="Maximum number of tokens per text or pair of texts")
-    max_token_steps: int = Field(description="Maximum cost per request, in token steps")
-    max_activation_bytes: int = Field(
-        description="Maximum size of the tensors of a request for activations, in bytes"
-    )
-    deadline_s: float = Field(description="Maximum duration of a job, in seconds")
-
-
-class Capabilities(BaseModel):
-    """Allowed field values, limits and device of the gradient routes."""
-
-    model: Hashes
-    kind: Kind
-    similarity: SimilarityName | None = Field(
-        description="Similarity of the model's vectors; null: it has no vectors"
-    )
-    routes: list[str] = Field(description="Gradient routes for this kind of model")
-    layers: list[str]
-    norms: list[str]
-    taps: list[str] = Field(
-        description="Steps of the forward pass whose outputs are activations, in order"
-    )
-    methods: list[str]
-    targets: list[str] = Field(description="Targets of attributions for this kind of model")
-    labels: list[str] = Field(description="Label of each logit; empty for models without labels")
-    text_pairs: bool = Field(description="Whether `text_pair` applies to the model")
-    baselines: list[str]
-    objectives: list[str]
-    distributions: list[str]
-    device: str
-    torch: str
-    op: dict[str, str] = Field(
-        description="Implementation of add + LayerNorm in the reference model, by pass: `forward` "
-        "and `backward`"
-    )
-    limits: DebugLimits

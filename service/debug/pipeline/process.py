@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.artifact import MANIFEST
-from service.debug import frames
-from service.debug.job_types import JOB, Job
-from service.debug.replies import REPLY, Completed, Done, Opened, Refused, Reply
+from service.debug.pipeline import frames
+from service.debug.pipeline.messages import (
+    REPLY,
+    Completed,
+    Done,
+    Job,
+    Opened,
+    Refused,
+    Reply,
+    encode_job,
+)
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -36,25 +44,25 @@ _BUSY = 0.5
 def worker_command(artifact: Path, device: str, log: LogFormat) -> list[str]:
     """Return the command that starts the gradient process for an artifact."""
     # -P keeps Python from importing a folder named "models" in the current directory.
-    return [sys.executable, "-P", "-m", "service.debug.worker", str(artifact), device, log]
+    return [sys.executable, "-P", "-m", "service.debug.child", str(artifact), device, log]
 
 
 @dataclass(frozen=True)
-class ReferenceModel:
-    """The reference model of one version of an artifact.
+class ArtifactVersion:
+    """An artifact, in one version, whose reference model the process loads.
 
     Attributes:
-        artifact: Folder of the artifact.
+        folder: Folder of the artifact.
         version: SHA-256 of its manifest. The folder may be replaced.
     """
 
-    artifact: Path
+    folder: Path
     version: str
 
 
-def reference_model(model: Model) -> ReferenceModel:
-    """Return the reference model of a served model."""
-    return ReferenceModel(model.artifact.path, model.files[MANIFEST])
+def artifact_version(model: Model) -> ArtifactVersion:
+    """Return the artifact of a served model."""
+    return ArtifactVersion(model.artifact.path, model.files[MANIFEST])
 
 
 class GradientProcess:
@@ -71,7 +79,7 @@ class GradientProcess:
         settings: Settings of the gradient routes.
 
     Attributes:
-        reference: Reference model of the latest process; None before the first one.
+        artifact: Artifact of the latest process; None before the first one.
     """
 
     def __init__(self, command: Callable[[Path], Sequence[str]], settings: DebugSettings) -> None:
@@ -81,7 +89,7 @@ class GradientProcess:
         self._callers = 0
         self._process: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
-        self.reference: ReferenceModel | None = None
+        self.artifact: ArtifactVersion | None = None
         self._jobs = 0
         self._opened: Opened | None = None
         self._closed = False
@@ -93,7 +101,7 @@ class GradientProcess:
             return None
         return self._process.pid
 
-    async def run(self, reference: ReferenceModel, job: Job) -> Completed:
+    async def run(self, artifact: ArtifactVersion, job: Job) -> Completed:
         """Run a job on a reference model, and return its result, vectors and file.
 
         Raises:
@@ -105,7 +113,7 @@ class GradientProcess:
             VitrineError: The job raised an unexpected exception.
         """
         async with self._own_turn():
-            reply = await self._exchange(reference, job)
+            reply = await self._exchange(artifact, job)
         match reply:
             case Completed():
                 return reply
@@ -113,7 +121,7 @@ class GradientProcess:
                 raise InvalidInput(reply.detail, code=reply.code, pointer=reply.pointer)
         raise VitrineError("the gradient job failed; see the log", code="gradients_failed")
 
-    async def start(self, reference: ReferenceModel) -> Opened:
+    async def start(self, artifact: ArtifactVersion) -> Opened:
         """Start the process for a reference model, and return its description.
 
         Raises:
@@ -123,9 +131,9 @@ class GradientProcess:
                 service is stopping.
         """
         # Does not wait for the current job: a process that runs jobs has sent its description.
-        if self.pid is None or self._opened is None or self.reference != reference:
+        if self.pid is None or self._opened is None or self.artifact != artifact:
             async with self._own_turn():
-                await self._running(reference)
+                await self._running(artifact)
         assert self._opened is not None  # noqa: S101 - `_running` waits for it
         return self._opened
 
@@ -156,14 +164,14 @@ class GradientProcess:
             process.kill()
             await process.wait()
 
-    async def _exchange(self, reference: ReferenceModel, job: Job) -> Reply | Completed:
-        process = await self._running(reference)
+    async def _exchange(self, artifact: ArtifactVersion, job: Job) -> Reply | Completed:
+        process = await self._running(artifact)
         assert process.stdin is not None  # noqa: S101 - it was started with pipes
         assert process.stdout is not None  # noqa: S101
         used_before_s = cpu_s(process.pid)
         try:
             async with asyncio.timeout(self._settings.deadline_s):
-                process.stdin.write(frames.frame(JOB.dump_json(job)))
+                process.stdin.write(frames.frame(encode_job(job)))
                 await process.stdin.drain()
                 reply: Reply | Completed = REPLY.validate_json(await frames.receive(process.stdout))
                 if isinstance(reply, Done):
@@ -190,16 +198,16 @@ class GradientProcess:
             await self._kill()
         return reply
 
-    async def _running(self, reference: ReferenceModel) -> asyncio.subprocess.Process:
+    async def _running(self, artifact: ArtifactVersion) -> asyncio.subprocess.Process:
         """Return the process for a reference model, once it has loaded the model."""
         starting = self._starting
         has_ended = starting is not None and starting.done() and self.pid is None
-        if starting is None or self.reference != reference or has_ended:
+        if starting is None or self.artifact != artifact or has_ended:
             await self._kill()
             if self._closed:
                 raise _stopping()
-            self.reference = reference
-            starting = self._starting = asyncio.create_task(self._start(reference))
+            self.artifact = artifact
+            starting = self._starting = asyncio.create_task(self._start(artifact))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -207,11 +215,11 @@ class GradientProcess:
                 raise _stopping() from None
             raise  # the caller is cancelled, and the start goes on
 
-    async def _start(self, reference: ReferenceModel) -> asyncio.subprocess.Process:
+    async def _start(self, artifact: ArtifactVersion) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._command(reference.artifact), stdin=pipe, stdout=pipe
+                *self._command(artifact.folder), stdin=pipe, stdout=pipe
             )
         except OSError as error:  # for example, no free file descriptor or memory
             log.error("the gradient process could not be started: %s", error)

@@ -5,36 +5,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from models.gradients.inputs import Row, UnitKind, Units, starts_of
-from service.debug.job_types import Word
-from service.debug.kinds import TAKES_PAIRS, Kind
-from service.debug.request_models.base import PromptedText, Text
-from service.debug.request_models.targets import MaxSim, Score, Target
-from service.debug.responses import Token
-from service.debug.state import DebugState
-from service.debug.texts import row_of, tokenize, tokenize_pair, tokens_of
-from service.debug.words import words_of
+from service.debug.pipeline.call import Call
+from service.debug.pipeline.model_kinds import TAKES_PAIRS, kind_of
+from service.debug.pipeline.request_fields import PromptedText, Text
+from service.debug.pipeline.response import TextWord, Token
+from service.debug.pipeline.texts import row_of, tokenize, tokens_of
+from service.debug.pipeline.words import words_of
+from service.debug.target import MaxSimTarget, ScoreTarget, Target
 from service.inference.errors import InvalidInput
-from service.inference.model import Model
 from service.inference.results import vector_positions
 from service.inference.rows import TokenizedText
 
-
-@dataclass(frozen=True)
-class Texts:
-    """The texts of a request that a target depends on.
-
-    Attributes:
-        text: First text.
-        text_pair: Second text, if there is one.
-        target: Target, which can have a third text, `versus`.
-        pointers: JSON pointers to the three texts. Tokens and words name their text by its index
-            here.
-    """
-
-    text: Text
-    text_pair: str | None
-    target: Target
-    pointers: tuple[str, str, str] = ("/text", "/text_pair", "/target/versus")
+# JSON pointers to the texts of a request that a target depends on. Tokens and words name their text
+# by its index here.
+Pointers = tuple[str, str, str]
+POINTERS: Pointers = ("/text", "/text_pair", "/target/versus")
 
 
 @dataclass(frozen=True)
@@ -44,7 +29,7 @@ class ModelInput:
     Attributes:
         text: Its tokens, for display.
         row: Its tokens, as input of the reference model.
-        fields: Index of each of its texts in `Texts.pointers`.
+        fields: Index of each of its texts in `POINTERS`.
         pointer: JSON pointer to the field of the request that an error names.
         name: Names of the fields of all its texts, for messages.
     """
@@ -56,39 +41,49 @@ class ModelInput:
     name: str
 
 
-async def model_inputs_of(
-    state: DebugState, model: Model, kind: Kind, texts: Texts
+async def model_inputs(
+    call: Call,
+    target: Target,
+    text: Text,
+    text_pair: str | None,
+    pointers: Pointers = POINTERS,
 ) -> list[ModelInput]:
     """Return the model inputs of a request.
 
     MaxSim has one input per text: the query, the document, and the document `versus`. A score with
     `versus` has two: the query with each of the documents. Other targets have one.
 
+    Args:
+        call: Call of the route.
+        target: Target, which can have a third text, `versus`.
+        text: First text.
+        text_pair: Second text, if there is one.
+        pointers: JSON pointers to the three texts.
+
     Raises:
         InvalidInput: `text_pair` is set and does not apply to the model, or is missing. `versus` is
             the same document. A text is invalid or too long, or has no vectors.
         TooLarge: A text has too many characters.
     """
-    if texts.text_pair is not None and kind not in TAKES_PAIRS:
-        pointer = texts.pointers[1]
+    if text_pair is not None and kind_of(call.model.artifact.manifest) not in TAKES_PAIRS:
         raise InvalidInput(
-            f"{pointer[1:]} applies to rerankers, classifiers and multi-vector models",
-            pointer=pointer,
+            f"{pointers[1][1:]} applies to rerankers, classifiers and multi-vector models",
+            pointer=pointers[1],
         )
-    match texts.target:
-        case MaxSim(versus=versus):
-            return await _multi_vectors(state, model, texts, _documents(texts, versus))
-        case Score(versus=str(versus)):
-            return await _pairs(state, model, texts, _documents(texts, versus))
-    if texts.text_pair is not None:
-        return await _pairs(state, model, texts, [texts.text_pair])
-    pointer = texts.pointers[0]
-    text = await tokenize(state, model, texts.text, pointer)
-    return [ModelInput(text, row_of(text), (0,), pointer, pointer[1:])]
+    match target:
+        case MaxSimTarget(versus=versus):
+            documents = _documents(text_pair, versus, pointers)
+            return await _multi_vectors(call, text, documents, pointers)
+        case ScoreTarget(versus=str(versus)):
+            documents = _documents(text_pair, versus, pointers)
+            return await _pairs(call, text, documents, pointers)
+    if text_pair is not None:
+        return await _pairs(call, text, [text_pair], pointers)
+    tokenized = await tokenize(call, text, pointers[0])
+    return [ModelInput(tokenized, row_of(tokenized), (0,), pointers[0], pointers[0][1:])]
 
 
-def _documents(texts: Texts, versus: str | None) -> list[str]:
-    text_pair = texts.text_pair
+def _documents(text_pair: str | None, versus: str | None, pointers: Pointers) -> list[str]:
     if text_pair is None:
         raise InvalidInput(
             "the target compares a query with documents; set text to the query and text_pair to a "
@@ -97,7 +92,7 @@ def _documents(texts: Texts, versus: str | None) -> list[str]:
         )
     if versus == text_pair:
         raise InvalidInput(
-            f"versus must be another document than {texts.pointers[1][1:]}: the margin of a "
+            f"versus must be another document than {pointers[1][1:]}: the margin of a "
             "document over itself is 0",
             pointer="/target/versus",
         )
@@ -105,39 +100,38 @@ def _documents(texts: Texts, versus: str | None) -> list[str]:
 
 
 async def _pairs(
-    state: DebugState, model: Model, texts: Texts, others: Sequence[str]
+    call: Call, text: Text, others: Sequence[str], pointers: Pointers
 ) -> list[ModelInput]:
     """Return the pairs of the first text with each of the other texts."""
-    first, inputs = texts.pointers[0], []
-    for field, other in enumerate(others, start=1):
+    first, inputs = pointers[0], []
+    for field, (other, own) in enumerate(zip(others, pointers[1:], strict=False), start=1):
         # A text that is valid in its first pair is valid in the second, unless it is too long.
-        own = texts.pointers[field]
-        pointers = (first, own) if field == 1 else (own, own)
-        pair = await tokenize_pair(state, model, texts.text, other, pointers)
+        pair = await tokenize(call, text, first if field == 1 else own, other, own)
         name = f"the pair of {first[1:]} and {own[1:]}"
-        inputs.append(ModelInput(pair, row_of(pair), (0, field), pointers[0], name))
+        inputs.append(ModelInput(pair, row_of(pair), (0, field), first, name))
     return inputs
 
 
 async def _multi_vectors(
-    state: DebugState, model: Model, texts: Texts, documents: Sequence[str]
+    call: Call, query: Text, documents: Sequence[str], pointers: Pointers
 ) -> list[ModelInput]:
     """Return a query and its documents, with the prompts and token rules of /score."""
-    query = texts.text
     if isinstance(query, PromptedText):
         if query.prompt_name not in (None, "query"):
             raise InvalidInput(
                 "the text is a query and has the prompt query; omit prompt_name",
-                pointer=f"{texts.pointers[0]}/prompt_name",
+                pointer=f"{pointers[0]}/prompt_name",
             )
         query = query.text
     roles = [(query, "query"), *((document, "document") for document in documents)]
     inputs = []
     for field, (text, prompt_name) in enumerate(roles):
-        pointer = texts.pointers[field]
+        pointer = pointers[field]
         prompted = PromptedText(text=text, prompt_name=prompt_name)
-        tokenized = await tokenize(state, model, prompted, pointer)
-        positions = vector_positions(tokenized.row, model.tokenizer.rules(prompt_name)).tolist()
+        tokenized = await tokenize(call, prompted, pointer)
+        positions = vector_positions(
+            tokenized.row, call.model.tokenizer.rules(prompt_name)
+        ).tolist()
         if not positions:
             raise InvalidInput(
                 f"the {prompt_name} has no vectors: the model skips all of its tokens",
@@ -154,9 +148,9 @@ def _with_starts(inputs: Sequence[ModelInput]) -> Iterator[tuple[ModelInput, int
     return zip(inputs, starts_of([each.row for each in inputs]), strict=True)
 
 
-def words_of_inputs(inputs: Sequence[ModelInput]) -> list[Word]:
+def words_of_inputs(inputs: Sequence[ModelInput]) -> list[TextWord]:
     """Return the words of all inputs; indices of tokens count those of all inputs."""
-    words: list[Word] = []
+    words: list[TextWord] = []
     for each, start in _with_starts(inputs):
         words += [
             replace(
@@ -169,7 +163,9 @@ def words_of_inputs(inputs: Sequence[ModelInput]) -> list[Word]:
     return words
 
 
-def units_of_inputs(inputs: Sequence[ModelInput], words: Sequence[Word], kind: UnitKind) -> Units:
+def units_of_inputs(
+    inputs: Sequence[ModelInput], words: Sequence[TextWord], kind: UnitKind
+) -> Units:
     """Return the words or tokens of all texts; special tokens and prompts belong to none.
 
     A text that several inputs contain has each of its units once, with tokens in all inputs.

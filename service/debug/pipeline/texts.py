@@ -1,31 +1,51 @@
-"""Texts of gradient requests: their tokens, model inputs and attribution baselines."""
+"""Texts of a request: their tokens, as inputs of the reference model and in the response."""
 
 import asyncio
 from collections.abc import Sequence
 
 from models.gradients.inputs import BaselineName, Row
-from service.debug.kinds import READS_PAIRS, Kind
-from service.debug.request_models.base import Input, Text, TextOrPair
-from service.debug.responses import Token
-from service.debug.state import DebugState
+from service.debug.pipeline.call import Call
+from service.debug.pipeline.request_fields import Text, TextOrPair
+from service.debug.pipeline.response import Token
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.model import Model
 from service.inference.rows import TokenizedText
 
 
-async def tokenize(state: DebugState, model: Model, text: Text, pointer: str) -> TokenizedText:
-    """Tokenise a text, with its prompt.
+async def tokenize(
+    call: Call,
+    text: Text,
+    pointer: str,
+    text_pair: str | None = None,
+    pair_pointer: str = "",
+) -> TokenizedText:
+    """Tokenise a text with its prompt, or a pair of texts that the model reads at once.
+
+    Args:
+        call: Call of the route.
+        text: Text, or the first text of a pair.
+        pointer: JSON pointer to the field of the text, for errors of the text or of the whole pair.
+        text_pair: Second text of a pair; None: there is no pair.
+        pair_pointer: JSON pointer to the field of the second text.
 
     Raises:
-        InvalidInput: The text is invalid, its prompt is unknown, its weights are looked up, or it
-            has more tokens than `debug.max_tokens` or the model allows.
-        TooLarge: The text has too many characters.
+        InvalidInput: A text is invalid, its prompt is unknown, its weights are looked up, or text
+            or pair have more tokens than `debug.max_tokens` or the model allows.
+        TooLarge: A text has too many characters.
     """
+    first, prompt_name = _parts(text)
+    tokenizer = call.model.tokenizer
     try:
-        tokenized = await asyncio.to_thread(model.tokenizer.tokenized_text, *_parts(text))
+        tokenized = await (
+            asyncio.to_thread(tokenizer.tokenized_text, first, prompt_name)
+            if text_pair is None
+            else asyncio.to_thread(tokenizer.tokenized_pair, first, text_pair, prompt_name)
+        )
     except (InvalidInput, TooLarge) as error:
         # The tokenizer sets index and pointer for the field `inputs` of /encode.
-        error.index, error.pointer = None, _pointer(error, text, pointer)
+        is_second = text_pair is not None and error.index == 1
+        error.pointer = _pointer(error, text, pair_pointer if is_second else pointer)
+        error.index = None
         raise
     if tokenized.row.is_looked_up:
         raise InvalidInput(
@@ -34,66 +54,20 @@ async def tokenize(state: DebugState, model: Model, text: Text, pointer: str) ->
             code="no_gradient",
             pointer=pointer,
         )
-    _check_length(state, tokenized, pointer)
-    return tokenized
-
-
-async def tokenize_input(
-    state: DebugState, model: Model, kind: Kind, text: Input, pointer: str
-) -> TokenizedText:
-    """Tokenise a text, or a pair of texts that the model reads at once.
-
-    Raises:
-        InvalidInput: See `tokenize`; or `text_pair` is set, and the model does not read pairs.
-        TooLarge: A text has too many characters.
-    """
-    if not isinstance(text, TextOrPair) or text.text_pair is None:
-        return await tokenize(state, model, text, pointer)
-    if kind not in READS_PAIRS:
+    limit, length = call.state.settings.debug.max_tokens, len(tokenized.row.ids)
+    if length > limit:
+        what = "text" if text_pair is None else "pair of texts"
         raise InvalidInput(
-            "text_pair applies to rerankers and classifiers, which read two texts at once",
-            pointer=f"{pointer}/text_pair",
+            f"the {what} has {length} tokens; the limit is {limit}",
+            code="too_many_tokens",
+            pointer=pointer,
         )
-    pointers = f"{pointer}/text", f"{pointer}/text_pair"
-    return await tokenize_pair(state, model, text, text.text_pair, pointers)
-
-
-async def tokenize_pair(
-    state: DebugState, model: Model, text: Text, other: str, pointers: tuple[str, str]
-) -> TokenizedText:
-    """Tokenise two texts that the model reads at once, the first with its prompt.
-
-    Args:
-        state: State of the application.
-        model: The model that reads them.
-        text: First text.
-        other: Second text.
-        pointers: JSON pointers to the fields of both texts, for errors. Errors of the whole pair
-            have the first.
-
-    Raises:
-        InvalidInput: See `tokenize`.
-        TooLarge: A text has too many characters.
-    """
-    first, prompt_name = _parts(text)
-    try:
-        tokenized = await asyncio.to_thread(
-            model.tokenizer.tokenized_pair, first, other, prompt_name
-        )
-    except (InvalidInput, TooLarge) as error:
-        error.index, error.pointer = None, _pointer(error, text, pointers[error.index or 0])
-        raise
-    _check_length(state, tokenized, pointers[0])
     return tokenized
 
 
-async def tokenize_all(
-    state: DebugState, model: Model, texts: Sequence[Text]
-) -> list[TokenizedText]:
+async def tokenize_all(call: Call, texts: Sequence[Text]) -> list[TokenizedText]:
     """Tokenise the texts of the field `texts`, see `tokenize`."""
-    return [
-        await tokenize(state, model, text, f"/texts/{index}") for index, text in enumerate(texts)
-    ]
+    return [await tokenize(call, text, f"/texts/{index}") for index, text in enumerate(texts)]
 
 
 def _pointer(error: VitrineError, text: Text, pointer: str) -> str:
@@ -103,17 +77,6 @@ def _pointer(error: VitrineError, text: Text, pointer: str) -> str:
     if isinstance(text, TextOrPair):  # text and prompt_name are beside each other
         pointer = pointer.removesuffix("/text")
     return f"{pointer}/prompt_name"
-
-
-def _check_length(state: DebugState, tokenized: TokenizedText, pointer: str) -> None:
-    limit, length = state.settings.debug.max_tokens, len(tokenized.row.ids)
-    if length > limit:
-        what = "pair of texts" if 1 in tokenized.sequence_ids else "text"
-        raise InvalidInput(
-            f"the {what} has {length} tokens; the limit is {limit}",
-            code="too_many_tokens",
-            pointer=pointer,
-        )
 
 
 def _parts(text: Text) -> tuple[str, str | None]:

@@ -1,11 +1,21 @@
-"""Request body of /debug/layernorm."""
+"""`POST /debug/layernorm`: do the implementations of add + norm compute it, step by step?"""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from fastapi import Request, Response
 from pydantic import Field, FiniteFloat
 
-from models.gradients.inputs import Distribution
-from service.debug.request_models.base import ModelRequest, StrictModel, Text, Vector
+from models.gradients import results
+from models.gradients.inputs import Distribution, Row
+from service.debug.pipeline.messages import Job
+from service.debug.pipeline.request_fields import ModelRequest, StrictModel, Text, Vector
+from service.debug.pipeline.response import response_model
+from service.debug.pipeline.route import gradient_router, read_request, route_options
+from service.debug.pipeline.state import State
+from service.debug.pipeline.texts import row_of, tokenize
+
+router = gradient_router()
 
 
 class NormOfText(StrictModel):
@@ -99,3 +109,34 @@ class LayerNormRequest(ModelRequest):
         ge=0,
         description="Index of the row whose values are returned at each step; null: no values",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormJob(Job):
+    """Job: check the steps of add + norm and judge its implementations.
+
+    Attributes:
+        request: The request.
+        text: Text of the source, as model input; None: the source has none.
+    """
+
+    kind: Literal["layer_norm"] = "layer_norm"
+    request: LayerNormRequest
+    text: Row | None
+
+
+LayerNormResponse = response_model("LayerNormResponse", results.LayerNormCheck)
+
+
+@router.post(
+    "/layernorm", **route_options(LayerNormRequest, LayerNormResponse, "Check of add + norm")
+)
+async def layer_norm(request: Request, state: State) -> Response:
+    """Check add + norm step by step, on rows from a text, random rows or given rows."""
+    body, call = await read_request(request, state, "layernorm", LayerNormRequest)
+    text = None
+    if isinstance(body.source, NormOfText):
+        text = row_of(await tokenize(call, body.source.text, "/source/text"))
+    cost = call.cost_of(len(text.ids) if text else 0)
+    job = LayerNormJob(request=body, text=text, compare=[text] if text else [])
+    return await call.answer(job, cost, LayerNormResponse)

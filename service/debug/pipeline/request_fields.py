@@ -1,4 +1,4 @@
-"""Base models and fields that the request models of several gradient routes share."""
+"""Base models and fields of request bodies."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -41,7 +41,7 @@ def by_type(tags: Mapping[type, str], allowed: str) -> Discriminator:
     Without it, the error of a value would be that of the first member.
 
     Args:
-        tags: Tag of the member with each Python type of JSON values.
+        tags: Tag of the member with each Python type of JSON values, and of its own type.
         allowed: Allowed values, for the error of a value with another type.
     """
     return Discriminator(
@@ -51,15 +51,18 @@ def by_type(tags: Mapping[type, str], allowed: str) -> Discriminator:
     )
 
 
-_TEXT_TAGS: Mapping[type, str] = {str: "text", dict: "fields"}
 Text = Annotated[
     Annotated[str, Tag("text")] | Annotated[PromptedText, Tag("fields")],
-    by_type(_TEXT_TAGS, "a string, or an object with text and prompt_name"),
+    by_type(
+        {str: "text", dict: "fields", PromptedText: "fields"},
+        "a string, or an object with text and prompt_name",
+    ),
 ]
 Input = Annotated[
     Annotated[str, Tag("text")] | Annotated[TextOrPair, Tag("fields")],
-    by_type(_TEXT_TAGS, "a string, or an object with text, text_pair and prompt_name"),
+    by_type(
+        {str: "text", dict: "fields", TextOrPair: "fields"},
+        "a string, or an object with text, text_pair and prompt_name",
+    ),
 ]
-
-
 Vector = Annotated[list[FiniteFloat], Field(min_length=1, max_length=16_384, fail_fast=True)]

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from models.engines.outputs import Agreement, compare, int8_bounds
 from models.gradients.inputs import Row
-from service.debug.responses import VectorParity
+from service.debug.pipeline.response import VectorParity
 from service.inference.model import Model
 from service.inference.results import RowResult, SparseVector
 from service.inference.rows import Row as ServedRow

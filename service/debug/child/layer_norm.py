@@ -1,7 +1,4 @@
-"""Check of add + norm on the rows of a job: of the caller, at random, or of a norm of the model.
-
-This module imports torch, so only the gradient process may import it.
-"""
+"""Check of add + norm on the rows of a job: of the caller, at random, or of a norm of the model."""
 
 import numpy as np
 
@@ -15,29 +12,29 @@ from models.gradients.layer_norm_operands import (
 from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import LayerNormCheck
-from service.debug.job_types import LayerNormJob, NormOfRow
-from service.debug.replies import JobRefused
-from service.debug.request_models.layer_norm import Candidate, GivenRows, RandomRows
+from service.debug.layer_norm import Candidate, GivenRows, LayerNormJob, NormOfText, RandomRows
+from service.inference.errors import InvalidInput
 
 
 def layer_norm_check(model: ReferenceModel, job: LayerNormJob) -> LayerNormCheck:
     """Check add + norm on the rows of a job.
 
     Raises:
-        JobRefused: A field of the source, the name of the norm, or the row is invalid.
+        InvalidInput: A field of the source, the name of the norm, or the row is invalid.
     """
+    request = job.request
     operands = _operands(model, job)
     N = len(operands.x)
-    if job.row is not None and job.row >= N:
-        raise JobRefused(
-            f"row {job.row} does not exist; the rows are 0 to {N - 1}",
+    if request.row is not None and request.row >= N:
+        raise InvalidInput(
+            f"row {request.row} does not exist; the rows are 0 to {N - 1}",
             code="no_such_row",
             pointer="/row",
         )
-    traced = trace(operands, row=job.row)
-    dtype = np.dtype(job.dtype).type
+    traced = trace(operands, row=request.row)
+    dtype = np.dtype(request.dtype).type
     rounded = rounded_to(operands, dtype)
-    candidate = job.source.candidate if isinstance(job.source, GivenRows) else None
+    candidate = request.source.candidate if isinstance(request.source, GivenRows) else None
     if candidate is None:
         verdicts = judge(rounded)
     else:
@@ -47,33 +44,34 @@ def layer_norm_check(model: ReferenceModel, job: LayerNormJob) -> LayerNormCheck
 
 
 def _operands(model: ReferenceModel, job: LayerNormJob) -> Operands:
-    match job.source:
+    request = job.request
+    match request.source:
         case RandomRows(shape=(N, D), distribution=distribution, kind=kind):
             try:
                 centred = kind == "layer_norm"
-                operands = draw((N, D), distribution, job.seed, centred=centred)
+                operands = draw((N, D), distribution, request.seed, centred=centred)
             except ValueError as error:
-                raise JobRefused(str(error), code="source", pointer="/source/shape") from None
-        case NormOfRow(row=row, norm=norm):
+                raise InvalidInput(str(error), code="source", pointer="/source/shape") from None
+        case NormOfText(norm=norm):
             names = norm_names(model)
             if norm not in names:
-                raise JobRefused(
+                raise InvalidInput(
                     f"unknown norm; the model's norms: {', '.join(names)}",
                     code="unknown_norm",
                     pointer="/source/norm",
                 )
-            operands = norm_operands(model, row, norm)
-        case GivenRows():
-            source = job.source
+            assert job.text is not None  # noqa: S101 - the source has one
+            operands = norm_operands(model, job.text, norm)
+        case GivenRows() as source:
             _check_given(source)
             if source.candidate is not None:
-                _check_candidate(source, source.candidate, random_dout=job.dout == "random")
+                _check_candidate(source, source.candidate, random_dout=request.dout == "random")
             operands = _given(source)
             if source.dout is not None:
                 return operands
-    if job.dout == "ones":
+    if request.dout == "ones":
         return operands._replace(dout=np.ones_like(operands.x), dsum=None)
-    return with_random_gradients(operands, np.random.default_rng(job.seed))
+    return with_random_gradients(operands, np.random.default_rng(request.seed))
 
 
 def _check_given(source: GivenRows) -> None:
@@ -125,8 +123,8 @@ def _check_candidate(source: GivenRows, candidate: Candidate, *, random_dout: bo
         )
 
 
-def _source_refused(detail: str, pointer: str) -> JobRefused:
-    return JobRefused(detail, code="source", pointer=pointer)
+def _source_refused(detail: str, pointer: str) -> InvalidInput:
+    return InvalidInput(detail, code="source", pointer=pointer)
 
 
 def _given(source: GivenRows) -> Operands:

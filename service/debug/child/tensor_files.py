@@ -7,7 +7,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from service.debug.request_models.taps import TensorFormat
+from service.debug.activations import TensorFormat
 
 Arrays = Mapping[str, NDArray[np.float32]]
 

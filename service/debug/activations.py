@@ -1,51 +1,92 @@
-"""Routes that read and replace activations: outputs of steps of the forward pass."""
+"""`POST /debug/activations`: what are the outputs of steps of the forward pass?"""
 
 import asyncio
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
+from pydantic import BaseModel, Field
 
-from models.gradients.budget import activation_shape, patch_token_steps
-from models.gradients.inputs import TapPoint
-from service.api.auth import require_scope
-from service.api.body import read_body
-from service.api.raw_route import RawRoute
+from models.gradients.budget import activation_shape
+from models.gradients.inputs import Row, TapPoint, TokenReduction
 from service.api.schemas import VERSION
-from service.debug.access import ACCESS
-from service.debug.job_types import ActivationsJob, PatchJob
-from service.debug.kinds import check_target
-from service.debug.model_inputs import Texts, model_inputs_of, tokens_of_inputs
-from service.debug.patches import patches_of
-from service.debug.replies import Opened
-from service.debug.request_models.taps import ActivationsRequest, PatchRequest, TensorFormat
-from service.debug.responses import (
-    ActivationsCostResponse,
-    ActivationsReport,
-    CostResponse,
-    PatchResponse,
-)
-from service.debug.running import (
-    MAX_BODY_BYTES,
-    cost_of,
-    hashes_of,
-    json_response,
-    open_process,
-    route_options,
-    run,
-    run_job,
-)
-from service.debug.state import State
-from service.debug.targets import find_target
-from service.debug.texts import row_of, tokenize_input, tokens_of
+from service.debug.pipeline.call import Call, json_response
+from service.debug.pipeline.messages import Job, Opened
+from service.debug.pipeline.model_kinds import READS_PAIRS, kind_of
+from service.debug.pipeline.request_fields import Input, ModelRequest, TextOrPair
+from service.debug.pipeline.response import Cost, CostResponse, VectorParity, hashes_of
+from service.debug.pipeline.route import gradient_router, read_request, route_options
+from service.debug.pipeline.state import State
+from service.debug.pipeline.texts import row_of, tokenize, tokens_of
 from service.inference.errors import InvalidInput
 from service.inference.rows import TokenizedText
 
-router = APIRouter(
-    prefix="/debug", route_class=RawRoute, dependencies=[require_scope("debug"), *ACCESS]
-)
+router = gradient_router()
+
+TensorFormat = Literal["safetensors", "npz"]
+TapNames = Annotated[
+    list[Annotated[str, Field(max_length=64)]],
+    Field(
+        min_length=1,
+        max_length=1024,
+        description="Names of steps of the forward pass, or of layers, whose output is that of "
+        "their last step; /debug/capabilities lists both as `taps` and `layers`",
+    ),
+]
+
+
+class ActivationsRequest(ModelRequest):
+    """Outputs of steps of the forward pass, as a file of tensors."""
+
+    texts: Annotated[list[Input], Field(min_length=1, max_length=64)]
+    taps: TapNames
+    reduction: TokenReduction = Field(
+        "none",
+        description="Reduction over the tokens of a text: their mean, the norm of each, the first "
+        "or the last one. Outputs with one vector per text stay as they are, except for `norm`",
+    )
+    format: TensorFormat = "safetensors"
+    dry_run: bool = Field(
+        False, description="Return only the cost and the size of the tensors in bytes"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationsJob(Job):
+    """Job: write the outputs of steps of the forward pass to a file.
+
+    Attributes:
+        request: The request.
+        rows: Inputs of the model.
+        taps: Name of each tensor, and the step whose output it is.
+        metadata: Metadata of the file, as JSON.
+    """
+
+    kind: Literal["activations"] = "activations"
+    request: ActivationsRequest
+    rows: Sequence[Row]
+    taps: dict[str, str]
+    metadata: str
+
+
+class ActivationsCostResponse(CostResponse):
+    """Response to a request for activations with `dry_run`."""
+
+    bytes: int = Field(description="Size of all tensors, in bytes")
+    max_bytes: int = Field(description="Maximum size of all tensors, in bytes")
+
+
+class ActivationsReport(BaseModel):
+    """Header `X-Debug-Report` of a response with activations, as JSON."""
+
+    parity: VectorParity
+    cost: Cost
+    wall_ms: float
+    warnings: list[str]
+
 
 MEDIA_TYPES: Mapping[TensorFormat, str] = {
     "safetensors": "application/vnd.safetensors",
@@ -79,16 +120,14 @@ async def activations(request: Request, state: State) -> Response:
     The tensor `0/layers.1` is the output of the tap `layers.1` for text 0. The file's metadata has
     the tokens of the texts, the shapes, the hashes of the model and the versions.
     """
-    body = await read_body(request, state, ActivationsRequest, MAX_BODY_BYTES)
-    model, kind = await state.lease_for("activations", request, body.model)
-    opened = await open_process(request, state, model)
-    points = _points(opened, body.taps)
+    body, call = await read_request(request, state, "activations", ActivationsRequest)
+    opened = await call.open_process()
+    points = tap_points_of(opened, body.taps)
     texts = [
-        await tokenize_input(state, model, kind, each, f"/texts/{index}")
-        for index, each in enumerate(body.texts)
+        await _tokenize(call, text, f"/texts/{index}") for index, text in enumerate(body.texts)
     ]
     rows = [row_of(text) for text in texts]
-    cost = cost_of(state, sum(len(row.ids) for row in rows))
+    cost = call.cost_of(sum(len(row.ids) for row in rows))
     size = 4 * sum(
         math.prod(activation_shape(point, len(row.ids), body.reduction))
         for row in rows
@@ -102,7 +141,7 @@ async def activations(request: Request, state: State) -> Response:
             code="activation_bytes",
             pointer="/taps",
         )
-    hashes = hashes_of(model)
+    hashes = hashes_of(call.model)
     if body.dry_run:
         return json_response(
             ActivationsCostResponse(model=hashes, cost=cost, bytes=size, max_bytes=limit)
@@ -119,8 +158,8 @@ async def activations(request: Request, state: State) -> Response:
     }
     # In a thread, because 64 texts have up to 16,384 tokens.
     file_metadata = await asyncio.to_thread(_with_tokens, metadata, texts)
-    job = ActivationsJob(rows, steps, body.reduction, body.format, file_metadata, compare=rows)
-    outcome = await run_job(request, state, model, job)
+    job = ActivationsJob(request=body, rows=rows, taps=steps, metadata=file_metadata, compare=rows)
+    outcome = await call.run(job)
     report = {"cost": cost, "wall_ms": outcome.done.wall_ms}
     report |= {"parity": outcome.parity, "warnings": outcome.warnings}
     return Response(
@@ -128,60 +167,22 @@ async def activations(request: Request, state: State) -> Response:
         media_type=MEDIA_TYPES[body.format],
         headers={
             "Content-Disposition": f'attachment; filename="activations.{body.format}"',
-            "X-Model-Version": model.version,
+            "X-Model-Version": call.model.version,
             "X-Debug-Report": ActivationsReport.model_validate(report).model_dump_json(),
         },
     )
 
 
-@router.post(
-    "/patch", **route_options(PatchRequest, PatchResponse | CostResponse, "Activation patching")
-)
-async def patch(request: Request, state: State) -> Response:
-    """Replace token vectors of a text by those of another one, and compute the target's scalar."""
-    body = await read_body(request, state, PatchRequest, MAX_BODY_BYTES)
-    model, kind = await state.lease_for("patch", request, body.model)
-    check_target(kind, model.artifact.manifest, body.target.type)
-    opened = await open_process(request, state, model)
-    points = _points(opened, body.taps, per_token=True)
-    inputs = await model_inputs_of(
-        state, model, kind, Texts(body.text, body.text_pair, body.target)
-    )
-    source_pair, pair_pointer = body.source_pair, "/source_pair"
-    if source_pair is None:
-        source_pair, pair_pointer = body.text_pair, "/text_pair"
-    pointers = "/source", pair_pointer, "/target/versus"
-    sources = await model_inputs_of(
-        state, model, kind, Texts(body.source, source_pair, body.target, pointers)
-    )
-    rows, source_rows = ([each.row for each in own] for own in (inputs, sources))
-    patches = patches_of(body.positions, inputs, sources)
-    length, source_length = (sum(len(row.ids) for row in own) for own in (rows, source_rows))
-    cost = cost_of(state, patch_token_steps(length, source_length, len(points), len(patches)))
-    if body.dry_run:
-        return json_response(CostResponse(model=hashes_of(model), cost=cost))
-
-    target, label = await find_target(request, state, model, body.target, rows[0])
-    job = PatchJob(
-        rows,
-        source_rows,
-        target,
-        {name: point.name for name, point in points.items()},
-        patches,
-        body.positions == "each",
-        compare=[*rows, *source_rows],
-    )
-    return await run(
-        request,
-        state,
-        model,
-        job,
-        cost,
-        PatchResponse,
-        tokens=tokens_of_inputs(inputs),
-        source_tokens=tokens_of_inputs(sources),
-        label=label,
-    )
+async def _tokenize(call: Call, text: Input, pointer: str) -> TokenizedText:
+    if not isinstance(text, TextOrPair) or text.text_pair is None:
+        return await tokenize(call, text, pointer)
+    if kind_of(call.model.artifact.manifest) not in READS_PAIRS:
+        raise InvalidInput(
+            "text_pair applies to rerankers and classifiers, which read two texts at once",
+            pointer=f"{pointer}/text_pair",
+        )
+    pair_pointer = f"{pointer}/text_pair"
+    return await tokenize(call, text, f"{pointer}/text", text.text_pair, pair_pointer)
 
 
 def _with_tokens(metadata: dict[str, Any], texts: Sequence[TokenizedText]) -> str:
@@ -193,7 +194,7 @@ def _with_tokens(metadata: dict[str, Any], texts: Sequence[TokenizedText]) -> st
     return json.dumps({**metadata, "tokens": tokens})
 
 
-def _points(
+def tap_points_of(
     opened: Opened, names: Iterable[str], *, per_token: bool = False
 ) -> dict[str, TapPoint]:
     """Return the steps that names of steps or layers denote, by name.

@@ -1,16 +1,44 @@
-"""Replies: messages from the gradient process to the service. This module does not import torch."""
+"""Messages between the service and its gradient process: jobs, and the replies to them.
+
+Each question has a job of its own, beside its route. This module does not import torch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import orjson
 from pydantic import Discriminator, Field, TypeAdapter
+from pydantic_core import to_json
 
-from models.gradients.inputs import TapPoint
+from models.gradients.inputs import Row, TapPoint
+
+JobKind = Literal[
+    "attribute", "pair", "flow", "layer_norm", "parity", "vjp", "activations", "patch"
+]
+JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 
 # Maximum number of non-finite numbers that a reply lists.
 MAX_NONFINITE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job: the request of a question, and what only the service knows, such as token ids.
+
+    Attributes:
+        kind: Kind of the job, also in metrics.
+        compare: Inputs whose vectors from the reference model follow the reply. The service
+            compares them with the served vectors.
+    """
+
+    kind: JobKind
+    compare: Sequence[Row]
+
+
+def encode_job(job: Job) -> bytes:
+    """Return a job as JSON."""
+    return to_json(job, inf_nan_mode="null")
 
 
 @dataclass(frozen=True)
@@ -81,34 +109,12 @@ class Completed(NamedTuple):
 
 @dataclass(frozen=True)
 class Refused:
-    """Reply to a job with an invalid field.
-
-    Attributes:
-        detail: Error message.
-        code: Error code for the HTTP response.
-        pointer: JSON pointer to the invalid field of the request.
-    """
+    """Reply to a job with an invalid field: the fields of the `InvalidInput` that it raised."""
 
     detail: str
     code: str
-    pointer: str
+    pointer: str | None
     outcome: Literal["refused"] = "refused"
-
-
-class JobRefused(Exception):
-    """A field of a job is invalid, such as a layer that the reference model does not have.
-
-    The reply to the job is `Refused`.
-
-    Attributes:
-        code: Error code for the HTTP response.
-        pointer: JSON pointer to the invalid field of the request.
-    """
-
-    def __init__(self, detail: str, code: str, pointer: str) -> None:
-        super().__init__(detail)
-        self.code = code
-        self.pointer = pointer
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pydantic import BaseModel, Field
 
 from service.api.auth import require_scope
 from service.api.openapi import error_responses
-from service.debug.state import DebugState, State
+from service.debug.pipeline.state import DebugState, State
 
 router = APIRouter(prefix="/debug", dependencies=[require_scope("admin")])
 
@@ -100,7 +100,7 @@ def report(state: DebugState) -> ProcessState:
                 ],
             )
         )
-    pid, reference = state.gradients.pid, state.gradients.reference
+    pid, artifact = state.gradients.pid, state.gradients.artifact
     return ProcessState(
         stopping=state.stopping,
         models=models,
@@ -108,6 +108,6 @@ def report(state: DebugState) -> ProcessState:
         large_bodies_bytes=state.body_budget.used,
         cache=CacheState(bytes=state.cache.size, max_bytes=state.cache.max_bytes),
         gradient_process=None
-        if pid is None or reference is None
-        else GradientProcessState(pid=pid, artifact=str(reference.artifact)),
+        if pid is None or artifact is None
+        else GradientProcessState(pid=pid, artifact=str(artifact.folder)),
     )

@@ -1,8 +1,8 @@
-"""The gradient process: `python -m service.debug.worker ARTIFACT DEVICE LOG`.
+"""The gradient process: `python -m service.debug.child ARTIFACT DEVICE LOG`.
 
 The process reads jobs from standard input, runs one at a time, and writes each reply to standard
-output. Jobs and replies are sent as frames (see `service.debug.frames`). The process exits at the
-end of its input, so it never outlives the service.
+output. Jobs and replies are sent as frames (see `service.debug.pipeline.frames`). The process exits
+at the end of its input, so it never outlives the service.
 """
 
 import logging
@@ -14,13 +14,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from service.debug import frames
-from service.debug.job_types import JOB
-from service.debug.replies import Failed, JobRefused, Refused, encode_reply
+from service.debug.pipeline import frames
+from service.debug.pipeline.messages import Failed, Refused, encode_reply
+from service.inference.errors import InvalidInput
 from service.logs import LogFormat, configure
 
 if TYPE_CHECKING:
-    from service.debug.jobs import Jobs
+    from service.debug.child.jobs import Jobs
 
 log = logging.getLogger("vitrine.gradients")
 
@@ -81,7 +81,7 @@ def _write(replies: BinaryIO, body: bytes) -> None:
 def _open(path: Path, device: str) -> "Jobs":
     # Imported here, because importing torch takes seconds: the reader thread, which has already
     # started, can exit the process in the meantime.
-    from service.debug.jobs import Jobs
+    from service.debug.child.jobs import Jobs
 
     return Jobs(path, device)
 
@@ -89,10 +89,10 @@ def _open(path: Path, device: str) -> "Jobs":
 def _run(jobs: "Jobs", body: bytes) -> list[bytes]:
     """Run a job, given as JSON, and return the bodies of the reply and of the frames after it."""
     try:
-        done, vectors, file = jobs.run(JOB.validate_json(body))
+        done, vectors, file = jobs.run(body)
         return [encode_reply(done), vectors, file]
-    except JobRefused as refusal:
-        return [encode_reply(Refused(str(refusal), refusal.code, refusal.pointer))]
+    except InvalidInput as error:
+        return [encode_reply(Refused(error.detail, error.code, error.pointer))]
     except Exception:
         log.exception("a gradient job failed")
         return [encode_reply(Failed())]

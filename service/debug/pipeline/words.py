@@ -15,7 +15,7 @@ a pre-tokenizer, such as Gemma's. So the same text would have other words in eve
 from collections.abc import Sequence
 from unicodedata import category, name
 
-from service.debug.job_types import Word
+from service.debug.pipeline.response import TextWord
 from service.inference.rows import Span, TokenizedText
 
 _APOSTROPHES = "'\u2019"
@@ -27,14 +27,14 @@ _UNSPACED = {
 }
 
 
-def words_of(tokenized: TokenizedText) -> list[Word]:
+def words_of(tokenized: TokenizedText) -> list[TextWord]:
     """Return the words of a text or of a pair of texts, in order.
 
     Every token with a span belongs to exactly one word, and the others to none. Tokens of white
     space belong to the next word, whose tokens start with it in Unigram and BPE vocabularies; at
     the end of a text, to the last word.
     """
-    words: list[Word] = []
+    words: list[TextWord] = []
     for number, text in enumerate(tokenized.texts):
         spans = {
             index: span
@@ -52,7 +52,7 @@ def words_of(tokenized: TokenizedText) -> list[Word]:
             ]
             # White space is not part of a word, unless the text has nothing else.
             own = own or [spans[token] for token in tokens]
-            words.append(Word(number, min(own)[0], max(own)[1], tokens))
+            words.append(TextWord(min(own)[0], max(own)[1], tokens, number))
     return words
 
 

@@ -8,11 +8,9 @@ from fastapi import Depends, Request
 from prometheus_client import Counter
 
 from service.api.state import AppState
-from service.debug.job_types import KINDS
-from service.debug.kinds import Kind, kind_for
-from service.debug.process import GradientProcess
+from service.debug.pipeline.messages import JOB_KINDS
+from service.debug.pipeline.process import GradientProcess
 from service.inference.metrics import OUTCOMES
-from service.inference.model import Model
 
 
 @dataclass
@@ -36,23 +34,8 @@ class DebugState(AppState):
         )
         # Creates every counter at 0. Prometheus would not see an increase of a counter that first
         # appears with the value 1.
-        for kind, outcome in product(KINDS, OUTCOMES):
+        for kind, outcome in product(JOB_KINDS, OUTCOMES):
             self.jobs.labels(kind, outcome)
-
-    async def lease_for(self, route: str, request: Request, name: str | None) -> tuple[Model, Kind]:
-        """Return a served model and its kind, which must be one that the route is for.
-
-        Args:
-            route: Key of `service.debug.kinds.ROUTES`.
-            request: See `lease`.
-            name: See `lease`.
-
-        Raises:
-            InvalidInput: The route is for other kinds of models.
-            VitrineError: Any error of `lease`, under the same conditions.
-        """
-        model = await self.lease(request, name)
-        return model, kind_for(route, model.artifact.manifest)
 
 
 async def _get_state(request: Request) -> DebugState:
