@@ -40,10 +40,10 @@ from service.api.openapi import openapi
 from service.api.raw_route import dispatch_table
 from service.api.routes import raw_router, router
 from service.api.schemas import ENCODE_HEADERS, VERSION, EncodeRequest
-from service.debug import page, process_state
+from service.debug import capabilities, page, process_state
+from service.debug import routes as debug
 from service.debug.pipeline.process import GradientProcess, worker_command
 from service.debug.pipeline.state import DebugState
-from service.debug.routes import BODIES, ROUTERS
 from service.inference.cache import ResultCache
 from service.inference.errors import VitrineError
 from service.inference.metrics import CacheMetrics
@@ -157,7 +157,7 @@ def create_app(
         *vllm.BODIES,
         *tei_schemas.BODIES,
         *model_schemas.BODIES,
-        *BODIES,
+        *debug.BODIES,
     )
     app.openapi = lambda: openapi(  # type: ignore[method-assign]
         app, bodies, settings.limits, needs_keys=not state.keys.is_open
@@ -182,12 +182,13 @@ def create_app(
     for included in routers:
         app.include_router(included)
     app.include_router(process_state.router)
-    for debug_router in ROUTERS:
+    debug_routers = debug.router, capabilities.router
+    for debug_router in debug_routers:
         app.include_router(debug_router, include_in_schema=settings.debug.enabled)
     tei_paths = tei.ROOT_PATHS if settings.server.tei_at_root else frozenset()
     app.add_middleware(
         RequestMiddleware,
-        dispatch_table=dispatch_table([*routers, *ROUTERS]),
+        dispatch_table=dispatch_table([*routers, *debug_routers]),
         metrics=metrics,
         render_error=partial(_render_error, tei_paths),
         hosts=settings.server.hosts,

@@ -226,41 +226,6 @@ METHODS: dict[Method, Score] = {
 
 def attribute(
     model: ReferenceModel,
-    row: Row,
-    target: TargetFunction,
-    *,
-    method: Method = "integrated_gradients",
-    layer_name: str = "words",
-    baseline: Sequence[int] | None = None,
-    options: MethodOptions = DEFAULT_OPTIONS,
-    entries: Sequence[int] | None = None,
-) -> Attribution:
-    """Attribute a scalar to the tokens of a row.
-
-    Args:
-        model: Reference model of the served graph.
-        row: Input of the model.
-        target: Scalar to attribute, as a function of the row's vector.
-        method: Attribution method, a key of `METHODS`.
-        layer_name: Layer whose tokens are scored, one of `model.layer_names`.
-        baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline at the layer
-            is zero vectors.
-        options: Options of the method.
-        entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
-    """
-    return attribute_together(
-        model,
-        [Side(row, baseline)],
-        target,
-        method=method,
-        layer_name=layer_name,
-        options=options,
-        entries=entries,
-    )
-
-
-def attribute_together(
-    model: ReferenceModel,
     sides: Sequence[Side],
     target: TargetFunction,
     *,
@@ -275,10 +240,10 @@ def attribute_together(
         model: Reference model of the served graph.
         sides: Rows and their baselines.
         target: Scalar to attribute, as a function of the vectors of each row.
-        method: See `attribute`.
-        layer_name: See `attribute`.
-        options: See `attribute`.
-        entries: See `attribute`.
+        method: Attribution method, a key of `METHODS`.
+        layer_name: Layer whose tokens are scored, one of `model.layer_names`.
+        options: Options of the method.
+        entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
     """
     rows = [side.row for side in sides]
     lengths = [len(row.ids) for row in rows]

@@ -7,24 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import BaseModel, Field
 
 from models.gradients.budget import activation_shape
-from models.gradients.inputs import Row, TapPoint, TokenReduction
+from models.gradients.inputs import TapPoint, TokenReduction
 from service.api.schemas import VERSION
 from service.debug.pipeline.call import Call, json_response
 from service.debug.pipeline.messages import Job, Opened
 from service.debug.pipeline.model_kinds import READS_PAIRS, kind_of
 from service.debug.pipeline.request_fields import Input, ModelRequest, TextOrPair
 from service.debug.pipeline.response import Cost, CostResponse, VectorParity, hashes_of
-from service.debug.pipeline.route import gradient_router, read_request, route_options
-from service.debug.pipeline.state import State
+from service.debug.pipeline.route import GradientRoute
 from service.debug.pipeline.texts import row_of, tokenize, tokens_of
 from service.inference.errors import InvalidInput
 from service.inference.rows import TokenizedText
-
-router = gradient_router()
 
 TensorFormat = Literal["safetensors", "npz"]
 TapNames = Annotated[
@@ -59,15 +56,12 @@ class ActivationsJob(Job):
     """Job: write the outputs of steps of the forward pass to a file.
 
     Attributes:
-        request: The request.
-        rows: Inputs of the model.
         taps: Name of each tensor, and the step whose output it is.
         metadata: Metadata of the file, as JSON.
     """
 
     kind: Literal["activations"] = "activations"
     request: ActivationsRequest
-    rows: Sequence[Row]
     taps: dict[str, str]
     metadata: str
 
@@ -93,34 +87,24 @@ MEDIA_TYPES: Mapping[TensorFormat, str] = {
     "npz": "application/x-npz",
 }
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
+_HEADERS = {
+    "X-Model-Version": {
+        "description": "Version of the model; absent with `dry_run`",
+        "schema": {"type": "string"},
+    },
+    "X-Debug-Report": {
+        "description": "Parity, cost, duration and warnings; absent with `dry_run`",
+        "content": {"application/json": {"schema": ActivationsReport.model_json_schema()}},
+    },
+}
 
 
-@router.post(
-    "/activations",
-    **route_options(
-        ActivationsRequest,
-        ActivationsCostResponse,
-        "Activations",
-        content=dict.fromkeys(MEDIA_TYPES.values(), _BINARY),
-        headers={
-            "X-Model-Version": {
-                "description": "Version of the model; absent with `dry_run`",
-                "schema": {"type": "string"},
-            },
-            "X-Debug-Report": {
-                "description": "Parity, cost, duration and warnings; absent with `dry_run`",
-                "content": {"application/json": {"schema": ActivationsReport.model_json_schema()}},
-            },
-        },
-    ),
-)
-async def activations(request: Request, state: State) -> Response:
+async def activations(body: ActivationsRequest, call: Call) -> Response:
     """Return outputs of steps of the forward pass, as a file of float32 tensors.
 
     The tensor `0/layers.1` is the output of the tap `layers.1` for text 0. The file's metadata has
     the tokens of the texts, the shapes, the hashes of the model and the versions.
     """
-    body, call = await read_request(request, state, "activations", ActivationsRequest)
     opened = await call.open_process()
     points = tap_points_of(opened, body.taps)
     texts = [
@@ -133,7 +117,7 @@ async def activations(request: Request, state: State) -> Response:
         for row in rows
         for point in points.values()
     )
-    limit = state.settings.debug.max_activation_bytes
+    limit = call.state.settings.debug.max_activation_bytes
     if size > limit:
         raise InvalidInput(
             f"the tensors have {size} bytes; the limit is {limit}: use fewer or shorter texts, "
@@ -158,12 +142,10 @@ async def activations(request: Request, state: State) -> Response:
     }
     # In a thread, because 64 texts have up to 16,384 tokens.
     file_metadata = await asyncio.to_thread(_with_tokens, metadata, texts)
-    job = ActivationsJob(request=body, rows=rows, taps=steps, metadata=file_metadata, compare=rows)
-    outcome = await call.run(job)
-    report = {"cost": cost, "wall_ms": outcome.done.wall_ms}
-    report |= {"parity": outcome.parity, "warnings": outcome.warnings}
+    job = ActivationsJob(request=body, rows=rows, taps=steps, metadata=file_metadata)
+    report, reply = await call.run(job, cost)
     return Response(
-        outcome.file,
+        reply.file,
         media_type=MEDIA_TYPES[body.format],
         headers={
             "Content-Disposition": f'attachment; filename="activations.{body.format}"',
@@ -222,3 +204,13 @@ def tap_points_of(
             )
         points[name] = point
     return points
+
+
+ROUTE = GradientRoute(
+    "activations",
+    "Activations",
+    activations,
+    ActivationsRequest,
+    ActivationsCostResponse,
+    success={"content": dict.fromkeys(MEDIA_TYPES.values(), _BINARY), "headers": _HEADERS},
+)

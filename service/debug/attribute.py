@@ -5,24 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field
 
 from models.gradients import results
 from models.gradients.budget import faithfulness_token_steps, token_steps
-from models.gradients.inputs import BaselineName, Method, MethodOptions, Side, UnitKind, Units
-from service.debug.pipeline.call import json_response
+from models.gradients.inputs import BaselineName, Method, MethodOptions, UnitKind, Units
+from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text
 from service.debug.pipeline.response import (
     CostResponse,
     TextWord,
     Token,
-    hashes_of,
     response_model,
 )
-from service.debug.pipeline.route import gradient_router, read_request, route_options
-from service.debug.pipeline.state import State
+from service.debug.pipeline.route import GradientRoute
 from service.debug.pipeline.texts import baseline_of
 from service.debug.target import (
     ResolvedTarget,
@@ -37,8 +35,6 @@ from service.debug.target_inputs import (
     units_of_inputs,
     words_of_inputs,
 )
-
-router = gradient_router()
 
 
 class AttributeRequest(ModelRequest):
@@ -115,8 +111,7 @@ class AttributeJob(Job):
     document, and the pair with the document whose score is subtracted.
 
     Attributes:
-        request: The request.
-        sides: Model inputs and their baselines.
+        baselines: Token ids of the baseline of each row; None: zero vectors.
         words: Words of the texts.
         target: Scalar to attribute.
         units: Units of the faithfulness; None: faithfulness is not measured.
@@ -124,7 +119,7 @@ class AttributeJob(Job):
 
     kind: Literal["attribute"] = "attribute"
     request: AttributeRequest
-    sides: Sequence[Side]
+    baselines: Sequence[Sequence[int] | None]
     words: Sequence[TextWord]
     target: ResolvedTarget
     units: Units | None
@@ -142,18 +137,13 @@ AttributeResponse = response_model(
 )
 
 
-@router.post(
-    "/attribute",
-    **route_options(AttributeRequest, AttributeResponse | CostResponse, "Attribution to tokens"),
-)
-async def attribute(request: Request, state: State) -> Response:
+async def attribute(body: AttributeRequest, call: Call) -> Response:
     """Attribute a scalar, such as a similarity or a logit, to the tokens and words of a text."""
-    body, call = await read_request(request, state, "attribute", AttributeRequest)
     check_target(call.model, body.target)
     inputs = await model_inputs(call, body.target, body.text, body.text_pair)
     rows = [each.row for each in inputs]
     target = await resolve_target(call, body.target, rows[0])
-    sides = [Side(each.row, baseline_of(each.text, body.baseline, each.pointer)) for each in inputs]
+    baselines = [baseline_of(each.text, body.baseline, each.pointer) for each in inputs]
     length = sum(len(row.ids) for row in rows)
     steps = token_steps(body.method, length, body.options)
     words = await asyncio.to_thread(words_of_inputs, inputs)
@@ -163,10 +153,19 @@ async def attribute(request: Request, state: State) -> Response:
         steps += faithfulness_token_steps(length, len(units.tokens))
     cost = call.cost_of(steps)
     if body.dry_run:
-        return json_response(CostResponse(model=hashes_of(call.model), cost=cost))
+        return call.cost_response(cost)
 
     job = AttributeJob(
-        request=body, sides=sides, words=words, target=target, units=units, compare=rows
+        request=body, rows=rows, baselines=baselines, words=words, target=target, units=units
     )
     tokens = tokens_of_inputs(inputs)
     return await call.answer(job, cost, AttributeResponse, tokens=tokens, label=target.label)
+
+
+ROUTE = GradientRoute(
+    "attribute",
+    "Attribution to tokens",
+    attribute,
+    AttributeRequest,
+    AttributeResponse | CostResponse,
+)

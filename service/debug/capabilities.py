@@ -9,10 +9,11 @@ from models.artifact import SimilarityName
 from models.gradients.inputs import BaselineName, Distribution, Method, ObjectiveName
 from service.api.openapi import error_responses
 from service.debug.pipeline.call import Call, json_response
-from service.debug.pipeline.model_kinds import TAKES_PAIRS, ModelKind, kind_for, routes_of
+from service.debug.pipeline.model_kinds import ALL_KINDS, TAKES_PAIRS, ModelKind, kind_for
 from service.debug.pipeline.response import Hashes, hashes_of
 from service.debug.pipeline.route import gradient_router
 from service.debug.pipeline.state import State
+from service.debug.routes import ROUTES
 from service.debug.target import targets_of
 
 router = gradient_router()
@@ -69,14 +70,14 @@ async def capabilities(request: Request, state: State) -> Response:
     """Return the allowed field values, limits and device of the gradient routes."""
     model = await state.lease(request, request.query_params.get("model"))
     manifest = model.artifact.manifest
-    kind = kind_for("capabilities", manifest)
+    kind = kind_for("/debug/capabilities", ALL_KINDS, manifest)
     opened = await Call(request, state, model).open_process()
     return json_response(
         Capabilities(
             model=hashes_of(model),
             kind=kind,
             similarity=manifest.similarity,
-            routes=routes_of(kind, manifest),
+            routes=[*(route.name for route in ROUTES if route.is_for(manifest)), "capabilities"],
             layers=list(opened.layers),
             norms=list(opened.norms),
             taps=[point.name for point in opened.taps],

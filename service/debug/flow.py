@@ -4,20 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field
 
 from models.gradients import results
 from models.gradients.budget import flow_token_steps
-from models.gradients.inputs import EmulatedPrecision, Row
+from models.gradients.inputs import EmulatedPrecision
+from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, StrictModel, Text, Vector
 from service.debug.pipeline.response import Token, response_model
-from service.debug.pipeline.route import gradient_router, read_request, route_options
-from service.debug.pipeline.state import State
+from service.debug.pipeline.route import GradientRoute
 from service.debug.pipeline.texts import row_of, tokenize_all, tokens_of
-
-router = gradient_router()
 
 
 class CosineObjective(StrictModel):
@@ -95,19 +93,19 @@ class FlowJob(Job):
 
     kind: Literal["flow"] = "flow"
     request: FlowRequest
-    rows: Sequence[Row]
 
 
 FlowResponse = response_model("FlowResponse", results.Flow, tokens=list[Token])
 
 
-@router.post("/flow", **route_options(FlowRequest, FlowResponse, "Gradient flow"))
-async def flow(request: Request, state: State) -> Response:
+async def flow(body: FlowRequest, call: Call) -> Response:
     """Find where the gradient of a training objective vanishes, explodes or is not finite."""
-    body, call = await read_request(request, state, "flow", FlowRequest)
     texts = await tokenize_all(call, body.texts)
     rows = [row_of(text) for text in texts]
     cost = call.cost_of(flow_token_steps(len(row.ids) for row in rows))
-    job = FlowJob(request=body, rows=rows, compare=rows)
+    job = FlowJob(request=body, rows=rows)
     tokens = [tokens_of(text) for text in texts]
     return await call.answer(job, cost, FlowResponse, tokens=tokens)
+
+
+ROUTE = GradientRoute("flow", "Gradient flow", flow, FlowRequest, FlowResponse, ("embedding",))

@@ -3,19 +3,17 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field, FiniteFloat
 
 from models.gradients import results
-from models.gradients.inputs import Distribution, Row
+from models.gradients.inputs import Distribution
+from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, StrictModel, Text, Vector
 from service.debug.pipeline.response import response_model
-from service.debug.pipeline.route import gradient_router, read_request, route_options
-from service.debug.pipeline.state import State
+from service.debug.pipeline.route import GradientRoute
 from service.debug.pipeline.texts import row_of, tokenize
-
-router = gradient_router()
 
 
 class NormOfText(StrictModel):
@@ -113,30 +111,25 @@ class LayerNormRequest(ModelRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormJob(Job):
-    """Job: check the steps of add + norm and judge its implementations.
-
-    Attributes:
-        request: The request.
-        text: Text of the source, as model input; None: the source has none.
-    """
+    """Job: check the steps of add + norm and judge its implementations."""
 
     kind: Literal["layer_norm"] = "layer_norm"
     request: LayerNormRequest
-    text: Row | None
 
 
 LayerNormResponse = response_model("LayerNormResponse", results.LayerNormCheck)
 
 
-@router.post(
-    "/layernorm", **route_options(LayerNormRequest, LayerNormResponse, "Check of add + norm")
-)
-async def layer_norm(request: Request, state: State) -> Response:
+async def layer_norm(body: LayerNormRequest, call: Call) -> Response:
     """Check add + norm step by step, on rows from a text, random rows or given rows."""
-    body, call = await read_request(request, state, "layernorm", LayerNormRequest)
-    text = None
+    rows = []
     if isinstance(body.source, NormOfText):
-        text = row_of(await tokenize(call, body.source.text, "/source/text"))
-    cost = call.cost_of(len(text.ids) if text else 0)
-    job = LayerNormJob(request=body, text=text, compare=[text] if text else [])
+        rows = [row_of(await tokenize(call, body.source.text, "/source/text"))]
+    cost = call.cost_of(sum(len(row.ids) for row in rows))
+    job = LayerNormJob(request=body, rows=rows)
     return await call.answer(job, cost, LayerNormResponse)
+
+
+ROUTE = GradientRoute(
+    "layernorm", "Check of add + norm", layer_norm, LayerNormRequest, LayerNormResponse
+)

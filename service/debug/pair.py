@@ -1,31 +1,28 @@
 """`POST /debug/attribute/pair`: which pairs of tokens make two texts similar?"""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field
 
 from models.gradients import results
 from models.gradients.budget import pair_token_steps
-from models.gradients.inputs import BaselineName, Side
-from service.debug.pipeline.call import json_response
+from models.gradients.inputs import BaselineName
+from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text
 from service.debug.pipeline.response import (
     CostResponse,
     Token,
     WordSpan,
-    hashes_of,
     response_model,
 )
-from service.debug.pipeline.route import gradient_router, read_request, route_options
-from service.debug.pipeline.state import State
+from service.debug.pipeline.route import GradientRoute
 from service.debug.pipeline.texts import baseline_of, row_of, tokenize, tokens_of
 from service.debug.pipeline.words import words_of
-
-router = gradient_router()
 
 
 class PairRequest(ModelRequest):
@@ -58,12 +55,15 @@ class PairRequest(ModelRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class PairJob(Job):
-    """Job: attribute the similarity of texts a and b to pairs of their tokens."""
+    """Job: attribute the similarity of texts a and b to pairs of their tokens.
+
+    Attributes:
+        baselines: Token ids of the baselines of a and b; None: zero vectors.
+    """
 
     kind: Literal["pair"] = "pair"
     request: PairRequest
-    a: Side
-    b: Side
+    baselines: Sequence[Sequence[int] | None]
 
 
 PairResponse = response_model(
@@ -76,23 +76,16 @@ PairResponse = response_model(
 )
 
 
-@router.post(
-    "/attribute/pair",
-    **route_options(PairRequest, PairResponse | CostResponse, "Attribution to pairs of tokens"),
-)
-async def pair(request: Request, state: State) -> Response:
+async def pair(body: PairRequest, call: Call) -> Response:
     """Attribute the similarity of two texts, a cosine or dot product, to pairs of their tokens."""
-    body, call = await read_request(request, state, "attribute/pair", PairRequest)
     a, b = await tokenize(call, body.a, "/a"), await tokenize(call, body.b, "/b")
-    rows = [row_of(a), row_of(b)]
-    baselines = baseline_of(a, body.baseline, "/a"), baseline_of(b, body.baseline, "/b")
-    side_a, side_b = map(Side, rows, baselines)
+    baselines = [baseline_of(a, body.baseline, "/a"), baseline_of(b, body.baseline, "/b")]
     steps = pair_token_steps(body.layer, len(a.row.ids), len(b.row.ids), body.max_evaluations)
     cost = call.cost_of(steps)
     if body.dry_run:
-        return json_response(CostResponse(model=hashes_of(call.model), cost=cost))
+        return call.cost_response(cost)
 
-    job = PairJob(request=body, a=side_a, b=side_b, compare=rows)
+    job = PairJob(request=body, rows=[row_of(a), row_of(b)], baselines=baselines)
     words_a, words_b = await asyncio.to_thread(lambda: (words_of(a), words_of(b)))
     return await call.answer(
         job,
@@ -103,3 +96,14 @@ async def pair(request: Request, state: State) -> Response:
         words_a=words_a,
         words_b=words_b,
     )
+
+
+ROUTE = GradientRoute(
+    "attribute/pair",
+    "Attribution to pairs of tokens",
+    pair,
+    PairRequest,
+    PairResponse | CostResponse,
+    kinds=("embedding",),
+    needs_sum=True,
+)

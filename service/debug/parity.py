@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field
 
 from models.artifact import sha256
@@ -13,16 +13,14 @@ from models.engines import Precision
 from models.gradients import results
 from models.gradients.budget import parity_token_steps
 from models.gradients.inputs import Row
+from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text
 from service.debug.pipeline.response import response_model
-from service.debug.pipeline.route import gradient_router, read_request, route_options
+from service.debug.pipeline.route import GradientRoute
 from service.debug.pipeline.served_vectors import encode
-from service.debug.pipeline.state import State
 from service.debug.pipeline.texts import prompted, row_of, tokenize_all
 from service.inference.model import Model
-
-router = gradient_router()
 
 
 class ParityRequest(ModelRequest):
@@ -40,12 +38,10 @@ class ParityJob(Job):
     """Job: compare the served model with the reference model.
 
     Attributes:
-        rows: Inputs that both models run on.
         vectors: Served vectors of `rows`, before normalisation, `(B, W)`.
         engine: Name of the engine that computed `vectors`.
         precision: Precision of the engine.
-        files: Name, SHA-256 at startup and current SHA-256 of each file of the artifact. The
-            current SHA-256 is None if the file no longer exists.
+        files: Hashes of all files of the artifact.
         texts: Texts of the request, prompts included, and their token ids from the served
             tokenizer.
         check_texts: Texts of the self-check, and their token ids from the served tokenizer.
@@ -53,11 +49,11 @@ class ParityJob(Job):
     """
 
     kind: Literal["parity"] = "parity"
-    rows: Sequence[Row]
+    request: ParityRequest
     vectors: Sequence[Sequence[float]]
     engine: str
     precision: Precision
-    files: Sequence[tuple[str, str, str | None]]
+    files: Sequence[results.FileHash]
     texts: Sequence[tuple[str, Sequence[int]]]
     check_texts: Sequence[tuple[str, Sequence[int]]]
     check_rows: Sequence[Sequence[int]]
@@ -66,12 +62,8 @@ class ParityJob(Job):
 ParityResponse = response_model("ParityResponse", results.ParityCheck)
 
 
-@router.post(
-    "/parity", **route_options(ParityRequest, ParityResponse, "Parity with the reference model")
-)
-async def parity(request: Request, state: State) -> Response:
+async def parity(body: ParityRequest, call: Call) -> Response:
     """Compare the served model with the reference model, and list the differences."""
-    body, call = await read_request(request, state, "parity", ParityRequest)
     model = call.model
     tokenized = await tokenize_all(call, body.texts)
     rows = [row_of(text) for text in tokenized] or [
@@ -83,6 +75,7 @@ async def parity(request: Request, state: State) -> Response:
     files = await asyncio.to_thread(_files, model)
     served = await call.within_deadline(encode(model, rows))
     job = ParityJob(
+        request=body,
         rows=rows,
         vectors=served.tolist(),
         engine=model.engine.name,
@@ -93,18 +86,24 @@ async def parity(request: Request, state: State) -> Response:
         ],
         check_texts=list(zip(model.check.texts, check_ids, strict=True)),
         check_rows=model.check.rows[: len(check_ids)],
-        compare=rows,
     )
     return await call.answer(job, cost, ParityResponse, served)
 
 
-def _files(model: Model) -> list[tuple[str, str, str | None]]:
-    """Return the name, SHA-256 at startup and current SHA-256 of each file of the artifact.
-
-    The current SHA-256 is None if the file no longer exists.
-    """
+def _files(model: Model) -> list[results.FileHash]:
+    """Return the hashes of all files of the artifact, at startup and now."""
     paths = {name: model.artifact.path / name for name in model.files}
     return [
-        (name, at_start, sha256(paths[name]) if paths[name].is_file() else None)
+        results.FileHash(name, at_start, sha256(paths[name]) if paths[name].is_file() else None)
         for name, at_start in model.files.items()
     ]
+
+
+ROUTE = GradientRoute(
+    "parity",
+    "Parity with the reference model",
+    parity,
+    ParityRequest,
+    ParityResponse,
+    kinds=("embedding",),
+)

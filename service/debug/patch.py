@@ -4,19 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field, Tag
 
 from models.gradients import results
 from models.gradients.budget import patch_token_steps
-from models.gradients.inputs import Row
 from service.debug.activations import TapNames, tap_points_of
-from service.debug.pipeline.call import json_response
+from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text, by_type
-from service.debug.pipeline.response import CostResponse, Token, hashes_of, response_model
-from service.debug.pipeline.route import gradient_router, read_request, route_options
-from service.debug.pipeline.state import State
+from service.debug.pipeline.response import CostResponse, Token, response_model
+from service.debug.pipeline.route import GradientRoute
 from service.debug.target import (
     ResolvedTarget,
     Target,
@@ -26,8 +24,6 @@ from service.debug.target import (
 )
 from service.debug.target_inputs import POINTERS, ModelInput, model_inputs, tokens_of_inputs
 from service.inference.errors import InvalidInput
-
-router = gradient_router()
 
 PairOfPositions = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
 Positions = (
@@ -66,21 +62,19 @@ class PatchRequest(ModelRequest):
 class PatchJob(Job):
     """Job: replace token vectors of some inputs by those of others, and compute the scalar.
 
+    The first half of the rows are inputs whose token vectors are replaced, and the second half as
+    many inputs, from which the token vectors are.
+
     Attributes:
-        request: The request.
-        rows: Inputs whose token vectors are replaced.
-        source_rows: As many inputs, from which the token vectors are.
         target: Scalar to compute.
         taps: Name of each tap, and the step at which the vectors are replaced.
         patches: Patches at each tap. A patch is a list of pairs of tokens: the index of the
-            replaced one among the tokens of `rows`, and that of the other one among the tokens of
-            `source_rows`.
+            replaced one among the tokens of the first half, and that of the other one among the
+            tokens of the second half.
     """
 
     kind: Literal["patch"] = "patch"
     request: PatchRequest
-    rows: Sequence[Row]
-    source_rows: Sequence[Row]
     target: ResolvedTarget
     taps: dict[str, str]
     patches: Sequence[Sequence[tuple[int, int]]]
@@ -91,12 +85,8 @@ PatchResponse = response_model(
 )
 
 
-@router.post(
-    "/patch", **route_options(PatchRequest, PatchResponse | CostResponse, "Activation patching")
-)
-async def patch(request: Request, state: State) -> Response:
+async def patch(body: PatchRequest, call: Call) -> Response:
     """Replace token vectors of a text by those of another one, and compute the target's scalar."""
-    body, call = await read_request(request, state, "patch", PatchRequest)
     check_target(call.model, body.target)
     points = tap_points_of(await call.open_process(), body.taps, per_token=True)
     inputs = await model_inputs(call, body.target, body.text, body.text_pair)
@@ -110,17 +100,15 @@ async def patch(request: Request, state: State) -> Response:
     length, source_length = (sum(len(row.ids) for row in own) for own in (rows, source_rows))
     cost = call.cost_of(patch_token_steps(length, source_length, len(points), len(patches)))
     if body.dry_run:
-        return json_response(CostResponse(model=hashes_of(call.model), cost=cost))
+        return call.cost_response(cost)
 
     target = await resolve_target(call, body.target, rows[0])
     job = PatchJob(
         request=body,
-        rows=rows,
-        source_rows=source_rows,
+        rows=[*rows, *source_rows],
         target=target,
         taps={name: point.name for name, point in points.items()},
         patches=patches,
-        compare=[*rows, *source_rows],
     )
     return await call.answer(
         job,
@@ -188,3 +176,8 @@ def _pairs(
             )
         pairs[position] = source
     return list(pairs.items())
+
+
+ROUTE = GradientRoute(
+    "patch", "Activation patching", patch, PatchRequest, PatchResponse | CostResponse
+)

@@ -109,5 +109,5 @@ def report(state: DebugState) -> ProcessState:
         cache=CacheState(bytes=state.cache.size, max_bytes=state.cache.max_bytes),
         gradient_process=None
         if pid is None or artifact is None
-        else GradientProcessState(pid=pid, artifact=str(artifact.folder)),
+        else GradientProcessState(pid=pid, artifact=str(artifact.path)),
     )

@@ -1,36 +1,21 @@
 """The gradient routes: one module per question."""
 
-from service.debug import (
-    activations,
-    attribute,
-    capabilities,
-    flow,
-    layer_norm,
-    pair,
-    parity,
-    patch,
-    vjp,
-)
+from service.debug import activations, attribute, flow, layer_norm, pair, parity, patch, vjp
+from service.debug.pipeline.route import gradient_router
 
-ROUTERS = (
-    attribute.router,
-    pair.router,
-    flow.router,
-    layer_norm.router,
-    parity.router,
-    vjp.router,
-    capabilities.router,
-    activations.router,
-    patch.router,
+ROUTES = (
+    attribute.ROUTE,
+    pair.ROUTE,
+    flow.ROUTE,
+    layer_norm.ROUTE,
+    parity.ROUTE,
+    vjp.ROUTE,
+    activations.ROUTE,
+    patch.ROUTE,
 )
 # Models of the request bodies.
-BODIES = (
-    attribute.AttributeRequest,
-    pair.PairRequest,
-    flow.FlowRequest,
-    layer_norm.LayerNormRequest,
-    parity.ParityRequest,
-    vjp.VjpRequest,
-    activations.ActivationsRequest,
-    patch.PatchRequest,
-)
+BODIES = tuple(route.request for route in ROUTES)
+
+router = gradient_router()
+for route in ROUTES:
+    route.add_to(router)

@@ -3,22 +3,20 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field
 
 from models.gradients import results
-from models.gradients.inputs import Reduction, Row
+from models.gradients.inputs import Reduction
 from service.api.errors import Forbidden
+from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text, Vector
 from service.debug.pipeline.response import Token, response_model
-from service.debug.pipeline.route import gradient_router, read_request, route_options
-from service.debug.pipeline.state import State
+from service.debug.pipeline.route import GradientRoute
 from service.debug.pipeline.texts import row_of, tokenize, tokens_of
 from service.debug.target import check_width
 from service.inference.errors import InvalidInput
-
-router = gradient_router()
 
 
 class VjpRequest(ModelRequest):
@@ -44,17 +42,14 @@ class VjpJob(Job):
 
     kind: Literal["vjp"] = "vjp"
     request: VjpRequest
-    row: Row
 
 
 VjpResponse = response_model("VjpResponse", results.TokenGradient, tokens=Token)
 
 
-@router.post("/vjp", **route_options(VjpRequest, VjpResponse, "Vector-Jacobian product"))
-async def vjp(request: Request, state: State) -> Response:
+async def vjp(body: VjpRequest, call: Call) -> Response:
     """Backpropagate a gradient from the served vector to the token vectors at a layer."""
-    body, call = await read_request(request, state, "vjp", VjpRequest)
-    if body.reduce == "full" and not state.settings.debug.full_gradients:
+    if body.reduce == "full" and not call.state.settings.debug.full_gradients:
         raise Forbidden(
             "full gradients are disabled; set VITRINE_DEBUG__FULL_GRADIENTS=true",
             code="full_gradients",
@@ -70,5 +65,10 @@ async def vjp(request: Request, state: State) -> Response:
         )
     row = row_of(text)
     cost = call.cost_of(len(row.ids))
-    job = VjpJob(request=body, row=row, compare=[row])
+    job = VjpJob(request=body, rows=[row])
     return await call.answer(job, cost, VjpResponse, tokens=tokens_of(text))
+
+
+ROUTE = GradientRoute(
+    "vjp", "Vector-Jacobian product", vjp, VjpRequest, VjpResponse, kinds=("embedding",)
+)

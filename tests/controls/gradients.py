@@ -81,19 +81,19 @@ GUARDS = (
         "models/gradients/budget.py",
         "return lengths * (1 + taps * patches) + source_length",
         "return lengths * (1 + taps) + source_length",
-        f"{_D}test_taps.py::test_cost_of_a_patch_counts_every_forward_pass",
+        f"{_D}test_patch.py::test_cost_of_a_patch_counts_every_forward_pass",
     ),
     Guard(
         "service/debug/activations.py",
         "    if size > limit:\n",
         "    if False:\n",
-        f"{_D}test_taps.py::test_activations_beyond_the_byte_limit_are_refused",
+        f"{_D}test_activations.py::test_activations_beyond_the_byte_limit_are_refused",
     ),
     Guard(
         "service/debug/patch.py",
         "elif owners[position] != source_owners[source]:",
         "elif False:",
-        f"{_D}test_taps.py::test_pair_of_positions_in_different_inputs_is_refused",
+        f"{_D}test_patch.py::test_pair_of_positions_in_different_inputs_is_refused",
     ),
     Guard(
         "service/debug/pipeline/process.py",
@@ -103,9 +103,9 @@ GUARDS = (
     ),
     Guard(
         "service/debug/pipeline/call.py",
-        "served = await self.within_deadline(encode(self.model, job.compare))",
-        "served = await encode(self.model, job.compare)",
-        f"{_D}test_running.py::test_comparison_ends_when_the_client_disconnects",
+        "served = await self.within_deadline(encode(self.model, job.rows))",
+        "served = await encode(self.model, job.rows)",
+        f"{_D}test_call.py::test_comparison_ends_when_the_client_disconnects",
     ),
     Guard(
         "models/gradients/activations.py",
@@ -138,7 +138,7 @@ GUARDS = (
         "service/debug/pipeline/served_vectors.py",
         "agrees=agreement.is_within(_bounds(model)),",
         "agrees=agreement.cosine >= _bounds(model).cosine,",
-        f"{_D}test_attribution_routes.py::test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning",
+        f"{_D}test_attribute.py::test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning",
     ),
     Guard(
         "service/debug/child/__main__.py",
@@ -186,13 +186,13 @@ GUARDS = (
         "service/debug/pipeline/access.py",
         "    if not host_matches(host, settings.hosts):",
         "    if False:",
-        f"{_D}test_routes.py::test_pages_of_other_hosts_are_refused",
+        f"{_D}test_access.py::test_pages_of_other_hosts_are_refused",
     ),
     Guard(
         "service/debug/pipeline/access.py",
         'origin.partition("://")[2] != host',
         "False",
-        f"{_D}test_routes.py::test_pages_of_other_hosts_are_refused",
+        f"{_D}test_access.py::test_pages_of_other_hosts_are_refused",
     ),
     Guard(
         "service/debug/page/runs.js",

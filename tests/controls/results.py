@@ -147,7 +147,7 @@ GUARDS = (
         "service/inference/tokenizer.py",
         "        if all(span is None for span in spans):\n",
         "        if False:\n",
-        "tests/service/debug/test_attribution_routes.py::"
+        "tests/service/debug/test_attribute.py::"
         "test_invalid_attribution_request_has_code_and_pointer",
     ),
     Guard(

@@ -19,10 +19,10 @@ from models.engines import available_cpus
 from models.export.tokenizer_file import tokenizer_of_source
 from models.gradients import results
 from models.gradients.activations import activations, patch, tap_points
-from models.gradients.attribution import attribute_together, vjp
+from models.gradients.attribution import attribute, vjp
 from models.gradients.faithfulness import faithfulness
 from models.gradients.flow import flow
-from models.gradients.inputs import Objective
+from models.gradients.inputs import Objective, Side
 from models.gradients.layer_norm_trace import norm_names
 from models.gradients.maxsim import alignment
 from models.gradients.objectives import check_objective
@@ -123,7 +123,7 @@ class Jobs:
                 fields = results.as_dict(_vjp(self._model, job))
             case PatchJob():
                 fields = results.as_dict(_patch(self._model, job))
-        vectors = b"".join(self._model.vector(row).cpu().numpy().tobytes() for row in job.compare)
+        vectors = b"".join(self._model.vector(row).cpu().numpy().tobytes() for row in job.rows)
         wall_ms = 1e3 * (time.perf_counter() - started)
         return Completed(Done(fields, nonfinite(fields), converged, wall_ms), vectors, file)
 
@@ -136,8 +136,7 @@ class Jobs:
         tokenized += [
             Tokenized(text, ids, self._tokenizer.encode(text).ids) for text, ids in job.texts
         ]
-        files = [results.FileHash(*file) for file in job.files]
-        return parity(self._artifact, self._model, job.rows, served, files, tokenized)
+        return parity(self._artifact, self._model, job.rows, served, job.files, tokenized)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -145,11 +144,11 @@ class Jobs:
 
 
 def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
-    request, rows = job.request, [side.row for side in job.sides]
+    request, rows = job.request, job.rows
     target, entries = target_function(model, job.target), entries_of(job.target)
-    result = attribute_together(
+    result = attribute(
         model,
-        job.sides,
+        list(map(Side, rows, job.baselines)),
         target,
         method=request.method,
         layer_name=_layer(model, request.layer),
@@ -169,8 +168,7 @@ def _pair(model: ReferenceModel, job: PairJob) -> results.PairAttribution:
     request = job.request
     return explain_pair(
         model,
-        job.a,
-        job.b,
+        *map(Side, job.rows, job.baselines),
         layer_name=_layer(model, request.layer),
         tolerance=request.tolerance,
         max_evaluations=request.max_evaluations,
@@ -189,7 +187,7 @@ def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:
 
 def _vjp(model: ReferenceModel, job: VjpJob) -> results.TokenGradient:
     request = job.request
-    x, gradient = vjp(model, job.row, request.cotangent, _layer(model, request.layer))  # (L, D)
+    x, gradient = vjp(model, job.rows[0], request.cotangent, _layer(model, request.layer))  # (L, D)
     match request.reduce:
         case "norm":
             gradient = gradient.norm(dim=-1)
@@ -208,10 +206,11 @@ def _activations(model: ReferenceModel, job: ActivationsJob) -> bytes:
 
 
 def _patch(model: ReferenceModel, job: PatchJob) -> results.Patching:
+    half = len(job.rows) // 2
     return patch(
         model,
-        job.rows,
-        job.source_rows,
+        job.rows[:half],
+        job.rows[half:],
         target_function(model, job.target),
         job.taps,
         job.patches,

@@ -60,8 +60,7 @@ def _operands(model: ReferenceModel, job: LayerNormJob) -> Operands:
                     code="unknown_norm",
                     pointer="/source/norm",
                 )
-            assert job.text is not None  # noqa: S101 - the source has one
-            operands = norm_operands(model, job.text, norm)
+            operands = norm_operands(model, job.rows[0], norm)
         case GivenRows() as source:
             _check_given(source)
             if source.candidate is not None:

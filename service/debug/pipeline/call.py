@@ -12,9 +12,8 @@ from pydantic import BaseModel
 
 from service.api.deadline import cancel_on_disconnect, within
 from service.api.responses import JSON
-from service.debug.pipeline.messages import MAX_NONFINITE, Done, Job, Opened
-from service.debug.pipeline.process import artifact_version
-from service.debug.pipeline.response import Cost, GradientResponse, VectorParity, hashes_of
+from service.debug.pipeline.messages import MAX_NONFINITE, Completed, Job, Opened
+from service.debug.pipeline.response import Cost, CostResponse, GradientResponse, hashes_of
 from service.debug.pipeline.served_vectors import encode, parity_of
 from service.debug.pipeline.state import DebugState
 from service.inference.errors import InvalidInput
@@ -22,23 +21,6 @@ from service.inference.metrics import record_outcome
 from service.inference.model import Model
 
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True)
-class JobOutcome:
-    """Outcome of a job.
-
-    Attributes:
-        done: Reply of the gradient process.
-        file: File that the job wrote; empty for most jobs.
-        parity: Agreement of the reference model with the served model; None: not compared.
-        warnings: Reasons why the result may be inaccurate or incomplete.
-    """
-
-    done: Done
-    file: bytes
-    parity: VectorParity | None
-    warnings: list[str]
 
 
 @dataclass(frozen=True)
@@ -79,40 +61,58 @@ class Call:
             )
         return Cost(token_steps=steps, limit=limit)
 
+    def cost_response(self, cost: Cost) -> Response:
+        """Return the HTTP response to a request with `dry_run`."""
+        return json_response(CostResponse(model=hashes_of(self.model), cost=cost))
+
     async def open_process(self) -> Opened:
         """Start the gradient process for the model, if necessary, and return its description."""
-        start = self.state.gradients.start(artifact_version(self.model))
+        start = self.state.gradients.start(self.model.artifact)
         return await self.within_deadline(start)
 
-    async def run(self, job: Job, served: NDArray[np.float32] | None = None) -> JobOutcome:
+    async def run(
+        self, job: Job, cost: Cost, served: NDArray[np.float32] | None = None
+    ) -> tuple[dict[str, Any], Completed]:
         """Run a job in the gradient process, and compare the reference model with the served model.
 
         Args:
             job: Job to run.
-            served: Served vectors of the rows in `job.compare`, `(B, W)`. None: encode them here.
+            cost: Cost of the request.
+            served: Served vectors of `job.rows`, `(B, W)`. None: encode the rows here.
+
+        Returns:
+            Fields of `GradientResponse`, and the reply of the gradient process.
         """
         with record_outcome(lambda outcome: self.state.jobs.labels(job.kind, outcome).inc()):
-            run = self.state.gradients.run(artifact_version(self.model), job)
-            done, vectors, file = await self.within_deadline(run)
+            run = self.state.gradients.run(self.model.artifact, job)
+            reply = await self.within_deadline(run)
         parity = None
-        if job.compare:
+        if job.rows:
             if served is None:
-                served = await self.within_deadline(encode(self.model, job.compare))
-            reference = np.frombuffer(vectors, np.float32).reshape(served.shape)
+                served = await self.within_deadline(encode(self.model, job.rows))
+            reference = np.frombuffer(reply.vectors, np.float32).reshape(served.shape)
             parity = await asyncio.to_thread(parity_of, self.model, served, reference)
         warnings = []
         if parity is not None and not parity.agrees:
             warnings.append(
                 "the served vectors differ from the reference model's vectors; see parity"
             )
-        if not done.converged:
+        if not reply.done.converged:
             warnings.append("a path integral has not converged; increase max_evaluations")
-        if len(done.nonfinite) == MAX_NONFINITE:
+        if len(reply.done.nonfinite) == MAX_NONFINITE:
             warnings.append(
                 f"nonfinite lists only the first {MAX_NONFINITE} non-finite numbers; there may be "
                 "more"
             )
-        return JobOutcome(done, file, parity, warnings)
+        report = {
+            "model": hashes_of(self.model),
+            "parity": parity,
+            "cost": cost,
+            "wall_ms": reply.done.wall_ms,
+            "warnings": warnings,
+            "nonfinite": reply.done.nonfinite,
+        }
+        return report, reply
 
     async def answer(
         self,
@@ -126,21 +126,13 @@ class Call:
 
         Args:
             job: See `run`.
-            cost: Cost of the request.
+            cost: See `run`.
             response: Response model.
             served: See `run`.
             fields: Further fields of the response, such as the tokens of the texts.
         """
-        outcome = await self.run(job, served)
-        common = {
-            "model": hashes_of(self.model),
-            "parity": outcome.parity,
-            "cost": cost,
-            "wall_ms": outcome.done.wall_ms,
-            "warnings": outcome.warnings,
-            "nonfinite": outcome.done.nonfinite,
-        }
-        return json_response(response.model_validate(common | fields | outcome.done.result))
+        report, reply = await self.run(job, cost, served)
+        return json_response(response.model_validate(report | fields | reply.done.result))
 
 
 def json_response(response: BaseModel) -> Response:

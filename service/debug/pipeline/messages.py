@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, TypeAdapter
 from pydantic_core import to_json
 
 from models.gradients.inputs import Row, TapPoint
+from service.debug.pipeline.request_fields import ModelRequest
 
 JobKind = Literal[
     "attribute", "pair", "flow", "layer_norm", "parity", "vjp", "activations", "patch"
@@ -28,12 +29,14 @@ class Job:
 
     Attributes:
         kind: Kind of the job, also in metrics.
-        compare: Inputs whose vectors from the reference model follow the reply. The service
-            compares them with the served vectors.
+        request: The request.
+        rows: Its texts, as inputs of the reference model, whose vectors follow the reply. The
+            service compares them with the served vectors.
     """
 
     kind: JobKind
-    compare: Sequence[Row]
+    request: ModelRequest
+    rows: Sequence[Row]
 
 
 def encode_job(job: Job) -> bytes:
@@ -97,7 +100,7 @@ class Completed(NamedTuple):
 
     Attributes:
         done: The reply.
-        vectors: Reference model's vectors of the job's `compare` rows, before normalisation, as
+        vectors: Reference model's vectors of the job's `rows`, before normalisation, as
             float32 in native byte order; those of multi-vectors are concatenated.
         file: File that the job wrote; empty for most jobs.
     """

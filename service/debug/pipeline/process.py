@@ -7,10 +7,9 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from models.artifact import MANIFEST
+from models.artifact import Artifact
 from service.debug.pipeline import frames
 from service.debug.pipeline.messages import (
     REPLY,
@@ -29,7 +28,6 @@ from service.inference.errors import (
     Overloaded,
     VitrineError,
 )
-from service.inference.model import Model
 from service.logs import LogFormat
 from service.settings import DebugSettings
 
@@ -47,28 +45,10 @@ def worker_command(artifact: Path, device: str, log: LogFormat) -> list[str]:
     return [sys.executable, "-P", "-m", "service.debug.child", str(artifact), device, log]
 
 
-@dataclass(frozen=True)
-class ArtifactVersion:
-    """An artifact, in one version, whose reference model the process loads.
-
-    Attributes:
-        folder: Folder of the artifact.
-        version: SHA-256 of its manifest. The folder may be replaced.
-    """
-
-    folder: Path
-    version: str
-
-
-def artifact_version(model: Model) -> ArtifactVersion:
-    """Return the artifact of a served model."""
-    return ArtifactVersion(model.artifact.path, model.files[MANIFEST])
-
-
 class GradientProcess:
     """A child process that starts on first use and runs one job at a time.
 
-    The process has one reference model. A job for another one restarts it.
+    The process has the reference model of one artifact. A job for another one restarts it.
 
     A job in torch cannot be cancelled. So the process is killed if a job exceeds its deadline or
     the client of the job disconnects. The next job starts a new process. A start belongs to no
@@ -89,7 +69,7 @@ class GradientProcess:
         self._callers = 0
         self._process: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
-        self.artifact: ArtifactVersion | None = None
+        self.artifact: Artifact | None = None
         self._jobs = 0
         self._opened: Opened | None = None
         self._closed = False
@@ -101,8 +81,8 @@ class GradientProcess:
             return None
         return self._process.pid
 
-    async def run(self, artifact: ArtifactVersion, job: Job) -> Completed:
-        """Run a job on a reference model, and return its result, vectors and file.
+    async def run(self, artifact: Artifact, job: Job) -> Completed:
+        """Run a job on the reference model of an artifact, and return its result, vectors and file.
 
         Raises:
             Overloaded: `settings.max_waiting` callers are already queued.
@@ -121,8 +101,8 @@ class GradientProcess:
                 raise InvalidInput(reply.detail, code=reply.code, pointer=reply.pointer)
         raise VitrineError("the gradient job failed; see the log", code="gradients_failed")
 
-    async def start(self, artifact: ArtifactVersion) -> Opened:
-        """Start the process for a reference model, and return its description.
+    async def start(self, artifact: Artifact) -> Opened:
+        """Start the process for an artifact, and return its description.
 
         Raises:
             Overloaded: The process must be started, and `settings.max_waiting` callers are already
@@ -164,7 +144,7 @@ class GradientProcess:
             process.kill()
             await process.wait()
 
-    async def _exchange(self, artifact: ArtifactVersion, job: Job) -> Reply | Completed:
+    async def _exchange(self, artifact: Artifact, job: Job) -> Reply | Completed:
         process = await self._running(artifact)
         assert process.stdin is not None  # noqa: S101 - it was started with pipes
         assert process.stdout is not None  # noqa: S101
@@ -184,9 +164,8 @@ class GradientProcess:
         except (asyncio.IncompleteReadError, ConnectionError):
             await self._kill()
             log.error("the gradient process died with exit status %s", process.returncode)
-            raise NotReady(
-                "the gradient process died; the next request starts a new one",
-                code="gradients_unavailable",
+            raise _unavailable(
+                "the gradient process died; the next request starts a new one"
             ) from None
         except BaseException:
             # Cancellation or a malformed reply. The next job would read the rest of this reply.
@@ -198,44 +177,40 @@ class GradientProcess:
             await self._kill()
         return reply
 
-    async def _running(self, artifact: ArtifactVersion) -> asyncio.subprocess.Process:
-        """Return the process for a reference model, once it has loaded the model."""
+    async def _running(self, artifact: Artifact) -> asyncio.subprocess.Process:
+        """Return the process for an artifact, once it has loaded the reference model."""
         starting = self._starting
         has_ended = starting is not None and starting.done() and self.pid is None
         if starting is None or self.artifact != artifact or has_ended:
             await self._kill()
             if self._closed:
-                raise _stopping()
+                raise _unavailable("the service is stopping")
             self.artifact = artifact
             starting = self._starting = asyncio.create_task(self._start(artifact))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
             if starting.cancelled():  # by `close`
-                raise _stopping() from None
+                raise _unavailable("the service is stopping") from None
             raise  # the caller is cancelled, and the start goes on
 
-    async def _start(self, artifact: ArtifactVersion) -> asyncio.subprocess.Process:
+    async def _start(self, artifact: Artifact) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._command(artifact.folder), stdin=pipe, stdout=pipe
+                *self._command(artifact.path), stdin=pipe, stdout=pipe
             )
         except OSError as error:  # for example, no free file descriptor or memory
             log.error("the gradient process could not be started: %s", error)
-            raise NotReady(
-                "the gradient process could not be started; see the log",
-                code="gradients_unavailable",
-            ) from None
+            raise _unavailable("the gradient process could not be started; see the log") from None
         self._process = process
         assert process.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
             async with asyncio.timeout(_START_S):
                 opened = REPLY.validate_json(await frames.receive(process.stdout))
             if not isinstance(opened, Opened):
-                raise NotReady(
-                    "the gradient process could not load the reference model; see the log",
-                    code="gradients_unavailable",
+                raise _unavailable(
+                    "the gradient process could not load the reference model; see the log"
                 )
         except BaseException as error:
             if process.returncode is None:
@@ -243,9 +218,8 @@ class GradientProcess:
             await process.wait()
             log.error("the gradient process ended during its start: %s", type(error).__name__)
             if isinstance(error, (TimeoutError, asyncio.IncompleteReadError)):
-                raise NotReady(
-                    "the gradient process timed out or exited during startup; see the log",
-                    code="gradients_unavailable",
+                raise _unavailable(
+                    "the gradient process timed out or exited during startup; see the log"
                 ) from None
             raise
         self._opened = opened
@@ -253,8 +227,8 @@ class GradientProcess:
         return process
 
 
-def _stopping() -> NotReady:
-    return NotReady("the service is stopping", code="gradients_unavailable")
+def _unavailable(detail: str) -> NotReady:
+    return NotReady(detail, code="gradients_unavailable")
 
 
 def _job_too_long(deadline_s: float, used_s: float) -> DeadlineExceeded:

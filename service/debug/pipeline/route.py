@@ -1,71 +1,98 @@
-"""Routes of questions: their router, their OpenAPI options, and their requests."""
+"""Routes that answer a question with a gradient job."""
 
-from typing import Any, TypeVar
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from fastapi import APIRouter, Request, Response
 
+from models.artifact import Manifest
 from service.api.auth import require_scope
 from service.api.body import read_body
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.debug.pipeline.access import ACCESS
 from service.debug.pipeline.call import Call
-from service.debug.pipeline.model_kinds import kind_for
+from service.debug.pipeline.model_kinds import ALL_KINDS, ModelKind, kind_for, kind_of
 from service.debug.pipeline.request_fields import ModelRequest
-from service.debug.pipeline.state import DebugState
+from service.debug.pipeline.state import State
+from service.inference.errors import InvalidInput
+from service.inference.explanations import DISTANCES
 
 Body = TypeVar("Body", bound=ModelRequest)
 
 _MAX_BODY_BYTES = 2**20
 
 
+@dataclass(frozen=True)
+class GradientRoute(Generic[Body]):
+    """A route that answers a question about a model.
+
+    Attributes:
+        name: Path of the route below /debug.
+        summary: Title of the route.
+        handler: Returns the response to a request. Its docstring is the description of the route.
+        request: Model of the request body.
+        response: Model of a successful response in JSON.
+        kinds: Kinds of models that it is for.
+        needs_sum: Whether the model's similarity must be a sum over pairs of tokens.
+        success: Further OpenAPI fields of the successful response.
+    """
+
+    name: str
+    summary: str
+    handler: Callable[[Body, Call], Awaitable[Response]]
+    request: type[Body]
+    response: Any
+    kinds: tuple[ModelKind, ...] = ALL_KINDS
+    needs_sum: bool = False
+    success: Mapping[str, Any] = field(default_factory=dict)
+
+    def is_for(self, manifest: Manifest) -> bool:
+        """Return whether the route is for a model."""
+        is_sum = manifest.similarity not in DISTANCES
+        return kind_of(manifest) in self.kinds and (is_sum or not self.needs_sum)
+
+    def check(self, manifest: Manifest) -> None:
+        """Check that the route is for a model.
+
+        Raises:
+            InvalidInput: It is for others.
+        """
+        kind_for(f"/debug/{self.name}", self.kinds, manifest)
+        if not self.is_for(manifest):
+            raise InvalidInput(
+                f"/debug/{self.name} is for cosines and dot products, which are sums over pairs of "
+                f"tokens; the similarity of the model {manifest.name} is {manifest.similarity}",
+                code="wrong_model",
+            )
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the route to a router."""
+
+        async def endpoint(request: Request, state: State) -> Response:
+            body = await read_body(request, state, self.request, _MAX_BODY_BYTES)
+            model = await state.lease(request, body.model)
+            self.check(model.artifact.manifest)
+            return await self.handler(body, Call(request, state, model))
+
+        errors = error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+        router.add_api_route(
+            f"/{self.name}",
+            endpoint,
+            methods=["POST"],
+            name=self.handler.__name__,
+            summary=self.summary,
+            description=inspect.getdoc(self.handler),
+            response_model=self.response,
+            openapi_extra=request_body(self.request),
+            responses={**({200: dict(self.success)} if self.success else {}), **errors},
+        )
+
+
 def gradient_router() -> APIRouter:
-    """Return the router of a question: for keys with the scope `debug`, and allowed hosts."""
+    """Return a router for keys with the scope `debug`, and allowed hosts."""
     return APIRouter(
         prefix="/debug", route_class=RawRoute, dependencies=[require_scope("debug"), *ACCESS]
     )
-
-
-def route_options(
-    body: type[BaseModel],
-    response: Any,  # noqa: ANN401 - a type expression
-    summary: str,
-    **success: Any,  # noqa: ANN401 - JSON
-) -> dict[str, Any]:
-    """Return the options of a route whose handler parses the request body itself.
-
-    Args:
-        body: Model of the request body.
-        response: Model of a successful response in JSON.
-        summary: Title of the route.
-        success: Further OpenAPI fields of the successful response.
-    """
-    errors = error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
-    return {
-        "summary": summary,
-        "response_model": response,
-        "openapi_extra": request_body(body),
-        "responses": {**({200: success} if success else {}), **errors},
-    }
-
-
-async def read_request(
-    request: Request, state: DebugState, route: str, body: type[Body]
-) -> tuple[Body, Call]:
-    """Return the validated body of a request, and the call with the served model that it names.
-
-    Args:
-        request: The request.
-        state: State of the application.
-        route: Key of `ROUTES`.
-        body: Model of the body.
-
-    Raises:
-        InvalidInput: The body does not match its model, or the route is for other kinds of models.
-        VitrineError: Any other error of `read_body` and `AppState.lease`.
-    """
-    read = await read_body(request, state, body, _MAX_BODY_BYTES)
-    model = await state.lease(request, read.model)
-    kind_for(route, model.artifact.manifest)
-    return read, Call(request, state, model)

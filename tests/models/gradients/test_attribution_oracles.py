@@ -13,7 +13,7 @@ from torch import Tensor
 from models.export.checkpoint import load
 from models.export.sentence_config import Overrides
 from models.gradients import attribution
-from models.gradients.attribution import METHODS, TargetFunction, attribute, attribute_together
+from models.gradients.attribution import METHODS, TargetFunction, attribute
 from models.gradients.inputs import Method, MethodOptions, Row, Side
 from models.gradients.reference_model import ReferenceModel
 from tests.models.checkpoints import (
@@ -22,6 +22,7 @@ from tests.models.checkpoints import (
     save_masked_lm,
     save_tokenizer,
 )
+from tests.models.gradients.toys import attribute_row
 
 # A pair of texts between special tokens, and its baseline of padding.
 PAIR = Row([0, 5, 6, 2, 7, 21, 33, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1])
@@ -84,7 +85,7 @@ def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
         return chosen(forward(x))
 
     def scores(method: Method) -> np.ndarray:
-        return attribute(model, row, target, method=method, baseline=PAD, options=EXACT).scores
+        return attribute_row(model, row, target, method=method, baseline=PAD, options=EXACT).scores
 
     gradient = Saliency(f).attribute(words, abs=False)[0]
     np.testing.assert_allclose(scores("saliency"), gradient.norm(dim=-1), rtol=1e-8)
@@ -94,7 +95,7 @@ def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
     np.testing.assert_allclose(
         scores("integrated_gradients"), integrated[0].detach().sum(-1), rtol=1e-5, atol=1e-7
     )
-    value = attribute(model, row, target, method="saliency").value
+    value = attribute_row(model, row, target, method="saliency").value
     assert value == pytest.approx(f(words).item(), rel=1e-9)
 
 
@@ -112,7 +113,7 @@ def test_attribution_of_a_margin_equals_captum_on_the_model_of_transformers(
 
     def scores(method: Method) -> np.ndarray:
         target = attribution.score()
-        return attribute_together(model, sides, target, method=method, options=EXACT).scores
+        return attribute(model, sides, target, method=method, options=EXACT).scores
 
     def joined(attributions: tuple[Tensor, ...]) -> Tensor:
         return torch.cat([part[0].detach() for part in attributions])
@@ -126,7 +127,7 @@ def test_attribution_of_a_margin_equals_captum_on_the_model_of_transformers(
     np.testing.assert_allclose(scores("integrated_gradients"), integrated, rtol=1e-5, atol=1e-7)
     # Pairs are read apart, so the scores are those of each pair alone.
     own = [
-        attribute(
+        attribute_row(
             model, side.row, attribution.score(), baseline=side.baseline, options=EXACT
         ).scores
         for side in sides
@@ -197,7 +198,7 @@ def test_attribution_of_a_sparse_weight_equals_autograd_on_the_model_of_transfor
         expected["grad_x_input"] = expected["grad_x_input"].sum(-1)
         methods: tuple[Method, ...] = ("saliency", "grad_x_input")
         for method in methods:
-            result = attribute(model, TEXT, FIRST, method=method, entries=[entry])
+            result = attribute_row(model, TEXT, FIRST, method=method, entries=[entry])
             scores = expected[method].detach().numpy()
             np.testing.assert_allclose(result.scores, scores, rtol=1e-8, atol=1e-12)
             assert result.value == pytest.approx(weights[entry].item(), rel=1e-9)
@@ -229,7 +230,7 @@ def test_integrated_gradients_of_logits_and_weights_are_complete(
         (splade, TEXT, FIRST, [entry]),
     ]
     for model, row, target, entries in cases:
-        result = attribute(
+        result = attribute_row(
             model,
             row,
             target,
@@ -252,7 +253,7 @@ def test_integrated_gradients_of_a_margin_are_complete(
     tmp_path: Path, layer_name: str, pads: tuple[list[int] | None, list[int] | None]
 ) -> None:
     model, _ = classifier(tmp_path, 1)
-    result = attribute_together(
+    result = attribute(
         model,
         [Side(PAIR, pads[0]), Side(VERSUS, pads[1])],
         attribution.score(),
@@ -271,6 +272,6 @@ def test_integrated_gradients_of_a_margin_are_complete(
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_scores_both_texts_of_a_pair(tmp_path: Path, method: Method) -> None:
     model, _ = classifier(tmp_path, 1)
-    result = attribute(model, PAIR, attribution.label(0), method=method, baseline=PAD)
+    result = attribute_row(model, PAIR, attribution.label(0), method=method, baseline=PAD)
     assert result.scores.shape == (len(PAIR.ids),)
     assert np.abs(result.scores[[1, 2, 4, 5, 6]]).min() > 1e-6

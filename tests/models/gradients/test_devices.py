@@ -7,7 +7,7 @@ import torch
 from models.artifact import Artifact
 from models.gradients.attribution import METHODS, attribute, cosine, vjp
 from models.gradients.flow import flow
-from models.gradients.inputs import Method, MethodOptions, Objective, Row
+from models.gradients.inputs import Method, MethodOptions, Objective, Row, Side
 from models.gradients.reference_model import ReferenceModel
 
 DEVICES = [
@@ -54,7 +54,7 @@ def test_float32_attributions_equal_float64(
 ) -> None:
     text, other = rows[:2]
     actual, expected = (
-        attribute(m, text, cosine(m.vector(other)), method=method, options=TOLERANCE)
+        attribute(m, [Side(text)], cosine(m.vector(other)), method=method, options=TOLERANCE)
         for m in (model, exact)
     )
     assert_close(actual.scores, expected.scores, 1e-4)

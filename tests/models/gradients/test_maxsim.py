@@ -13,7 +13,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor
 
 from models.export.checkpoint import load
-from models.gradients.attribution import METHODS, attribute_together
+from models.gradients.attribution import METHODS, attribute
 from models.gradients.inputs import Method, MethodOptions, Row, Side
 from models.gradients.maxsim import alignment, maxsim
 from models.gradients.reference_model import ReferenceModel
@@ -106,7 +106,7 @@ def summed(query: Tensor, document: Tensor) -> Tensor:
 
 def attributed(model: ReferenceModel, rows: list[Row], **options: Any) -> Attribution:  # noqa: ANN401
     sides = [Side(row, padded(row)) for row in rows]
-    return attribute_together(model, sides, maxsim(normalize=True), **options)
+    return attribute(model, sides, maxsim(normalize=True), **options)
 
 
 def test_rows_have_added_and_skipped_tokens(oracle: MultiVectorEncoder) -> None:

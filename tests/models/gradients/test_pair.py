@@ -5,12 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.gradients import attribution
-from models.gradients.attribution import attribute
 from models.gradients.inputs import MethodOptions, Row, Side
 from models.gradients.pair import explain_pair
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import PairAttribution, ReferenceTerms
-from tests.models.gradients.toys import A, B, toy_model
+from tests.models.gradients.toys import A, B, attribute_row, toy_model
 
 PAD_A, PAD_B = [0, 1, 1, 1, 1, 2], [0, 1, 1, 1, 2]
 
@@ -66,7 +65,7 @@ def test_row_sums_equal_the_single_text_attribution(layer_name: str) -> None:
     e_a, e_b, r_b = model.vector(A), model.vector(B), model.vector(Row(PAD_B))
     target = attribution.dot((e_b - r_b) / (e_a.norm() * e_b.norm()), normalize=False)
     options = MethodOptions(tolerance=1e-9, max_evaluations=2000)
-    single = attribute(model, A, target, layer_name=layer_name, baseline=PAD_A, options=options)
+    single = attribute_row(model, A, target, layer_name=layer_name, baseline=PAD_A, options=options)
     np.testing.assert_allclose(result.matrix.sum(1), single.scores, atol=1e-8)
 
 

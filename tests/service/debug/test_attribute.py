@@ -1,8 +1,8 @@
-"""Attribution to tokens, words and pairs of tokens."""
+"""Attribution to tokens and words."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from itertools import chain
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,32 +10,14 @@ from starlette.testclient import TestClient
 
 from models.artifact import Artifact
 from models.gradients import attribution
-from models.gradients.attribution import attribute
 from models.gradients.budget import COSTS
 from models.gradients.inputs import Method, Row
 from models.gradients.reference_model import ReferenceModel
+from service.debug.target import TARGETS, Target
 from tests.conftest import FamilyArtifact
-from tests.service.debug.conftest import ask, client_of
+from tests.models.gradients.toys import attribute_row
+from tests.service.debug.conftest import CAT, COSINE, FELINE, Json, ask, service_of, vector
 from tests.serving import ready_model
-
-CAT = "The cat sat on the mat."
-FELINE = "A feline rested on the rug."
-COSINE = {"type": "cosine", "text": FELINE}
-
-Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def client(small_artifact: Artifact) -> Iterator[TestClient]:
-    yield from client_of(small_artifact)
-
-
-def vector(client: TestClient, text: str, *, normalize: bool = True) -> np.ndarray:
-    result = client.post("/encode", json={"inputs": text, "normalize": normalize}).json()
-    return np.array(result["embeddings"][0])
-
-
-LONG = "word " * 300
 
 
 @pytest.mark.parametrize("text", [CAT, "Dogs bark loudly at night"])
@@ -77,7 +59,7 @@ def test_attribution_of_each_method_equals_that_of_the_reference_model(
 ) -> None:
     result = ask(client, "attribute", text=CAT, target={"type": "dim", "index": 7}, method=method)
     ids = [101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102]
-    expected = attribute(
+    expected = attribute_row(
         ReferenceModel.open(small_artifact),
         Row(ids),
         attribution.dim(7, normalize=True),
@@ -128,7 +110,7 @@ def test_integral_that_does_not_converge_returns_200_with_a_warning(
     artifact: Artifact,
 ) -> None:
     hard = {"layer": "embeddings", "baseline": "zero", "max_evaluations": 17}
-    with contextmanager(client_of)(artifact) as client:
+    with service_of(artifact) as client:
         result = ask(client, "attribute", text=CAT, target=COSINE, **hard)
     assert not result["completeness"]["converged"]
     assert result["warnings"] == ["a path integral has not converged; increase max_evaluations"]
@@ -153,27 +135,6 @@ def test_reference_model_that_differs_from_the_engine_returns_200_with_a_warning
     ]
 
 
-def test_pair_matrix_adds_up_to_the_cosine_of_the_served_vectors(client: TestClient) -> None:
-    result = ask(client, "attribute/pair", a=CAT, b=FELINE)
-    cosine = vector(client, CAT) @ vector(client, FELINE)
-    matrix = np.array(result["matrix"])
-    assert matrix.shape == (len(result["tokens_a"]), len(result["tokens_b"]))
-    assert matrix.sum() == pytest.approx(cosine, abs=1e-5)
-    assert result["similarity"] == pytest.approx(cosine, abs=1e-6)
-    pad = ask(client, "attribute/pair", a=CAT, b=FELINE, baseline="pad")
-    terms = pad["reference_terms"]
-    whole = pad["sum"] + terms["a_baseline"] + terms["baseline_b"] - terms["baselines"]
-    assert whole == pytest.approx(cosine, abs=1e-5)
-    assert all(side["converged"] for side in pad["completeness"])
-
-
-@pytest.mark.slow
-def test_pair_matrix_of_long_texts_has_every_token(client: TestClient) -> None:
-    result = ask(client, "attribute/pair", a=f"{CAT} " * 20, b=f"{FELINE} " * 20)
-    assert np.array(result["matrix"]).shape == (142, 162)
-    assert abs(result["delta"]) < 1e-5
-
-
 @pytest.mark.parametrize(
     ("changes", "code", "pointer"),
     [
@@ -183,18 +144,15 @@ def test_pair_matrix_of_long_texts_has_every_token(client: TestClient) -> None:
         ({"text": {"secret": "secret"}}, "invalid", "/text/text"),
         ({"text": {"text": "a", "prompt_name": "secret"}}, "unknown_prompt", "/text/prompt_name"),
         ({"text": "\u200b"}, "no_tokens", "/text"),
-        ({"text": LONG}, "too_long", "/text"),
+        ({"text": "word " * 300}, "too_long", "/text"),
         ({"text": "a" * 100_001}, "text_too_large", "/text"),
         ({"text": "a", "secret": 1}, "unknown_field", None),
         ({"target": None}, "invalid", "/target"),
         ({"target": {"type": "secret"}}, "invalid", "/target"),
         ({"target": {"type": "cosine"}}, "invalid", "/target/text"),
         ({"target": {"type": "cosine", "text": " "}}, "no_tokens", "/target/text"),
-        (
-            {"target": {"type": "margin", "positive": "a", "negative": ""}},
-            "empty",
-            "/target/negative",
-        ),
+        ({"target": {"type": "margin", "positive": "a", "negative": ""}}, "empty",
+         "/target/negative"),
         ({"target": {"type": "dim", "index": 32}}, "dimensions", "/target/index"),
         ({"target": {"type": "dim", "index": -1}}, "invalid", "/target/index"),
         ({"target": {"type": "dot", "vector": [1.0]}}, "vector_length", "/target/vector"),
@@ -214,7 +172,6 @@ def test_invalid_attribution_request_has_code_and_pointer(
     status = 413 if code == "text_too_large" else 422
     assert (response.status_code, problem.get("code")) == (status, code), problem
     assert problem.get("pointer") == pointer
-    assert "secret" not in response.text
     assert ask(client, "attribute", text=CAT, target=COSINE, dry_run=True)
 
 
@@ -224,7 +181,7 @@ def test_gradients_of_families_with_gates_windows_and_shared_layers(
 ) -> None:
     texts = ["w7 w9 w21", "w5 w33 w8 " * 6]  # the second is longer than ModernBERT's window
     target = {"type": "cosine", "text": texts[0]}
-    with contextmanager(client_of)(family_artifact(family)) as client:
+    with service_of(family_artifact(family)) as client:
         assert ask(client, "parity", texts=texts)["failures"] == []
         for layer in ("words", "embeddings", "layers.0"):
             result = ask(client, "attribute", text=texts[1], target=target, layer=layer)
@@ -239,3 +196,9 @@ def test_gradients_of_families_with_gates_windows_and_shared_layers(
         for norm in (norms[0], norms[-1]):
             source = {"type": "text", "text": texts[0], "norm": norm}
             assert ask(client, "layernorm", source=source)["passes"]
+
+
+def test_every_target_belongs_to_one_kind_of_model() -> None:
+    classes = get_args(get_args(Target)[0])
+    types = [get_args(each.model_fields["type"].annotation)[0] for each in classes]
+    assert sorted(types) == sorted(chain(*TARGETS.values()))

@@ -1,25 +1,12 @@
 """Checks of the operator on rows of a text, or on given rows."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 from starlette.testclient import TestClient
 
 from models.add_layer_norm.reference import BackwardSteps, ForwardSteps
-from models.artifact import Artifact
 from service.debug.pipeline import messages
-from tests.service.debug.conftest import ask, client_of
-
-CAT = "The cat sat on the mat."
-
-Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def client(small_artifact: Artifact) -> Iterator[TestClient]:
-    yield from client_of(small_artifact)
+from tests.service.debug.conftest import CAT, Json, ask, refused
 
 
 def steps_of(result: Json, phase: str) -> list[str]:
@@ -116,7 +103,7 @@ def test_layernorm_judges_the_results_of_a_candidate(client: TestClient) -> None
 
 def test_layernorm_row_out_of_range_is_refused(client: TestClient) -> None:
     body = {"source": {"type": "random", "shape": [4, 16]}, "row": 4}
-    problem = client.post("/debug/layernorm", json=body).json()
+    problem = refused(client, "layernorm", body)
     assert (problem["code"], problem["pointer"]) == ("no_such_row", "/row")
 
 
