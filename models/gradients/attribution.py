@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.artifact import SimilarityName
-from models.gradients.inputs import DEFAULT_OPTIONS, Method, MethodOptions, Row, Side
+from models.gradients.inputs import DEFAULT_OPTIONS, InputRow, Method, MethodOptions, Side
 from models.gradients.integration import integrate
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Attribution
@@ -263,7 +263,7 @@ def attribute(
 
 
 def vjp(
-    model: ReferenceModel, row: Row, cotangent: Sequence[float], layer_name: str
+    model: ReferenceModel, row: InputRow, cotangent: Sequence[float], layer_name: str
 ) -> tuple[Tensor, Tensor]:
     """Backpropagate a gradient from the served vector to the row's token vectors at a layer.
 

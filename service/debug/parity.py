@@ -12,7 +12,7 @@ from models.artifact import sha256
 from models.engines import Precision
 from models.gradients import results
 from models.gradients.budget import parity_token_steps
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text
@@ -67,7 +67,7 @@ async def parity(body: ParityRequest, call: Call) -> Response:
     model = call.model
     tokenized = await tokenize_all(call, body.texts)
     rows = [row_of(text) for text in tokenized] or [
-        Row(ids, adapter=adapter)
+        InputRow(ids, adapter=adapter)
         for ids, adapter in zip(model.check.rows, model.check.adapters, strict=True)
     ]
     cost = call.cost_of(parity_token_steps(len(row.ids) for row in rows))

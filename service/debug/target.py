@@ -11,7 +11,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 
 from models.artifact import Manifest
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.model_kinds import KIND_NAMES, ModelKind, kind_of
 from service.debug.pipeline.request_fields import StrictModel, Text, Vector
@@ -163,7 +163,7 @@ class ResolvedTarget:
     """
 
     target: Target
-    rows: Sequence[Row] = ()
+    rows: Sequence[InputRow] = ()
     indices: Sequence[int] = ()
     label: str | None = None
 
@@ -177,7 +177,7 @@ class TargetResponse(GradientResponse):
     )
 
 
-async def resolve_target(call: Call, target: Target, row: Row) -> ResolvedTarget:
+async def resolve_target(call: Call, target: Target, row: InputRow) -> ResolvedTarget:
     """Return the target of a job.
 
     Args:
@@ -195,7 +195,7 @@ async def resolve_target(call: Call, target: Target, row: Row) -> ResolvedTarget
     return await call.within_deadline(_resolve(call, target, row))
 
 
-async def _resolve(call: Call, target: Target, row: Row) -> ResolvedTarget:
+async def _resolve(call: Call, target: Target, row: InputRow) -> ResolvedTarget:
     model = call.model
     texts: list[tuple[Text, str]] = []
     match target:
@@ -222,7 +222,7 @@ async def _resolve(call: Call, target: Target, row: Row) -> ResolvedTarget:
     return ResolvedTarget(target, rows)
 
 
-async def _labels(model: Model, target: LabelTarget, row: Row) -> list[int]:
+async def _labels(model: Model, target: LabelTarget, row: InputRow) -> list[int]:
     """Return the indices of a label, or of the predicted one, and of `versus` if there is one."""
     if target.label is None:
         index = int((await encode(model, [row]))[0].argmax())

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from models.gradients.inputs import Row, UnitKind, Units, starts_of
+from models.gradients.inputs import InputRow, UnitKind, Units, starts_of
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.model_kinds import TAKES_PAIRS, kind_of
 from service.debug.pipeline.request_fields import PromptedText, Text
@@ -35,7 +35,7 @@ class ModelInput:
     """
 
     text: TokenizedText
-    row: Row
+    row: InputRow
     fields: Sequence[int]
     pointer: str
     name: str

@@ -11,7 +11,7 @@ import orjson
 from pydantic import Discriminator, Field, TypeAdapter
 from pydantic_core import to_json
 
-from models.gradients.inputs import Row, TapPoint
+from models.gradients.inputs import InputRow, TapPoint
 from service.debug.pipeline.request_fields import ModelRequest
 
 JobKind = Literal[
@@ -36,7 +36,7 @@ class Job:
 
     kind: JobKind
     request: ModelRequest
-    rows: Sequence[Row]
+    rows: Sequence[InputRow]
 
 
 def encode_job(job: Job) -> bytes:

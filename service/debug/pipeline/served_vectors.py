@@ -6,25 +6,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.engines.outputs import Agreement, compare, int8_bounds
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from service.debug.pipeline.response import VectorParity
 from service.inference.model import Model
 from service.inference.results import RowResult, SparseVector
-from service.inference.rows import Row as ServedRow
+from service.inference.rows import Row
 
 # Bounds of the agreement of a served vector with the reference model's vector. Every engine keeps
 # them in every precision but int8, so a vector beyond them means that another model is served.
 _BOUNDS = Agreement(cosine=0.999, norm=0.05)
 
 
-async def encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
+async def encode(model: Model, rows: Sequence[InputRow]) -> NDArray[np.float32]:
     """Return the served model's vectors of the rows, before normalisation, `(B, W)`.
 
     Multi-vectors of all rows are concatenated, `(N, W)`.
     """
     outcome = await model.encode_rows(
         [
-            ServedRow(
+            Row(
                 row.ids,
                 False,
                 row.prompt_tokens,
@@ -41,7 +41,7 @@ async def encode(model: Model, rows: Sequence[Row]) -> NDArray[np.float32]:
     return np.concatenate([_dense(row, result, model.width) for row, (result,) in results])
 
 
-def _dense(row: Row, result: RowResult, width: int) -> NDArray[np.float32]:
+def _dense(row: InputRow, result: RowResult, width: int) -> NDArray[np.float32]:
     """Return the result of a row as vectors `(1, W)`, or those of its multi-vector, `(L', W)`."""
     if isinstance(result, SparseVector):
         vector = np.zeros((1, width), np.float32)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from models.gradients.inputs import BaselineName, Row
+from models.gradients.inputs import BaselineName, InputRow
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.request_fields import Text, TextOrPair
 from service.debug.pipeline.response import Token
@@ -92,10 +92,10 @@ def prompted(model: Model, text: Text) -> str:
     return model.tokenizer.prompted(*_parts(text))
 
 
-def row_of(text: TokenizedText) -> Row:
+def row_of(text: TokenizedText) -> InputRow:
     """Return a text as input of the reference model."""
     row = text.row
-    return Row(row.ids, row.prompt_tokens, row.adapter, row.token_types, row.unattended)
+    return InputRow(row.ids, row.prompt_tokens, row.adapter, row.token_types, row.unattended)
 
 
 def baseline_of(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence[int] | None:

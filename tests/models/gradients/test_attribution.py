@@ -14,7 +14,7 @@ from models.artifact import TOKENIZER, Artifact, SimilarityName
 from models.gradients import attribution
 from models.gradients.attribution import METHODS, TargetFunction
 from models.gradients.budget import COSTS
-from models.gradients.inputs import Method, MethodOptions, Row
+from models.gradients.inputs import InputRow, Method, MethodOptions
 from models.gradients.reference_model import ReferenceModel
 from tests.models.gradients.toys import A, B, attribute_row, toy_model
 from tests.sentences import SENTENCES
@@ -28,7 +28,7 @@ def targets(model: ReferenceModel) -> dict[str, TargetFunction]:
     return {
         "cosine": attribution.cosine(other),
         "margin": attribution.margin(
-            "cosine", other, model.vector(Row([0, 5, 2])), model.normalize
+            "cosine", other, model.vector(InputRow([0, 5, 2])), model.normalize
         ),
         "dot": attribution.dot(torch.arange(16.0, dtype=torch.float64), model.normalize),
         "dim": attribution.dim(3, model.normalize),
@@ -105,7 +105,9 @@ def test_integrated_gradients_change_sign_when_input_and_baseline_swap() -> None
     model = toy_model()
     result = attribute_row(model, A, targets(model)["dim"], baseline=PAD, options=EXACT)
     # Position embeddings depend on the index alone, so both paths are the same line.
-    swapped = attribute_row(model, Row(PAD), targets(model)["dim"], baseline=A.ids, options=EXACT)
+    swapped = attribute_row(
+        model, InputRow(PAD), targets(model)["dim"], baseline=A.ids, options=EXACT
+    )
     np.testing.assert_allclose(result.scores, -swapped.scores, atol=1e-8)
 
 
@@ -177,7 +179,7 @@ def test_occlusion_score_is_the_drop_when_a_token_is_replaced() -> None:
     result = attribute_row(model, A, target, method="occlusion", baseline=PAD)
     for index in range(len(A.ids)):
         ids = [*A.ids[:index], PAD[index], *A.ids[index + 1 :]]
-        occluded = target(model.vector(Row(ids))[None]).item()
+        occluded = target(model.vector(InputRow(ids))[None]).item()
         assert result.scores[index] == pytest.approx(result.value - occluded, abs=1e-12)
 
 
@@ -189,7 +191,7 @@ def test_method_cost_bounds_the_evaluations_used(
     evaluations = 0
     continue_from = model.continue_from
 
-    def counted(layer_name: str, tokens: Tensor, row: Row, entries: None) -> Tensor:
+    def counted(layer_name: str, tokens: Tensor, row: InputRow, entries: None) -> Tensor:
         nonlocal evaluations
         evaluations += len(tokens)
         return continue_from(layer_name, tokens, row, entries)
@@ -236,8 +238,8 @@ def test_vjp_is_the_adjoint_of_the_jvp(model: ReferenceModel, layer_name: str) -
 
 def test_default_model_attributes_similarity_to_the_matching_word(artifact: Artifact) -> None:
     model = ReferenceModel.open(artifact)
-    cat = Row([101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102])  # the cat sat on the mat.
-    feline = Row([101, 1037, 10768, 4179, 8583, 2006, 1996, 20452, 1012, 102])
+    cat = InputRow([101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102])  # the cat sat on the mat.
+    feline = InputRow([101, 1037, 10768, 4179, 8583, 2006, 1996, 20452, 1012, 102])
     baseline = [101, *[0] * 7, 102]
     target = attribution.cosine(model.vector(feline))
     result = attribute_row(model, cat, target, baseline=baseline)
@@ -258,7 +260,7 @@ def test_default_tolerance_bounds_the_error_of_every_token(artifact: Artifact) -
     tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
     tokenizer.no_padding()
     tokenizer.enable_truncation(16)
-    rows = [Row(tokenizer.encode(text).ids) for text in SENTENCES[:9]]
+    rows = [InputRow(tokenizer.encode(text).ids) for text in SENTENCES[:9]]
     for row, other in pairwise(rows):
         baseline = [row.ids[0], *[0] * (len(row.ids) - 2), row.ids[-1]]
         target = attribution.cosine(model.vector(other))
@@ -277,7 +279,7 @@ def test_default_tolerance_bounds_the_error_of_every_token(artifact: Artifact) -
 
 
 def function_of(
-    model: ReferenceModel, row: Row, target: TargetFunction
+    model: ReferenceModel, row: InputRow, target: TargetFunction
 ) -> Callable[[Tensor], Tensor]:
     return lambda tokens: target(model.continue_from("words", tokens, row))
 

@@ -14,7 +14,7 @@ from models.export.checkpoint import load
 from models.export.sentence_config import Overrides
 from models.gradients import attribution
 from models.gradients.attribution import METHODS, TargetFunction, attribute
-from models.gradients.inputs import Method, MethodOptions, Row, Side
+from models.gradients.inputs import InputRow, Method, MethodOptions, Side
 from models.gradients.reference_model import ReferenceModel
 from tests.models.checkpoints import (
     edit_json,
@@ -25,10 +25,10 @@ from tests.models.checkpoints import (
 from tests.models.gradients.toys import attribute_row
 
 # A pair of texts between special tokens, and its baseline of padding.
-PAIR = Row([0, 5, 6, 2, 7, 21, 33, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1])
+PAIR = InputRow([0, 5, 6, 2, 7, 21, 33, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1])
 # The same first text with a longer second one.
-VERSUS = Row([0, 5, 6, 2, 12, 51, 7, 8, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1, 1])
-TEXT = Row([0, 5, 6, 40, 7, 21, 33, 2])
+VERSUS = InputRow([0, 5, 6, 2, 12, 51, 7, 8, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1, 1])
+TEXT = InputRow([0, 5, 6, 40, 7, 21, 33, 2])
 PAD = [0, 1, 1, 2, 1, 1, 1, 2]
 PAD_VERSUS = [0, 1, 1, 2, 1, 1, 1, 1, 2]
 EXACT = MethodOptions(tolerance=1e-7, max_evaluations=4000)
@@ -46,7 +46,7 @@ def classifier(folder: Path, labels: int) -> tuple[ReferenceModel, Any]:
     return ReferenceModel(load(folder)[0].double(), normalize=False), oracle
 
 
-def logits_of(oracle: Any, row: Row) -> Forward:  # noqa: ANN401 - a model of transformers
+def logits_of(oracle: Any, row: InputRow) -> Forward:  # noqa: ANN401 - a model of transformers
     types = torch.tensor([row.token_types or [0] * len(row.ids)])
 
     def forward(words: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ LOGITS = {
 @pytest.mark.parametrize("name", list(LOGITS))
 @pytest.mark.parametrize("row", [PAIR, TEXT], ids=["pair", "text"])
 def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
-    tmp_path: Path, row: Row, name: str
+    tmp_path: Path, row: InputRow, name: str
 ) -> None:
     labels, target, chosen = LOGITS[name]
     model, oracle = classifier(tmp_path, labels)
@@ -138,7 +138,7 @@ def test_attribution_of_a_margin_equals_captum_on_the_model_of_transformers(
 
 def test_token_types_change_the_vectors_at_every_layer(tmp_path: Path) -> None:
     model, oracle = classifier(tmp_path, 3)
-    untyped = Row(PAIR.ids)
+    untyped = InputRow(PAIR.ids)
     for row in (PAIR, untyped):
         expected = logits_of(oracle, row)(words_of(oracle, list(row.ids)))[0]
         torch.testing.assert_close(model.vector(row), expected)
@@ -156,10 +156,10 @@ def test_token_types_are_ignored_by_models_whose_graph_ignores_them(tmp_path: Pa
     save_classifier(tmp_path, "roberta", 3)
     save_tokenizer(tmp_path)
     model = ReferenceModel(load(tmp_path)[0], normalize=False)
-    assert torch.equal(model.vector(PAIR), model.vector(Row(PAIR.ids)))
+    assert torch.equal(model.vector(PAIR), model.vector(InputRow(PAIR.ids)))
     tokens = model.tokens("words", PAIR)[None]
     torch.testing.assert_close(
-        model.continue_from("words", tokens, PAIR)[0], model.vector(Row(PAIR.ids))
+        model.continue_from("words", tokens, PAIR)[0], model.vector(InputRow(PAIR.ids))
     )
 
 
@@ -225,7 +225,7 @@ def test_integrated_gradients_of_logits_and_weights_are_complete(
     ranker, _ = classifier(tmp_path / "ranker", 1)
     splade, _, _ = sparse(tmp_path / "splade", "sum")
     entry = int(splade.vector(TEXT).argmax())
-    cases: list[tuple[ReferenceModel, Row, TargetFunction, list[int] | None]] = [
+    cases: list[tuple[ReferenceModel, InputRow, TargetFunction, list[int] | None]] = [
         (ranker, PAIR, attribution.label(0), None),
         (splade, TEXT, FIRST, [entry]),
     ]

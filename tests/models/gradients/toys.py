@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from models.add_layer_norm.reference import Array
 from models.gradients.attribution import TargetFunction, attribute
-from models.gradients.inputs import Row, Side
+from models.gradients.inputs import InputRow, Side
 from models.gradients.layer_norm_operands import EPS, Operands
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Attribution
@@ -72,8 +72,8 @@ ADAPTED: dict[str, Any] = {
 # Rows and width of the operands of a norm.
 N, D = 4, 16
 
-A = Row([0, 7, 21, 4, 9, 2])
-B = Row([0, 33, 8, 15, 2])
+A = InputRow([0, 7, 21, 4, 9, 2])
+B = InputRow([0, 33, 8, 15, 2])
 
 
 def toy_model(
@@ -129,7 +129,7 @@ def by_torch(operands: Operands) -> dict[str, Array]:
 
 def attribute_row(
     model: ReferenceModel,
-    row: Row,
+    row: InputRow,
     target: TargetFunction,
     *,
     baseline: Sequence[int] | None = None,

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from models.gradients import attribution
 from models.gradients.budget import COSTS
-from models.gradients.inputs import Method, Row
+from models.gradients.inputs import InputRow, Method
 from models.gradients.reference_model import ReferenceModel
 from service.debug.target import TARGETS, Target
 from tests.conftest import FamilyArtifact
@@ -61,7 +61,7 @@ def test_attribution_of_each_method_equals_that_of_the_reference_model(
     ids = [101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102]
     expected = attribute_row(
         ReferenceModel.open(small_artifact),
-        Row(ids),
+        InputRow(ids),
         attribution.dim(7, normalize=True),
         method=method,
         baseline=[101, *[0] * 7, 102],

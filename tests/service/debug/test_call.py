@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from models.identity import identity_of
 from service.debug.child.jobs import nonfinite
 from service.debug.parity import ParityResponse
@@ -173,7 +173,7 @@ def test_response_models_document_every_field_and_property_of_a_result() -> None
 
 
 MANIFEST = SimpleNamespace(outputs=["pooled"], weights_sha256={}, files={"tokenizer.json": ""})
-JOB = VjpJob(request=VjpRequest(text="", cotangent=[1.0]), rows=[Row([1])])
+JOB = VjpJob(request=VjpRequest(text="", cotangent=[1.0]), rows=[InputRow([1])])
 
 
 async def run_job(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from models.gradients.inputs import ObjectiveName, Row
+from models.gradients.inputs import InputRow, ObjectiveName
 from service.debug.child import jobs
 from service.debug.flow import CosineObjective, FlowJob, FlowRequest
 from service.inference.errors import InvalidInput
@@ -76,7 +76,7 @@ def test_errors_within_flow_are_not_errors_of_the_request(
     def broken(*_: object, **__: object) -> None:
         raise ValueError("internal")
 
-    rows = [Row([1, 2]), Row([3, 4])]
+    rows = [InputRow([1, 2]), InputRow([3, 4])]
     request = FlowRequest(texts=["", ""], objective=CosineObjective(type="cosine"))
     flow_job = FlowJob(request=request, rows=rows)
     monkeypatch.setattr(jobs, "flow", broken)

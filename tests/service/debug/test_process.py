@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from models.artifact import Artifact
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from service.api.errors import status_of
 from service.debug.pair import PairJob, PairRequest
 from service.debug.pipeline import frames
@@ -443,7 +443,7 @@ def test_worker_ends_with_its_input_even_within_a_job(
         assert worker.stdin is not None
         assert worker.stdout is not None
         assert reply_of(worker).layers["words"] == "embeddings.words"
-        rows = [Row(list(range(1000, 1100)))] * 2
+        rows = [InputRow(list(range(1000, 1100)))] * 2
         request = PairRequest(a="", b="", layer="words", tolerance=1e-9, max_evaluations=4096)
         long = PairJob(request=request, rows=rows, baselines=[None, None])
         worker.stdin.write(frames.frame(encode_job(long)))
@@ -466,7 +466,7 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
         worker.send_signal(signal.SIGINT)
         # The job after the interrupt has a reply.
         request = VjpRequest(text="", cotangent=[1.0] * 32, layer="nowhere")
-        unknown = VjpJob(request=request, rows=[Row([101, 102])])
+        unknown = VjpJob(request=request, rows=[InputRow([101, 102])])
         worker.stdin.write(frames.frame(encode_job(unknown)))
         worker.stdin.flush()
         assert reply_of(worker).code == "unknown_layer"
