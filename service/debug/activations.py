@@ -15,7 +15,7 @@ from models.gradients.inputs import TapPoint, TokenReduction
 from service.api.schemas import VERSION
 from service.debug.pipeline.call import Call, json_response
 from service.debug.pipeline.messages import Job, Opened
-from service.debug.pipeline.model_kinds import READS_PAIRS, kind_of
+from service.debug.pipeline.model_kinds import READS_PAIRS
 from service.debug.pipeline.request_fields import Input, ModelRequest, TextOrPair
 from service.debug.pipeline.response import Cost, CostResponse, VectorParity, hashes_of
 from service.debug.pipeline.route import GradientRoute
@@ -158,7 +158,7 @@ async def activations(body: ActivationsRequest, call: Call) -> Response:
 async def _tokenize(call: Call, text: Input, pointer: str) -> TokenizedText:
     if not isinstance(text, TextOrPair) or text.text_pair is None:
         return await tokenize(call, text, pointer)
-    if kind_of(call.model.artifact.manifest) not in READS_PAIRS:
+    if call.kind not in READS_PAIRS:
         raise InvalidInput(
             "text_pair applies to rerankers and classifiers, which read two texts at once",
             pointer=f"{pointer}/text_pair",

@@ -139,7 +139,7 @@ AttributeResponse = response_model(
 
 async def attribute(body: AttributeRequest, call: Call) -> Response:
     """Attribute a scalar, such as a similarity or a logit, to the tokens and words of a text."""
-    check_target(call.model, body.target)
+    check_target(call, body.target)
     inputs = await model_inputs(call, body.target, body.text, body.text_pair)
     rows = [each.row for each in inputs]
     target = await resolve_target(call, body.target, rows[0])

@@ -71,7 +71,7 @@ async def capabilities(request: Request, state: State) -> Response:
     model = await state.lease(request, request.query_params.get("model"))
     manifest = model.artifact.manifest
     kind = kind_for("/debug/capabilities", ALL_KINDS, manifest)
-    opened = await Call(request, state, model).open_process()
+    opened = await Call(request, state, model, kind).open_process()
     return json_response(
         Capabilities(
             model=hashes_of(model),

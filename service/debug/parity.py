@@ -19,7 +19,7 @@ from service.debug.pipeline.request_fields import ModelRequest, Text
 from service.debug.pipeline.response import response_model
 from service.debug.pipeline.route import GradientRoute
 from service.debug.pipeline.served_vectors import encode
-from service.debug.pipeline.texts import prompted, row_of, tokenize_all
+from service.debug.pipeline.texts import row_of, text_with_prompt, tokenize_all
 from service.inference.model import Model
 
 
@@ -82,7 +82,8 @@ async def parity(body: ParityRequest, call: Call) -> Response:
         precision=model.engine.precision,
         files=files,
         texts=[
-            (prompted(model, text), row.ids) for text, row in zip(body.texts, rows, strict=False)
+            (text_with_prompt(model, text), row.ids)
+            for text, row in zip(body.texts, rows, strict=False)
         ],
         check_texts=list(zip(model.check.texts, check_ids, strict=True)),
         check_rows=model.check.rows[: len(check_ids)],

@@ -87,7 +87,7 @@ PatchResponse = response_model(
 
 async def patch(body: PatchRequest, call: Call) -> Response:
     """Replace token vectors of a text by those of another one, and compute the target's scalar."""
-    check_target(call.model, body.target)
+    check_target(call, body.target)
     points = tap_points_of(await call.open_process(), body.taps, per_token=True)
     inputs = await model_inputs(call, body.target, body.text, body.text_pair)
     source_pair, pair_pointer = body.source_pair, "/source_pair"

@@ -6,14 +6,14 @@ in `service.debug.child.target`, and a row in the README.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from models.artifact import Manifest
 from models.gradients.inputs import InputRow
 from service.debug.pipeline.call import Call
-from service.debug.pipeline.model_kinds import KIND_NAMES, ModelKind, kind_of
+from service.debug.pipeline.model_kinds import KIND_NAMES, ModelKind
 from service.debug.pipeline.request_fields import StrictModel, Text, Vector
 from service.debug.pipeline.response import GradientResponse
 from service.debug.pipeline.served_vectors import encode
@@ -131,17 +131,16 @@ def targets_of(kind: ModelKind, manifest: Manifest) -> list[str]:
     return [target for target in TARGETS[kind] if is_cosine or target != "cosine"]
 
 
-def check_target(model: Model, target: Target) -> None:
-    """Check that a model, one that has gradient routes, has a target.
+def check_target(call: Call, target: Target) -> None:
+    """Check that the model has a target.
 
     Raises:
         InvalidInput: It has others.
     """
-    manifest = model.artifact.manifest
-    kind = cast(ModelKind, kind_of(manifest))
-    if target.type not in (targets := targets_of(kind, manifest)):
-        models = KIND_NAMES[kind]
-        if target.type in TARGETS[kind]:
+    manifest = call.model.artifact.manifest
+    if target.type not in (targets := targets_of(call.kind, manifest)):
+        models = KIND_NAMES[call.kind]
+        if target.type in TARGETS[call.kind]:
             models += f" with the similarity {manifest.similarity}"
         raise InvalidInput(
             f"{models} do not have this target; their targets: {', '.join(targets)}",

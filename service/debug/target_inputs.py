@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from models.gradients.inputs import InputRow, UnitKind, Units, starts_of
 from service.debug.pipeline.call import Call
-from service.debug.pipeline.model_kinds import TAKES_PAIRS, kind_of
+from service.debug.pipeline.model_kinds import TAKES_PAIRS
 from service.debug.pipeline.request_fields import PromptedText, Text
 from service.debug.pipeline.response import TextWord, Token
 from service.debug.pipeline.texts import row_of, tokenize, tokens_of
@@ -65,7 +65,7 @@ async def model_inputs(
             the same document. A text is invalid or too long, or has no vectors.
         TooLarge: A text has too many characters.
     """
-    if text_pair is not None and kind_of(call.model.artifact.manifest) not in TAKES_PAIRS:
+    if text_pair is not None and call.kind not in TAKES_PAIRS:
         raise InvalidInput(
             f"{pointers[1][1:]} applies to rerankers, classifiers and multi-vector models",
             pointer=pointers[1],

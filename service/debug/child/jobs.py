@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Discriminator, TypeAdapter
+from pydantic import ConfigDict, Discriminator, TypeAdapter
 from tokenizers import Tokenizer
 
 from models.add_layer_norm import implementation
@@ -47,7 +47,10 @@ from service.inference.errors import InvalidInput
 AnyJob = (
     AttributeJob | PairJob | FlowJob | LayerNormJob | ParityJob | VjpJob | ActivationsJob | PatchJob
 )
-JOB: TypeAdapter[AnyJob] = TypeAdapter(Annotated[AnyJob, Discriminator("kind")])
+# Errors, which are logged, leave out the texts.
+JOB: TypeAdapter[AnyJob] = TypeAdapter(
+    Annotated[AnyJob, Discriminator("kind")], config=ConfigDict(hide_input_in_errors=True)
+)
 
 
 class Jobs:

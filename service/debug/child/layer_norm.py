@@ -62,10 +62,10 @@ def _operands(model: ReferenceModel, job: LayerNormJob) -> Operands:
                 )
             operands = norm_operands(model, job.rows[0], norm)
         case GivenRows() as source:
-            _check_given(source)
+            _check_rows(source)
             if source.candidate is not None:
                 _check_candidate(source, source.candidate, random_dout=request.dout == "random")
-            operands = _given(source)
+            operands = _operands_of_rows(source)
             if source.dout is not None:
                 return operands
     if request.dout == "ones":
@@ -73,7 +73,7 @@ def _operands(model: ReferenceModel, job: LayerNormJob) -> Operands:
     return with_random_gradients(operands, np.random.default_rng(request.seed))
 
 
-def _check_given(source: GivenRows) -> None:
+def _check_rows(source: GivenRows) -> None:
     N, D = len(source.x), len(source.x[0])
     fields = [(f"/source/{name}", value) for name, value in source]
     fields += [(f"/source/candidate/{name}", value) for name, value in source.candidate or ()]
@@ -82,51 +82,51 @@ def _check_given(source: GivenRows) -> None:
         match value:
             case [list(), *_]:
                 if len(value) != N or {len(row) for row in value} != {D}:
-                    raise _source_refused(
+                    raise _invalid_source(
                         f"{name} must have {N} rows of {D} numbers each: the number of rows in x, "
                         "and the length of the first row of x",
                         pointer,
                     )
             case list():
                 if len(value) != D:
-                    raise _source_refused(
+                    raise _invalid_source(
                         f"{name} has {len(value)} numbers; it must have {D}, the width of x",
                         pointer,
                     )
     if source.kind == "rms_norm":
         for pointer, value in fields:
             if pointer.endswith("beta") and value is not None:
-                raise _source_refused("RMS norm has no beta; omit it", pointer)
+                raise _invalid_source("RMS norm has no beta; omit it", pointer)
     if source.dsum is not None and (source.dout is None or source.residual is None):
-        raise _source_refused("dsum requires residual and dout in source", "/source/dsum")
+        raise _invalid_source("dsum requires residual and dout in source", "/source/dsum")
 
 
 def _check_candidate(source: GivenRows, candidate: Candidate, *, random_dout: bool) -> None:
     names = {name for name, value in candidate if value is not None}
     if not names:
-        raise _source_refused(
+        raise _invalid_source(
             "candidate has no results; set at least one of out, sum, dx, dresidual, dgamma and "
             "dbeta",
             "/source/candidate",
         )
     for name in ("sum", "dresidual"):
         if name in names and source.residual is None:
-            raise _source_refused(
+            raise _invalid_source(
                 f"{name} requires residual in source", f"/source/candidate/{name}"
             )
     if random_dout and source.dout is None and names - {"out", "sum"}:
-        raise _source_refused(
+        raise _invalid_source(
             "gradients in candidate require the dout from which they were computed; set dout in "
             "source, or the dout of the request to 'ones'",
             "/source/dout",
         )
 
 
-def _source_refused(detail: str, pointer: str) -> InvalidInput:
+def _invalid_source(detail: str, pointer: str) -> InvalidInput:
     return InvalidInput(detail, code="source", pointer=pointer)
 
 
-def _given(source: GivenRows) -> Operands:
+def _operands_of_rows(source: GivenRows) -> Operands:
     x = np.array(source.x, np.float64)
     D = x.shape[1]
     return Operands(

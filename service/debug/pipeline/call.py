@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from service.api.deadline import cancel_on_disconnect, within
 from service.api.responses import JSON
 from service.debug.pipeline.messages import MAX_NONFINITE, Completed, Job, Opened
+from service.debug.pipeline.model_kinds import ModelKind
 from service.debug.pipeline.response import Cost, CostResponse, GradientResponse, hashes_of
 from service.debug.pipeline.served_vectors import encode, parity_of
 from service.debug.pipeline.state import DebugState
@@ -31,11 +32,13 @@ class Call:
         request: HTTP request.
         state: State of the application.
         model: The served model that the request names.
+        kind: Kind of the model.
     """
 
     request: Request
     state: DebugState
     model: Model
+    kind: ModelKind
 
     async def within_deadline(self, work: Coroutine[Any, Any, Value]) -> Value:
         """Return the result of work, which is cancelled when the client disconnects.

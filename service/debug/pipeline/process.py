@@ -113,8 +113,8 @@ class GradientProcess:
         # Does not wait for the current job: a process that runs jobs has sent its description.
         if self.pid is None or self._opened is None or self.artifact != artifact:
             async with self._own_turn():
-                await self._running(artifact)
-        assert self._opened is not None  # noqa: S101 - `_running` waits for it
+                await self._ready_process(artifact)
+        assert self._opened is not None  # noqa: S101 - `_ready_process` waits for it
         return self._opened
 
     @asynccontextmanager
@@ -145,7 +145,7 @@ class GradientProcess:
             await process.wait()
 
     async def _exchange(self, artifact: Artifact, job: Job) -> Reply | Completed:
-        process = await self._running(artifact)
+        process = await self._ready_process(artifact)
         assert process.stdin is not None  # noqa: S101 - it was started with pipes
         assert process.stdout is not None  # noqa: S101
         used_before_s = cpu_s(process.pid)
@@ -177,7 +177,7 @@ class GradientProcess:
             await self._kill()
         return reply
 
-    async def _running(self, artifact: Artifact) -> asyncio.subprocess.Process:
+    async def _ready_process(self, artifact: Artifact) -> asyncio.subprocess.Process:
         """Return the process for an artifact, once it has loaded the reference model."""
         starting = self._starting
         has_ended = starting is not None and starting.done() and self.pid is None

@@ -54,19 +54,20 @@ class GradientRoute(Generic[Body]):
         is_sum = manifest.similarity not in DISTANCES
         return kind_of(manifest) in self.kinds and (is_sum or not self.needs_sum)
 
-    def check(self, manifest: Manifest) -> None:
-        """Check that the route is for a model.
+    def kind_for(self, manifest: Manifest) -> ModelKind:
+        """Return the kind of a model, which must be one that the route is for.
 
         Raises:
-            InvalidInput: It is for others.
+            InvalidInput: The route is for other models.
         """
-        kind_for(f"/debug/{self.name}", self.kinds, manifest)
+        kind = kind_for(f"/debug/{self.name}", self.kinds, manifest)
         if not self.is_for(manifest):
             raise InvalidInput(
                 f"/debug/{self.name} is for cosines and dot products, which are sums over pairs of "
                 f"tokens; the similarity of the model {manifest.name} is {manifest.similarity}",
                 code="wrong_model",
             )
+        return kind
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route to a router."""
@@ -74,8 +75,8 @@ class GradientRoute(Generic[Body]):
         async def endpoint(request: Request, state: State) -> Response:
             body = await read_body(request, state, self.request, _MAX_BODY_BYTES)
             model = await state.lease(request, body.model)
-            self.check(model.artifact.manifest)
-            return await self.handler(body, Call(request, state, model))
+            kind = self.kind_for(model.artifact.manifest)
+            return await self.handler(body, Call(request, state, model, kind))
 
         errors = error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
         router.add_api_route(

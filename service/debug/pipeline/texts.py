@@ -83,7 +83,7 @@ def _parts(text: Text) -> tuple[str, str | None]:
     return (text, None) if isinstance(text, str) else (text.text, text.prompt_name)
 
 
-def prompted(model: Model, text: Text) -> str:
+def text_with_prompt(model: Model, text: Text) -> str:
     """Return a text with its prompt prepended.
 
     Raises:

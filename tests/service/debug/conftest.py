@@ -65,7 +65,7 @@ def ask(client: TestClient, path: str, **body: object) -> Json:
     return result
 
 
-def refused(client: TestClient, path: str, body: object, status: int = 422) -> Json:
+def problem_of(client: TestClient, path: str, body: object, status: int = 422) -> Json:
     """Return the error of a gradient route, which must not repeat "secret" from the request."""
     response = client.post(f"/debug/{path}", json=body)
     assert response.status_code == status, response.text

@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification
 
 from models.artifact import Artifact
 from service.settings import DebugSettings
-from tests.service.debug.conftest import Json, refused, service_of
+from tests.service.debug.conftest import Json, problem_of, service_of
 from tests.serving import ready_model
 
 pytestmark = pytest.mark.slow
@@ -149,7 +149,7 @@ def test_activations_beyond_the_byte_limit_are_refused(reranker: Artifact) -> No
         post_activations(client, texts=["w5"], taps=["output"])
         for dry_run in (False, True):
             body = {"texts": ["w5 w6"], "taps": ["output"], "dry_run": dry_run}
-            problem = refused(client, "activations", body)
+            problem = problem_of(client, "activations", body)
             assert (problem["code"], problem["pointer"]) == ("activation_bytes", "/taps")
             assert "the tensors have 512 bytes; the limit is 384" in problem["detail"]
     with service_of(reranker, max_token_steps=8) as client:
@@ -196,5 +196,5 @@ def test_capabilities_list_the_taps_in_the_order_of_the_pass(embedder: TestClien
 def test_invalid_activations_request_has_code_and_pointer(
     embedder: TestClient, body: Json, code: str, pointer: str
 ) -> None:
-    problem = refused(embedder, "activations", {"texts": ["w5"], "taps": ["output"], **body})
+    problem = problem_of(embedder, "activations", {"texts": ["w5"], "taps": ["output"], **body})
     assert (problem["code"], problem["pointer"]) == (code, pointer)

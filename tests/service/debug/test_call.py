@@ -29,7 +29,7 @@ from service.debug.pipeline.response import Cost
 from service.debug.vjp import VjpJob, VjpRequest
 from service.inference.errors import DeadlineExceeded
 from tests.eventually import eventually
-from tests.service.debug.conftest import CAT, COSINE, FELINE, Json, ask, refused, service_of
+from tests.service.debug.conftest import CAT, COSINE, FELINE, Json, ask, problem_of, service_of
 from tests.service.debug.held_worker import held
 from tests.serving import state_of
 
@@ -87,7 +87,7 @@ def test_flow_and_parity_cost_counts_every_traced_step(
 
 def test_text_beyond_the_token_limit_of_gradients_is_refused(small_artifact: Artifact) -> None:
     with service_of(small_artifact, max_tokens=8) as client:
-        problem = refused(client, "attribute/pair", {"a": "short", "b": CAT})
+        problem = problem_of(client, "attribute/pair", {"a": "short", "b": CAT})
         assert (problem["code"], problem["pointer"]) == ("too_many_tokens", "/b")
 
 
@@ -203,7 +203,9 @@ async def run_job(
         engine_label="cpu",
     )
     request = Request({"type": "http", "headers": [], "state": {}}, receive)
-    report, reply = await Call(request, state, model).run(JOB, Cost(token_steps=1, limit=1))
+    report, reply = await Call(request, state, model, "embedding").run(
+        JOB, Cost(token_steps=1, limit=1)
+    )
     assert reply.file == b"file"
     return report
 

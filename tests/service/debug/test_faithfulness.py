@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 from models.artifact import Artifact
 from tests.conftest import FamilyArtifact
-from tests.service.debug.conftest import Json, ask, refused, service_of
+from tests.service.debug.conftest import Json, ask, problem_of, service_of
 
 pytestmark = pytest.mark.slow
 
@@ -238,12 +238,12 @@ def test_cost_of_faithfulness_is_part_of_the_budget(ranker: TestClient, reranker
     with service_of(reranker, max_token_steps=12 + steps - 1) as client:
         fields = {**body, "method": "saliency"}
         assert client.post("/debug/attribute", json=fields).status_code == 200
-        problem = refused(client, "attribute", {**fields, "faithfulness": "words"})
+        problem = problem_of(client, "attribute", {**fields, "faithfulness": "words"})
         assert problem["code"] == "budget"
 
 
 def test_faithfulness_is_null_without_the_field(labeler: TestClient) -> None:
     body = {"text": "w5", "target": {"type": "label"}, "method": "saliency"}
     assert ask(labeler, "attribute", **body)["faithfulness"] is None
-    problem = refused(labeler, "attribute", {**body, "faithfulness": "sentences"})
+    problem = problem_of(labeler, "attribute", {**body, "faithfulness": "sentences"})
     assert (problem["code"], problem["pointer"]) == ("invalid", "/faithfulness")

@@ -12,7 +12,7 @@ from service.debug.child import jobs
 from service.debug.flow import CosineObjective, FlowJob, FlowRequest
 from service.inference.errors import InvalidInput
 from tests.models.gradients.toys import toy_model
-from tests.service.debug.conftest import CAT, FELINE, Json, ask, refused, vector
+from tests.service.debug.conftest import CAT, FELINE, Json, ask, problem_of, vector
 
 
 def test_flow_lists_every_step_and_the_first_non_finite_one_in_float16(client: TestClient) -> None:
@@ -66,7 +66,7 @@ def test_flow_computes_every_objective(client: TestClient) -> None:
 def test_invalid_flow_request_has_code_and_pointer(
     client: TestClient, body: Json, code: str, pointer: str
 ) -> None:
-    problem = refused(client, "flow", body)
+    problem = problem_of(client, "flow", body)
     assert (problem["code"], problem["pointer"]) == (code, pointer)
 
 

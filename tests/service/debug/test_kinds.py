@@ -25,7 +25,7 @@ from tests.models.checkpoints import (
     save_multi_vector,
     save_tokenizer,
 )
-from tests.service.debug.conftest import Json, ask, refused, service_of
+from tests.service.debug.conftest import Json, ask, problem_of, service_of
 from tests.serving import ready_model
 
 pytestmark = pytest.mark.slow
@@ -243,7 +243,7 @@ def test_predicted_label_is_the_target_without_a_label(
         assert result["label"] == label
         assert result["value"] == pytest.approx(logits.max().item(), rel=1e-3)
         body = {"text": f"w{word}", "target": {**target, "versus": label}}
-        problem = refused(labeler, "attribute", body)
+        problem = problem_of(labeler, "attribute", body)
         assert problem["pointer"] == "/target/versus"
     assert len(predicted) > 1
     target = {"type": "label", "label": "sad"}
@@ -338,7 +338,7 @@ def test_routes_of_embedding_models_name_the_kinds_they_are_for(
     routes = [route.name for route in ROUTES if route.kinds == ("embedding",)]
     assert set(routes) == bodies.keys()
     for route in routes:
-        problem = refused(client, route, bodies[route])
+        problem = problem_of(client, route, bodies[route])
         assert problem["code"] == "wrong_model"
         assert f"/debug/{route} is for embedding models; the model" in problem["detail"]
 
@@ -349,7 +349,7 @@ def test_models_with_other_outputs_are_refused_by_every_route(reranker: Artifact
     for route in ROUTES:
         message = f"/debug/{route.name} is for embedding models"
         with pytest.raises(InvalidInput, match=message) as error:
-            route.check(manifest)
+            route.kind_for(manifest)
         assert error.value.code == "wrong_model"
 
 
@@ -409,14 +409,14 @@ def test_invalid_attribution_request_has_code_and_pointer(
     request: pytest.FixtureRequest,
 ) -> None:
     client: TestClient = request.getfixturevalue(name)
-    problem = refused(client, "attribute", {"text": "w5 w6", **body})
+    problem = problem_of(client, "attribute", {"text": "w5 w6", **body})
     assert (problem["code"], problem["pointer"]) == (code, pointer)
     assert message in problem["detail"]
 
 
 def test_pair_beyond_the_token_limit_of_gradients_is_refused(reranker: Artifact) -> None:
     with service_of(reranker, max_tokens=7) as client:
-        problem = refused(client, "attribute", PAIR)
+        problem = problem_of(client, "attribute", PAIR)
         assert (problem["code"], problem["pointer"]) == ("too_many_tokens", "/text")
         assert "the pair of texts has 8 tokens; the limit is 7" in problem["detail"]
         assert ask(client, "attribute", text="w5", target=SCORE, dry_run=True)
@@ -473,6 +473,6 @@ def test_text_without_vectors_is_refused_by_name(skipper: TestClient) -> None:
             "document",
         ),
     ):
-        problem = refused(skipper, "attribute", body)
+        problem = problem_of(skipper, "attribute", body)
         assert (problem["code"], problem["pointer"]) == ("no_vectors", pointer)
         assert problem["detail"].startswith(f"the {name} has no vectors")

@@ -6,7 +6,7 @@ from starlette.testclient import TestClient
 
 from models.add_layer_norm.reference import BackwardSteps, ForwardSteps
 from service.debug.pipeline import messages
-from tests.service.debug.conftest import CAT, Json, ask, refused
+from tests.service.debug.conftest import CAT, Json, ask, problem_of
 
 
 def steps_of(result: Json, phase: str) -> list[str]:
@@ -103,7 +103,7 @@ def test_layernorm_judges_the_results_of_a_candidate(client: TestClient) -> None
 
 def test_layernorm_row_out_of_range_is_refused(client: TestClient) -> None:
     body = {"source": {"type": "random", "shape": [4, 16]}, "row": 4}
-    problem = refused(client, "layernorm", body)
+    problem = problem_of(client, "layernorm", body)
     assert (problem["code"], problem["pointer"]) == ("no_such_row", "/row")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from models.artifact import Artifact
-from tests.service.debug.conftest import Json, ask, refused
+from tests.service.debug.conftest import Json, ask, problem_of
 from tests.serving import state_of
 
 pytestmark = pytest.mark.slow
@@ -266,7 +266,7 @@ PATCH: Json = {
 def test_invalid_patch_request_has_code_and_pointer(
     embedder: TestClient, body: Json, code: str, pointer: str, message: str
 ) -> None:
-    problem = refused(embedder, "patch", {**PATCH, **body})
+    problem = problem_of(embedder, "patch", {**PATCH, **body})
     assert (problem["code"], problem["pointer"]) == (code, pointer)
     assert message in problem["detail"]
 
@@ -286,7 +286,7 @@ def test_invalid_patch_request_has_code_and_pointer(
 def test_malformed_positions_are_refused(
     embedder: TestClient, positions: object, pointer: str, message: str
 ) -> None:
-    problem = refused(embedder, "patch", {**PATCH, "positions": positions})
+    problem = problem_of(embedder, "patch", {**PATCH, "positions": positions})
     assert (problem["code"], problem["pointer"]) == ("invalid", f"/positions{pointer}")
     assert message in problem["detail"]
 
@@ -299,21 +299,21 @@ def test_pair_of_positions_in_different_inputs_is_refused(ranker: TestClient) ->
         "target": {"type": "score", "versus": "w6"},
         "taps": ["output"],
     }
-    problem = refused(ranker, "patch", {**body, "positions": [[1, 6]]})
+    problem = problem_of(ranker, "patch", {**body, "positions": [[1, 6]]})
     assert (problem["code"], problem["pointer"]) == ("position", "/positions/0")
     assert "different inputs" in problem["detail"]
     # Document and source need as many tokens, too.
-    problem = refused(ranker, "patch", {**body, "source_pair": "w5 w6"})
+    problem = problem_of(ranker, "patch", {**body, "source_pair": "w5 w6"})
     assert problem["code"] == "token_counts"
     names = ("the pair of text and text_pair has 5", "the pair of source and source_pair has 6")
     assert all(name in problem["detail"] for name in names)
     # The first pairs have as many tokens, and the second ones, with `versus`, have not.
     other = {"source": "w8 w9", "text_pair": "w5 w6", "source_pair": "w5"}
-    problem = refused(ranker, "patch", {**body, **other})
+    problem = problem_of(ranker, "patch", {**body, **other})
     assert problem["code"] == "token_counts"
     assert "the pair of text and target/versus has 5 tokens and" in problem["detail"]
     assert "the pair of source and target/versus has 6;" in problem["detail"]
-    problem = refused(ranker, "patch", {**body, "source": "w8 w9"})
+    problem = problem_of(ranker, "patch", {**body, "source": "w8 w9"})
     assert "the pair of source and text_pair has 6;" in problem["detail"]
 
 

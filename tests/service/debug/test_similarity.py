@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from models.artifact import MANIFEST, Artifact
 from tests.models.checkpoints import edit_json
-from tests.service.debug.conftest import CAT, FELINE, ask, refused, service_of
+from tests.service.debug.conftest import CAT, FELINE, ask, problem_of, service_of
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def test_attributed_similarity_is_the_served_score(client: TestClient, similarit
 
 def test_cosine_is_no_target_of_other_similarities(client: TestClient, similarity: str) -> None:
     body = {"text": CAT, "target": {"type": "cosine", "text": FELINE}}
-    problem = refused(client, "attribute", body)
+    problem = problem_of(client, "attribute", body)
     assert (problem["code"], problem["pointer"]) == ("wrong_target", "/target/type")
     assert f"embedding models with the similarity {similarity} do not have" in problem["detail"]
     assert "their targets: similarity, margin, dot, dim, norm" in problem["detail"]

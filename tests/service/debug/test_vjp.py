@@ -5,7 +5,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from tests.service.debug.conftest import CAT, ask, refused, service_of
+from tests.service.debug.conftest import CAT, ask, problem_of, service_of
 
 COTANGENT = [1.0, *[0.0] * 30, -2.0]
 
@@ -24,7 +24,7 @@ def test_full_vjp_is_refused_unless_it_is_switched_on(
     client: TestClient, small_artifact: Artifact
 ) -> None:
     body = {"text": CAT, "cotangent": COTANGENT, "reduce": "full"}
-    assert refused(client, "vjp", body, status=403)["code"] == "full_gradients"
+    assert problem_of(client, "vjp", body, status=403)["code"] == "full_gradients"
     with service_of(small_artifact, full_gradients=True) as open_client:
         full = np.array(ask(open_client, "vjp", **body)["gradient"])
     norms = ask(client, "vjp", text=CAT, cotangent=COTANGENT)["gradient"]
@@ -38,5 +38,5 @@ def test_full_vjp_is_refused_unless_it_is_switched_on(
 def test_invalid_cotangent_has_code_and_pointer(
     client: TestClient, cotangent: list[float], code: str
 ) -> None:
-    problem = refused(client, "vjp", {"text": CAT, "cotangent": cotangent})
+    problem = problem_of(client, "vjp", {"text": CAT, "cotangent": cotangent})
     assert (problem["code"], problem["pointer"]) == (code, "/cotangent")
