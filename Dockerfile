@@ -48,7 +48,7 @@ RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes -
     --requirement debug.txt
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, service.debug.jobs, models.export.exporter"
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, service.debug.child.jobs, models.export.exporter"
 
 FROM packages-debug AS artifact
 COPY deploy/requirements/model.txt ./
@@ -131,7 +131,7 @@ RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes -
     --requirement gpu-debug.txt
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, service.debug.jobs, onnxruntime"
+ && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, service.debug.child.jobs, onnxruntime"
 
 FROM server-gpu AS gpu-debug
 COPY --from=packages-gpu-debug /opt/vitrine /opt/vitrine

@@ -17,8 +17,8 @@ from service.api.schemas import EXAMPLE_INPUTS
 from service.api.server import Server
 from service.app import create_app
 from service.check import access_warning, check
-from service.debug.operations import report
-from service.debug.state import DebugState
+from service.debug.pipeline.state import DebugState
+from service.debug.process_state import report
 from service.logs import configure
 from service.settings import Settings, from_command_line, ignored_variables
 

@@ -43,11 +43,10 @@ from service.api.openapi import openapi
 from service.api.raw_route import dispatch_table
 from service.api.routes import raw_router, router
 from service.api.schemas import ENCODE_HEADERS, VERSION, EncodeRequest
-from service.debug import operations, page, tap_routes
+from service.debug import capabilities, page, process_state
 from service.debug import routes as debug
-from service.debug.process import GradientProcess, worker_command
-from service.debug.request_models import BODIES
-from service.debug.state import DebugState
+from service.debug.pipeline.process import GradientProcess, worker_command
+from service.debug.pipeline.state import DebugState
 from service.inference.batching.cache import ResultCache
 from service.inference.batching.runs import RunBroken
 from service.inference.errors import VitrineError
@@ -160,7 +159,7 @@ def create_app(
         *vllm.BODIES,
         *tei_schemas.BODIES,
         *model_schemas.BODIES,
-        *BODIES,
+        *debug.BODIES,
     )
     app.openapi = lambda: openapi(  # type: ignore[method-assign]
         app, bodies, settings.limits, needs_keys=not state.keys.is_open
@@ -184,8 +183,9 @@ def create_app(
         routers.insert(0, tei.root_router())
     for included in routers:
         app.include_router(included)
-    app.include_router(operations.router)
-    for debug_router in (debug.router, tap_routes.router):
+    app.include_router(process_state.router)
+    debug_routers = debug.router, capabilities.router
+    for debug_router in debug_routers:
         app.include_router(debug_router, include_in_schema=settings.debug.enabled)
     tei_paths = tei.ROOT_PATHS if settings.server.tei_at_root else frozenset()
     # In place of FastAPI's own stack: `RequestMiddleware` handles errors, and raw routes bypass all
@@ -193,7 +193,7 @@ def create_app(
     handlers = {HTTPException: _translate_http_exception}
     stack: ASGIApp = RequestMiddleware(
         ExceptionMiddleware(AsyncExitStackMiddleware(app.router), handlers),
-        dispatch_table=dispatch_table([*routers, debug.router, tap_routes.router]),
+        dispatch_table=dispatch_table([*routers, *debug_routers]),
         metrics=metrics,
         render_error=partial(_render_error, tei_paths),
         hosts=settings.server.hosts,

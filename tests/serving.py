@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
-from service.debug.state import DebugState
+from service.debug.pipeline.state import DebugState
 from service.inference.model.model import Model
 from tests.eventually import eventually
 

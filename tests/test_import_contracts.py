@@ -15,14 +15,14 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 # A module and an import that it must not have, by contract.
 VIOLATIONS = {
     "layers": ("models/packing.py", "import service.logs"),
-    "service-layers": ("service/api/auth.py", "import service.debug.access"),
+    "service-layers": ("service/api/auth.py", "import service.debug.pipeline.access"),
     "rooms": (
         "service/inference/results/scores.py",
         "import service.inference.explain.terms",
     ),
     "text": ("models/gradients/budget.py", "def f():\n    import models.export.tokenizer_file"),
     "meeting-points": ("service/inference/results/vectors.py", "import models.network.pooling"),
-    "torch-free": ("service/debug/state.py", "def f():\n    import service.debug.jobs"),
+    "torch-free": ("service/debug/page.py", "def f():\n    import service.debug.child.jobs"),
     "http-free": ("service/inference/errors.py", "import starlette.responses"),
 }
 

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.gradients.attribution import TOKENS_AT_ONCE, Target
-from models.gradients.inputs import Row, TapPoint, TokenReduction, starts_of
+from models.gradients.attribution import TOKENS_AT_ONCE, TargetFunction
+from models.gradients.inputs import InputRow, TapPoint, TokenReduction, starts_of
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Patching, TapPatch
 from models.network.taps import OutputTap, PatchTap
@@ -39,7 +39,7 @@ def tap_points(model: ReferenceModel) -> tuple[TapPoint, ...]:
     Others, such as the bias of relative positions, depend on the number of tokens alone.
     """
     tap = OutputTap()
-    model.vectors(Row([0, 0]), tap)
+    model.vectors(InputRow([0, 0]), tap)
     return tuple(
         TapPoint(name, output.shape[-1], per_token=output.dim() == 3)
         for name, output in tap.outputs.items()
@@ -48,7 +48,7 @@ def tap_points(model: ReferenceModel) -> tuple[TapPoint, ...]:
 
 
 def activations(
-    model: ReferenceModel, row: Row, names: Mapping[str, str], reduction: TokenReduction
+    model: ReferenceModel, row: InputRow, names: Mapping[str, str], reduction: TokenReduction
 ) -> dict[str, NDArray[np.float32]]:
     """Return outputs of steps of the forward pass.
 
@@ -77,9 +77,9 @@ def activations(
 
 def patch(
     model: ReferenceModel,
-    rows: Sequence[Row],
-    source_rows: Sequence[Row],
-    target: Target,
+    rows: Sequence[InputRow],
+    source_rows: Sequence[InputRow],
+    target: TargetFunction,
     taps: Mapping[str, str],
     patches: Sequence[Patch],
     *,
@@ -138,7 +138,7 @@ def patch(
 
 def _patched(
     model: ReferenceModel,
-    row: Row,
+    row: InputRow,
     start: int,
     step: str,
     source: Tensor,

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.artifact import SimilarityName
-from models.gradients.inputs import DEFAULT_OPTIONS, Method, MethodOptions, Row, Side
+from models.gradients.inputs import DEFAULT_OPTIONS, InputRow, Method, MethodOptions, Side
 from models.gradients.integration import integrate
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Attribution
 
 Array = NDArray[np.float64]
 # Maps the model's vectors `(S, W)` of each input, before normalisation, to scalars `(S,)`.
-Target = Callable[..., Tensor]
+TargetFunction = Callable[..., Tensor]
 # Maps S versions of a text's token vectors, `(S, L, D)`, to scalars `(S,)`.
 Function = Callable[[Tensor], Tensor]
 
@@ -43,7 +43,7 @@ TOKENS_AT_ONCE = 2048
 # Targets. The served vector is the model's vector, scaled to unit length if `normalize` is set.
 
 
-def cosine(other: Tensor) -> Target:
+def cosine(other: Tensor) -> TargetFunction:
     """Return a target function: the cosine similarity to `other`, shape `(W,)`."""
     return lambda vectors: F.cosine_similarity(vectors, other, dim=-1)
 
@@ -56,7 +56,7 @@ _SIMILARITIES: Mapping[SimilarityName, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def similarity(name: SimilarityName, other: Tensor, normalize: bool) -> Target:
+def similarity(name: SimilarityName, other: Tensor, normalize: bool) -> TargetFunction:
     """Return a target function: the similarity of two served vectors.
 
     Args:
@@ -68,7 +68,9 @@ def similarity(name: SimilarityName, other: Tensor, normalize: bool) -> Target:
     return lambda vectors: compare(_served(vectors, normalize), other)
 
 
-def margin(name: SimilarityName, positive: Tensor, negative: Tensor, normalize: bool) -> Target:
+def margin(
+    name: SimilarityName, positive: Tensor, negative: Tensor, normalize: bool
+) -> TargetFunction:
     """Return a target function: the similarity to `positive`, less that to `negative`.
 
     Args:
@@ -81,7 +83,7 @@ def margin(name: SimilarityName, positive: Tensor, negative: Tensor, normalize: 
     return lambda vectors: first(vectors) - second(vectors)
 
 
-def dot(other: Tensor, normalize: bool) -> Target:
+def dot(other: Tensor, normalize: bool) -> TargetFunction:
     """Return a target function: the dot product of the served vector and `other`.
 
     Args:
@@ -91,7 +93,7 @@ def dot(other: Tensor, normalize: bool) -> Target:
     return lambda vectors: _served(vectors, normalize) @ other
 
 
-def dim(index: int, normalize: bool) -> Target:
+def dim(index: int, normalize: bool) -> TargetFunction:
     """Return a target function: one element of the served vector.
 
     Args:
@@ -101,12 +103,12 @@ def dim(index: int, normalize: bool) -> Target:
     return lambda vectors: _served(vectors, normalize)[..., index]
 
 
-def norm() -> Target:
+def norm() -> TargetFunction:
     """Return a target function: the Euclidean norm of the model's vector before normalisation."""
     return lambda vectors: vectors.norm(dim=-1)
 
 
-def label(index: int, versus: int | None = None) -> Target:
+def label(index: int, versus: int | None = None) -> TargetFunction:
     """Return a target function: a label's logit, or its margin over the logit of another label.
 
     Args:
@@ -118,7 +120,7 @@ def label(index: int, versus: int | None = None) -> Target:
     return lambda logits: logits[..., index] - logits[..., versus]
 
 
-def score() -> Target:
+def score() -> TargetFunction:
     """Return a target function: the logit of a model with one label.
 
     If the function gets the logits of two inputs, it returns the margin of the first over the
@@ -224,43 +226,8 @@ METHODS: dict[Method, Score] = {
 
 def attribute(
     model: ReferenceModel,
-    row: Row,
-    target: Target,
-    *,
-    method: Method = "integrated_gradients",
-    layer_name: str = "words",
-    baseline: Sequence[int] | None = None,
-    options: MethodOptions = DEFAULT_OPTIONS,
-    entries: Sequence[int] | None = None,
-) -> Attribution:
-    """Attribute a scalar to the tokens of a row.
-
-    Args:
-        model: Reference model of the served graph.
-        row: Input of the model.
-        target: Scalar to attribute, as a function of the row's vector.
-        method: Attribution method, a key of `METHODS`.
-        layer_name: Layer whose tokens are scored, one of `model.layer_names`.
-        baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline at the layer
-            is zero vectors.
-        options: Options of the method.
-        entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
-    """
-    return attribute_together(
-        model,
-        [Side(row, baseline)],
-        target,
-        method=method,
-        layer_name=layer_name,
-        options=options,
-        entries=entries,
-    )
-
-
-def attribute_together(
-    model: ReferenceModel,
     sides: Sequence[Side],
-    target: Target,
+    target: TargetFunction,
     *,
     method: Method = "integrated_gradients",
     layer_name: str = "words",
@@ -273,10 +240,10 @@ def attribute_together(
         model: Reference model of the served graph.
         sides: Rows and their baselines.
         target: Scalar to attribute, as a function of the vectors of each row.
-        method: See `attribute`.
-        layer_name: See `attribute`.
-        options: See `attribute`.
-        entries: See `attribute`.
+        method: Attribution method, a key of `METHODS`.
+        layer_name: Layer whose tokens are scored, one of `model.layer_names`.
+        options: Options of the method.
+        entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
     """
     rows = [side.row for side in sides]
     lengths = [len(row.ids) for row in rows]
@@ -296,7 +263,7 @@ def attribute_together(
 
 
 def vjp(
-    model: ReferenceModel, row: Row, cotangent: Sequence[float], layer_name: str
+    model: ReferenceModel, row: InputRow, cotangent: Sequence[float], layer_name: str
 ) -> tuple[Tensor, Tensor]:
     """Backpropagate a gradient from the served vector to the row's token vectors at a layer.
 

@@ -13,17 +13,17 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.gradients.attribution import Target
+from models.gradients.attribution import TargetFunction
 from models.gradients.budget import RANDOM_ORDERS, removal_counts
-from models.gradients.inputs import Row, Units, starts_of, without
+from models.gradients.inputs import InputRow, Units, starts_of, without
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Faithfulness, FaithfulnessPoint, RemovalEffect
 
 
 def faithfulness(
     model: ReferenceModel,
-    rows: Sequence[Row],
-    target: Target,
+    rows: Sequence[InputRow],
+    target: TargetFunction,
     units: Units,
     scores: NDArray[np.float64],
     *,
@@ -84,8 +84,8 @@ def _mean(points: Sequence[FaithfulnessPoint]) -> RemovalEffect:
 
 def _value(
     model: ReferenceModel,
-    rows: Sequence[Row],
-    target: Target,
+    rows: Sequence[InputRow],
+    target: TargetFunction,
     removed: Collection[int],
     entries: Sequence[int] | None,
 ) -> float:

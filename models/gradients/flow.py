@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from models.gradients.flow_tap import RecordingTap, Step, objective_value
-from models.gradients.inputs import EmulatedPrecision, Objective, Row
+from models.gradients.inputs import EmulatedPrecision, InputRow, Objective
 from models.gradients.objectives import check_objective
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import (
@@ -43,7 +43,7 @@ EMULATED: dict[EmulatedPrecision, torch.dtype] = {
 
 def flow(
     model: ReferenceModel,
-    rows: Sequence[Row],
+    rows: Sequence[InputRow],
     objective: Objective,
     *,
     emulate: EmulatedPrecision | None = None,
@@ -104,7 +104,7 @@ def flow(
     )
 
 
-def _check_rows(model: ReferenceModel, rows: Sequence[Row]) -> None:
+def _check_rows(model: ReferenceModel, rows: Sequence[InputRow]) -> None:
     config = model.network.encoder.config
     for index, row in enumerate(rows):
         length = len(row.ids)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.gradients.inputs import Objective, Row
+from models.gradients.inputs import InputRow, Objective
 from models.gradients.objectives import OBJECTIVES
 from models.gradients.reference_model import ReferenceModel
 from models.network.attention import LayerInputs, SelfAttention
@@ -178,7 +178,7 @@ class RecordingTap(Tap):
 
 
 def objective_value(
-    tap: RecordingTap, model: ReferenceModel, rows: Sequence[Row], objective: Objective
+    tap: RecordingTap, model: ReferenceModel, rows: Sequence[InputRow], objective: Objective
 ) -> Tensor:
     """Return the objective's value for the rows, a scalar; run every step through the tap."""
     kind = OBJECTIVES[objective.name]

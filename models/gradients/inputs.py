@@ -8,9 +8,6 @@ from typing import Literal
 from models.packing import NO_ADAPTER
 
 Method = Literal["integrated_gradients", "saliency", "grad_x_input", "smoothgrad", "occlusion"]
-TargetName = Literal[
-    "cosine", "similarity", "margin", "dot", "dim", "norm", "score", "label", "sparse", "maxsim"
-]
 BaselineName = Literal["pad", "mask", "zero"]
 ObjectiveName = Literal["cosine", "mnrl", "dot", "mse", "cotangent"]
 EmulatedPrecision = Literal["float16", "bfloat16"]
@@ -21,7 +18,7 @@ TokenReduction = Literal["none", "mean", "norm", "first", "last"]
 
 
 @dataclass(frozen=True)
-class Row:
+class InputRow:
     """One input of the model.
 
     Attributes:
@@ -42,12 +39,12 @@ class Row:
     vector_positions: Sequence[int] | None = None
 
 
-def starts_of(rows: Sequence[Row]) -> list[int]:
+def starts_of(rows: Sequence[InputRow]) -> list[int]:
     """Return the index of the first token of each row, among the tokens of all rows."""
     return list(accumulate((len(row.ids) for row in rows[:-1]), initial=0))
 
 
-def without(row: Row, removed: Collection[int]) -> Row:
+def without(row: InputRow, removed: Collection[int]) -> InputRow:
     """Return a row without some of its tokens.
 
     Args:
@@ -108,7 +105,7 @@ class Side:
             is zero vectors.
     """
 
-    row: Row
+    row: InputRow
     baseline: Sequence[int] | None = None
 
 

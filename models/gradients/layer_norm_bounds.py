@@ -40,7 +40,7 @@ class Exact(NamedTuple):
     underflow: Array  #    (N, D) error of dx if factors of its terms underflow
 
     def values(self, operands: Operands) -> dict[str, Array]:
-        """Return the float64 outputs and gradients, named as in `Outcome`."""
+        """Return the float64 outputs and gradients, named as in `PassOutcome`."""
         dx = self.backward.dx if operands.dsum is None else self.backward.dx + operands.dsum
         return {
             "out": self.forward.out,

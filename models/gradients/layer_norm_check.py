@@ -20,7 +20,7 @@ from models.gradients.layer_norm_bounds import (
     exact_steps,
     slopes_along,
 )
-from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Implementation, Outcome
+from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Implementation, PassOutcome
 from models.gradients.layer_norm_operands import Operands, checked
 from models.gradients.results import Comparison, ImplementationVerdict, Invariant, Phase
 
@@ -65,7 +65,7 @@ def judge_candidate(
 
     Args:
         operands: Operands from which the results were computed, in float32 or float64.
-        results: Some of the outputs and gradients, named and shaped as in `Outcome`.
+        results: Some of the outputs and gradients, named and shaped as in `PassOutcome`.
 
     Returns:
         A verdict on each pass that has results.
@@ -128,7 +128,7 @@ def _standard(operands: Operands) -> _Standard:
 
 
 def _verdicts(
-    standard: _Standard, name: str, outcome: Outcome, invariants: Sequence[Invariant]
+    standard: _Standard, name: str, outcome: PassOutcome, invariants: Sequence[Invariant]
 ) -> tuple[ImplementationVerdict, ...]:
     halves: dict[Phase, Mapping[str, Array | None] | str] = {
         "forward": outcome.outputs,

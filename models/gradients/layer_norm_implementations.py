@@ -19,7 +19,7 @@ from models.engines.with_onnxruntime import onnxruntime_session
 from models.gradients.layer_norm_operands import Operands
 
 
-class Outcome(NamedTuple):
+class PassOutcome(NamedTuple):
     """Outputs and gradients of an implementation, or the reasons why they were not computed.
 
     Outputs are "out" and "sum", `(N, D)`. Gradients are "dx" and "dresidual", `(N, D)`, and
@@ -31,10 +31,10 @@ class Outcome(NamedTuple):
     gradients: Mapping[str, Array | None] | str
 
 
-Implementation = Callable[[Operands], Outcome]
+Implementation = Callable[[Operands], PassOutcome]
 
 
-def _reference(operands: Operands) -> Outcome:
+def _reference(operands: Operands) -> PassOutcome:
     out, cache = operands.forward()
     dx, dgamma, dbeta = reference.backward(operands.dout, cache)
     dx = dx if operands.dsum is None else dx + operands.dsum
@@ -44,32 +44,32 @@ def _reference(operands: Operands) -> Outcome:
 
 def _outcome(
     operands: Operands, outputs: Mapping[str, Array], gradients: Mapping[str, Array | None]
-) -> Outcome:
+) -> PassOutcome:
     """Return an outcome without the results that do not exist for the operands.
 
     These are "sum" and "dresidual" without a residual, and "dbeta" for RMS norm.
     """
     missing = {"sum", "dresidual"} if operands.residual is None else set[str]()
     missing |= set() if operands.centred else {"dbeta"}
-    return Outcome(
+    return PassOutcome(
         {name: value for name, value in outputs.items() if name not in missing},
         {name: value for name, value in gradients.items() if name not in missing},
     )
 
 
-def on_cpu(operands: Operands) -> Outcome:
+def on_cpu(operands: Operands) -> PassOutcome:
     """Run the PyTorch op on CPU."""
     return _op(operands, "cpu")
 
 
-def _cpp(operands: Operands) -> Outcome:
+def _cpp(operands: Operands) -> PassOutcome:
     if implementation(torch.from_numpy(operands.x)) == "cpp":
         return on_cpu(operands)
     reason = "the C++ kernels are not built or cannot be loaded"
-    return Outcome(reason, reason)
+    return PassOutcome(reason, reason)
 
 
-def _aten(operands: Operands) -> Outcome:
+def _aten(operands: Operands) -> PassOutcome:
     """Run the fallback implementation in torch functions, for devices without a kernel."""
     x, residual, gamma, beta, dout, dsum = _tensors(operands, "cpu")
     choices = operands.eps, operands.centred
@@ -83,17 +83,17 @@ def _aten(operands: Operands) -> Outcome:
     )
 
 
-def _triton(operands: Operands) -> Outcome:
+def _triton(operands: Operands) -> PassOutcome:
     reason = "no CUDA device is available"
     if torch.cuda.is_available():
         on_device = torch.from_numpy(operands.x).to("cuda")
         if all(implementation(on_device, backward=half) == "triton" for half in (False, True)):
             return _op(operands, "cuda")
         reason = "Triton is not installed or has no kernels for this dtype and width"
-    return Outcome(reason, reason)
+    return PassOutcome(reason, reason)
 
 
-def _op(operands: Operands, device: str) -> Outcome:
+def _op(operands: Operands, device: str) -> PassOutcome:
     """Run the PyTorch op and autograd on a device."""
     x, residual, gamma, beta, dout, dsum = _tensors(operands, device)
     leaves = {"dx": x.requires_grad_(), "dgamma": gamma.requires_grad_()}
@@ -134,11 +134,11 @@ def _tensors(
     )
 
 
-def _onnxruntime(operands: Operands) -> Outcome:
+def _onnxruntime(operands: Operands) -> PassOutcome:
     """Run the ONNX nodes of the op in onnxruntime on CPU; there is no backward pass."""
     no_backward = "a served graph has no backward pass"
     if operands.x.dtype != np.float32:
-        return Outcome("a served graph computes in float32, not in float64", no_backward)
+        return PassOutcome("a served graph computes in float32, not in float64", no_backward)
     inputs, outputs = {"x": operands.x}, ["out"]
     nodes, normed = [], "x"
     if operands.residual is not None:
@@ -163,7 +163,7 @@ def _onnxruntime(operands: Operands) -> Outcome:
     # IR version 9 belongs to opset 20.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     session = onnxruntime_session(model.SerializeToString(), threads=1)
-    return Outcome(dict(zip(outputs, session.run(outputs, inputs), strict=True)), no_backward)
+    return PassOutcome(dict(zip(outputs, session.run(outputs, inputs), strict=True)), no_backward)
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.add_layer_norm import reference
 from models.add_layer_norm.reference import Array
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from models.gradients.layer_norm_bounds import DIRECTIONS, slopes_along
 from models.gradients.layer_norm_check import invariants_of
 from models.gradients.layer_norm_implementations import on_cpu
@@ -151,10 +151,10 @@ def _step(
 
 def norm_names(model: ReferenceModel) -> tuple[str, ...]:
     """Return the names of the model's norms, in the order of the forward pass."""
-    return tuple(_norm_calls(model, Row([0])))
+    return tuple(_norm_calls(model, InputRow([0])))
 
 
-def norm_operands(model: ReferenceModel, row: Row, norm_name: str) -> Operands:
+def norm_operands(model: ReferenceModel, row: InputRow, norm_name: str) -> Operands:
     """Return the inputs of one of the model's norms for a row, in float32, and a dout of ones.
 
     Args:
@@ -187,7 +187,7 @@ def norm_operands(model: ReferenceModel, row: Row, norm_name: str) -> Operands:
 
 
 def _norm_calls(
-    model: ReferenceModel, row: Row
+    model: ReferenceModel, row: InputRow
 ) -> dict[str, tuple[Norm | AddNorm, Tensor, Tensor | None]]:
     tap = NormTap()
     with torch.no_grad():

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.gradients.attribution import Target
-from models.gradients.inputs import Row, starts_of
+from models.gradients.attribution import TargetFunction
+from models.gradients.inputs import InputRow, starts_of
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import AlignedTokens
 
 
-def maxsim(normalize: bool) -> Target:
+def maxsim(normalize: bool) -> TargetFunction:
     """Return a target function: MaxSim of a query and a document.
 
     The function takes the multi-vectors of a query and of a document, `(S, L', W)` each. If it also
@@ -46,7 +46,7 @@ def _score(products: Tensor) -> Tensor:
 
 
 def alignment(
-    model: ReferenceModel, query: Row, documents: Sequence[Row]
+    model: ReferenceModel, query: InputRow, documents: Sequence[InputRow]
 ) -> tuple[AlignedTokens, ...]:
     """Return the alignment of a query with each document, in the order of the documents.
 
@@ -65,7 +65,9 @@ def alignment(
     )
 
 
-def _aligned(model: ReferenceModel, query: Row, document: Row) -> Iterator[tuple[int, int, float]]:
+def _aligned(
+    model: ReferenceModel, query: InputRow, document: InputRow
+) -> Iterator[tuple[int, int, float]]:
     """Yield the position of each query token, that of its document token, and the dot product."""
     products = _products(model.vector(query), model.vector(document), model.normalize)
     values, nearest = products.max(-1)  # (L',)

@@ -15,7 +15,7 @@ from models.gradients.inputs import Objective, ObjectiveName
 
 
 @dataclass(frozen=True)
-class Kind:
+class ObjectiveKind:
     """Kind of objective: a scalar function of the texts' embeddings `(B, W)`.
 
     Some kinds also take constant vectors `(G, W)` from the request, which have no gradient. A
@@ -42,12 +42,16 @@ def _mnrl(vectors: Tensor, _constants: Tensor) -> Tensor:
 # rows and vector elements. "mnrl" is a mean over pairs of a cross-entropy: the first row of a pair
 # selects its second row among the second rows of all pairs. Logits are 20 times the cosine
 # similarity.
-OBJECTIVES: dict[ObjectiveName, Kind] = {
-    "cosine": Kind(lambda vectors, _: (vectors[::2] * vectors[1::2]).sum(), min_pairs=1),
-    "dot": Kind(lambda vectors, constants: (vectors * constants).sum(), lambda _rows: 1),
-    "mnrl": Kind(_mnrl, min_pairs=2),  # with one pair, there is no negative and the gradient is 0
-    "mse": Kind(F.mse_loss, lambda rows: rows),
-    "cotangent": Kind(lambda vectors, constants: (vectors * constants).sum(), lambda rows: rows),
+OBJECTIVES: dict[ObjectiveName, ObjectiveKind] = {
+    "cosine": ObjectiveKind(lambda vectors, _: (vectors[::2] * vectors[1::2]).sum(), min_pairs=1),
+    "dot": ObjectiveKind(lambda vectors, constants: (vectors * constants).sum(), lambda _rows: 1),
+    "mnrl": ObjectiveKind(
+        _mnrl, min_pairs=2
+    ),  # with one pair, there is no negative and the gradient is 0
+    "mse": ObjectiveKind(F.mse_loss, lambda rows: rows),
+    "cotangent": ObjectiveKind(
+        lambda vectors, constants: (vectors * constants).sum(), lambda rows: rows
+    ),
 }
 
 

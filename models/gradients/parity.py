@@ -22,12 +22,12 @@ from models.artifact import Artifact
 from models.engines import OUTPUTS, Precision, available_cpus, cosines
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.gradients.graph_weights import NORM_OPS, LoadedGraph, compare_weights, norm_nodes
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import (
     FileHash,
     LayerDifference,
-    Parity,
+    ParityCheck,
     StressRow,
     TokenIds,
     VectorDifference,
@@ -90,15 +90,15 @@ class Tokenized(NamedTuple):
 def parity(
     artifact: Artifact,
     model: ReferenceModel,
-    rows: Sequence[Row],
+    rows: Sequence[InputRow],
     served: Served,
     files: Sequence[FileHash],
     tokenized: Sequence[Tokenized] = (),
-) -> Parity:
+) -> ParityCheck:
     """Compare the served model with the reference model of an artifact.
 
     Errors from loading or running the CPU graph are raised if the graph's files are unchanged since
-    startup. Otherwise, they are returned as `Parity.unreadable`.
+    startup. Otherwise, they are returned as `ParityCheck.unreadable`.
 
     Args:
         artifact: The served artifact; its files may have changed on disk since startup.
@@ -132,7 +132,7 @@ def parity(
         # The full message of an OSError would reveal the path of the artifact.
         reason = error.strerror if isinstance(error, OSError) else error
         unreadable = f"{file} cannot be compared: {reason}"
-    return Parity(
+    return ParityCheck(
         files=tuple(files),
         unreadable=unreadable,
         tokenizer=tuple(compare_ids(*text) for text in tokenized),
@@ -157,7 +157,7 @@ def compare_ids(text: str, served: Sequence[int], expected: Sequence[int]) -> To
 
 
 def compare_vectors(
-    served: Array, model: ReferenceModel, rows: Sequence[Row]
+    served: Array, model: ReferenceModel, rows: Sequence[InputRow]
 ) -> tuple[VectorDifference, ...]:
     """Compare served vectors with the reference model's vectors, both before normalisation.
 
@@ -182,7 +182,7 @@ def compare_vectors(
     )
 
 
-def _pack(rows: Sequence[Row]) -> PackedBatch:
+def _pack(rows: Sequence[InputRow]) -> PackedBatch:
     return pack(
         [row.ids for row in rows],
         [row.prompt_tokens for row in rows],
@@ -197,7 +197,7 @@ def _difference(served: Array, expected: Array) -> tuple[float, float]:
 
 
 def first_divergence(
-    graph: LoadedGraph, model: ReferenceModel, rows: Sequence[Row]
+    graph: LoadedGraph, model: ReferenceModel, rows: Sequence[InputRow]
 ) -> tuple[tuple[LayerDifference, ...], str | None]:
     """Compare the token vectors after each layer, and find the first layer that diverges.
 
@@ -242,7 +242,7 @@ def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[s
     the embeddings can also be the output of a linear layer.
     """
     norms = norm_nodes(onnx_model, model)
-    steps = list(_outputs(model, Row([0])))
+    steps = list(_outputs(model, InputRow([0])))
     values = {"output": "tokens"}
     if model.network.reads_first_tokens:  # the output of the last norm, `(B, D)`
         values = {"output": norms[model.steps["output"]].output[0]}
@@ -260,7 +260,7 @@ def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[s
     return values
 
 
-def _outputs(model: ReferenceModel, row: Row) -> dict[str, Tensor]:
+def _outputs(model: ReferenceModel, row: InputRow) -> dict[str, Tensor]:
     """Return the output of every step of one forward pass."""
     tap = OutputTap()
     with torch.no_grad():

@@ -16,7 +16,7 @@ from models.artifact import SOURCE, Artifact, ArtifactError, SimilarityName
 from models.export.checkpoint import load
 from models.export.model_folder import source_folder
 from models.export.sentence_config import overrides_of
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from models.network.sentence_encoder import SentenceEncoder
 from models.network.taps import NO_TAP, OutputTap, Tap
 
@@ -82,13 +82,13 @@ class ReferenceModel:
         network, _ = load(source_folder(artifact), overrides_of(artifact))
         return cls(network.to(device), manifest.normalize, manifest.similarity)
 
-    def vector(self, row: Row) -> Tensor:
+    def vector(self, row: InputRow) -> Tensor:
         """Return the row's vector `(W,)` or multi-vector `(L', W)`, not normalised."""
         return self.vectors(row)[0]
 
     def vectors(
         self,
-        row: Row,
+        row: InputRow,
         tap: Tap = NO_TAP,
         entries: Sequence[int] | None = None,
         versions: int = 1,
@@ -101,7 +101,7 @@ class ReferenceModel:
             return _selected(self.run(row, tap, entries, versions), row)
 
     def run(
-        self, row: Row, tap: Tap, entries: Sequence[int] | None = None, versions: int = 1
+        self, row: InputRow, tap: Tap, entries: Sequence[int] | None = None, versions: int = 1
     ) -> Tensor:
         """Run every step through a tap and return the row's vectors, not normalised.
 
@@ -128,7 +128,7 @@ class ReferenceModel:
         )
         return self.network.row_vectors(tokens, batch(self._pooling_mask(row)), tap, entries)
 
-    def tokens(self, layer_name: str, row: Row, ids: Sequence[int] | None = None) -> Tensor:
+    def tokens(self, layer_name: str, row: InputRow, ids: Sequence[int] | None = None) -> Tensor:
         """Return the row's token vectors `(L, D)` at a layer.
 
         Args:
@@ -152,7 +152,7 @@ class ReferenceModel:
         return tap.outputs[step][0]
 
     def continue_from(
-        self, layer_name: str, tokens: Tensor, row: Row, entries: Sequence[int] | None = None
+        self, layer_name: str, tokens: Tensor, row: InputRow, entries: Sequence[int] | None = None
     ) -> Tensor:
         """Continue the forward pass from token vectors at a layer.
 
@@ -182,24 +182,24 @@ class ReferenceModel:
         mask = self._pooling_mask(row).expand(len(x), -1)  # (S, L)
         return _selected(self.network.row_vectors(x, mask, entries=entries), row)
 
-    def _attention_mask(self, row: Row) -> Tensor | None:
+    def _attention_mask(self, row: InputRow) -> Tensor | None:
         if not row.unattended:
             return None
         mask = torch.ones_like(self._ids(row.ids))
         mask[:, -row.unattended :] = 0
         return mask  # (1, L)
 
-    def _pooling_mask(self, row: Row) -> Tensor:
+    def _pooling_mask(self, row: InputRow) -> Tensor:
         mask = torch.arange(len(row.ids)) >= row.prompt_tokens  # (L,)
         mask = mask.to(self.network.encoder.embeddings.word.weight)[None]  # (1, L)
         return self.network.unskipped(mask, self._ids(row.ids))
 
-    def _token_types(self, row: Row) -> Tensor | None:
+    def _token_types(self, row: InputRow) -> Tensor | None:
         # As in the served graph, which has no such input if the model does not use token types.
         has_types = self.network.has_token_types and row.token_types
         return self._ids(row.token_types) if has_types else None  # (1, L)
 
-    def _adapters(self, row: Row) -> Tensor | None:
+    def _adapters(self, row: InputRow) -> Tensor | None:
         # For a row without an adapter, the updates of all adapters are multiplied by zero, so their
         # parameters have gradients of zero instead of no gradient.
         if self.network.encoder.config.adapters is None:
@@ -213,6 +213,6 @@ class ReferenceModel:
         return torch.tensor([ids], device=device)  # (1, L)
 
 
-def _selected(vectors: Tensor, row: Row) -> Tensor:
+def _selected(vectors: Tensor, row: InputRow) -> Tensor:
     """Return the vectors `(S, W)` of a row, or of `(S, L, W)` those of its multi-vector."""
     return vectors if row.vector_positions is None else vectors[:, list(row.vector_positions)]

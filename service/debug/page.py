@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from service.api.errors import NotFound
 from service.api.raw_route import RawRoute
 from service.api.state import State
-from service.debug.access import require_debug_enabled
+from service.debug.pipeline.access import require_debug_enabled
 
 _FOLDER = Path(__file__).parent / "page"
 _CHARTS = "plotly.min.js"

@@ -147,7 +147,7 @@ GUARDS = (
         "service/inference/tokenizing/tokenizer.py",
         "        if all(span is None for span in spans):\n",
         "        if False:\n",
-        "tests/service/debug/test_attribution_routes.py::"
+        "tests/service/debug/test_attribute.py::"
         "test_invalid_attribution_request_has_code_and_pointer",
     ),
     Guard(
@@ -311,7 +311,7 @@ GUARDS = (
         f"{_T}test_inference_free.py::test_queries_need_neither_engine_nor_queue",
     ),
     Guard(
-        "service/debug/texts.py",
+        "service/debug/pipeline/texts.py",
         "if tokenized.row.is_looked_up:",
         "if False:",
         f"{_T}test_inference_free.py::test_gradients_explain_documents_only",

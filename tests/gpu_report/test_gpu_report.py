@@ -15,7 +15,7 @@ import torch
 
 from models.artifact import Artifact, Output
 from models.engines import Agreement, CpuEngine, Engine, measure_check
-from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Outcome
+from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, PassOutcome
 from models.gradients.layer_norm_operands import Operands
 from tests.benchmarks import bench_op
 from tests.gpu_report import engine, figures, fused_norm
@@ -160,12 +160,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_wrong_kernel_fails_with_norm_rows_width_and_pass(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_wrong_gradient(operands: Operands) -> Outcome:
+    def with_wrong_gradient(operands: Operands) -> PassOutcome:
         outputs, gradients = IMPLEMENTATIONS["cpp"](operands)
         assert not isinstance(gradients, str)
         dx = gradients["dx"]
         assert dx is not None
-        return Outcome(outputs, {**gradients, "dx": 2 * dx})
+        return PassOutcome(outputs, {**gradients, "dx": 2 * dx})
 
     monkeypatch.setattr(fused_norm, "IMPLEMENTATIONS", {"cpp": with_wrong_gradient})
     fused_norm._hostile_rows(run)

@@ -43,7 +43,7 @@ from models.gradients.results.layer_norm import (
 from models.gradients.results.parity import (
     FileHash,
     LayerDifference,
-    Parity,
+    ParityCheck,
     StressRow,
     TokenIds,
     VectorDifference,
@@ -76,7 +76,7 @@ __all__ = [
     "NormStep",
     "PairAttribution",
     "ParameterGradient",
-    "Parity",
+    "ParityCheck",
     "Patching",
     "Phase",
     "ReferenceTerms",

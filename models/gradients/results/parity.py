@@ -114,7 +114,7 @@ def _id(token: int | None) -> str:
 
 
 @dataclass(frozen=True)
-class Parity:
+class ParityCheck:
     """Comparison of the served model with the reference model.
 
     Attributes:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from models.add_layer_norm.reference import Array
-from models.gradients.layer_norm_implementations import Outcome
+from models.gradients.layer_norm_implementations import PassOutcome
 from models.gradients.layer_norm_operands import Operands
 
 Outputs = dict[str, Array]
@@ -14,8 +14,8 @@ Forward = Callable[[Operands], Outputs]
 Backward = Callable[[Operands], Gradients]
 
 
-def implementation_of(forward: Forward, backward: Backward) -> Callable[[Operands], Outcome]:
-    return lambda operands: Outcome(forward(operands), backward(operands))
+def implementation_of(forward: Forward, backward: Backward) -> Callable[[Operands], PassOutcome]:
+    return lambda operands: PassOutcome(forward(operands), backward(operands))
 
 
 # Forward pass.

@@ -15,7 +15,7 @@ from models.export.sentence_config import Overrides
 from models.gradients import attribution
 from models.gradients.activations import activations, patch, tap_points
 from models.gradients.budget import activation_shape, patch_token_steps
-from models.gradients.inputs import Row, TokenReduction
+from models.gradients.inputs import InputRow, TokenReduction
 from models.gradients.reference_model import ReferenceModel
 from models.network.taps import OutputTap
 from tests.models.checkpoints import CONFIGS, save_checkpoint, save_tokenizer
@@ -136,7 +136,7 @@ def hidden_states(oracle: Any, ids: list[int], **options: Any) -> Any:  # noqa: 
 def test_layers_equal_the_hidden_states_of_transformers(family: str, tmp_path: Path) -> None:
     model, oracle = loaded(family, tmp_path)
     names = list(model.layer_names[1:])
-    actual = activations(model, Row(IDS), {name: model.steps[name] for name in names}, "none")
+    actual = activations(model, InputRow(IDS), {name: model.steps[name] for name in names}, "none")
     expected = hidden_states(oracle, IDS, output_hidden_states=True)
     assert len(names) == len(expected.hidden_states)
     for name, state in zip(names, expected.hidden_states, strict=True):
@@ -153,7 +153,7 @@ def test_steps_equal_the_outputs_of_the_modules_of_transformers(
     assert tap in {point.name for point in tap_points(model)}
     with hooked(oracle, family, tap, None) as seen:
         hidden_states(oracle, IDS)
-    actual = activations(model, Row(IDS), {"x": tap}, "none")["x"]
+    actual = activations(model, InputRow(IDS), {"x": tap}, "none")["x"]
     np.testing.assert_allclose(actual, seen[0].view(actual.shape), rtol=1e-5, atol=1e-6)
 
 
@@ -175,7 +175,7 @@ def test_patch_equals_a_hook_that_replaces_the_vectors(
     source = source.view(-1, source.shape[-1])
     patched, _ = cosine(source)
     pairs = [(2, 4), (3, 5), (4, 6)]
-    result = patch(model, [Row(IDS)], [Row(OTHER)], target, {"x": tap}, [pairs])
+    result = patch(model, [InputRow(IDS)], [InputRow(OTHER)], target, {"x": tap}, [pairs])
     assert result.value == pytest.approx(value, rel=1e-5)
     assert result.source_value == pytest.approx(source_value, rel=1e-5)
     (at_tap,) = result.taps
@@ -193,7 +193,7 @@ def test_patch_of_all_tokens_of_any_layer_gives_the_value_of_the_source(
     target = attribution.dim(3, normalize=True)
     everything = [(position, position) for position in range(len(IDS))]
     layers = {name: model.steps[name] for name in model.layer_names[1:]}
-    result = patch(model, [Row(IDS)], [Row(OTHER)], target, layers, [everything])
+    result = patch(model, [InputRow(IDS)], [InputRow(OTHER)], target, layers, [everything])
     assert result.value != pytest.approx(result.source_value, rel=1e-2)
     for at_tap in result.taps:
         assert at_tap.value == pytest.approx(result.source_value, rel=1e-9), at_tap.tap
@@ -207,7 +207,10 @@ def test_patches_of_each_position_equal_patches_of_one(
     # Chunks of two versions, so that five patches take three.
     monkeypatch.setattr("models.gradients.activations.TOKENS_AT_ONCE", 20)
     model = toy_model(**changes)
-    rows, sources = [Row([0, 7, 21, 4, 2]), Row([0, 9, 2])], [Row([0, 8, 3, 6, 2]), Row([0, 5, 2])]
+    rows, sources = (
+        [InputRow([0, 7, 21, 4, 2]), InputRow([0, 9, 2])],
+        [InputRow([0, 8, 3, 6, 2]), InputRow([0, 5, 2])],
+    )
     target = attribution.score()  # the margin over the second row
     taps = {point.name: point.name for point in tap_points(model) if point.per_token}
     assert {"embeddings.words", "layers.0.sum1", "layers.1.linear2"} <= taps.keys()
@@ -224,7 +227,7 @@ def test_patches_of_each_position_equal_patches_of_one(
 
 
 def test_effect_is_nan_if_the_source_has_the_same_value() -> None:
-    model, row = toy_model(), Row([0, 7, 2])
+    model, row = toy_model(), InputRow([0, 7, 2])
     target = attribution.dim(0, normalize=True)
     result = patch(model, [row], [row], target, {"x": "layers.0.norm1"}, [[(1, 1)]])
     assert result.value == result.source_value == result.taps[0].value
@@ -232,7 +235,7 @@ def test_effect_is_nan_if_the_source_has_the_same_value() -> None:
 
 
 def test_reductions_are_those_of_numpy_and_shapes_are_known_before() -> None:
-    model, row = toy_model(**DEBERTA), Row([0, 7, 21, 4, 2])
+    model, row = toy_model(**DEBERTA), InputRow([0, 7, 21, 4, 2])
     points = tap_points(model)
     assert "distance_embeddings" not in {point.name for point in points}  # depends on no row
     names = {point.name: point.name for point in points}
@@ -261,7 +264,7 @@ def test_reductions_are_those_of_numpy_and_shapes_are_known_before() -> None:
 def test_reduced_activations_do_not_keep_the_whole_outputs(
     reduction: TokenReduction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, row = toy_model(), Row([0, 7, 21, 4, 2])
+    model, row = toy_model(), InputRow([0, 7, 21, 4, 2])
     names = {point.name: point.name for point in tap_points(model)}
     recorded: dict[str, Tensor] = {}
 
@@ -283,7 +286,7 @@ def test_cost_of_a_patch_bounds_the_tokens_that_run_through_the_model(
     model, ran = toy_model(), 0
     vectors = ReferenceModel.vectors
 
-    def counted(self: ReferenceModel, row: Row, *options: Any, **named: Any) -> Tensor:  # noqa: ANN401
+    def counted(self: ReferenceModel, row: InputRow, *options: Any, **named: Any) -> Tensor:  # noqa: ANN401
         nonlocal ran
         ran += len(row.ids) * named.get("versions", 1)
         return vectors(self, row, *options, **named)
@@ -291,6 +294,6 @@ def test_cost_of_a_patch_bounds_the_tokens_that_run_through_the_model(
     monkeypatch.setattr(ReferenceModel, "vectors", counted)
     taps = {name: name for name in ("layers.0.norm1", "layers.0.norm2")}
     each = [[(position, position)] for position in range(5)]
-    rows = [Row([0, 7, 21, 4, 2])], [Row([0, 7, 22, 4, 2])]
+    rows = [InputRow([0, 7, 21, 4, 2])], [InputRow([0, 7, 22, 4, 2])]
     patch(model, *rows, attribution.dim(0, normalize=True), taps, each, is_each=True)
     assert ran == patch_token_steps(5, 5, 2, 5)

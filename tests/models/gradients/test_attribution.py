@@ -12,23 +12,23 @@ from torch import Tensor
 
 from models.artifact import TOKENIZER, Artifact, SimilarityName
 from models.gradients import attribution
-from models.gradients.attribution import METHODS, Target, attribute
+from models.gradients.attribution import METHODS, TargetFunction
 from models.gradients.budget import COSTS
-from models.gradients.inputs import Method, MethodOptions, Row
+from models.gradients.inputs import InputRow, Method, MethodOptions
 from models.gradients.reference_model import ReferenceModel
-from tests.models.gradients.toys import A, B, toy_model
+from tests.models.gradients.toys import A, B, attribute_row, toy_model
 from tests.sentences import SENTENCES
 
 PAD = [0, 1, 1, 1, 1, 2]  # baseline of A, with A's special tokens
 EXACT = MethodOptions(tolerance=1e-9, max_evaluations=3000)
 
 
-def targets(model: ReferenceModel) -> dict[str, Target]:
+def targets(model: ReferenceModel) -> dict[str, TargetFunction]:
     other = model.vector(B)
     return {
         "cosine": attribution.cosine(other),
         "margin": attribution.margin(
-            "cosine", other, model.vector(Row([0, 5, 2])), model.normalize
+            "cosine", other, model.vector(InputRow([0, 5, 2])), model.normalize
         ),
         "dot": attribution.dot(torch.arange(16.0, dtype=torch.float64), model.normalize),
         "dim": attribution.dim(3, model.normalize),
@@ -36,7 +36,9 @@ def targets(model: ReferenceModel) -> dict[str, Target]:
     }
 
 
-def function(model: ReferenceModel, layer_name: str, target: Target) -> Callable[[Tensor], Tensor]:
+def function(
+    model: ReferenceModel, layer_name: str, target: TargetFunction
+) -> Callable[[Tensor], Tensor]:
     return lambda tokens: target(model.continue_from(layer_name, tokens, A))
 
 
@@ -54,7 +56,7 @@ def test_gradient_methods_equal_captum(model: ReferenceModel, layer_name: str, n
     f = function(model, layer_name, target)
 
     def scores(method: Method) -> np.ndarray:
-        return attribute(
+        return attribute_row(
             model, A, target, method=method, layer_name=layer_name, baseline=PAD, options=EXACT
         ).scores
 
@@ -89,7 +91,7 @@ def test_gradients_equal_finite_differences(model: ReferenceModel, layer_name: s
 def test_integrated_gradients_sum_to_the_difference_from_the_baseline(
     model: ReferenceModel, layer_name: str, baseline: list[int] | None
 ) -> None:
-    result = attribute(
+    result = attribute_row(
         model, A, targets(model)["norm"], layer_name=layer_name, baseline=baseline, options=EXACT
     )
     assert result.completeness is not None
@@ -101,15 +103,17 @@ def test_integrated_gradients_sum_to_the_difference_from_the_baseline(
 
 def test_integrated_gradients_change_sign_when_input_and_baseline_swap() -> None:
     model = toy_model()
-    result = attribute(model, A, targets(model)["dim"], baseline=PAD, options=EXACT)
+    result = attribute_row(model, A, targets(model)["dim"], baseline=PAD, options=EXACT)
     # Position embeddings depend on the index alone, so both paths are the same line.
-    swapped = attribute(model, Row(PAD), targets(model)["dim"], baseline=A.ids, options=EXACT)
+    swapped = attribute_row(
+        model, InputRow(PAD), targets(model)["dim"], baseline=A.ids, options=EXACT
+    )
     np.testing.assert_allclose(result.scores, -swapped.scores, atol=1e-8)
 
 
 def test_tokens_equal_to_their_baseline_score_zero() -> None:
     model = toy_model()
-    result = attribute(model, A, targets(model)["cosine"], baseline=PAD)
+    result = attribute_row(model, A, targets(model)["cosine"], baseline=PAD)
     assert result.scores[[0, -1]].tolist() == [0.0, 0.0]
     assert np.abs(result.scores[1:-1]).min() > 0
 
@@ -118,10 +122,12 @@ def test_scores_are_additive_over_output_dimensions() -> None:
     model = toy_model(normalize=False)
     ones = attribution.dot(torch.ones(16, dtype=torch.float64), normalize=False)
     each = [
-        attribute(model, A, attribution.dim(i, normalize=False), baseline=PAD, options=EXACT).scores
+        attribute_row(
+            model, A, attribution.dim(i, normalize=False), baseline=PAD, options=EXACT
+        ).scores
         for i in range(16)
     ]
-    whole = attribute(model, A, ones, baseline=PAD, options=EXACT).scores
+    whole = attribute_row(model, A, ones, baseline=PAD, options=EXACT).scores
     np.testing.assert_allclose(sum(each), whole, atol=1e-7)
 
 
@@ -143,8 +149,8 @@ def test_smoothgrad_without_noise_equals_gradient_times_input() -> None:
     model = toy_model()
     target = targets(model)["cosine"]
     noiseless = MethodOptions(sigma=0.0, samples=3)
-    result = attribute(model, A, target, method="smoothgrad", options=noiseless)
-    expected = attribute(model, A, target, method="grad_x_input")
+    result = attribute_row(model, A, target, method="smoothgrad", options=noiseless)
+    expected = attribute_row(model, A, target, method="grad_x_input")
     np.testing.assert_allclose(result.scores, expected.scores, rtol=1e-12)
 
 
@@ -154,7 +160,7 @@ def test_smoothgrad_is_deterministic_per_seed_and_converges_with_samples() -> No
 
     def scores(samples: int, seed: int) -> np.ndarray:
         settings = MethodOptions(samples=samples, seed=seed)
-        return attribute(model, A, target, method="smoothgrad", options=settings).scores
+        return attribute_row(model, A, target, method="smoothgrad", options=settings).scores
 
     np.testing.assert_array_equal(scores(10, 1), scores(10, 1))
     assert not np.array_equal(scores(10, 1), scores(10, 2))
@@ -170,10 +176,10 @@ def test_smoothgrad_is_deterministic_per_seed_and_converges_with_samples() -> No
 def test_occlusion_score_is_the_drop_when_a_token_is_replaced() -> None:
     model = toy_model()
     target = targets(model)["cosine"]
-    result = attribute(model, A, target, method="occlusion", baseline=PAD)
+    result = attribute_row(model, A, target, method="occlusion", baseline=PAD)
     for index in range(len(A.ids)):
         ids = [*A.ids[:index], PAD[index], *A.ids[index + 1 :]]
-        occluded = target(model.vector(Row(ids))[None]).item()
+        occluded = target(model.vector(InputRow(ids))[None]).item()
         assert result.scores[index] == pytest.approx(result.value - occluded, abs=1e-12)
 
 
@@ -185,7 +191,7 @@ def test_method_cost_bounds_the_evaluations_used(
     evaluations = 0
     continue_from = model.continue_from
 
-    def counted(layer_name: str, tokens: Tensor, row: Row, entries: None) -> Tensor:
+    def counted(layer_name: str, tokens: Tensor, row: InputRow, entries: None) -> Tensor:
         nonlocal evaluations
         evaluations += len(tokens)
         return continue_from(layer_name, tokens, row, entries)
@@ -193,7 +199,7 @@ def test_method_cost_bounds_the_evaluations_used(
     monkeypatch.setattr(model, "continue_from", counted)
     settings = MethodOptions(tolerance=0.0, max_evaluations=50, samples=7)
     # From a baseline of zeros before a LayerNorm, adaptive methods use their whole budget.
-    attribute(
+    attribute_row(
         model, A, attribution.norm(), method=method, layer_name="embeddings", options=settings
     )
     cost = COSTS[method](len(A.ids), settings)
@@ -205,10 +211,10 @@ def test_scores_are_independent_of_the_chunk_size(monkeypatch: pytest.MonkeyPatc
     target = targets(model)["dot"]
     methods: tuple[Method, ...] = ("occlusion", "smoothgrad", "integrated_gradients")
     for method in methods:
-        whole = attribute(model, A, target, method=method, baseline=PAD).scores
+        whole = attribute_row(model, A, target, method=method, baseline=PAD).scores
         with monkeypatch.context() as patch:
             patch.setattr(attribution, "TOKENS_AT_ONCE", 2 * len(A.ids) + 1)
-            chunked = attribute(model, A, target, method=method, baseline=PAD).scores
+            chunked = attribute_row(model, A, target, method=method, baseline=PAD).scores
         np.testing.assert_allclose(chunked, whole, atol=1e-12)
 
 
@@ -232,11 +238,11 @@ def test_vjp_is_the_adjoint_of_the_jvp(model: ReferenceModel, layer_name: str) -
 
 def test_default_model_attributes_similarity_to_the_matching_word(artifact: Artifact) -> None:
     model = ReferenceModel.open(artifact)
-    cat = Row([101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102])  # the cat sat on the mat.
-    feline = Row([101, 1037, 10768, 4179, 8583, 2006, 1996, 20452, 1012, 102])
+    cat = InputRow([101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102])  # the cat sat on the mat.
+    feline = InputRow([101, 1037, 10768, 4179, 8583, 2006, 1996, 20452, 1012, 102])
     baseline = [101, *[0] * 7, 102]
     target = attribution.cosine(model.vector(feline))
-    result = attribute(model, cat, target, baseline=baseline)
+    result = attribute_row(model, cat, target, baseline=baseline)
     assert result.completeness is not None
     assert result.completeness.converged
     assert result.scores.argmax() == 2
@@ -254,11 +260,11 @@ def test_default_tolerance_bounds_the_error_of_every_token(artifact: Artifact) -
     tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
     tokenizer.no_padding()
     tokenizer.enable_truncation(16)
-    rows = [Row(tokenizer.encode(text).ids) for text in SENTENCES[:9]]
+    rows = [InputRow(tokenizer.encode(text).ids) for text in SENTENCES[:9]]
     for row, other in pairwise(rows):
         baseline = [row.ids[0], *[0] * (len(row.ids) - 2), row.ids[-1]]
         target = attribution.cosine(model.vector(other))
-        result = attribute(model, row, target, baseline=baseline)
+        result = attribute_row(model, row, target, baseline=baseline)
         assert result.completeness is not None
         assert result.completeness.converged
         fixed = IntegratedGradients(function_of(model, row, target)).attribute(
@@ -272,7 +278,9 @@ def test_default_tolerance_bounds_the_error_of_every_token(artifact: Artifact) -
         assert error <= result.completeness.score_error + 1e-6
 
 
-def function_of(model: ReferenceModel, row: Row, target: Target) -> Callable[[Tensor], Tensor]:
+def function_of(
+    model: ReferenceModel, row: InputRow, target: TargetFunction
+) -> Callable[[Tensor], Tensor]:
     return lambda tokens: target(model.continue_from("words", tokens, row))
 
 
@@ -318,7 +326,7 @@ def test_similarities_equal_sentence_transformers(name: SimilarityName, normaliz
 def test_baseline_keeps_the_positions_of_the_text(method: Method) -> None:
     model = toy_model(position_padding_id=1)  # like RoBERTa, where padding changes positions
     target = targets(model)["cosine"]
-    result = attribute(model, A, target, method=method, layer_name="embeddings", baseline=PAD)
+    result = attribute_row(model, A, target, method=method, layer_name="embeddings", baseline=PAD)
     tokens = model.tokens("embeddings", A, PAD)
     expected = target(model.continue_from("embeddings", tokens[None], A)).item()
     assert result.baseline_value == pytest.approx(expected, rel=1e-9)

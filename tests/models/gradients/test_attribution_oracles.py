@@ -13,8 +13,8 @@ from torch import Tensor
 from models.export.checkpoint import load
 from models.export.sentence_config import Overrides
 from models.gradients import attribution
-from models.gradients.attribution import METHODS, Target, attribute, attribute_together
-from models.gradients.inputs import Method, MethodOptions, Row, Side
+from models.gradients.attribution import METHODS, TargetFunction, attribute
+from models.gradients.inputs import InputRow, Method, MethodOptions, Side
 from models.gradients.reference_model import ReferenceModel
 from tests.models.checkpoints import (
     edit_json,
@@ -22,12 +22,13 @@ from tests.models.checkpoints import (
     save_masked_lm,
     save_tokenizer,
 )
+from tests.models.gradients.toys import attribute_row
 
 # A pair of texts between special tokens, and its baseline of padding.
-PAIR = Row([0, 5, 6, 2, 7, 21, 33, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1])
+PAIR = InputRow([0, 5, 6, 2, 7, 21, 33, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1])
 # The same first text with a longer second one.
-VERSUS = Row([0, 5, 6, 2, 12, 51, 7, 8, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1, 1])
-TEXT = Row([0, 5, 6, 40, 7, 21, 33, 2])
+VERSUS = InputRow([0, 5, 6, 2, 12, 51, 7, 8, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1, 1])
+TEXT = InputRow([0, 5, 6, 40, 7, 21, 33, 2])
 PAD = [0, 1, 1, 2, 1, 1, 1, 2]
 PAD_VERSUS = [0, 1, 1, 2, 1, 1, 1, 1, 2]
 EXACT = MethodOptions(tolerance=1e-7, max_evaluations=4000)
@@ -45,7 +46,7 @@ def classifier(folder: Path, labels: int) -> tuple[ReferenceModel, Any]:
     return ReferenceModel(load(folder)[0].double(), normalize=False), oracle
 
 
-def logits_of(oracle: Any, row: Row) -> Forward:  # noqa: ANN401 - a model of transformers
+def logits_of(oracle: Any, row: InputRow) -> Forward:  # noqa: ANN401 - a model of transformers
     types = torch.tensor([row.token_types or [0] * len(row.ids)])
 
     def forward(words: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ LOGITS = {
 @pytest.mark.parametrize("name", list(LOGITS))
 @pytest.mark.parametrize("row", [PAIR, TEXT], ids=["pair", "text"])
 def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
-    tmp_path: Path, row: Row, name: str
+    tmp_path: Path, row: InputRow, name: str
 ) -> None:
     labels, target, chosen = LOGITS[name]
     model, oracle = classifier(tmp_path, labels)
@@ -84,7 +85,7 @@ def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
         return chosen(forward(x))
 
     def scores(method: Method) -> np.ndarray:
-        return attribute(model, row, target, method=method, baseline=PAD, options=EXACT).scores
+        return attribute_row(model, row, target, method=method, baseline=PAD, options=EXACT).scores
 
     gradient = Saliency(f).attribute(words, abs=False)[0]
     np.testing.assert_allclose(scores("saliency"), gradient.norm(dim=-1), rtol=1e-8)
@@ -94,7 +95,7 @@ def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
     np.testing.assert_allclose(
         scores("integrated_gradients"), integrated[0].detach().sum(-1), rtol=1e-5, atol=1e-7
     )
-    value = attribute(model, row, target, method="saliency").value
+    value = attribute_row(model, row, target, method="saliency").value
     assert value == pytest.approx(f(words).item(), rel=1e-9)
 
 
@@ -112,7 +113,7 @@ def test_attribution_of_a_margin_equals_captum_on_the_model_of_transformers(
 
     def scores(method: Method) -> np.ndarray:
         target = attribution.score()
-        return attribute_together(model, sides, target, method=method, options=EXACT).scores
+        return attribute(model, sides, target, method=method, options=EXACT).scores
 
     def joined(attributions: tuple[Tensor, ...]) -> Tensor:
         return torch.cat([part[0].detach() for part in attributions])
@@ -126,7 +127,7 @@ def test_attribution_of_a_margin_equals_captum_on_the_model_of_transformers(
     np.testing.assert_allclose(scores("integrated_gradients"), integrated, rtol=1e-5, atol=1e-7)
     # Pairs are read apart, so the scores are those of each pair alone.
     own = [
-        attribute(
+        attribute_row(
             model, side.row, attribution.score(), baseline=side.baseline, options=EXACT
         ).scores
         for side in sides
@@ -137,7 +138,7 @@ def test_attribution_of_a_margin_equals_captum_on_the_model_of_transformers(
 
 def test_token_types_change_the_vectors_at_every_layer(tmp_path: Path) -> None:
     model, oracle = classifier(tmp_path, 3)
-    untyped = Row(PAIR.ids)
+    untyped = InputRow(PAIR.ids)
     for row in (PAIR, untyped):
         expected = logits_of(oracle, row)(words_of(oracle, list(row.ids)))[0]
         torch.testing.assert_close(model.vector(row), expected)
@@ -155,10 +156,10 @@ def test_token_types_are_ignored_by_models_whose_graph_ignores_them(tmp_path: Pa
     save_classifier(tmp_path, "roberta", 3)
     save_tokenizer(tmp_path)
     model = ReferenceModel(load(tmp_path)[0], normalize=False)
-    assert torch.equal(model.vector(PAIR), model.vector(Row(PAIR.ids)))
+    assert torch.equal(model.vector(PAIR), model.vector(InputRow(PAIR.ids)))
     tokens = model.tokens("words", PAIR)[None]
     torch.testing.assert_close(
-        model.continue_from("words", tokens, PAIR)[0], model.vector(Row(PAIR.ids))
+        model.continue_from("words", tokens, PAIR)[0], model.vector(InputRow(PAIR.ids))
     )
 
 
@@ -197,7 +198,7 @@ def test_attribution_of_a_sparse_weight_equals_autograd_on_the_model_of_transfor
         expected["grad_x_input"] = expected["grad_x_input"].sum(-1)
         methods: tuple[Method, ...] = ("saliency", "grad_x_input")
         for method in methods:
-            result = attribute(model, TEXT, FIRST, method=method, entries=[entry])
+            result = attribute_row(model, TEXT, FIRST, method=method, entries=[entry])
             scores = expected[method].detach().numpy()
             np.testing.assert_allclose(result.scores, scores, rtol=1e-8, atol=1e-12)
             assert result.value == pytest.approx(weights[entry].item(), rel=1e-9)
@@ -224,12 +225,12 @@ def test_integrated_gradients_of_logits_and_weights_are_complete(
     ranker, _ = classifier(tmp_path / "ranker", 1)
     splade, _, _ = sparse(tmp_path / "splade", "sum")
     entry = int(splade.vector(TEXT).argmax())
-    cases: list[tuple[ReferenceModel, Row, Target, list[int] | None]] = [
+    cases: list[tuple[ReferenceModel, InputRow, TargetFunction, list[int] | None]] = [
         (ranker, PAIR, attribution.label(0), None),
         (splade, TEXT, FIRST, [entry]),
     ]
     for model, row, target, entries in cases:
-        result = attribute(
+        result = attribute_row(
             model,
             row,
             target,
@@ -252,7 +253,7 @@ def test_integrated_gradients_of_a_margin_are_complete(
     tmp_path: Path, layer_name: str, pads: tuple[list[int] | None, list[int] | None]
 ) -> None:
     model, _ = classifier(tmp_path, 1)
-    result = attribute_together(
+    result = attribute(
         model,
         [Side(PAIR, pads[0]), Side(VERSUS, pads[1])],
         attribution.score(),
@@ -271,6 +272,6 @@ def test_integrated_gradients_of_a_margin_are_complete(
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_scores_both_texts_of_a_pair(tmp_path: Path, method: Method) -> None:
     model, _ = classifier(tmp_path, 1)
-    result = attribute(model, PAIR, attribution.label(0), method=method, baseline=PAD)
+    result = attribute_row(model, PAIR, attribution.label(0), method=method, baseline=PAD)
     assert result.scores.shape == (len(PAIR.ids),)
     assert np.abs(result.scores[[1, 2, 4, 5, 6]]).min() > 1e-6

@@ -7,7 +7,7 @@ import torch
 from models.artifact import Artifact
 from models.gradients.attribution import METHODS, attribute, cosine, vjp
 from models.gradients.flow import flow
-from models.gradients.inputs import Method, MethodOptions, Objective, Row
+from models.gradients.inputs import InputRow, Method, MethodOptions, Objective, Side
 from models.gradients.reference_model import ReferenceModel
 
 DEVICES = [
@@ -39,8 +39,8 @@ def model(artifact: Artifact, request: pytest.FixtureRequest) -> ReferenceModel:
 
 
 @pytest.fixture(scope="module")
-def rows(artifact: Artifact) -> list[Row]:
-    return [Row(ids) for ids in artifact.check().rows[1:5]]
+def rows(artifact: Artifact) -> list[InputRow]:
+    return [InputRow(ids) for ids in artifact.check().rows[1:5]]
 
 
 def assert_close(actual: object, expected: object, bound: float) -> None:
@@ -50,18 +50,18 @@ def assert_close(actual: object, expected: object, bound: float) -> None:
 
 @pytest.mark.parametrize("method", EXACT)
 def test_float32_attributions_equal_float64(
-    model: ReferenceModel, exact: ReferenceModel, rows: list[Row], method: Method
+    model: ReferenceModel, exact: ReferenceModel, rows: list[InputRow], method: Method
 ) -> None:
     text, other = rows[:2]
     actual, expected = (
-        attribute(m, text, cosine(m.vector(other)), method=method, options=TOLERANCE)
+        attribute(m, [Side(text)], cosine(m.vector(other)), method=method, options=TOLERANCE)
         for m in (model, exact)
     )
     assert_close(actual.scores, expected.scores, 1e-4)
 
 
 def test_float32_word_gradients_equal_float64(
-    model: ReferenceModel, exact: ReferenceModel, rows: list[Row]
+    model: ReferenceModel, exact: ReferenceModel, rows: list[InputRow]
 ) -> None:
     cotangent = np.random.default_rng(0).normal(size=exact.network.width).tolist()
     for row in rows:
@@ -70,7 +70,7 @@ def test_float32_word_gradients_equal_float64(
 
 
 def test_float32_training_gradients_equal_float64(
-    model: ReferenceModel, exact: ReferenceModel, rows: list[Row]
+    model: ReferenceModel, exact: ReferenceModel, rows: list[InputRow]
 ) -> None:
     actual, expected = (flow(m, rows, Objective("mnrl")) for m in (model, exact))
     assert [step.name for step in actual.steps] == [step.name for step in expected.steps]

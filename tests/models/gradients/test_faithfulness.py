@@ -14,7 +14,7 @@ from models.export.sentence_config import Overrides
 from models.gradients import attribution
 from models.gradients.budget import RANDOM_ORDERS, faithfulness_token_steps, removal_counts
 from models.gradients.faithfulness import faithfulness
-from models.gradients.inputs import Row, Units, without
+from models.gradients.inputs import InputRow, Units, without
 from models.gradients.maxsim import maxsim
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import FaithfulnessPoint
@@ -52,7 +52,7 @@ def test_faithfulness_equals_transformers_on_ids_without_the_tokens(
         whole = cosine(set())
         return [(whole - cosine(part), whole - cosine(kept - part)) for part in first]
 
-    result = faithfulness(model, [Row(IDS)], attribution.cosine(other), UNITS, SCORES, seed=5)
+    result = faithfulness(model, [InputRow(IDS)], attribution.cosine(other), UNITS, SCORES, seed=5)
     assert result is not None
     assert [(point.share, point.count) for point in result.points] == [
         (0.05, 1),
@@ -72,7 +72,7 @@ def test_faithfulness_equals_transformers_on_ids_without_the_tokens(
 
 
 def test_removal_keeps_the_other_fields_of_the_tokens() -> None:
-    row = Row(
+    row = InputRow(
         [0, 5, 6, 7, 8, 9],
         prompt_tokens=2,
         adapter=1,
@@ -80,7 +80,7 @@ def test_removal_keeps_the_other_fields_of_the_tokens() -> None:
         unattended=2,
         vector_positions=[0, 2, 3, 5],
     )
-    assert without(row, {1, 3, 4}) == Row(
+    assert without(row, {1, 3, 4}) == InputRow(
         [0, 6, 9],
         prompt_tokens=1,
         adapter=1,
@@ -89,7 +89,7 @@ def test_removal_keeps_the_other_fields_of_the_tokens() -> None:
         vector_positions=[0, 1, 2],
     )
     assert without(row, {0, 2, 3, 5}).vector_positions == []
-    assert without(Row([0, 5]), {1}) == Row([0])
+    assert without(InputRow([0, 5]), {1}) == InputRow([0])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_counts_are_the_shares_rounded_up_without_duplicates(
 
 
 def test_input_without_tokens_has_no_effect_of_removal() -> None:
-    model, row = toy_model(), Row([5])
+    model, row = toy_model(), InputRow([5])
     target = attribution.dim(0, normalize=False)
     result = faithfulness(model, [row], target, Units("tokens", [[0]]), np.ones(1))
     assert result is not None
@@ -139,12 +139,12 @@ def test_cost_bounds_the_tokens_that_run_through_the_model(
     model, ran = toy_model(), 0
     vectors = ReferenceModel.vectors
 
-    def counted(self: ReferenceModel, row: Row, **options: Any) -> Tensor:  # noqa: ANN401
+    def counted(self: ReferenceModel, row: InputRow, **options: Any) -> Tensor:  # noqa: ANN401
         nonlocal ran
         ran += len(row.ids)
         return vectors(self, row, **options)
 
     monkeypatch.setattr(ReferenceModel, "vectors", counted)
-    row, target = Row([token % 40 for token in IDS]), attribution.dim(0, normalize=False)
+    row, target = InputRow([token % 40 for token in IDS]), attribution.dim(0, normalize=False)
     faithfulness(model, [row], target, UNITS, SCORES)
     assert len(IDS) < ran <= faithfulness_token_steps(len(IDS), len(UNITS.tokens)) < 3 * ran

@@ -15,7 +15,7 @@ from models.export.checkpoint import load
 from models.export.sentence_config import Overrides
 from models.gradients.flow import EXPLODING, VANISHING, flow
 from models.gradients.flow_tap import RecordingTap, objective_value
-from models.gradients.inputs import EmulatedPrecision, Objective, ObjectiveName, Row
+from models.gradients.inputs import EmulatedPrecision, InputRow, Objective, ObjectiveName
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Flow, FlowStep
 from models.network.attention import NO_INPUTS, LayerInputs
@@ -26,8 +26,8 @@ from models.packing import NO_ADAPTER
 from tests.models.checkpoints import save_checkpoint
 from tests.models.gradients.toys import ADAPTED, DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model
 
-C = Row([0, 5, 2])
-E = Row([0, 17, 30, 30, 12, 11, 2], prompt_tokens=2)
+C = InputRow([0, 5, 2])
+E = InputRow([0, 17, 30, 30, 12, 11, 2], prompt_tokens=2)
 COSINE = Objective("cosine")
 
 KINDS: list[dict[str, Any]] = [
@@ -51,7 +51,7 @@ def with_heads(model: ReferenceModel) -> ReferenceModel:
     return ReferenceModel(network.requires_grad_(False), model.normalize)
 
 
-def adapted(rows: Sequence[Row], kind: dict[str, Any]) -> list[Row]:
+def adapted(rows: Sequence[InputRow], kind: dict[str, Any]) -> list[InputRow]:
     """Return the rows with the adapters of a model in turn."""
     count = len(kind["adapters"].names) if "adapters" in kind else 0
     return [replace(row, adapter=i % count if count else NO_ADAPTER) for i, row in enumerate(rows)]
@@ -91,7 +91,7 @@ def cosines(vectors: Tensor) -> Tensor:
     return F.cosine_similarity(vectors[::2], vectors[1::2]).sum()
 
 
-def forward_all(model: ReferenceModel, rows: Sequence[Row]) -> Tensor:
+def forward_all(model: ReferenceModel, rows: Sequence[InputRow]) -> Tensor:
     """Return the vectors of the rows from the model's own forward pass."""
     vectors = []
     for row in rows:
@@ -103,7 +103,7 @@ def forward_all(model: ReferenceModel, rows: Sequence[Row]) -> Tensor:
     return torch.cat(vectors)
 
 
-def layer_gradients(model: ReferenceModel, index: int, rows: Sequence[Row]) -> list[Tensor]:
+def layer_gradients(model: ReferenceModel, index: int, rows: Sequence[InputRow]) -> list[Tensor]:
     """Return the gradients `(L, D)` of the cosines by a layer's output, through autograd."""
     layer_name = model.layer_names[2 + index]
     inputs = [model.tokens(layer_name, row).requires_grad_() for row in rows]
@@ -113,7 +113,7 @@ def layer_gradients(model: ReferenceModel, index: int, rows: Sequence[Row]) -> l
     return list(torch.autograd.grad(cosines(torch.cat(vectors)), inputs))
 
 
-def layer_gradient(model: ReferenceModel, index: int, rows: Sequence[Row]) -> float:
+def layer_gradient(model: ReferenceModel, index: int, rows: Sequence[InputRow]) -> float:
     return torch.cat([g.flatten() for g in layer_gradients(model, index, rows)]).norm().item()
 
 
@@ -443,7 +443,7 @@ def test_overflow_of_summed_gradients_is_reported_at_the_sum(
     only.activation = lambda x: x
     for linear in (only.linear1, only.linear2):
         linear.weight.copy_(torch.eye(16))
-    one = Row([0])
+    one = InputRow([0])
     objective = Objective("dot", [[1.0] * 16])
     result = flow(model, [one], objective, emulate="float16", loss_scale=40000.0)
     first = result.first_nonfinite
@@ -523,8 +523,8 @@ def test_scores_overflow_in_float16_where_those_of_transformers_do(
 
     network, _ = load(tmp_path, Overrides(pooling=["mean"]))
     model = ReferenceModel(network, normalize=True)
-    assert flow(model, [Row(ids)] * 2, COSINE).first_nonfinite is None
-    result = flow(model, [Row(ids)] * 2, COSINE, emulate="float16")
+    assert flow(model, [InputRow(ids)] * 2, COSINE).first_nonfinite is None
+    result = flow(model, [InputRow(ids)] * 2, COSINE, emulate="float16")
     first = result.first_nonfinite
     assert (first and (first.phase, first.step)) == (broken_step and ("forward", broken_step))
 
@@ -744,11 +744,11 @@ def test_norm_without_backward_marks_every_earlier_step_missing_gradient(
             {},
             "vector 0 of the objective must consist of 16",
         ),
-        ([A, Row([])], COSINE, {}, "row 1 has 0 tokens; allowed: 1 to 12"),
-        ([A, Row([0] * 13)], COSINE, {}, "row 1 has 13 tokens; allowed: 1 to 12"),
-        ([Row([0, 40]), A], COSINE, {}, "row 0 has a token id outside 0 to 39"),
-        ([Row([0, -1]), A], COSINE, {}, "row 0 has a token id outside 0 to 39"),
-        ([Row([0, 1], 2), A], COSINE, {}, "row 0 has 2 prompt tokens; allowed: 0 to 1"),
+        ([A, InputRow([])], COSINE, {}, "row 1 has 0 tokens; allowed: 1 to 12"),
+        ([A, InputRow([0] * 13)], COSINE, {}, "row 1 has 13 tokens; allowed: 1 to 12"),
+        ([InputRow([0, 40]), A], COSINE, {}, "row 0 has a token id outside 0 to 39"),
+        ([InputRow([0, -1]), A], COSINE, {}, "row 0 has a token id outside 0 to 39"),
+        ([InputRow([0, 1], 2), A], COSINE, {}, "row 0 has 2 prompt tokens; allowed: 0 to 1"),
         (
             [A, B],
             COSINE,
@@ -761,7 +761,7 @@ def test_norm_without_backward_marks_every_earlier_step_missing_gradient(
     ],
 )
 def test_invalid_rows_objective_or_options_raise_value_error(
-    rows: list[Row], objective: Objective, options: dict[str, Any], message: str
+    rows: list[InputRow], objective: Objective, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         flow(toy_model(), rows, objective, **options)
@@ -769,7 +769,7 @@ def test_invalid_rows_objective_or_options_raise_value_error(
 
 def test_default_model_is_healthy_in_float32_and_float16(artifact: Artifact) -> None:
     model = ReferenceModel.open(artifact)
-    rows = [Row(ids) for ids in sorted(artifact.check().rows, key=len)[:4]]
+    rows = [InputRow(ids) for ids in sorted(artifact.check().rows, key=len)[:4]]
     exact = flow(model, rows, COSINE)
     vectors = torch.stack([model.vector(row) for row in rows])
     assert exact.objective == pytest.approx(cosines(vectors).item(), abs=1e-5)

@@ -12,7 +12,7 @@ from models.add_layer_norm.reference import Array
 from models.gradients import layer_norm_implementations
 from models.gradients.inputs import Distribution
 from models.gradients.layer_norm_check import judge, judge_candidate
-from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Outcome
+from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, PassOutcome
 from models.gradients.layer_norm_operands import (
     DISTRIBUTIONS,
     EPS,
@@ -81,10 +81,10 @@ def test_correct_implementations_pass_beside_a_row_with_infinity(centred: bool) 
 def test_layer_norm_in_place_of_rms_norm_fails() -> None:
     operands = random_operands("normal", "float32", centred=False)
 
-    def layer_norm(operands: Operands) -> Outcome:
+    def layer_norm(operands: Operands) -> PassOutcome:
         outputs, gradients = IMPLEMENTATIONS["cpp"](operands._replace(centred=True))
         assert isinstance(gradients, dict)
-        return Outcome(outputs, {n: g for n, g in gradients.items() if n != "dbeta"})
+        return PassOutcome(outputs, {n: g for n, g in gradients.items() if n != "dbeta"})
 
     assert [v.passes for v in judge(operands, {"wrong": layer_norm})] == [False, False]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.add_layer_norm import reference
 from models.add_layer_norm.reference import Array, BackwardSteps, Cache, ForwardSteps
-from models.gradients.inputs import Distribution, Row
+from models.gradients.inputs import Distribution, InputRow
 from models.gradients.layer_norm_operands import DISTRIBUTIONS, Operands
 from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
 from models.gradients.reference_model import ReferenceModel
@@ -168,7 +168,7 @@ def applied(model: ReferenceModel, name: str) -> tuple[Tensor, Tensor | None, Te
     return x, residual, F.layer_norm(total, gamma.shape, gamma, beta, operands.eps)
 
 
-ROW = Row([3, 7, 11, 4, 9], prompt_tokens=1)
+ROW = InputRow([3, 7, 11, 4, 9], prompt_tokens=1)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

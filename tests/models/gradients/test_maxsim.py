@@ -13,8 +13,8 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor
 
 from models.export.checkpoint import load
-from models.gradients.attribution import METHODS, attribute_together
-from models.gradients.inputs import Method, MethodOptions, Row, Side
+from models.gradients.attribution import METHODS, attribute
+from models.gradients.inputs import InputRow, Method, MethodOptions, Side
 from models.gradients.maxsim import alignment, maxsim
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Attribution
@@ -66,7 +66,7 @@ def model(folder: Path) -> ReferenceModel:
     return ReferenceModel(load(folder)[0].double(), normalize=True)
 
 
-def encoded(oracle: Any, text: str, task: str) -> tuple[Row, Forward]:  # noqa: ANN401
+def encoded(oracle: Any, text: str, task: str) -> tuple[InputRow, Forward]:  # noqa: ANN401
     """Return the row of a text, and the function that the modules of the oracle compute."""
     features = oracle.preprocess([text], prompt=oracle.prompts[task], task=task)
     features = {name: value for name, value in features.items() if torch.is_tensor(value)}
@@ -85,7 +85,7 @@ def encoded(oracle: Any, text: str, task: str) -> tuple[Row, Forward]:  # noqa: 
         kept = compute(words_of(oracle, ids))["attention_mask"][0].bool()
     unattended = int((features["attention_mask"] == 0).sum())
     positions = torch.nonzero(kept)[:, 0].tolist()
-    row = Row(ids, unattended=unattended, vector_positions=positions)
+    row = InputRow(ids, unattended=unattended, vector_positions=positions)
     return row, lambda words: compute(words)["token_embeddings"][:, kept]
 
 
@@ -94,7 +94,7 @@ def words_of(oracle: Any, ids: list[int]) -> Tensor:  # noqa: ANN401
     return words
 
 
-def padded(row: Row) -> list[int]:
+def padded(row: InputRow) -> list[int]:
     """Return the row with padding in place of the text, after the marker of the prompt."""
     end = row.ids.index(2)
     return [token if i < 2 or i >= end else 1 for i, token in enumerate(row.ids)]
@@ -104,9 +104,9 @@ def summed(query: Tensor, document: Tensor) -> Tensor:
     return (query @ document.mT).max(-1).values.sum(-1)
 
 
-def attributed(model: ReferenceModel, rows: list[Row], **options: Any) -> Attribution:  # noqa: ANN401
+def attributed(model: ReferenceModel, rows: list[InputRow], **options: Any) -> Attribution:  # noqa: ANN401
     sides = [Side(row, padded(row)) for row in rows]
-    return attribute_together(model, sides, maxsim(normalize=True), **options)
+    return attribute(model, sides, maxsim(normalize=True), **options)
 
 
 def test_rows_have_added_and_skipped_tokens(oracle: MultiVectorEncoder) -> None:

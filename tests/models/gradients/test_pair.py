@@ -5,12 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.gradients import attribution
-from models.gradients.attribution import attribute
-from models.gradients.inputs import MethodOptions, Row, Side
+from models.gradients.inputs import InputRow, MethodOptions, Side
 from models.gradients.pair import explain_pair
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import PairAttribution, ReferenceTerms
-from tests.models.gradients.toys import A, B, toy_model
+from tests.models.gradients.toys import A, B, attribute_row, toy_model
 
 PAD_A, PAD_B = [0, 1, 1, 1, 1, 2], [0, 1, 1, 1, 2]
 
@@ -63,10 +62,10 @@ def test_swapping_the_sides_transposes_the_matrix(layer_name: str) -> None:
 def test_row_sums_equal_the_single_text_attribution(layer_name: str) -> None:
     model = toy_model(normalize=False)
     result = exact(model, Side(A, PAD_A), Side(B, PAD_B), layer_name)
-    e_a, e_b, r_b = model.vector(A), model.vector(B), model.vector(Row(PAD_B))
+    e_a, e_b, r_b = model.vector(A), model.vector(B), model.vector(InputRow(PAD_B))
     target = attribution.dot((e_b - r_b) / (e_a.norm() * e_b.norm()), normalize=False)
     options = MethodOptions(tolerance=1e-9, max_evaluations=2000)
-    single = attribute(model, A, target, layer_name=layer_name, baseline=PAD_A, options=options)
+    single = attribute_row(model, A, target, layer_name=layer_name, baseline=PAD_A, options=options)
     np.testing.assert_allclose(result.matrix.sum(1), single.scores, atol=1e-8)
 
 
@@ -101,7 +100,7 @@ def test_integrated_jacobian_equals_jacrev_at_the_same_nodes() -> None:
 
 def test_unpooled_tokens_score_zero_at_the_output() -> None:
     model = toy_model()
-    result = exact(model, Side(Row(A.ids, prompt_tokens=2)), Side(B), "output")
+    result = exact(model, Side(InputRow(A.ids, prompt_tokens=2)), Side(B), "output")
     assert np.all(result.matrix[:2] == 0)
     assert np.all(result.matrix[2:] != 0)
 
@@ -120,7 +119,7 @@ def test_matrix_is_independent_of_the_chunk_size(
 def test_reference_terms_equal_scaled_dot_products() -> None:
     model = toy_model()
     result = exact(model, Side(A, PAD_A), Side(B, PAD_B), "words")
-    e_a, e_b, r_a, r_b = (model.vector(row) for row in (A, B, Row(PAD_A), Row(PAD_B)))
+    e_a, e_b, r_a, r_b = (model.vector(row) for row in (A, B, InputRow(PAD_A), InputRow(PAD_B)))
     scale = 1 / (e_a.norm() * e_b.norm())
     assert result.reference_terms.a_baseline == pytest.approx((scale * e_a @ r_b).item())
     assert result.reference_terms.baseline_b == pytest.approx((scale * r_a @ e_b).item())

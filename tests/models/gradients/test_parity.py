@@ -20,7 +20,7 @@ from models.export.onnx_graph import graph_for, trace
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from models.gradients.graph_weights import LoadedGraph, compare_weights
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from models.gradients.parity import (
     MAX_RELATIVE,
     STRESS_ROWS,
@@ -32,7 +32,7 @@ from models.gradients.parity import (
     parity,
 )
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import FileHash, Parity, VectorDifference
+from models.gradients.results import FileHash, ParityCheck, VectorDifference
 from models.network.disentangled import DistanceConfig
 from models.network.heads import DenseHead
 from models.network.norms import KINDS
@@ -44,7 +44,7 @@ from tests.models.gradients.toys import ADAPTED, toy_model
 LAYER = "encoder.layers.3"
 LAYERS = 5
 # Every row starts with [CLS], id 0.
-ROWS = [Row([0, 7, 31, 44, 2]), Row([0, 5, 2])]
+ROWS = [InputRow([0, 7, 31, 44, 2]), InputRow([0, 5, 2])]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def perturbed(graph: bytes, name: str, by: float = 1e-3) -> bytes:
     return edited_tensor(graph, name, perturb)
 
 
-def served_by(graph: bytes, rows: Sequence[Row]) -> Served:
+def served_by(graph: bytes, rows: Sequence[InputRow]) -> Served:
     batch = pack([row.ids for row in rows], [row.prompt_tokens for row in rows])
     (vectors,) = onnxruntime_session(graph, 1).run(["pooled"], batch.inputs())
     return Served("onnxruntime", "float32", vectors)
@@ -120,10 +120,10 @@ def files_of(artifact: Artifact) -> list[FileHash]:
 def parity_of(
     artifact: Artifact,
     model: ReferenceModel,
-    rows: Sequence[Row] = ROWS,
+    rows: Sequence[InputRow] = ROWS,
     served: Served | None = None,
     tokenized: Sequence[Tokenized] = (),
-) -> Parity:
+) -> ParityCheck:
     served = served or served_by(self_contained(artifact), rows)
     return parity(artifact, model, rows, served, files_of(artifact), tokenized)
 
@@ -167,7 +167,7 @@ def test_weights_of_several_outputs_are_compared(tmp_path: Path) -> None:
 
 def test_exported_artifact_passes_with_all_weights_equal(artifact: Artifact) -> None:
     model = ReferenceModel.open(artifact)
-    rows = [Row(ids) for ids in artifact.check().rows]
+    rows = [InputRow(ids) for ids in artifact.check().rows]
     result = parity_of(artifact, model, rows)
     assert result.failures == ()
     assert result.passes
@@ -255,7 +255,7 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
     network.get_parameter(zero).zero_()
     graph = graph_for("onnxruntime", trace(network, "cpu"))
     assert differences(graph, model) == {}
-    assert first_divergence(loaded(graph), model, [Row([3, 9, 4]), Row([5])])[1] is None
+    assert first_divergence(loaded(graph), model, [InputRow([3, 9, 4]), InputRow([5])])[1] is None
     of_heads = [
         f"heads.{name}" for name in ("0.linear.weight", "0.residual.weight", "1.linear.bias")
     ]
@@ -273,7 +273,7 @@ def test_adapters_are_compared() -> None:
     network = model.network.float()
     graph = graph_for("onnxruntime", trace(network, "cpu"))
     assert differences(graph, model) == {}
-    rows = [Row([3, 9, 4]), Row([5], adapter=0), Row([6, 7, 8], adapter=1)]
+    rows = [InputRow([3, 9, 4]), InputRow([5], adapter=0), InputRow([6, 7, 8], adapter=1)]
     assert first_divergence(loaded(graph), model, rows)[1] is None
     names = [
         *("encoder.embeddings.word.adapters.down", "encoder.embeddings.token_type.adapters.up"),
@@ -293,7 +293,7 @@ def test_tables_of_distances_are_compared(shared: bool) -> None:
     network = model.network.float()
     graph = graph_for("onnxruntime", trace(network, "cpu"))
     assert differences(graph, model) == {}
-    assert first_divergence(loaded(graph), model, [Row([3, 9, 4]), Row([5])])[1] is None
+    assert first_divergence(loaded(graph), model, [InputRow([3, 9, 4]), InputRow([5])])[1] is None
     network.get_parameter("encoder.distance_embeddings.norm.weight")[3] += 1e-3
     tables = {
         f"encoder.layers.{i}.self_attn.distance_{kind}"
@@ -437,7 +437,7 @@ def test_first_divergence_is_the_layer_of_the_changed_weight(
 
 def test_exported_graph_stays_below_a_quarter_of_the_divergence_bound(artifact: Artifact) -> None:
     rng = np.random.default_rng(0)
-    rows = [Row(rng.integers(0, 30522, length).tolist()) for length in (1, 2, 17, 256)]
+    rows = [InputRow(rng.integers(0, 30522, length).tolist()) for length in (1, 2, 17, 256)]
     graph = LoadedGraph.load(artifact.path / "model.onnx")
     curve, first = first_divergence(graph, ReferenceModel.open(artifact), rows)
     assert first is None
@@ -482,7 +482,7 @@ def test_changed_pooling_is_detected_in_the_vectors_only(
 def test_prompt_tokens_are_excluded_from_pooling_in_graph_and_model(
     tiny: Artifact, model: ReferenceModel
 ) -> None:
-    rows = [Row(ROWS[0].ids, prompt_tokens=2), ROWS[1]]
+    rows = [InputRow(ROWS[0].ids, prompt_tokens=2), ROWS[1]]
     assert parity_of(tiny, model, rows).passes
 
 

@@ -12,7 +12,7 @@ import torch
 from models.artifact import Artifact, ArtifactError
 from models.engines import open_engine
 from models.export.checkpoint import load
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from models.gradients.reference_model import ReferenceModel
 from models.packing import NO_ADAPTER, pack
 from tests.models.checkpoints import save_classifier
@@ -22,7 +22,7 @@ from tests.models.gradients.toys import ADAPTED, DEBERTA, GATED, LLAMA, NARROW, 
 def test_reference_model_vectors_equal_those_of_the_served_graph(artifact: Artifact) -> None:
     model, check = ReferenceModel.open(artifact), artifact.check()
     served = open_engine(artifact).run(pack(check.rows, [len(row) // 4 for row in check.rows]))
-    ours = [model.vector(Row(row, len(row) // 4)).numpy() for row in check.rows]
+    ours = [model.vector(InputRow(row, len(row) // 4)).numpy() for row in check.rows]
     np.testing.assert_allclose(np.stack(ours), served, atol=2e-6)
 
 
@@ -53,7 +53,7 @@ def test_reference_model_opens_without_transformers(artifact: Artifact) -> None:
 def test_continuing_from_any_layer_gives_the_same_vector(changes: dict[str, object]) -> None:
     model = toy_model(**changes)  # type: ignore[arg-type]
     assert model.layer_names == ("words", "embeddings", "layers.0", "output")
-    row = Row([0, 7, 1, 4, 9, 2])  # id 1 is RoBERTa's padding token, which changes positions
+    row = InputRow([0, 7, 1, 4, 9, 2])  # id 1 is RoBERTa's padding token, which changes positions
     ids = torch.tensor([row.ids])
     ones = torch.ones(1, len(row.ids), dtype=torch.float64)
     expected = model.network(ids, ones, ones)[0]
@@ -72,7 +72,7 @@ def test_logits_continue_from_any_layer_as_transformers_pools_them(
 ) -> None:
     reference = save_classifier(tmp_path, family, 2, pad_token_id=9)
     model = ReferenceModel(load(tmp_path)[0], normalize=False)
-    row = Row([0, 7, 9, 4, 9])  # Qwen3 skips the last token
+    row = InputRow([0, 7, 9, 4, 9])  # Qwen3 skips the last token
     with torch.no_grad():
         expected = reference(torch.tensor([row.ids])).logits[0]
     for layer_name in model.layer_names:
@@ -87,7 +87,7 @@ def test_adapter_of_the_row_is_used_from_every_layer_on(layer_name: str) -> None
     ones = torch.ones(1, len(ids), dtype=torch.float64)
     vectors = []
     for adapter in (NO_ADAPTER, 0, 1):
-        row = Row(ids, adapter=adapter)
+        row = InputRow(ids, adapter=adapter)
         own = None if adapter == NO_ADAPTER else torch.tensor([adapter])
         expected = model.network(torch.tensor([ids]), ones, ones, adapters=own)[0]
         tokens = model.tokens(layer_name, row)[None]

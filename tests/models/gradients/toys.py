@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from models.add_layer_norm.reference import Array
-from models.gradients.inputs import Row
+from models.gradients.attribution import TargetFunction, attribute
+from models.gradients.inputs import InputRow, Side
 from models.gradients.layer_norm_operands import EPS, Operands
 from models.gradients.reference_model import ReferenceModel
+from models.gradients.results import Attribution
 from models.network.adapters import AdapterConfig
 from models.network.config import AttentionConfig, EncoderConfig
 from models.network.disentangled import DistanceConfig
@@ -70,8 +72,8 @@ ADAPTED: dict[str, Any] = {
 # Rows and width of the operands of a norm.
 N, D = 4, 16
 
-A = Row([0, 7, 21, 4, 9, 2])
-B = Row([0, 33, 8, 15, 2])
+A = InputRow([0, 7, 21, 4, 9, 2])
+B = InputRow([0, 33, 8, 15, 2])
 
 
 def toy_model(
@@ -123,3 +125,15 @@ def by_torch(operands: Operands) -> dict[str, Array]:
     gradients = torch.autograd.grad(out, leaves, torch.tensor(dout, dtype=torch.float64))
     by_name = dict(zip(("dx", "dgamma", "dbeta"), (g.numpy() for g in gradients), strict=True))
     return {"out": out.detach().numpy(), **by_name}
+
+
+def attribute_row(
+    model: ReferenceModel,
+    row: InputRow,
+    target: TargetFunction,
+    *,
+    baseline: Sequence[int] | None = None,
+    **options: Any,  # noqa: ANN401 - see `attribute`
+) -> Attribution:
+    """Attribute a scalar of one row to its tokens."""
+    return attribute(model, [Side(row, baseline)], target, **options)

@@ -11,7 +11,7 @@ import pytest
 
 from models.artifact import Artifact
 from service.api.metrics import Metrics
-from service.debug.job_types import KINDS
+from service.debug.pipeline.messages import JOB_KINDS
 from service.inference.results.metrics import ModelMetrics
 from tests.eventually import eventually
 from tests.held_service import held
@@ -104,7 +104,7 @@ def test_last_bucket_of_duration_histograms_is_the_longest_deadline(
 
 def test_counters_of_all_job_kinds_exist_before_the_first_job(url: str) -> None:
     counters = metrics(url)
-    for kind in KINDS:
+    for kind in JOB_KINDS:
         assert f'vitrine_debug_jobs_total{{kind="{kind}",outcome="failed"}}' in counters
 
 

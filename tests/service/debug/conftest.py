@@ -1,16 +1,20 @@
-"""Clients of services with gradient routes, for small models of every kind but embeddings."""
+"""Services with the gradient routes of a small model of each kind, and requests to them."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sentence_transformers import MultiVectorEncoder, SparseEncoder
 from starlette.testclient import TestClient
+from transformers import AutoModel
 
 from models.artifact import Artifact
 from service.app import create_app
 from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
+from tests.conftest import FamilyArtifact
 from tests.service.api.conftest import (  # noqa: F401 - fixtures
     classifier,
     cross_encoder,
@@ -21,51 +25,99 @@ from tests.service.api.conftest import (  # noqa: F401 - fixtures
 from tests.service.debug.held_worker import NO_FILE, held_workers
 from tests.serving import serving
 
+CAT = "The cat sat on the mat."
+FELINE = "A feline rested on the rug."
+COSINE = {"type": "cosine", "text": FELINE}
 
-def debugging(artifact: Artifact) -> Settings:
-    """Return settings of a service with the gradient routes of a model."""
+Json = dict[str, Any]
+
+
+@contextmanager
+def service_of(
+    artifact: Artifact, hold: Path = Path(NO_FILE), **debug: object
+) -> Iterator[TestClient]:
+    """Yield a client of a service with the gradient routes of a model.
+
+    Args:
+        artifact: Artifact of the model.
+        hold: File; while it exists, no gradient job runs.
+        debug: Settings of the gradient routes.
+    """
     # No deadline is hit by accident on a slow machine.
-    return Settings(
+    chosen = {"enabled": True, "hosts": ("testserver",), "device": "cpu", "deadline_s": 300}
+    settings = Settings(
         model=ModelSettings(path=artifact.path),
         engine=EngineSettings(threads=1, timeout_s=300),
         limits=LimitSettings(request_s=300),
-        debug=DebugSettings(enabled=True, hosts=("testserver",), device="cpu", deadline_s=300),
+        debug=DebugSettings(**{**chosen, **debug}),
     )
-
-
-def client_of(artifact: Artifact) -> Iterator[TestClient]:
-    """Yield a client of a service with the gradient routes of a model."""
-    with held_workers(Path(NO_FILE)):
-        app = create_app(debugging(artifact))
+    with held_workers(hold):
+        app = create_app(settings)
     with serving(app) as client:
         yield client
 
 
-def ask(client: TestClient, path: str, **body: object) -> dict[str, Any]:
+def ask(client: TestClient, path: str, **body: object) -> Json:
     """Return the response of a gradient route, whose status must be 200."""
     response = client.post(f"/debug/{path}", json=body)
     assert response.status_code == 200, response.text
-    result: dict[str, Any] = response.json()
+    result: Json = response.json()
     return result
+
+
+def problem_of(client: TestClient, path: str, body: object, status: int = 422) -> Json:
+    """Return the error of a gradient route, which must not repeat "secret" from the request."""
+    response = client.post(f"/debug/{path}", json=body)
+    assert response.status_code == status, response.text
+    assert "secret" not in response.text
+    problem: Json = response.json()
+    return problem
+
+
+def vector(client: TestClient, text: str, *, normalize: bool = True) -> np.ndarray:
+    """Return the served vector of a text."""
+    result = client.post("/encode", json={"inputs": text, "normalize": normalize}).json()
+    return np.array(result["embeddings"][0])
+
+
+@pytest.fixture(scope="package")
+def client(small_artifact: Artifact) -> Iterator[TestClient]:
+    with service_of(small_artifact) as client:
+        yield client
 
 
 @pytest.fixture(scope="package")
 def ranker(reranker: Artifact) -> Iterator[TestClient]:  # noqa: F811
-    yield from client_of(reranker)
+    with service_of(reranker) as client:
+        yield client
 
 
 @pytest.fixture(scope="package")
 def labeler(classifier: Artifact) -> Iterator[TestClient]:  # noqa: F811
-    yield from client_of(classifier)
+    with service_of(classifier) as client:
+        yield client
 
 
 @pytest.fixture(scope="package")
 def splade(sparse_encoder: tuple[SparseEncoder, Artifact]) -> Iterator[TestClient]:  # noqa: F811
-    yield from client_of(sparse_encoder[1])
+    with service_of(sparse_encoder[1]) as client:
+        yield client
 
 
 @pytest.fixture(scope="package")
 def colbert(
     multi_encoder: tuple[MultiVectorEncoder, Artifact],  # noqa: F811
 ) -> Iterator[TestClient]:
-    yield from client_of(multi_encoder[1])
+    with service_of(multi_encoder[1]) as client:
+        yield client
+
+
+@pytest.fixture(scope="package")
+def embedder(family_artifact: FamilyArtifact) -> Iterator[TestClient]:
+    with service_of(family_artifact("roberta")) as client:
+        yield client
+
+
+@pytest.fixture(scope="package")
+def roberta(family_artifact: FamilyArtifact) -> Any:  # noqa: ANN401 - a model of transformers
+    return AutoModel.from_pretrained(family_artifact("roberta").path / "source").eval()

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from service.__main__ import main
-from service.debug.process import worker_command
+from service.debug.pipeline.process import worker_command
 from service.logs import LogFormat
 
 NO_FILE = "/nonexistent"
@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 import models.engines
-from service.debug import worker
+from service.debug.child import __main__ as worker
 
 run = worker._run
 

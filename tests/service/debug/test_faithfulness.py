@@ -11,15 +11,12 @@ from starlette.testclient import TestClient
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from models.artifact import Artifact
-from service.app import create_app
 from tests.conftest import FamilyArtifact
-from tests.service.debug.conftest import ask, client_of, debugging
-from tests.serving import serving
+from tests.service.debug.conftest import Json, ask, problem_of, service_of
 
 pytestmark = pytest.mark.slow
 
 QUERY, DOCUMENT, VERSUS = "w7 w9 (w11)", "w21 w5 w33 w7", "w8 w51"
-Json = dict[str, Any]
 # Maps the removed positions of each input to the value of the shorter inputs.
 Value = Callable[[list[set[int]]], float]
 
@@ -220,7 +217,7 @@ def test_faithfulness_of_an_embedding_equals_transformers(
         ({"type": "cosine", "text": "w9 w6"}, positive),
         ({"type": "margin", "positive": "w9 w6", "negative": "w44"}, positive - negative),
     ]
-    for client in client_of(artifact):
+    with service_of(artifact) as client:
         for target, direction in targets:
             body = {"text": "w5 w6 w7 w22 w38 w41", "target": target, "faithfulness": "tokens"}
             result = ask(client, "attribute", **body, method="grad_x_input")
@@ -238,17 +235,15 @@ def test_cost_of_faithfulness_is_part_of_the_budget(ranker: TestClient, reranker
     # Twelve tokens, once for the value, and twice for six orders of 9 units at 1, 2 and 5 of them.
     steps = words["cost"]["token_steps"] - plain["cost"]["token_steps"]
     assert steps == 12 * (1 + 2 * 6 * 3)
-    settings = debugging(reranker)
-    debug = settings.debug.model_copy(update={"max_token_steps": 12 + steps - 1})
-    with serving(create_app(settings.model_copy(update={"debug": debug}))) as client:
+    with service_of(reranker, max_token_steps=12 + steps - 1) as client:
         fields = {**body, "method": "saliency"}
         assert client.post("/debug/attribute", json=fields).status_code == 200
-        problem = client.post("/debug/attribute", json={**fields, "faithfulness": "words"}).json()
+        problem = problem_of(client, "attribute", {**fields, "faithfulness": "words"})
         assert problem["code"] == "budget"
 
 
 def test_faithfulness_is_null_without_the_field(labeler: TestClient) -> None:
     body = {"text": "w5", "target": {"type": "label"}, "method": "saliency"}
     assert ask(labeler, "attribute", **body)["faithfulness"] is None
-    problem = labeler.post("/debug/attribute", json={**body, "faithfulness": "sentences"}).json()
+    problem = problem_of(labeler, "attribute", {**body, "faithfulness": "sentences"})
     assert (problem["code"], problem["pointer"]) == ("invalid", "/faithfulness")

@@ -16,8 +16,8 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
-from service.app import create_app
-from service.debug.kinds import ROUTES, TARGETS, kind_for
+from service.debug.routes import ROUTES
+from service.debug.target import TARGETS
 from service.inference.errors import InvalidInput
 from tests.models.checkpoints import (
     edit_json,
@@ -25,8 +25,8 @@ from tests.models.checkpoints import (
     save_multi_vector,
     save_tokenizer,
 )
-from tests.service.debug.conftest import ask, client_of, debugging
-from tests.serving import ready_model, serving
+from tests.service.debug.conftest import Json, ask, problem_of, service_of
+from tests.serving import ready_model
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +35,9 @@ PAIR = {"text": QUERY, "text_pair": DOCUMENT, "target": {"type": "score"}}
 IDS, TYPES = [0, 7, 9, 2, 21, 5, 33, 2], [0, 0, 0, 0, 1, 1, 1, 1]
 # Another document, and the same for a multi-vector model.
 VERSUS = "w8 w51"
-QUESTION, CAT, RAIN = "Where did the cat sit?", "The cat, it sat.", "rain, rain!"
-MAXSIM = {"text": QUESTION, "text_pair": CAT, "target": {"type": "maxsim"}}
+QUESTION, CAT_SAT, RAIN = "Where did the cat sit?", "The cat, it sat.", "rain, rain!"
+MAXSIM = {"text": QUESTION, "text_pair": CAT_SAT, "target": {"type": "maxsim"}}
 MAXSIM_VERSUS = {**MAXSIM, "target": {"type": "maxsim", "versus": RAIN}}
-
-Json = dict[str, Any]
 
 
 def integrated(forward: Callable[[Tensor], Tensor], oracle: Any, ids: list[int]) -> np.ndarray:  # noqa: ANN401
@@ -158,7 +156,7 @@ def test_maxsim_is_the_served_score_and_the_sum_of_its_alignment(
     oracle = multi_encoder[0]
     body = {**MAXSIM, "text": prompted}
     result = ask(colbert, "attribute", **body, method="grad_x_input")
-    (score,) = raw_scores(colbert, QUESTION, [CAT])
+    (score,) = raw_scores(colbert, QUESTION, [CAT_SAT])
     assert result["value"] == pytest.approx(score, rel=1e-5)
     aligned = result["alignment"]
     assert sum(pair["value"] for pair in aligned) == pytest.approx(score, rel=1e-5)
@@ -174,7 +172,7 @@ def test_maxsim_is_the_served_score_and_the_sum_of_its_alignment(
     assert document == ["[CLS]", "[", "d", "]", *sentence, "[SEP]"]
     # The document's vectors are those of its tokens without punctuation.
     kept = [16 + index for index, spelled in enumerate(document) if spelled not in "[],."]
-    vectors = oracle.encode_query(QUESTION), oracle.encode_document(CAT)
+    vectors = oracle.encode_query(QUESTION), oracle.encode_document(CAT_SAT)
     products = np.asarray(vectors[0]) @ np.asarray(vectors[1]).T
     assert products.shape == (16, len(kept))
     assert [pair["query"] for pair in aligned] == list(range(16))
@@ -185,7 +183,7 @@ def test_maxsim_is_the_served_score_and_the_sum_of_its_alignment(
 
 def test_margin_of_maxsim_is_the_difference_of_the_served_scores(colbert: TestClient) -> None:
     result = ask(colbert, "attribute", **MAXSIM_VERSUS, max_evaluations=1024)
-    scores = raw_scores(colbert, QUESTION, [CAT, RAIN])
+    scores = raw_scores(colbert, QUESTION, [CAT_SAT, RAIN])
     assert abs(scores[0] - scores[1]) > 1e-2
     assert result["value"] == pytest.approx(scores[0] - scores[1], abs=1e-5)
     assert result["completeness"]["converged"]
@@ -245,7 +243,7 @@ def test_predicted_label_is_the_target_without_a_label(
         assert result["label"] == label
         assert result["value"] == pytest.approx(logits.max().item(), rel=1e-3)
         body = {"text": f"w{word}", "target": {**target, "versus": label}}
-        problem = labeler.post("/debug/attribute", json=body).json()
+        problem = problem_of(labeler, "attribute", body)
         assert problem["pointer"] == "/target/versus"
     assert len(predicted) > 1
     target = {"type": "label", "label": "sad"}
@@ -337,12 +335,11 @@ def test_routes_of_embedding_models_name_the_kinds_they_are_for(
         "parity": {},
         "vjp": {"text": "w1", "cotangent": [1.0]},
     }
-    routes = [route for route, kinds in ROUTES.items() if kinds == ("embedding",)]
+    routes = [route.name for route in ROUTES if route.kinds == ("embedding",)]
     assert set(routes) == bodies.keys()
     for route in routes:
-        response = client.post(f"/debug/{route}", json=bodies[route])
-        problem = response.json()
-        assert (response.status_code, problem["code"]) == (422, "wrong_model")
+        problem = problem_of(client, route, bodies[route])
+        assert problem["code"] == "wrong_model"
         assert f"/debug/{route} is for embedding models; the model" in problem["detail"]
 
 
@@ -350,8 +347,9 @@ def test_models_with_other_outputs_are_refused_by_every_route(reranker: Artifact
     outputs: Any = ("another",)
     manifest = replace(reranker.manifest, outputs=outputs)
     for route in ROUTES:
-        with pytest.raises(InvalidInput, match=f"/debug/{route} is for embedding models") as error:
-            kind_for(route, manifest)
+        message = f"/debug/{route.name} is for embedding models"
+        with pytest.raises(InvalidInput, match=message) as error:
+            route.kind_for(manifest)
         assert error.value.code == "wrong_model"
 
 
@@ -370,93 +368,38 @@ BETTER = {"type": "score", "versus": VERSUS}
         ("ranker", {**PAIR, "text": "", "text_pair": " "}, "no_tokens", "/text", "no tokens"),
         ("ranker", {**PAIR, "text_pair": 3}, "invalid", "/text_pair", "string"),
         ("ranker", {**PAIR, "text_pair": "w5 " * 30}, "too_long", "/text", "more than 24 tokens"),
-        (
-            "ranker",
-            {**PAIR, "text": {"text": "w5", "prompt_name": "secret"}},
-            "unknown_prompt",
-            "/text/prompt_name",
-            "the model's prompts",
-        ),
-        (
-            "labeler",
-            {"target": {"type": "label", "label": "secret"}},
-            "unknown_label",
-            "/target/label",
-            "the model's labels: sad, neutral, happy",
-        ),
-        (
-            "labeler",
-            {"target": {**HAPPY, "versus": "secret"}},
-            "unknown_label",
-            "/target/versus",
-            "the model's labels: sad, neutral, happy",
-        ),
-        (
-            "labeler",
-            {"target": {**HAPPY, "versus": "happy"}},
-            "invalid",
-            "/target/versus",
-            "must be another label",
-        ),
-        (
-            "splade",
-            {"target": {"type": "sparse", "token": "secret"}},
-            "unknown_token",
-            "/target/token",
-            "no entry with this spelling",
-        ),
-        (
-            "splade",
-            {"target": {"type": "sparse", "token": "w5"}, "text_pair": "w6"},
-            "invalid",
-            "/text_pair",
-            "applies to rerankers, classifiers and multi-vector models",
-        ),
+        ("ranker", {**PAIR, "text": {"text": "w5", "prompt_name": "secret"}}, "unknown_prompt",
+         "/text/prompt_name", "the model's prompts"),
+        ("labeler", {"target": {"type": "label", "label": "secret"}}, "unknown_label",
+         "/target/label", "the model's labels: sad, neutral, happy"),
+        ("labeler", {"target": {**HAPPY, "versus": "secret"}}, "unknown_label", "/target/versus",
+         "the model's labels: sad, neutral, happy"),
+        ("labeler", {"target": {**HAPPY, "versus": "happy"}}, "invalid", "/target/versus",
+         "must be another label"),
+        ("splade", {"target": {"type": "sparse", "token": "secret"}}, "unknown_token",
+         "/target/token", "no entry with this spelling"),
+        ("splade", {"target": {"type": "sparse", "token": "w5"}, "text_pair": "w6"}, "invalid",
+         "/text_pair", "applies to rerankers, classifiers and multi-vector models"),
         ("ranker", {"target": BETTER}, "invalid", "/text_pair", "set text to the query"),
-        (
-            "ranker",
-            {**PAIR, "target": {"type": "score", "versus": DOCUMENT}},
-            "invalid",
-            "/target/versus",
-            "must be another document",
-        ),
-        (
-            "ranker",
-            {**PAIR, "target": {"type": "score", "versus": "w5 " * 30}},
-            "too_long",
-            "/target/versus",
-            "more than 24 tokens",
-        ),
+        ("ranker", {**PAIR, "target": {"type": "score", "versus": DOCUMENT}}, "invalid",
+         "/target/versus", "must be another document"),
+        ("ranker", {**PAIR, "target": {"type": "score", "versus": "w5 " * 30}}, "too_long",
+         "/target/versus", "more than 24 tokens"),
         ("ranker", {"target": MAXSIM["target"]}, "wrong_target", "/target/type", "score"),
         ("labeler", {**PAIR, "target": BETTER}, "wrong_target", "/target/type", "label"),
         ("colbert", {"target": SCORE}, "wrong_target", "/target/type", "targets: maxsim"),
         ("colbert", {"target": MAXSIM["target"]}, "invalid", "/text_pair", "set text to the query"),
         ("colbert", {**MAXSIM, "text": " "}, "no_tokens", "/text", "no tokens"),
         ("colbert", {**MAXSIM, "text_pair": ""}, "empty", "/text_pair", "empty"),
-        (
-            "colbert",
-            {**MAXSIM, "text": {"text": QUESTION, "prompt_name": "document"}},
-            "invalid",
-            "/text/prompt_name",
-            "omit prompt_name",
-        ),
+        ("colbert", {**MAXSIM, "text": {"text": QUESTION, "prompt_name": "document"}}, "invalid",
+         "/text/prompt_name", "omit prompt_name"),
         ("colbert", {**MAXSIM, "text": "a " * 30}, "too_long", "/text", "more than 16 tokens"),
-        (
-            "colbert",
-            {**MAXSIM, "target": {"type": "maxsim", "versus": CAT}},
-            "invalid",
-            "/target/versus",
-            "must be another document",
-        ),
-        (
-            "colbert",
-            {**MAXSIM, "target": {"type": "maxsim", "versus": "a " * 30}},
-            "too_long",
-            "/target/versus",
-            "more than 20 tokens",
-        ),
+        ("colbert", {**MAXSIM, "target": {"type": "maxsim", "versus": CAT_SAT}}, "invalid",
+         "/target/versus", "must be another document"),
+        ("colbert", {**MAXSIM, "target": {"type": "maxsim", "versus": "a " * 30}}, "too_long",
+         "/target/versus", "more than 20 tokens"),
     ],
-)
+)  # fmt: skip
 def test_invalid_attribution_request_has_code_and_pointer(
     name: str,
     body: Json,
@@ -466,18 +409,14 @@ def test_invalid_attribution_request_has_code_and_pointer(
     request: pytest.FixtureRequest,
 ) -> None:
     client: TestClient = request.getfixturevalue(name)
-    response = client.post("/debug/attribute", json={"text": "w5 w6", **body})
-    problem = response.json()
-    assert (response.status_code, problem["code"], problem["pointer"]) == (422, code, pointer)
+    problem = problem_of(client, "attribute", {"text": "w5 w6", **body})
+    assert (problem["code"], problem["pointer"]) == (code, pointer)
     assert message in problem["detail"]
-    assert "secret" not in response.text
 
 
 def test_pair_beyond_the_token_limit_of_gradients_is_refused(reranker: Artifact) -> None:
-    settings = debugging(reranker)
-    debug = settings.debug.model_copy(update={"max_tokens": 7})
-    with serving(create_app(settings.model_copy(update={"debug": debug}))) as client:
-        problem = client.post("/debug/attribute", json=PAIR).json()
+    with service_of(reranker, max_tokens=7) as client:
+        problem = problem_of(client, "attribute", PAIR)
         assert (problem["code"], problem["pointer"]) == ("too_many_tokens", "/text")
         assert "the pair of texts has 8 tokens; the limit is 7" in problem["detail"]
         assert ask(client, "attribute", text="w5", target=SCORE, dry_run=True)
@@ -498,7 +437,8 @@ def skipper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         query_expansion={"strategy": "fixed", "attend": False, "length": 8, "token": "w9"},
     )
     artifact, _ = export(resolve(str(folder / "saved")), folder / "artifact")
-    yield from client_of(artifact)
+    with service_of(artifact) as client:
+        yield client
 
 
 def test_tokens_without_vectors_and_attention_are_those_of_the_served_model(
@@ -533,6 +473,6 @@ def test_text_without_vectors_is_refused_by_name(skipper: TestClient) -> None:
             "document",
         ),
     ):
-        problem = skipper.post("/debug/attribute", json=body).json()
+        problem = problem_of(skipper, "attribute", body)
         assert (problem["code"], problem["pointer"]) == ("no_vectors", pointer)
         assert problem["detail"].startswith(f"the {name} has no vectors")

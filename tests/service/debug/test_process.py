@@ -16,12 +16,13 @@ import pytest
 from pydantic import ValidationError
 
 from models.artifact import Artifact
-from models.gradients.inputs import Row, Side
+from models.gradients.inputs import InputRow
 from service.api.errors import status_of
-from service.debug import frames
-from service.debug.job_types import JOB, PairJob, VjpJob
-from service.debug.process import GradientProcess, ReferenceModel, cpu_s
-from service.debug.replies import REPLY, Done, Opened
+from service.debug.pair import PairJob, PairRequest
+from service.debug.pipeline import frames
+from service.debug.pipeline.messages import REPLY, Done, Opened, encode_job
+from service.debug.pipeline.process import GradientProcess, cpu_s
+from service.debug.vjp import VjpJob, VjpRequest
 from service.inference.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -35,11 +36,11 @@ from tests.service.debug.held_worker import held_worker_command
 
 pytestmark = pytest.mark.slow  # starts processes
 
-# A gradient process without gradients: the layer of a job is a command, as JSON.
+# A gradient process without gradients: the text of a job is a command, as JSON.
 FAKE = """
 import json, os, select, signal, sys
 from pathlib import Path
-from service.debug import frames
+from service.debug.pipeline import frames
 from tests.eventually import eventually
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as torch does during a matrix product
@@ -52,7 +53,7 @@ def send(message):
 send({"outcome": "opened", "layers": {"words": "step"}, "norms": [], "taps": [],
       "device": "", "torch": "", "op": {}})
 while (body := frames.read(stdin)) is not None:
-    command = json.loads(json.loads(body)["layer"])
+    command = json.loads(json.loads(body)["request"]["text"])
     if hold := command.get("hold"):
         Path(hold, "started").touch()
         eventually(Path(hold, "released").exists)
@@ -70,10 +71,12 @@ while (body := frames.read(stdin)) is not None:
 
 
 def job(**command: object) -> VjpJob:
-    return VjpJob(Row([]), [], json.dumps(command), "norm", compare=[])
+    request = VjpRequest(text=json.dumps(command), cotangent=[1.0])
+    return VjpJob(request=request, rows=[])
 
 
-REFERENCE = ReferenceModel(Path("artifact"), "1")
+MANIFESTS: Any = ["first", "second"]
+ARTIFACT, OTHER = (Artifact(Path("artifact"), manifest) for manifest in MANIFESTS)
 
 
 @asynccontextmanager
@@ -88,15 +91,15 @@ async def process_of(
         await process.close()
 
 
-async def run(process: GradientProcess, reference: ReferenceModel, job: VjpJob) -> Done:
+async def run(process: GradientProcess, artifact: Artifact, job: VjpJob) -> Done:
     """Run a job without vectors and file."""
-    completed = await process.run(reference, job)
+    completed = await process.run(artifact, job)
     assert completed[1:] == (b"", b"")
     return completed.done
 
 
 async def pid(process: GradientProcess) -> int:
-    result = (await run(process, REFERENCE, job())).result["pid"]
+    result = (await run(process, ARTIFACT, job())).result["pid"]
     assert isinstance(result, int)
     return result
 
@@ -111,7 +114,7 @@ def is_alive(pid: int) -> bool:
 
 async def held_job(process: GradientProcess, folder: Path) -> asyncio.Task[Done]:
     """Return a running job, which ends once the folder has a file "released"."""
-    task = asyncio.create_task(run(process, REFERENCE, job(hold=str(folder))))
+    task = asyncio.create_task(run(process, ARTIFACT, job(hold=str(folder))))
     await eventually_async((folder / "started").exists)
     return task
 
@@ -125,16 +128,16 @@ async def test_process_starts_with_first_job_and_stays() -> None:
 
 async def test_second_start_waits_for_the_description() -> None:
     async with process_of() as process:
-        first = asyncio.create_task(process.start(REFERENCE))
+        first = asyncio.create_task(process.start(ARTIFACT))
         await eventually_async(lambda: process.pid is not None)
         assert not first.done()
-        assert await process.start(REFERENCE) == await first
+        assert await process.start(ARTIFACT) == await first
 
 
 async def test_jobs_run_one_at_a_time(tmp_path: Path) -> None:
     async with process_of() as process:
         first = await held_job(process, tmp_path)
-        others = [asyncio.create_task(run(process, REFERENCE, job())) for _ in range(2)]
+        others = [asyncio.create_task(run(process, ARTIFACT, job())) for _ in range(2)]
         await asyncio.sleep(0)  # both have been submitted
         (tmp_path / "released").touch()
         replies = await asyncio.gather(first, *others)
@@ -144,39 +147,38 @@ async def test_jobs_run_one_at_a_time(tmp_path: Path) -> None:
 async def test_full_queue_refuses_at_once_and_the_other_jobs_finish(tmp_path: Path) -> None:
     async with process_of(max_waiting=1) as process:
         running = await held_job(process, tmp_path)
-        waiting = asyncio.create_task(run(process, REFERENCE, job()))
+        waiting = asyncio.create_task(run(process, ARTIFACT, job()))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded) as refused:
-            await run(process, REFERENCE, job())
+            await run(process, ARTIFACT, job())
         assert refused.value.code == "busy"
         (tmp_path / "released").touch()
         assert (await running).result["pid"] == (await waiting).result["pid"] == process.pid
 
 
 async def test_full_queue_refuses_to_start_the_process_for_another_model(tmp_path: Path) -> None:
-    other = replace(REFERENCE, version="2")
     async with process_of(max_waiting=1) as process:
         running = await held_job(process, tmp_path)
-        waiting = asyncio.create_task(process.start(other))
+        waiting = asyncio.create_task(process.start(OTHER))
         await asyncio.sleep(0)  # it has been queued
         with pytest.raises(Overloaded):
-            await process.start(other)
-        assert (await process.start(REFERENCE)).layers  # the running one has sent its description
+            await process.start(OTHER)
+        assert (await process.start(ARTIFACT)).layers  # the running one has sent its description
         (tmp_path / "released").touch()
         await running
         assert (await waiting).layers
-        assert process.reference == other
+        assert process.artifact == OTHER
 
 
 async def test_job_beyond_its_deadline_is_killed_and_the_next_one_works(tmp_path: Path) -> None:
     async with process_of(deadline_s=0.3) as process:
-        await process.start(REFERENCE)
+        await process.start(ARTIFACT)
         first = process.pid
         assert first is not None
         with pytest.raises(DeadlineExceeded, match=r"exceeded its deadline of 0\.3 s"):
-            await run(process, REFERENCE, job(hold=str(tmp_path)))
+            await run(process, ARTIFACT, job(hold=str(tmp_path)))
         await eventually_async(lambda: not is_alive(first))
-        await process.start(REFERENCE)
+        await process.start(ARTIFACT)
         assert process.pid not in (None, first)
 
 
@@ -195,7 +197,7 @@ async def test_cancelled_job_in_the_queue_does_not_affect_the_running_one(tmp_pa
     async with process_of() as process:
         first = await pid(process)
         running = await held_job(process, tmp_path)
-        waiting = asyncio.create_task(run(process, REFERENCE, job()))
+        waiting = asyncio.create_task(run(process, ARTIFACT, job()))
         await asyncio.sleep(0)
         waiting.cancel()
         (tmp_path / "released").touch()
@@ -206,7 +208,7 @@ async def test_dead_process_gives_a_clear_error_and_the_next_job_works() -> None
     async with process_of() as process:
         first = await pid(process)
         with pytest.raises(NotReady, match="died; the next request starts a new one") as error:
-            await run(process, REFERENCE, job(die=True))
+            await run(process, ARTIFACT, job(die=True))
         assert error.value.code == "gradients_unavailable"
         assert await pid(process) != first
 
@@ -216,7 +218,7 @@ async def test_process_that_died_between_jobs_is_replaced_without_an_error() -> 
         first = await pid(process)
         os.kill(first, signal.SIGKILL)
         await eventually_async(lambda: process.pid is None)
-        assert (await process.start(REFERENCE)).layers == {"words": "step"}
+        assert (await process.start(ARTIFACT)).layers == {"words": "step"}
         assert process.pid not in (None, first)
         assert await pid(process) == process.pid
 
@@ -299,7 +301,7 @@ async def test_start_for_another_reference_model_ends_an_abandoned_start(tmp_pat
         caller.cancel()
         await asyncio.wait({caller})
         (tmp_path / "released").touch()
-        other = await run(process, replace(REFERENCE, version="2"), job())
+        other = await run(process, OTHER, job())
         assert other.result["pid"] == started_pids(tmp_path)[-1] == process.pid
         assert not is_alive(started_pids(tmp_path)[0])
 
@@ -307,9 +309,9 @@ async def test_start_for_another_reference_model_ends_an_abandoned_start(tmp_pat
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
 async def test_job_beyond_its_deadline_says_whether_the_host_was_busy(tmp_path: Path) -> None:
     async with process_of(deadline_s=0.5) as process:
-        await process.start(REFERENCE)
+        await process.start(ARTIFACT)
         with pytest.raises(DeadlineExceeded, match=r"the host was busy, and the job got 0\.. s of"):
-            await run(process, REFERENCE, job(hold=str(tmp_path)))
+            await run(process, ARTIFACT, job(hold=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -324,11 +326,11 @@ async def test_deadline_error_blames_the_text_only_if_the_job_had_a_cpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, used_s: float, message: str
 ) -> None:
     times = iter([0.0, used_s])
-    monkeypatch.setattr("service.debug.process.cpu_s", lambda _: next(times))
+    monkeypatch.setattr("service.debug.pipeline.process.cpu_s", lambda _: next(times))
     async with process_of(deadline_s=0.5) as process:
-        await process.start(REFERENCE)
+        await process.start(ARTIFACT)
         with pytest.raises(DeadlineExceeded, match=f"exceeded its deadline of 0.5 s; {message}"):
-            await run(process, REFERENCE, job(hold=str(tmp_path)))
+            await run(process, ARTIFACT, job(hold=str(tmp_path)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
@@ -348,10 +350,10 @@ async def test_refused_jobs_are_invalid_inputs_and_failed_jobs_are_errors() -> N
     async with process_of() as process:
         refused = {"detail": "unknown layer", "code": "unknown_layer", "pointer": "/layer"}
         with pytest.raises(InvalidInput) as invalid:
-            await run(process, REFERENCE, job(reply={"outcome": "refused", **refused}))
+            await run(process, ARTIFACT, job(reply={"outcome": "refused", **refused}))
         assert (invalid.value.code, invalid.value.pointer) == ("unknown_layer", "/layer")
         with pytest.raises(VitrineError) as failed:
-            await run(process, REFERENCE, job(reply={"outcome": "failed"}))
+            await run(process, ARTIFACT, job(reply={"outcome": "failed"}))
         assert (status_of(failed.value), failed.value.code) == (500, "gradients_failed")
         assert await pid(process)
 
@@ -366,7 +368,7 @@ async def test_refused_jobs_are_invalid_inputs_and_failed_jobs_are_errors() -> N
         # As where torch is not installed.
         (
             "import sys; sys.modules['torch'] = None; sys.argv = ['', 'nowhere', 'cpu', 'text']; "
-            "from service.debug.worker import main; main()",
+            "from service.debug.child.__main__ import main; main()",
             "the gradient process could not load the reference model; see the log",
         ),
     ],
@@ -378,7 +380,7 @@ async def test_process_that_cannot_start_gives_the_same_error_each_time(
     async with process_of([sys.executable, "-c", script]) as process:
         for _ in range(2):
             with pytest.raises(NotReady) as error:
-                await run(process, REFERENCE, job())
+                await run(process, ARTIFACT, job())
             assert (error.value.code, error.value.detail) == ("gradients_unavailable", reason)
             assert process.pid is None
 
@@ -406,8 +408,8 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
 ) -> None:
     script = (
         "import os, sys, threading\n"
-        "from service.debug import jobs, worker\n"
-        "from service.debug.replies import Completed, Done, Opened\n"
+        "from service.debug.child import __main__ as worker, jobs\n"
+        "from service.debug.pipeline.messages import Completed, Done, Opened\n"
         "class Jobs:\n"
         "    def __init__(self, *_):\n"
         "        os.write(1, b'noise'); print('noise', flush=True)\n"
@@ -427,7 +429,7 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
     with worker_of([sys.executable, "-c", script], tmp_path) as worker:
         assert worker.stdin is not None
         assert isinstance(reply_of(worker), Opened)
-        worker.stdin.write(frames.frame(JOB.dump_json(job())))
+        worker.stdin.write(frames.frame(encode_job(job())))
         worker.stdin.flush()
         assert reply_of(worker).result == {"start": 5, "job": 19, "other": 19}
         worker.stdin.close()
@@ -441,9 +443,10 @@ def test_worker_ends_with_its_input_even_within_a_job(
         assert worker.stdin is not None
         assert worker.stdout is not None
         assert reply_of(worker).layers["words"] == "embeddings.words"
-        side = Side(Row(list(range(1000, 1100))))
-        long = PairJob(side, side, "words", 1e-9, 4096, compare=[])
-        worker.stdin.write(frames.frame(JOB.dump_json(long)))
+        rows = [InputRow(list(range(1000, 1100)))] * 2
+        request = PairRequest(a="", b="", layer="words", tolerance=1e-9, max_evaluations=4096)
+        long = PairJob(request=request, rows=rows, baselines=[None, None])
+        worker.stdin.write(frames.frame(encode_job(long)))
         worker.stdin.close()
         assert worker.stdout.read() == b""  # the job has not finished
         assert worker.wait() == 0
@@ -462,8 +465,9 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
         assert isinstance(reply_of(worker), Opened)
         worker.send_signal(signal.SIGINT)
         # The job after the interrupt has a reply.
-        unknown = VjpJob(Row([101, 102]), [1.0] * 32, "nowhere", "norm", compare=[])
-        worker.stdin.write(frames.frame(JOB.dump_json(unknown)))
+        request = VjpRequest(text="", cotangent=[1.0] * 32, layer="nowhere")
+        unknown = VjpJob(request=request, rows=[InputRow([101, 102])])
+        worker.stdin.write(frames.frame(encode_job(unknown)))
         worker.stdin.flush()
         assert reply_of(worker).code == "unknown_layer"
         worker.stdin.write(rest)
@@ -474,7 +478,7 @@ def test_worker_ends_with_its_input_but_not_at_an_interrupt(
 async def test_vectors_and_file_of_a_job_follow_its_reply() -> None:
     async with process_of() as process:
         for sizes in ((4, 3), (8, 5_000_000), (0, 1)):
-            done, vectors, file = await process.run(REFERENCE, job(sizes=sizes))
+            done, vectors, file = await process.run(ARTIFACT, job(sizes=sizes))
             assert (vectors, file) == (bytes(sizes[0]), bytes(sizes[1]))
             assert done.result["pid"] == await pid(process)
 
@@ -484,33 +488,33 @@ async def test_process_with_a_malformed_reply_is_replaced(reply: dict[str, str])
     async with process_of() as process:
         first = await pid(process)
         with pytest.raises(ValidationError):
-            await run(process, REFERENCE, job(reply=reply))
+            await run(process, ARTIFACT, job(reply=reply))
         assert process.pid is None
         assert await pid(process) != first
 
 
 async def test_process_with_a_malformed_description_is_not_used() -> None:
-    script = "from service.debug.frames import frame; import sys; sys.stdout.buffer.write("
+    script = "from service.debug.pipeline.frames import frame; import sys; sys.stdout.buffer.write("
     script += "frame(b'{}')); sys.stdout.flush(); sys.stdin.read()"
     async with process_of([sys.executable, "-c", script]) as process:
         for _ in range(2):
             with pytest.raises(ValidationError):
-                await process.start(REFERENCE)
+                await process.start(ARTIFACT)
             assert process.pid is None
 
 
 async def test_start_does_not_wait_for_a_running_job(tmp_path: Path) -> None:
     async with process_of() as process:
-        assert (await process.start(REFERENCE)).layers == {"words": "step"}
+        assert (await process.start(ARTIFACT)).layers == {"words": "step"}
         task = await held_job(process, tmp_path)
-        assert (await process.start(REFERENCE)).layers == {"words": "step"}
+        assert (await process.start(ARTIFACT)).layers == {"words": "step"}
         assert not task.done()
         task.cancel()
 
 
-@pytest.mark.parametrize("change", [{"artifact": Path("other")}, {"version": "2"}])
+@pytest.mark.parametrize("change", [{"path": Path("other")}, {"manifest": "second"}])
 async def test_job_for_another_reference_model_restarts_the_process(change: dict[str, Any]) -> None:
-    other = replace(REFERENCE, **change)
+    other = replace(ARTIFACT, **change)
     async with process_of() as process:
         first = await pid(process)
         assert await pid(process) == first
@@ -524,7 +528,7 @@ async def test_closed_process_starts_no_more(tmp_path: Path) -> None:
     async with process_of() as process:
         assert await pid(process)
         running = await held_job(process, tmp_path)
-        waiting = asyncio.create_task(run(process, REFERENCE, job()))
+        waiting = asyncio.create_task(run(process, ARTIFACT, job()))
         await asyncio.sleep(0)
         await process.close()
         done = await asyncio.gather(running, waiting, return_exceptions=True)

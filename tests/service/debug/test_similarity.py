@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -11,11 +10,11 @@ from starlette.testclient import TestClient
 
 from models.artifact import MANIFEST, Artifact
 from tests.models.checkpoints import edit_json
-from tests.service.debug.conftest import ask, client_of
+from tests.service.debug.conftest import CAT, FELINE, ask, problem_of, service_of
 
 pytestmark = pytest.mark.slow
 
-CAT, FELINE, DOG = "The cat sat on the mat.", "A feline rested on the rug.", "A dog ran."
+DOG = "A dog ran."
 
 
 @pytest.fixture(scope="module", params=["dot", "euclidean", "manhattan"])
@@ -32,7 +31,8 @@ def client(
     folder = tmp_path_factory.mktemp("similarity") / similarity
     shutil.copytree(small_artifact.path, folder)
     edit_json(folder / MANIFEST, similarity=similarity, normalize=False)
-    yield from client_of(Artifact.load(folder))
+    with service_of(Artifact.load(folder)) as client:
+        yield client
 
 
 def expected(client: TestClient, similarity: str, a: str, b: str) -> float:
@@ -62,7 +62,7 @@ def test_attributed_similarity_is_the_served_score(client: TestClient, similarit
 
 def test_cosine_is_no_target_of_other_similarities(client: TestClient, similarity: str) -> None:
     body = {"text": CAT, "target": {"type": "cosine", "text": FELINE}}
-    problem = client.post("/debug/attribute", json=body).json()
+    problem = problem_of(client, "attribute", body)
     assert (problem["code"], problem["pointer"]) == ("wrong_target", "/target/type")
     assert f"embedding models with the similarity {similarity} do not have" in problem["detail"]
     assert "their targets: similarity, margin, dot, dim, norm" in problem["detail"]
@@ -89,7 +89,7 @@ def test_pairs_add_up_to_the_dot_product_and_distances_have_none(
 def test_cosine_and_similarity_are_one_target_of_a_model_with_cosines(
     small_artifact: Artifact,
 ) -> None:
-    with contextmanager(client_of)(small_artifact) as client:
+    with service_of(small_artifact) as client:
         first, second = (
             ask(
                 client,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
-from service.debug.words import words_of
+from service.debug.pipeline.words import words_of
 from service.inference.tokenizing.rows import Row, TokenizedText
 from service.inference.tokenizing.tokenizer import _spans
 from tests.small_tokenizers import byte_level_bpe, metaspace_unigram

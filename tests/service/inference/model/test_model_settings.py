@@ -14,7 +14,7 @@ from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
 from models.export.tokenizer_file import tokenizer_of_source
-from models.gradients.inputs import Row
+from models.gradients.inputs import InputRow
 from models.gradients.reference_model import ReferenceModel
 from service.app import create_app
 from service.inference.call_options import OnOverflow
@@ -62,7 +62,7 @@ def test_vectors_are_truncated_as_by_the_config(
         with pytest.raises(vitrine.InvalidInput, match="dimensions must be from 1 to 8"):
             model.encode("w5", dimensions=9)
     # The gradients' reference model computes the same vector.
-    row = Row(tokenizer_of_source(artifact).encode(TEXTS[0]).ids)
+    row = InputRow(tokenizer_of_source(artifact).encode(TEXTS[0]).ids)
     vector = ReferenceModel.open(artifact).vector(row)
     np.testing.assert_allclose(vector, oracle.encode(TEXTS[0], truncate_dim=8), rtol=1e-5)
 

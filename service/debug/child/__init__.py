@@ -1,0 +1,1 @@
+"""The gradient process. It imports torch, so the serving process imports nothing from here."""

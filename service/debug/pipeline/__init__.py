@@ -1,0 +1,1 @@
+"""The path of every gradient request: access, model, texts, job, gradient process and response."""

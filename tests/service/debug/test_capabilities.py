@@ -1,0 +1,32 @@
+"""Capabilities of the gradient routes."""
+
+from typing import get_args
+
+import pytest
+
+from models.artifact import Artifact
+from models.gradients import inputs
+from models.gradients.inputs import Method
+from tests.service.debug.conftest import service_of
+
+
+@pytest.mark.slow
+def test_capabilities_list_every_accepted_value(small_artifact: Artifact) -> None:
+    with service_of(small_artifact) as client:  # a new one starts the gradient process
+        capabilities = client.get("/debug/capabilities").json()
+    assert capabilities["layers"] == [
+        "words",
+        "embeddings",
+        "layers.0",
+        "output",
+    ]
+    assert capabilities["norms"][:2] == ["embeddings.norm", "layers.0.norm1"]
+    assert capabilities["methods"] == list(get_args(Method))
+    assert capabilities["objectives"] == list(get_args(inputs.ObjectiveName))
+    assert "large_mean" in capabilities["distributions"]
+    assert capabilities["targets"] == [*("cosine", "similarity", "margin", "dot", "dim", "norm")]
+    assert capabilities["baselines"] == ["pad", "mask", "zero"]
+    assert (capabilities["device"], capabilities["op"]) == (
+        "cpu",
+        {"forward": "cpp", "backward": "cpp"},
+    )
