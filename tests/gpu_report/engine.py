@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -28,7 +27,7 @@ from models.export.sources import resolve
 from models.packing import PackedBatch, pack
 from service.inference.model.opening import ModelOptions
 from service.inference.model.sync_model import SyncModel
-from tests.benchmarks.workloads import WORKLOADS
+from tests.gpu_report.rates import batches_of, mixed_length, random_rows, rate_of_process
 from tests.gpu_report.results import Row
 from tests.gpu_report.step import Run
 from tests.models.checkpoints import (
@@ -197,7 +196,7 @@ def _run_session(
 def _batches(run: Run, name: str, artifact: Artifact) -> None:
     """Compare rows in one batch with the same rows alone."""
     engine = _opened(run, artifact)
-    rows = _rows([1, 2, 7, 16, 33, 64, 128, 255, 3, 256])
+    rows = random_rows([1, 2, 7, 16, 33, 64, 128, 255, 3, 256])
     alone = np.concatenate([engine.run(pack([row])) for row in rows])
     worst = float(cosines(engine.run(pack(rows)), alone).min())
     engine.close()
@@ -210,7 +209,7 @@ def _nodes(run: Run, name: str, artifact: Artifact) -> None:
     """List the operators of a run by their time, and those that stay on the CPU."""
     session = _session(run, artifact, profile=str(run.folder / f"profile-{name}"))
     names = [port.name for port in session.get_inputs()]
-    batch = pack(_rows([64] * (2 if run.is_dry else 128)))
+    batch = pack(random_rows([64] * (2 if run.is_dry else 128)))
     for _ in range(3):
         session.run(["pooled"], batch.inputs(names))
     events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
@@ -248,11 +247,6 @@ def _session(
     onnxruntime.preload_dlls()
     cuda = ("CUDAExecutionProvider", {"device_id": _gpu(run), "use_tf32": 0})
     return onnxruntime.InferenceSession(str(graph), options, [cuda])
-
-
-def _rows(lengths: Sequence[int]) -> list[list[int]]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(4, 60, length).tolist() for length in lengths]
 
 
 def _save_multi_vector(folder: Path) -> None:
@@ -300,32 +294,14 @@ def _processes(run: Run, name: str, artifact: Artifact) -> None:
     """Measure the total rate of several processes that share the device."""
     context = multiprocessing.get_context("spawn")
     seconds = 0.5 if run.is_dry else 4.0
-    for count in (1, 2) if run.is_dry else (1, 2, 3, 4):
+    for count in (2,) if run.is_dry else (1, 2, 3, 4):
         if not run.has_time(f"{name}: {count} processes", 15 + 2 * seconds):
             return
         with context.Manager() as manager, context.Pool(count) as pool:
             arguments = (artifact.path, *engine_of(run), _gpu(run), manager.Barrier(count), seconds)
-            rates = pool.starmap(_rate, [arguments] * count)
+            rates = pool.starmap(rate_of_process, [arguments] * count)
         row: Row = {"model": name, "processes": count, "tokens/s of all": sum(rates)}
         run.recorder.add("Processes on one device", row)
-
-
-def _rate(
-    path: Path, name: str, precision: Precision, gpu: int, together: Barrier, seconds: float
-) -> float:
-    """Return the tokens per second of one of several processes that begin together."""
-    engine = open_engine(Artifact.load(path), name, precision, gpu=gpu)
-    draw = random.Random(0)  # noqa: S311 - not for secrets
-    batches = _batches_of(_rows(sorted(_mixed(draw) for _ in range(400))), 8192)
-    for batch in batches:
-        engine.run(batch)
-    together.wait(300)
-    tokens, until = 0, time.perf_counter() + seconds
-    with ThreadPoolExecutor(engine.streams) as threads:
-        while time.perf_counter() < until:
-            list(threads.map(engine.run, batches))
-            tokens += sum(len(batch.input_ids) for batch in batches)
-    return tokens / (time.perf_counter() - until + seconds)
 
 
 def _costs(run: Run, name: str, artifact: Artifact) -> None:
@@ -334,10 +310,10 @@ def _costs(run: Run, name: str, artifact: Artifact) -> None:
     tokens = 2_000 if run.is_dry else 400_000
     draw = random.Random(0)  # noqa: S311 - not for secrets
     lengths = {str(length): [length] * (tokens // length) for length in (16, 64, 256)}
-    mixed = [_mixed(draw) for _ in range(tokens // 60)]
+    mixed = [mixed_length(draw) for _ in range(tokens // 60)]
     for kind, own in {**lengths, "mixed": sorted(mixed)}.items():
         for cost in _COSTS[:1] if run.is_dry else _COSTS:
-            batches = _batches_of(_rows(own), cost)
+            batches = batches_of(random_rows(own), cost)
             for streams in (1, 2) if run.is_dry else _STREAMS:
                 if not run.has_time(f"{name}: length {kind}, cost {cost}, {streams} streams"):
                     return
@@ -358,29 +334,15 @@ def _median_seconds(engine: Engine, batches: Sequence[PackedBatch], streams: int
     return statistics.median(times[1:])
 
 
-def _batches_of(rows: list[list[int]], cost: int) -> list[PackedBatch]:
-    batches: list[list[list[int]]] = [[]]
-    tokens = 0
-    for row in rows:
-        if batches[-1] and tokens + len(row) > cost:
-            batches.append([])
-            tokens = 0
-        batches[-1].append(row)
-        tokens += len(row)
-    return [pack(batch) for batch in batches]
-
-
-def _mixed(draw: random.Random) -> int:
-    return WORKLOADS["mixed"].words(draw)
-
-
 def _beside_sentence_transformers(run: Run, name: str, artifact: Artifact) -> None:
     """Encode the same texts of mixed lengths with both, in turns."""
     from sentence_transformers import SentenceTransformer
 
     draw = random.Random(1)  # noqa: S311 - not for secrets
     count = 20 if run.is_dry else 8_000
-    texts = [" ".join(f"w{draw.randint(4, 59)}" for _ in range(_mixed(draw))) for _ in range(count)]
+    texts = [
+        " ".join(f"w{draw.randint(4, 59)}" for _ in range(mixed_length(draw))) for _ in range(count)
+    ]
     engine, precision = engine_of(run)
     theirs = SentenceTransformer(str(artifact.path.parent), device=run.device)
     if not run.is_dry:

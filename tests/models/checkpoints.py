@@ -8,10 +8,6 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from sentence_transformers import MultiVectorEncoder, SparseEncoder
-from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
@@ -288,7 +284,7 @@ def save_multi_vector(
     bias: bool = False,
     use_residual: bool = False,
     **settings: Any,  # noqa: ANN401
-) -> MultiVectorEncoder:
+) -> Any:  # noqa: ANN401
     """Save a multi-vector model of sentence-transformers with a random projection; return it.
 
     Args:
@@ -301,6 +297,11 @@ def save_multi_vector(
         use_residual: Whether there are two layers that add their input to their output.
         settings: Settings of the module `Transformer`, such as `query_expansion`.
     """
+    # Imported here, because it takes 4 s.
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
     transformer = Transformer(str(encoder), **settings)
     torch.manual_seed(1)
     names = {"module_input_name": "token_embeddings"}
@@ -341,7 +342,7 @@ def save_inference_free(
     *,
     default_route: str | None = "document",
     prompts: dict[str, str] | None = None,
-) -> SparseEncoder:
+) -> Any:  # noqa: ANN401
     """Save a sparse model that looks up random weights of queries; return it.
 
     A seventh of the weights is zero, and others are negative.
@@ -352,6 +353,11 @@ def save_inference_free(
         default_route: Route of texts that are neither queries nor documents.
         prompts: Prompts of the model.
     """
+    # Imported here, because it takes 4 s.
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Router, Transformer
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
+
     network = Transformer(str(encoder), transformer_task="fill-mask")
     generator = torch.Generator().manual_seed(2)
     weights = torch.rand(len(network.tokenizer), generator=generator) * 3 - 0.5

@@ -99,26 +99,33 @@ def test_cuda_graph_has_one_fused_node_per_sublayer(cuda_graph: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "layers"),
+    ("family", "dtype", "changes", "kernels", "softmaxes"),
     [
-        ("bert", {}, 2),
-        ("modernbert", {"layer_types": ["full_attention", "sliding_attention"]}, 1),
-        ("mpnet", {}, 0),  # its scores have a bias
-        ("qwen3", {}, 0),  # each token attends to those before it
+        ("bert", torch.float16, {}, 1, 0),
+        ("bert", torch.float32, {}, 0, 1),  # the kernel may use TF32
+        (
+            *("modernbert", torch.float16),
+            {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]},
+            *(1, 1),
+        ),
+        ("mpnet", torch.float16, {}, 0, 1),  # its scores have a bias
+        # Each token attends to those before it.
+        ("qwen3", torch.float16, {"layer_types": ["full_attention"]}, 0, 1),
     ],
 )
 def test_packed_kernel_computes_attention_of_all_tokens_to_all_in_float16(
-    family: str, changes: dict[str, Any], layers: int, tmp_path: Path
+    family: str,
+    dtype: torch.dtype,
+    changes: dict[str, Any],
+    kernels: int,
+    softmaxes: int,
+    tmp_path: Path,
 ) -> None:
-    save_checkpoint(tmp_path, family, num_hidden_layers=2, **changes)
+    save_checkpoint(tmp_path, family, **{"num_hidden_layers": 1, **changes})
     model, _ = load(tmp_path)
-    counts = {}
-    for dtype in (torch.float32, torch.float16):
-        graph = onnx.load_from_string(graph_for("cuda", trace(model.to(dtype), "cuda"))).graph
-        counts[dtype] = Counter(node.op_type for node in graph.node)
-    assert counts[torch.float16]["PackedMultiHeadAttention"] == layers
-    assert counts[torch.float16]["Softmax"] == 2 - layers
-    assert not counts[torch.float32]["PackedMultiHeadAttention"]  # its kernel may use TF32
+    graph = onnx.load_from_string(graph_for("cuda", trace(model.to(dtype), "cuda"))).graph
+    count = Counter(node.op_type for node in graph.node)
+    assert (count["PackedMultiHeadAttention"], count["Softmax"]) == (kernels, softmaxes)
 
 
 def test_packed_kernel_is_not_used_for_queries_with_tokens_that_no_token_attends_to(
@@ -289,8 +296,11 @@ def test_every_family_exports_with_parity(family: str, family_artifact: FamilyAr
     assert_parity(exported, model)
 
 
-# Pooling sees the last layer only. MPNet has relative positions, unlike BERT.
-@pytest.mark.parametrize(("family", "pooling"), [*product(("bert", "mpnet"), POOLINGS)])
+# Pooling sees the last layer only, which computes the first tokens alone for "cls"; MPNet's has
+# relative positions.
+@pytest.mark.parametrize(
+    ("family", "pooling"), [("mpnet", "cls"), *(("bert", pooling) for pooling in POOLINGS)]
+)
 def test_every_pooling_exports_with_parity(family: str, pooling: str, tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     save_checkpoint(folder, family, num_hidden_layers=1)
@@ -304,11 +314,24 @@ def test_every_pooling_exports_with_parity(family: str, pooling: str, tmp_path: 
     assert_parity(exported, load(folder, overrides)[0])
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_pooling_of_first_tokens_needs_no_other_token_of_the_last_layer(
-    family: str, tmp_path: Path
+def test_pooling_of_first_tokens_has_token_vectors_if_prompts_are_not_pooled(
+    tmp_path: Path,
 ) -> None:
-    save_checkpoint(tmp_path / "tiny", family)
+    save_checkpoint(tmp_path, "bert")
+    _, config = load(tmp_path, Overrides(pooling=["cls"], include_prompt=False))
+    assert config.outputs == ("pooled", "tokens")
+    with pytest.raises(CheckpointError, match="include prompts in pooling"):
+        load(tmp_path, Overrides(pooling=["cls"], include_prompt=False, tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("bert", {}), ("modernbert", {"layer_types": ["full_attention", "sliding_attention"]})],
+)
+def test_pooling_of_first_tokens_needs_no_other_token_of_the_last_layer(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / "tiny", family, num_hidden_layers=2, **changes)
     save_tokenizer(tmp_path / "tiny")
     source = resolve(str(tmp_path / "tiny"))
 
@@ -317,11 +340,8 @@ def test_pooling_of_first_tokens_needs_no_other_token_of_the_last_layer(
         return export(source, tmp_path / name, overrides=chosen, copy_source=False)[0]
 
     plain, with_tokens = exported("plain"), exported("tokens", tokens=True)
-    without_prompt = exported("prompt", include_prompt=False)
-    with pytest.raises(CheckpointError, match="include prompts in pooling"):
-        exported("wrong", include_prompt=False, tokens=False)
     assert plain.manifest.outputs == ("pooled",)
-    assert with_tokens.manifest.outputs == without_prompt.manifest.outputs == ("pooled", "tokens")
+    assert with_tokens.manifest.outputs == ("pooled", "tokens")
     rows = [[0, *range(4, 4 + length), 2] for length in (3, 20, 1, 9)]
     for engine in ("onnxruntime", "openvino"):
         ours, theirs = (open_engine(a, engine).run(pack(rows)) for a in (plain, with_tokens))

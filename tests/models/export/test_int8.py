@@ -41,7 +41,7 @@ from models.export.int8.rows import length_classes, longest_text, quality_rows, 
 from models.export.int8.texts import OwnTexts, VocabularyTexts
 from models.export.model_folder import CheckpointError
 from models.packing import pack
-from tests.models.checkpoints import save_masked_lm, save_tokenizer
+from tests.models.checkpoints import save_checkpoint, save_masked_lm, save_tokenizer
 from tests.models.test_engines import ALTERATIONS, AlteredEngine
 from tests.sentences import calibration_texts
 
@@ -493,16 +493,23 @@ def test_artifact_without_int8_graph_names_the_option(small_artifact: Artifact) 
         open_engine(small_artifact, "openvino", "int8")
 
 
+@pytest.fixture
+def arguments_of_int8(tmp_path: Path) -> list[str]:
+    """Arguments that export a model of 24 tokens in int8, whose quality is measured in no time."""
+    save_checkpoint(tmp_path / "model", "bert", num_hidden_layers=1)
+    save_tokenizer(tmp_path / "model")
+    return [str(tmp_path / "model"), "--out", str(tmp_path / "out"), "--precision=int8"]
+
+
 @needs_int8
 @pytest.mark.slow
 def test_quality_below_a_bound_fails_and_names_the_costliest_layers(
-    small_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments_of_int8: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [str(small_folder), "--out", str(tmp_path / "out"), "--precision=int8"]
-    assert main([*arguments, "--min-cosine=1.1"]) == 1
+    assert main([*arguments_of_int8, "--min-cosine=1.1"]) == 1
     captured = capsys.readouterr()
     assert "Calibrating int8 with texts from the vocabulary\n" in captured.out
-    assert "below the bounds even with 2 of 8 layers in float: mean_cosine of 1 to" in captured.err
+    assert "below the bounds even with 1 of 4 layers in float: mean_cosine of 1 to" in captured.err
     assert "layers.0.linear2" in captured.err
     assert not (tmp_path / "out").exists()
 
@@ -539,7 +546,7 @@ def test_command_line_prints_quality_and_costs(
 @needs_int8
 @pytest.mark.slow
 def test_export_refuses_a_graph_whose_check_is_below_the_bound(
-    small_folder: Path,
+    arguments_of_int8: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -547,8 +554,7 @@ def test_export_refuses_a_graph_whose_check_is_below_the_bound(
     spec = OUTPUTS["pooled"]
     bounds = {**spec.bounds, "int8": Agreement(1.1, 0.1)}
     monkeypatch.setitem(OUTPUTS, "pooled", replace(spec, bounds=bounds))
-    arguments = [str(small_folder), "--out", str(tmp_path / "out"), "--precision=int8"]
-    assert main([*arguments, "--min-cosine=0", "--min-recall=0"]) == 1
+    assert main([*arguments_of_int8, "--min-cosine=0", "--min-recall=0"]) == 1
     captured = capsys.readouterr()
     sentence = r"worst cosine of the check's pooled is \d\.\d{4} \(1\.1 required\), and their worst"
     assert re.search(sentence, captured.err)

@@ -8,7 +8,6 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from langchain_openai import OpenAIEmbeddings
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
@@ -62,6 +61,8 @@ def test_token_ids_alone_and_in_lists(
 
 
 def test_langchain_gets_them_too(url: str, key: str, expected: list[list[float]]) -> None:
+    from langchain_openai import OpenAIEmbeddings  # imports for seconds
+
     with httpx.Client() as connections:
         embedder = OpenAIEmbeddings(
             model=MODEL,

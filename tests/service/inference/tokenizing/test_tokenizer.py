@@ -155,7 +155,7 @@ texts_of_pairs = st.builds(str.__mul__, passages, st.sampled_from([1, 10, 30]))
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     pair=st.tuples(texts_of_pairs, texts_of_pairs),
     on_overflow=st.sampled_from(["truncate", "truncate_left"]),
