@@ -23,7 +23,7 @@ from pathlib import Path
 from models.export.sources import resolve
 from tests.benchmarks.bench_engines import bare_engine, refer_to_best_peers, token_ids
 from tests.benchmarks.bench_servers import ARTIFACT, export_int8, int8_artifact
-from tests.benchmarks.comparison import Comparison, Figures, parser, report
+from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
 from tests.benchmarks.libraries import library, sentence_transformers_file
 from tests.benchmarks.workloads import mixed_texts
 
@@ -54,7 +54,7 @@ def main() -> None:
     written = mixed_texts(arguments.rows)
     rows = token_ids(written)
     tokens = sum(map(len, rows))
-    contenders: dict[str, Callable[[], Figures]] = {}
+    contenders: dict[str, Measure] = {}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         texts = Path(name) / "texts.jsonl"
         lines = (json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(written))

@@ -7,7 +7,6 @@ twice.
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -17,6 +16,7 @@ from tests.benchmarks.comparison import (
     BenchmarkError,
     Comparison,
     Figures,
+    Measure,
     markdown,
     number,
     parser,
@@ -84,33 +84,40 @@ def _compare(
 ) -> Comparison:
     """Send a stream of texts to both services, each at its own pace."""
     comparison = Comparison(_PLAIN)
-    contenders: dict[str, Callable[[], Figures]] = {}
-    warm_up = [{"inputs": f"warm-up {index}"} for index in range(_REQUESTS_PER_S)]
+    contenders: dict[str, Measure] = {}
     with ExitStack() as stack:
         for name, size in ((_PLAIN, 0), (_CACHED, cache_bytes)):
             server = stack.enter_context(Server(vitrine(f"--cache.max_bytes={size}")))
-            server.load_bodies(warm_up, _CLIENTS, 1)
-            total = Counter(hits=-int(server.metrics()[_HITS]))
-            contenders[name] = partial(_load, server, texts(), seconds, total)
-        comparison.measure(contenders, rounds, title="", warm_up=False)
+            contenders[name] = partial(_Stream(server, texts()).load, seconds)
+        comparison.measure(contenders, rounds, warm_up=False)
     if comparison.problems:
         raise BenchmarkError("; ".join(comparison.problems))
     return comparison
 
 
-def _load(server: Server, texts: Iterator[str], seconds: int, total: Counter[str]) -> Figures:
-    """Continue the stream; `total` has the requests so far, and less the hits before it."""
-    bodies = [{"inputs": text} for text in islice(texts, _REQUESTS_PER_S * seconds)]
-    load = server.load_bodies(bodies, _CLIENTS, seconds)
-    assert load.requests < len(bodies)  # none was sent twice
-    total["requests"] += load.requests
-    hits = server.metrics()[_HITS] + total["hits"]
-    return {
-        "requests/s": load.rate,
-        "CPU time, ms a request": 1e3 * load.cpu_s / load.requests,
-        "requests so far": total["requests"],
-        "hits so far": hits / total["requests"],
-    }
+class _Stream:
+    """A warm service and the texts that it gets."""
+
+    def __init__(self, server: Server, texts: Iterator[str]) -> None:
+        self._server = server
+        self._texts = texts
+        self._requests = 0
+        warm_up = [{"inputs": f"warm-up {index}"} for index in range(_REQUESTS_PER_S)]
+        server.load_bodies(warm_up, _CLIENTS, 1)
+        self._hits_before = server.metrics()[_HITS]
+
+    def load(self, seconds: int) -> Figures:
+        """Send the next texts."""
+        bodies = [{"inputs": text} for text in islice(self._texts, _REQUESTS_PER_S * seconds)]
+        load = self._server.load_bodies(bodies, _CLIENTS, seconds)
+        assert load.requests < len(bodies)  # none was sent twice
+        self._requests += load.requests
+        return {
+            "requests/s": load.rate,
+            "CPU time, ms a request": 1e3 * load.cpu_s / load.requests,
+            "requests so far": self._requests,
+            "hits so far": (self._server.metrics()[_HITS] - self._hits_before) / self._requests,
+        }
 
 
 if __name__ == "__main__":

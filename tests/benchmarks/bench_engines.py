@@ -37,7 +37,7 @@ from models.packing import PackedBatch, pack
 from service.inference.opening import ModelOptions, open_model
 from service.inference.tokenizer import TextTokenizer
 from tests.benchmarks.bench_servers import ARTIFACT, export_int8, int8_artifact, our_kinds
-from tests.benchmarks.comparison import Comparison, Figures, parser, report
+from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
 from tests.benchmarks.libraries import (
     SENTENCE_TRANSFORMERS,
     ctranslate2,
@@ -188,7 +188,7 @@ def _limits(environments: Path, rows: list[list[int]], rounds: int, seconds: int
     for precision, dtype in _TORCH_DTYPES.items():
         if kind := our_kinds(environments).get(precision):
             with Server(kind) as server:
-                contenders: dict[str, Callable[[], Figures]] = {
+                contenders: dict[str, Measure] = {
                     "service": partial(_service, server, seconds),
                     "bare engine": partial(_bare, bare_engine(precision, rows), seconds),
                     "large product": partial(_product, dtype),

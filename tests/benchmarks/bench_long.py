@@ -26,7 +26,7 @@ from models.export.sources import resolve
 from models.packing import pack
 from service.inference.tokenizer import TextTokenizer
 from tests.benchmarks.bench_servers import ARTIFACT
-from tests.benchmarks.comparison import Comparison, Figures, parser, report
+from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
 from tests.benchmarks.servers import Kind, Server, status_mb, vitrine
 from tests.benchmarks.workloads import WORKLOADS
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
@@ -72,7 +72,7 @@ def _exported(folder: Path, family: str, max_tokens: int, config: dict[str, obje
     return export(source, folder / "artifact", overrides=overrides, copy_source=False)[0]
 
 
-def _timed(run: Callable[[], object]) -> Callable[[], Figures]:
+def _timed(run: Callable[[], object]) -> Measure:
     """Return a function that measures the duration of a run."""
 
     def measure() -> Figures:

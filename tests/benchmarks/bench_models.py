@@ -13,10 +13,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from threading import Thread
+from threading import Event
 
 import httpx2
 import numpy as np
@@ -28,6 +29,7 @@ from tests.benchmarks.workloads import WORKLOADS, random_text
 
 _NAMES = [f"model{index}" for index in range(10)]
 _FLOODING, _FLOODED = _NAMES[:2]
+_FLOOD_CLIENTS = 16
 
 
 def main() -> None:
@@ -80,12 +82,22 @@ def _flooded(server: Server, seconds: int, rate: float) -> Figures:
     """Measure beside 16 clients that send documents to another model."""
     requests = WORKLOADS["documents"].requests()
     bodies = [{"inputs": texts, "model": _FLOODING} for texts in requests]
-    with server.awake():
-        flood = Thread(target=server.load_bodies, args=(bodies, 16, seconds + 2))
-        flood.start()
+    end = Event()
+
+    def send(client: int) -> None:
+        for body in cycle(bodies[client:] + bodies[:client]):
+            if end.is_set():
+                return
+            server.post(body)
+
+    with server.awake(), ThreadPoolExecutor(_FLOOD_CLIENTS) as clients:
+        flood = clients.map(send, range(_FLOOD_CLIENTS))
         time.sleep(1)
-        figures = _alone(server, seconds, rate)
-        flood.join()
+        try:
+            figures = _alone(server, seconds, rate)
+        finally:
+            end.set()
+        list(flood)
     return figures
 
 

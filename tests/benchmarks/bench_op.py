@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from models.add_layer_norm import add_layer_norm_with_sum, implementation
-from tests.benchmarks.comparison import Comparison, Figures, parser, report
+from tests.benchmarks.comparison import Comparison, Measure, parser, report
 from tests.benchmarks.cuda_timer import capturable, cuda_seconds
 
 EPS = 1e-5
@@ -75,7 +75,7 @@ def measure(
             comparison.measure(timers, rounds, title=title, warm_up=False)
 
 
-def timer(run: Callable[[], object], device: str) -> Callable[[], Figures]:
+def timer(run: Callable[[], object], device: str) -> Measure:
     """Return a function that measures the median time of some work, after a warm-up."""
     if device.startswith("cuda"):
         return lambda: {"us": 1e6 * cuda_seconds(run)}

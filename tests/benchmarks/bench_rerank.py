@@ -23,7 +23,7 @@ from models.engines import ENGINES
 from models.export.exporter import export
 from models.export.sources import resolve
 from tests.benchmarks.bench_servers import infinity
-from tests.benchmarks.comparison import Comparison, Figures, parser, report
+from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
 from tests.benchmarks.libraries import cross_encoder, library
 from tests.benchmarks.servers import Api, Kind, Server, vitrine
 from tests.benchmarks.workloads import random_text
@@ -85,7 +85,7 @@ def main() -> None:
     options = parser(__doc__, rounds=5, seconds=10).parse_args()
     requests = _requests()
     pairs = [[(query, text) for text in texts] for query, texts in requests]
-    contenders: dict[str, Callable[[], Figures]] = {}
+    contenders: dict[str, Measure] = {}
     scores: dict[str, NDArray[np.float64]] = {}
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 # Figures of one measurement by name and unit, such as "p50, ms".
 Figures = Mapping[str, float]
+Measure = Callable[[], Figures]
 _OUT = Path("build/bench")
 # Flags of /proc/cpuinfo that decide which precisions an engine has, and how fast they are.
 _INSTRUCTIONS = {
@@ -54,7 +55,7 @@ class Comparison:
 
     def measure(
         self,
-        contenders: Mapping[str, Callable[[], Figures]],
+        contenders: Mapping[str, Measure],
         rounds: int,
         *,
         title: str = "",
@@ -113,7 +114,7 @@ class Comparison:
             return "-"
         median = number(self.median(figure, contender))
         reference = self.references.get(contender, self.reference)
-        if reference == contender or reference not in by_contender:
+        if reference == contender or not all(by_contender.get(reference, [0])):
             return median
         return f"{median} ({self.ratio(figure, contender, reference):.2f})"
 
