@@ -19,7 +19,7 @@
 # make test-gpu   tests that need an NVIDIA GPU, in a separate environment
 # make gpu-bundle  what `gpu-report` needs on a machine without a network, in build/gpu-bundle
 # make gpu-report  results and times of everything that runs on an NVIDIA GPU, in 8 minutes
-# make bench-against COMMIT=...  benchmark: this tree beside another commit, in turns (needs wrk)
+# make bench-against COMMIT=...  benchmark: this tree beside another commit, in turns (6 minutes; needs wrk)
 # make bench-op   benchmark: the fused operator, eager torch and compiled torch, on this machine's device
 
 # make docs     the documentation as a site, in build/docs

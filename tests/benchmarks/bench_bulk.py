@@ -73,7 +73,7 @@ def main() -> None:
             contenders[f"sentence-transformers, {backend}, {precision}"] = partial(
                 _peer, seconds, tokens
             )
-        comparison = Comparison(reference="")
+        comparison = Comparison(contenders_in_rows=True)
         comparison.measure(contenders, arguments.rounds)
     refer_to_best_peers(comparison, "tokens/s")
     references = comparison.references
@@ -81,10 +81,9 @@ def main() -> None:
         references[f"{_OURS}, int8"] = reference
     share = comparison.ratio(_CPU, f"{_OURS}, float32", _BARE)
     report(
-        "bulk",
         f"{len(rows):,} texts, {tokens:,} tokens; in brackets the ratio to the best backend of "
         "sentence-transformers in the same precision, of int8 to that in bfloat16",
-        comparison.table(contenders_in_rows=True),
+        comparison,
         f"tokens per CPU second, of the bare engine: {share:.3f}",
     )
 

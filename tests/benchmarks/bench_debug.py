@@ -27,7 +27,7 @@ def main() -> None:
             load = (server, WORKLOADS[name], options.seconds)
             contenders = {"alone": partial(_alone, *load), "beside jobs": partial(_beside, *load)}
             comparison.measure(contenders, options.rounds, title=f"{name}: ")
-    report("debug", comparison.table(), problems=comparison.problems)
+    report(comparison)
 
 
 def _alone(server: Server, workload: Workload, seconds: int) -> Figures:

@@ -141,9 +141,11 @@ def _entrants(
     }
 
 
-def _libraries(environments: Path, texts: list[str], rows: list[list[int]], rounds: int) -> str:
+def _libraries(
+    environments: Path, texts: list[str], rows: list[list[int]], rounds: int
+) -> Comparison:
     """Return the first table."""
-    comparison = Comparison(reference="")
+    comparison = Comparison(contenders_in_rows=True)
     tokens = sum(map(len, rows))
     with ExitStack() as stack:
         entrants = {
@@ -160,7 +162,7 @@ def _libraries(environments: Path, texts: list[str], rows: list[list[int]], roun
     refer_to_best_peers(comparison, "tokens/s")
     for name, (_, vectors) in entrants.items():
         comparison.add("1 - worst cosine", name, 1 - cosines(vectors, expected).min())
-    return comparison.table(contenders_in_rows=True)
+    return comparison
 
 
 def _rate(seconds: Callable[[], float], tokens: int) -> Figures:
@@ -182,7 +184,7 @@ def refer_to_best_peers(comparison: Comparison, figure: str) -> None:
             comparison.references[name] = best
 
 
-def _limits(environments: Path, rows: list[list[int]], rounds: int, seconds: int) -> str:
+def _limits(environments: Path, rows: list[list[int]], rounds: int, seconds: int) -> Comparison:
     """Return the second table, whose ratios are to the bare engine."""
     comparison = Comparison("bare engine")
     for precision, dtype in _TORCH_DTYPES.items():
@@ -194,7 +196,7 @@ def _limits(environments: Path, rows: list[list[int]], rounds: int, seconds: int
                     "large product": partial(_product, dtype),
                 }
                 comparison.measure(contenders, rounds, title=f"{precision}: ")
-    return comparison.table()
+    return comparison
 
 
 def _service(server: Server, seconds: int) -> Figures:
@@ -295,7 +297,7 @@ def main() -> None:
     first = _libraries(options.environments, texts[:_TEXTS], rows[:_TEXTS], options.rounds)
     # Its ratios vary more.
     second = _limits(options.environments, rows, 3 * options.rounds, options.seconds)
-    report("engines", first, second)
+    report(first, second)
 
 
 if __name__ == "__main__":

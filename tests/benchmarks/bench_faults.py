@@ -235,7 +235,7 @@ def main() -> None:
     """Run the benchmark and print its tables."""
     options = parser(__doc__, rounds=5).parse_args()
     service = Service()
-    attacks = Comparison(reference="")
+    attacks = Comparison(contenders_in_rows=True)
     faults: list[list[str]] = []
     try:
         with _watching(service):
@@ -250,7 +250,7 @@ def main() -> None:
         service.stop()
     header = ["fault", "response to the guilty client", "outage for others, s"]
     table = markdown([*header, "their longest latency, s"], faults)
-    report("faults", attacks.table(contenders_in_rows=True), table)
+    report(attacks, table)
 
 
 if __name__ == "__main__":

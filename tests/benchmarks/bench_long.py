@@ -91,7 +91,7 @@ def _peak_mb(run: Callable[[], object]) -> float:
     return status_mb("VmHWM") - before
 
 
-def _rows(folder: Path, family: str, lengths: Sequence[int], rounds: int) -> str:
+def _rows(folder: Path, family: str, lengths: Sequence[int], rounds: int) -> Comparison:
     """Compare one row in onnxruntime with transformers, whose attention PyTorch fuses."""
     comparison = Comparison("PyTorch")
     artifact = _exported(
@@ -110,10 +110,10 @@ def _rows(folder: Path, family: str, lengths: Sequence[int], rounds: int) -> str
         title, is_short = f"{family}, one row of {length:,} tokens: ", length <= _LONGEST_IN_ROUNDS
         comparison.measure(contenders, rounds if is_short else 1, title=title, warm_up=is_short)
         comparison.add(f"{title}MB above idle", "onnxruntime", _peak_mb(run))
-    return comparison.table()
+    return comparison
 
 
-def _window(folder: Path, rounds: int) -> str:
+def _window(folder: Path, rounds: int) -> Comparison:
     """Compare the attention of a layer with a window with that of a full layer."""
     artifact = _exported(folder, "modernbert", 8192, _MODERNBERT)
     graph = artifact.path / artifact.graph("onnxruntime").file
@@ -135,10 +135,10 @@ def _window(folder: Path, rounds: int) -> str:
     for name, times in (("full attention", outer[2::2]), ("window of 64", outer[3::2])):
         for us in times:
             comparison.add("8,192 tokens: attention, s", name, us / 1e6)
-    return comparison.table()
+    return comparison
 
 
-def _tokenizer(rounds: int) -> str:
+def _tokenizer(rounds: int) -> Comparison:
     """Compare tokenising a megabyte in part and whole."""
     artifact = Artifact.load(ARTIFACT)
     served = TextTokenizer(artifact, max_chars=10**7)
@@ -151,13 +151,13 @@ def _tokenizer(rounds: int) -> str:
     }
     comparison = Comparison("whole")
     comparison.measure(contenders, rounds, title="tokenising 1 MB for 256 tokens: ")
-    return comparison.table()
+    return comparison
 
 
-def _beside(folder: Path, seconds: int) -> str:
+def _beside(folder: Path, seconds: int) -> Comparison:
     """Measure short texts beside texts of 8,192 tokens."""
     artifact = _exported(folder, "bert", 8192, _SMALL)
-    comparison = Comparison(reference="")
+    comparison = Comparison()
     with Server(vitrine(f"--model.path={artifact.path}")) as server, server.awake():
         long = " ".join(["w5"] * 8190)
         comparison.measure({"alone": _timed(lambda: server.encode([long]))}, 3, title="long text: ")
@@ -171,7 +171,7 @@ def _beside(folder: Path, seconds: int) -> str:
                 value = 1e3 * float(np.percentile(latencies, quantile))
                 name = f"beside {clients} clients with long texts"
                 comparison.add(f"short texts: p{quantile}, ms", name, value)
-    return comparison.table()
+    return comparison
 
 
 def _latencies(server: Server, text: str, end: float) -> list[float]:
@@ -184,7 +184,7 @@ def _latencies(server: Server, text: str, end: float) -> list[float]:
     return latencies
 
 
-def _large(folder: Path, rounds: int, seconds: int) -> str:
+def _large(folder: Path, rounds: int, seconds: int) -> Comparison:
     """Compare a large model that is compiled once with one that is compiled twice."""
     artifact = _exported(folder, "bert", 512, _LARGE)
     model = f"--model.path={artifact.path}"
@@ -198,7 +198,7 @@ def _large(folder: Path, rounds: int, seconds: int) -> str:
             load = partial(_load, workload=name, seconds=length)
             contenders = {name: partial(load, server) for name, server in servers.items()}
             comparison.measure(contenders, rounds, title=f"{name}: ", warm_up=False)
-    return comparison.table()
+    return comparison
 
 
 def _load(server: Server, workload: str, seconds: int) -> Figures:
@@ -221,7 +221,7 @@ def main() -> None:
     ):
         with tempfile.TemporaryDirectory() as folder:
             parts.append(bench(Path(folder)))
-    report("long", *parts)
+    report(*parts)
 
 
 if __name__ == "__main__":

@@ -60,8 +60,7 @@ def main() -> None:
             )
     weights = (arguments.artifact / "model.weights").stat().st_size / 1e6
     facts = f"Weights of {len(_NAMES)} models: {len(_NAMES) * weights:,.0f} MB"
-    problems = models.problems + flood.problems
-    report("models", facts, models.table(), flood.table(), problems=problems)
+    report(facts, models, flood)
 
 
 def _in_turn(server: Server, models: Sequence[str | None], seconds: int) -> Figures:

@@ -126,7 +126,7 @@ def main() -> None:
         torch.set_num_threads(number)
         measure(comparison, arguments.device, count, width, dtype, arguments.rounds)
     on = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-    report("op", f"On {on}, torch {torch.__version__}", comparison.table())
+    report(f"On {on}, torch {torch.__version__}", comparison)
 
 
 if __name__ == "__main__":

@@ -105,9 +105,9 @@ def main() -> None:
             tolerance = 0.01 if "bfloat16" in name else 1e-4
             expected = scores["sentence-transformers, torch"][:3]
             np.testing.assert_allclose(actual[:3], expected, atol=tolerance, err_msg=name)
-        comparison = Comparison(_OURS)
+        comparison = Comparison(_OURS, contenders_in_rows=True)
         comparison.measure(contenders, options.rounds)
-    report("rerank", comparison.table(contenders_in_rows=True), problems=comparison.problems)
+    report(comparison)
 
 
 def _load(server: Server, requests: Sequence[_Request], seconds: int) -> Figures:

@@ -147,7 +147,7 @@ def compare_servers(environments: Path, urls: Mapping[str, str], rounds: int, se
         fair = [f"{n}: {fairness(servers[n], 3 * seconds)}" for n in our_kinds(environments)]
     notes = [f"- {line}" for line in (*similarity, *fair)]
     about = [about_peers(list(peers))] if peers else []
-    report("servers", comparison.table(), *about, "\n".join(notes), problems=comparison.problems)
+    report(comparison, *about, "\n".join(notes))
 
 
 def _load(client: Client, workload: Workload, seconds: int, tokens: float) -> Figures:

@@ -41,13 +41,17 @@ class Comparison:
 
     Attributes:
         figures: Values of all rounds by figure and contender.
-        references: Contender that the ratios of a contender are relative to; `reference` for those
-            that are not in it.
+        references: Other references, by contender.
         problems: The contenders that failed, and why.
+
+    Args:
+        reference: Contender that ratios are relative to; none by default.
+        contenders_in_rows: Layout of the table; by default, contenders are columns.
     """
 
-    def __init__(self, reference: str) -> None:
+    def __init__(self, reference: str = "", *, contenders_in_rows: bool = False) -> None:
         self.reference = reference
+        self._contenders_in_rows = contenders_in_rows
         self.references: dict[str, str] = {}
         self.figures: dict[str, dict[str, list[float]]] = {}
         self.problems: list[str] = []
@@ -118,9 +122,9 @@ class Comparison:
             return median
         return f"{median} ({self.ratio(figure, contender, reference):.2f})"
 
-    def table(self, *, contenders_in_rows: bool = False) -> str:
-        """Return the figures in Markdown, one row per figure or per contender."""
-        if contenders_in_rows:
+    def __str__(self) -> str:
+        """Return the figures as a table in Markdown."""
+        if self._contenders_in_rows:
             rows = (
                 [c, *(self.cell(figure, c) for figure in self.figures)] for c in self._contenders
             )
@@ -167,18 +171,21 @@ def parser(
     return options
 
 
-def report(name: str, *parts: str, problems: Sequence[str] = ()) -> None:
-    """Print the parts below the machine, date and command, and write them to `build/bench`.
+def report(*parts: str | Comparison) -> None:
+    """Print the parts below machine, date and command, and write them to a file in `build/bench`.
 
     Raises:
         SystemExit: a contender had a problem; the status is 1.
     """
-    command = f"python -m tests.benchmarks.bench_{name} {shlex.join(sys.argv[1:])}".strip()
+    module = Path(sys.argv[0]).stem
+    command = f"python -m tests.benchmarks.{module} {shlex.join(sys.argv[1:])}".strip()
     facts = f"{machine()}, {datetime.date.today()}\n\n`{command}`"
-    text = "\n\n".join([facts, *parts, *(f"- {problem}" for problem in problems)])
+    compared = [part for part in parts if isinstance(part, Comparison)]
+    problems = [problem for comparison in compared for problem in comparison.problems]
+    text = "\n\n".join([facts, *map(str, parts), *(f"- {problem}" for problem in problems)])
     print(text)
     _OUT.mkdir(parents=True, exist_ok=True)
-    (_OUT / f"{name}.md").write_text(f"{text}\n", "utf-8")
+    (_OUT / f"{module.removeprefix('bench_')}.md").write_text(f"{text}\n", "utf-8")
     if problems:
         sys.exit(f"the report is incomplete: {'; '.join(problems)}")
 

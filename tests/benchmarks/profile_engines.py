@@ -84,7 +84,7 @@ def main() -> None:
         if name == "float32" or ENGINES["openvino"].unusable("bfloat16") is None:
             times = openvino_profile(graphs["openvino"], batches, precision)
             parts.append(table(f"OpenVINO, {name}", times, tokens))
-    report("profile", *parts)
+    report(*parts)
 
 
 if __name__ == "__main__":

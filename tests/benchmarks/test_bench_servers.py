@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks import comparison
-from tests.benchmarks.bench_servers import OURS, PEER, about_peers, compare_vectors
+from tests.benchmarks.bench_servers import OURS, PEER, compare_vectors
 from tests.benchmarks.comparison import BenchmarkError, Comparison, Figures, cpu, report
 from tests.benchmarks.peers import find_peer, parse_peers
 from tests.benchmarks.servers import Api, Client, Kind, Server
@@ -219,16 +219,22 @@ def test_figures_are_medians_and_ratios_are_medians_of_the_rounds_ratios() -> No
     }
     rates.measure(contenders, 3, title="mixed: ")
     rates.add("MB", OURS, 1234.5)
-    assert rates.table() == (
+    assert str(rates) == (
         f"|  | {OURS} | {PEER} |\n| --- | --: | --: |\n"
         "| mixed: rate | 3 (2.00) | 2 |\n| MB | 1,234 | - |"
     )
+
+
+def test_contenders_may_be_rows_and_have_other_references() -> None:
+    rates = Comparison(PEER, contenders_in_rows=True)
     rates.references[PEER] = OURS
-    assert rates.table(contenders_in_rows=True) == (
-        f"|  | mixed: rate | MB |\n| --- | --: | --: |\n"
-        f"| {OURS} | 3 (2.00) | 1,234 |\n| {PEER} | 2 (0.50) | - |"
+    for name, rate in ((OURS, 3.0), (PEER, 1.5)):
+        rates.add("rate", name, rate)
+    rates.add("MB", OURS, 1234.5)
+    assert str(rates) == (
+        f"|  | rate | MB |\n| --- | --: | --: |\n"
+        f"| {OURS} | 3 (2.00) | 1,234 |\n| {PEER} | 1.5 (0.50) | - |"
     )
-    assert "CPU time" in about_peers(["tei"])
 
 
 def test_each_round_begins_with_the_next_contender() -> None:
@@ -263,7 +269,7 @@ def test_contender_that_fails_is_named_and_the_others_are_measured() -> None:
         "mixed: first: failed 3 requests",
         "mixed: late: failed 3 requests",
     ]
-    assert rates.table().endswith("| mixed: rate | 5 (2.50) | 2 | - | - |")
+    assert str(rates).endswith("| mixed: rate | 5 (2.50) | 2 | - | - |")
 
 
 def test_figures_without_those_of_the_reference_have_no_ratios() -> None:
@@ -271,7 +277,7 @@ def test_figures_without_those_of_the_reference_have_no_ratios() -> None:
     rates.measure(
         {OURS: scripted({"rate": 15.0}), PEER: scripted(BenchmarkError())}, 1, warm_up=False
     )
-    assert rates.table().endswith("| rate | 15 | - |")
+    assert str(rates).endswith("| rate | 15 | - |")
 
 
 @pytest.mark.parametrize(
@@ -294,10 +300,12 @@ def test_report_is_written_and_names_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(comparison, "_OUT", tmp_path / "bench")
-    monkeypatch.setattr(sys, "argv", ["bench", "--rounds", "2"])
-    report("servers", "| a table |")
+    monkeypatch.setattr(sys, "argv", ["/path/bench_servers.py", "--rounds", "2"])
+    report("| a table |")
+    incomplete = Comparison()
+    incomplete.problems.append("'tei' is gone")
     with pytest.raises(SystemExit, match="the report is incomplete: 'tei' is gone"):
-        report("servers", "| a table |", problems=["'tei' is gone"])
+        report("| a table |", incomplete)
     written = (tmp_path / "bench/servers.md").read_text()
     assert "`python -m tests.benchmarks.bench_servers --rounds 2`\n\n| a table |" in written
     assert written.endswith("- 'tei' is gone\n")
