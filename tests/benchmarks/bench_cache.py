@@ -1,27 +1,30 @@
-"""Throughput of `POST /encode` with a cache and without it, for repeated and for new texts.
+"""`make bench-cache`: `POST /encode` with a cache and without it, for repeated and for new texts.
 
-Two services get the same requests from wrk. They take turns, and one is suspended while the other
-is measured. "zipf": one text per request, drawn from 100,000 short texts; the k-th is drawn with a
-probability in proportion to 1 / k. The cache is empty at first, and rounds continue the stream
-until 100,000 requests were sent to it, so the share of hits grows. "unique": no text occurs twice.
-
-    python -m tests.benchmarks.bench_cache
+Two services get the same requests from wrk, in turn. "repeated": one text per request, drawn from
+100,000 short texts; the k-th is drawn with a probability in proportion to 1 / k. The cache is empty
+at first, and each round continues the stream, so the share of hits grows. "new": no text occurs
+twice.
 """
 
-import argparse
-import json
 import random
-import statistics
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import accumulate, count, islice
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import accumulate, islice
 
-from tests.benchmarks.servers import Kind, Load, Server, need_wrk
+from tests.benchmarks.comparison import (
+    Comparison,
+    Figures,
+    Measure,
+    markdown,
+    number,
+    parser,
+    report,
+)
+from tests.benchmarks.servers import Server, vitrine
 from tests.benchmarks.workloads import random_text
 
-_PORT = 8461
+_PLAIN, _CACHED = "without cache", "with cache"
 _TEXTS = 100_000
 _CLIENTS = 16
 # More than a service encodes in one measurement.
@@ -29,7 +32,7 @@ _REQUESTS_PER_S = 6000
 _HITS = 'vitrine_cache_items_total{result="hit"}'
 
 
-def zipf() -> Iterator[str]:
+def repeated() -> Iterator[str]:
     """Yield texts, each drawn from the same 100,000."""
     draw = random.Random(1)  # noqa: S311 - not for secrets
     texts = [_short_text(draw) for _ in range(_TEXTS)]
@@ -38,7 +41,7 @@ def zipf() -> Iterator[str]:
         yield from draw.choices(texts, cum_weights=weights, k=1000)
 
 
-def unique() -> Iterator[str]:
+def new() -> Iterator[str]:
     """Yield texts that all differ."""
     draw, seen = random.Random(2), set[str]()  # noqa: S311 - not for secrets
     while True:
@@ -53,100 +56,67 @@ def _short_text(draw: random.Random) -> str:
 
 
 def main() -> None:
-    """Run the benchmark and print its tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=100_000, help="number of the zipf requests")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of the unique texts")
-    parser.add_argument("--seconds", type=int, default=5, help="duration of one measurement")
-    parser.add_argument("--cache-bytes", type=int, default=512 * 2**20)
-    options = parser.parse_args()
-    need_wrk()
-    with _servers(options.cache_bytes) as pair:
-        _measure_zipf(pair, options.requests, options.seconds)
-    with _servers(options.cache_bytes) as pair:
-        _measure_unique(pair, options.rounds, options.seconds)
-
-
-def _measure_zipf(pair: Sequence[Server], requests: int, seconds: int) -> None:
-    print("| zipf: requests so far | requests/s without cache | with it | ratio | hits |")
-    print("|--:|--:|--:|--:|--:|")
-    total, hits = [0, 0], 0.0
-    for plain, cached in _rounds(pair, zipf, seconds):
-        pair[1].resume()
-        before, hits = hits, float(_counts(pair[1].get("/metrics"))[_HITS])
-        pair[1].pause()
-        total = [total[0] + plain.requests, total[1] + cached.requests]
-        _print_row(f"{total[1]:,}", plain, cached, (hits - before) / cached.requests)
-        if total[1] >= requests:
-            break
-    print(f"whole stream: ratio {total[1] / total[0]:.2f}, hits {hits / total[1]:.0%}", flush=True)
-
-
-def _measure_unique(pair: Sequence[Server], rounds: int, seconds: int) -> None:
-    loads = list(islice(_rounds(pair, unique, seconds), rounds))
-    ratios = [cached.requests / plain.requests for plain, cached in loads]
-    cpu = [
-        (cached.cpu_s / cached.requests) / (plain.cpu_s / plain.requests) for plain, cached in loads
-    ]
-    print(f"unique: ratio of requests/s {statistics.median(ratios):.3f}, in the rounds", end=" ")
-    print(*(f"{ratio:.3f}" for ratio in sorted(ratios)))
-    print(
-        f"unique: ratio of CPU time per request {statistics.median(cpu):.3f}, in the rounds",
-        end=" ",
+    """Run the benchmark and print a table per stream of texts."""
+    options = parser(__doc__, rounds=5, seconds=5)
+    options.add_argument("--cache-bytes", type=int, default=512 * 2**20)
+    arguments = options.parse_args()
+    again, unique = (
+        _compare(texts, rounds, arguments.seconds, arguments.cache_bytes)
+        for texts, rounds in ((repeated, arguments.rounds), (new, 2 * arguments.rounds))
     )
-    print(*(f"{ratio:.3f}" for ratio in sorted(cpu)))
+    rates = again.figures["requests/s"]
+    total, hits = (again.figures[name][_CACHED] for name in ("requests so far", "hits so far"))
+    rows = (
+        [f"{so_far:,.0f}", number(plain), number(cached), f"{cached / plain:.2f}", f"{share:.0%}"]
+        for so_far, plain, cached, share in zip(
+            total, rates[_PLAIN], rates[_CACHED], hits, strict=True
+        )
+    )
+    header = ["repeated texts: requests so far", "requests/s without cache", "with it", "ratio"]
+    table = markdown([*header, "hits so far"], rows)
+    whole = total[-1] / again.figures["requests so far"][_PLAIN][-1]
+    report(table, f"Ratio over the whole stream: {whole:.2f}", unique)
 
 
-def _print_row(name: str, plain: Load, cached: Load, hits: float) -> None:
-    rates = [load.requests / load.seconds for load in (plain, cached)]
-    ratio = rates[1] / rates[0]
-    print(f"| {name} | {rates[0]:.0f} | {rates[1]:.0f} | {ratio:.2f} | {hits:.0%} |", flush=True)
+def _compare(
+    texts: Callable[[], Iterator[str]], rounds: int, seconds: int, cache_bytes: int
+) -> Comparison:
+    """Send a stream of texts to both services, each at its own pace."""
+    comparison = Comparison(_PLAIN)
+    contenders: dict[str, Measure] = {}
+    with ExitStack() as stack:
+        for name, size in ((_PLAIN, 0), (_CACHED, cache_bytes)):
+            server = stack.enter_context(Server(vitrine(f"--cache.max_bytes={size}")))
+            contenders[name] = partial(_Stream(server, texts()).load, seconds)
+        comparison.measure(contenders, rounds, warm_up=False)
+    if comparison.problems:
+        report(comparison)
+    return comparison
 
 
-@contextmanager
-def _servers(cache_bytes: int) -> Iterator[tuple[Server, Server]]:
-    """Start a service without a cache and one with a cache, both warm and suspended."""
-    serve = str(Path(sys.executable).with_name("vitrine-serve"))
-    pair = _server(serve, _PORT, 0), _server(serve, _PORT + 1, cache_bytes)
-    warm_up = [json.dumps({"inputs": [f"warm-up {index}"]}) for index in range(_REQUESTS_PER_S)]
-    try:
-        for server in pair:
-            server.load_bodies(warm_up, _CLIENTS, 1)
-        yield pair
-    finally:
-        for server in pair:
-            server.stop()
+class _Stream:
+    """A warm service and the texts that it gets."""
 
+    def __init__(self, server: Server, texts: Iterator[str]) -> None:
+        self._server = server
+        self._texts = texts
+        self._requests = 0
+        warm_up = [{"inputs": f"warm-up {index}"} for index in range(_REQUESTS_PER_S)]
+        server.load_bodies(warm_up, _CLIENTS, 1)
+        self._hits_before = server.metrics()[_HITS]
 
-def _server(serve: str, port: int, cache_bytes: int) -> Server:
-    command = (serve, f"--server.port={port}", f"--cache.max_bytes={cache_bytes}")
-    server = Server(Kind(command, "/encode", "inputs", Path()), port)
-    server.pause()
-    return server
-
-
-def _rounds(
-    pair: Sequence[Server], texts: Callable[[], Iterator[str]], seconds: int
-) -> Iterator[tuple[Load, Load]]:
-    """Yield the loads of the service without a cache and of the other one, round by round."""
-    streams = [texts() for _ in pair]  # each service reads its stream at its own pace
-    for round_ in count():
-        loads: dict[int, Load] = {}
-        for index in (0, 1) if round_ % 2 else (1, 0):
-            bodies = [
-                json.dumps({"inputs": [text]})
-                for text in islice(streams[index], _REQUESTS_PER_S * seconds)
-            ]
-            loads[index] = pair[index].load_bodies(bodies, _CLIENTS, seconds)
-            assert not loads[index].failed
-            assert loads[index].requests < len(bodies)  # none was sent twice
-        yield loads[0], loads[1]
-
-
-def _counts(metrics: str) -> dict[str, str]:
-    return {
-        name: value for name, _, value in (line.partition(" ") for line in metrics.splitlines())
-    }
+    def load(self, seconds: int) -> Figures:
+        """Send the next texts."""
+        bodies = [{"inputs": text} for text in islice(self._texts, _REQUESTS_PER_S * seconds)]
+        load = self._server.load_bodies(bodies, _CLIENTS, seconds)
+        assert load.requests < len(bodies)  # none was sent twice
+        self._requests += load.requests
+        return {
+            "requests/s": load.rate,
+            "CPU time, ms a request": 1e3 * load.cpu_s / load.requests,
+            "requests so far": self._requests,
+            "hits so far": (self._server.metrics()[_HITS] - self._hits_before) / self._requests,
+        }
 
 
 if __name__ == "__main__":

@@ -4,37 +4,41 @@ A client encodes one text after the other while something breaks. A supervisor r
 when it exits, as an orchestrator does.
 """
 
-import argparse
-import asyncio
-import concurrent.futures
-import contextlib
 import json
 import os
 import signal
 import socket
-import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
+from functools import partial
 from pathlib import Path
 
+from tests.benchmarks.comparison import (
+    BenchmarkError,
+    Comparison,
+    Figures,
+    markdown,
+    parser,
+    report,
+)
+from tests.benchmarks.servers import Api, Client, status_mb
 from tests.faulty_service import BREAKS, HANGS, IS_NAN, IS_STUCK, RAISES
 from tests.serving import process
 
-_PORT = 8140
 _MEGABYTE = 2**20
-_HELD_S = 10
-_JSON = {"Content-Type": "application/json"}
 _JOB = {"text": "The cat sat on the mat.", "target": {"type": "norm"}, "tolerance": 1e-6}
 
 
-class Supervised:
+class Service(Client):
     """The service, restarted whenever it exits."""
 
     def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        super().__init__(f"http://127.0.0.1:{self.port}", Api())
         self.pid = 0
         self._ending = False
         self._thread = threading.Thread(target=self._run)
@@ -45,7 +49,7 @@ class Supervised:
             with process(
                 "-m",
                 "tests.faulty_service",
-                VITRINE_SERVER__PORT=str(_PORT),
+                VITRINE_SERVER__PORT=str(self.port),
                 VITRINE_ENGINE__TIMEOUT_S="1",
                 VITRINE_BATCH__MAX_QUEUE_TOKENS="20000",
                 VITRINE_LIMITS__BODY_S="1",
@@ -54,215 +58,154 @@ class Supervised:
                 self.pid = started.pid
                 started.wait()
 
-    def resident_mb(self) -> float:
-        """Return the resident memory of the process, in MB."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
     def stop(self) -> None:
         """Terminate the service and do not restart it."""
         self._ending = True
         os.kill(self.pid, signal.SIGKILL)
         self._thread.join()
 
-
-def post(route: str, body: bytes, headers: dict[str, str] = _JSON) -> tuple[int, bytes]:
-    """Return status and content of the response; status 0 if there is none."""
-    connection = HTTPConnection("127.0.0.1", _PORT, timeout=60)
-    try:
-        connection.request("POST", route, body, headers)
-        response = connection.getresponse()
-        return response.status, response.read()
-    except (OSError, HTTPException):
-        return 0, b""
-    finally:
-        connection.close()
+    def status(self, body: object, path: str = "/encode") -> tuple[int, bytes]:
+        """Return status and content of the response; status 0 if there is none."""
+        try:
+            return self.request("POST", path, body)
+        except BenchmarkError:
+            return 0, b""
 
 
-def encode(inputs: object) -> tuple[int, bytes]:
-    """Request vectors."""
-    return post("/encode", json.dumps({"inputs": inputs}).encode())
-
-
-@dataclass
-class Seen:
-    """Observations of a client that encodes one text after the other.
-
-    Attributes:
-        polls: Start and duration of each request in seconds, and its status.
-    """
-
-    polls: list[tuple[float, float, int]] = field(default_factory=list)
-
-    def outage_s(self) -> float:
-        """Return the seconds from the first failed request to the next success."""
-        failed = [when for when, _, status in self.polls if status != 200]
-        if not failed:
-            return 0.0
-        return min(when for when, _, status in self.polls if when > failed[-1]) - failed[0]
-
-    def p99_s(self) -> float:
-        """Return the 99th percentile of the request durations, in seconds."""
-        waits = sorted(wait for _, wait, status in self.polls if status == 200)
-        return waits[int(0.99 * len(waits))]
-
-    def longest_s(self) -> float:
-        """Return the longest request duration, in seconds."""
-        return max(wait for _, wait, status in self.polls if status == 200)
+# Start and duration of a request in seconds, and its status.
+Poll = tuple[float, float, int]
 
 
 @contextmanager
-def watching() -> Iterator[Seen]:
-    """Encode one text after the other in a thread; at the end, until a request succeeds."""
-    seen, end = Seen(), threading.Event()
+def _watching(service: Service) -> Iterator[list[Poll]]:
+    """Encode one text after the other in a thread; at the end, until 20 requests succeed."""
+    polls: list[Poll] = []
+    end = threading.Event()
 
     def watch() -> None:
-        while not end.is_set() or [status for _, _, status in seen.polls[-20:]] != [200] * 20:
+        while not end.is_set() or [status for _, _, status in polls[-20:]] != [200] * 20:
             started = time.perf_counter()
-            status, _ = encode("a text that anybody may send")
-            seen.polls.append((started, time.perf_counter() - started, status))
+            status, _ = service.status({"inputs": "a text that anybody may send"})
+            polls.append((started, time.perf_counter() - started, status))
             time.sleep(0.005)
 
     thread = threading.Thread(target=watch)
     thread.start()
     time.sleep(0.5)
     try:
-        yield seen
+        yield polls
         time.sleep(1)  # a service with a broken engine responds before it exits
     finally:
         end.set()
         thread.join()
 
 
-def _status(*statuses: int) -> str:
+def _outage_s(polls: Sequence[Poll]) -> float:
+    """Return the seconds from the first failed request to the next success after all failures."""
+    failed = [when for when, _, status in polls if status != 200]
+    if not failed:
+        return 0.0
+    return min(when for when, _, status in polls if when > failed[-1]) - failed[0]
+
+
+def _longest_s(polls: Sequence[Poll]) -> float:
+    """Return the longest duration of a successful request, in seconds."""
+    return max(duration for _, duration, status in polls if status == 200)
+
+
+def _attack(service: Service, body: bytes) -> Figures:
+    before = status_mb("VmRSS", service.pid)
+    with _watching(service) as polls:
+        status, content = service.status(body)
+    return {
+        "status": status,
+        "bytes": len(content),
+        "longest latency of others, ms": 1e3 * _longest_s(polls),
+        "memory, MB": status_mb("VmRSS", service.pid) - before,
+    }
+
+
+def _counts(*statuses: int) -> str:
     return ", ".join(f"{n or 'none'}: {statuses.count(n)}" for n in sorted(set(statuses)))
 
 
-def _one_input(token: int) -> str:
+def _one_input(service: Service, token: int) -> str:
     inputs = [[1000 + i] for i in range(32)]
     inputs[17] = [token]
-    status, content = encode(inputs)
+    status, content = service.status({"inputs": inputs})
     payload = json.loads(content) if content else {}
     return f"{status or 'no response'}, index {payload.get('index', '-')}"
 
 
-def _many(count: int, rows: int, tokens: int) -> list[concurrent.futures.Future[tuple[int, bytes]]]:
-    clients = concurrent.futures.ThreadPoolExecutor(count)
+def _many(service: Service, count: int, rows: int, tokens: int) -> list[Future[tuple[int, bytes]]]:
+    clients = ThreadPoolExecutor(count)
     inputs = [[1000 + i % 20_000] * tokens for i in range(rows)]
-    futures = [clients.submit(encode, inputs) for _ in range(count)]
+    futures = [clients.submit(service.status, {"inputs": inputs}) for _ in range(count)]
     clients.shutdown(wait=False)
     return futures
 
 
-def _full_queue(_service: Supervised) -> str:
-    return _status(*(response.result()[0] for response in _many(64, rows=40, tokens=100)))
+def _full_queue(service: Service) -> str:
+    return _counts(*(future.result()[0] for future in _many(service, 64, rows=40, tokens=100)))
 
 
-def _leave(_service: Supervised) -> str:
+def _leave(service: Service) -> str:
     body = json.dumps({"inputs": [[1000] * 250] * 10}).encode()
     for _ in range(1000):
-        _half_sent(body, b"").close()
-    encode("behind them all")
+        _send(service, body, len(body)).close()
+    service.status({"inputs": "behind them all"})
     return "-"
 
 
-def _half_sent(body: bytes, missing: bytes) -> socket.socket:
-    head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + (
-        f"Content-Length: {len(body + missing)}\r\n\r\n"
-    )
-    connection = socket.create_connection(("127.0.0.1", _PORT), timeout=30)
-    connection.sendall(head.encode() + body)
+def _send(service: Service, body: bytes, length: int) -> socket.socket:
+    """Send a body that declares a length, and return the connection."""
+    head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    connection = socket.create_connection(("127.0.0.1", service.port), timeout=30)
+    connection.sendall(f"{head}Content-Length: {length}\r\n\r\n".encode() + body)
     return connection
 
 
-def _slow_bodies(_service: Supervised) -> str:
-    connections = [_half_sent(b"{", b"}") for _ in range(200)]
+def _slow_bodies(service: Service) -> str:
+    connections = [_send(service, b"{", 2) for _ in range(200)]
     responses = [connection.recv(4096) for connection in connections]
     for connection in connections:
         connection.close()
-    return _status(*(int(response.split()[1]) if response else 0 for response in responses))
+    return _counts(*(int(response.split()[1]) if response else 0 for response in responses))
 
 
-def _nothing(_service: Supervised) -> str:
-    time.sleep(_HELD_S)
-    return "-"
-
-
-def _bodies_that_lack_a_byte(_service: Supervised) -> str:
-    # A separate process, so that it does not slow down the observing client.
-    with concurrent.futures.ProcessPoolExecutor(1) as senders:
-        return senders.submit(_hold_bodies).result()
-
-
-def _hold_bodies() -> str:
-    """Keep 1,000 connections open that each send 4 MiB less one byte; reopen closed ones."""
-    body = memoryview(b" " * (4 * _MEGABYTE - 1))
-    statuses: list[int] = []
-
-    async def hold() -> None:
-        while True:
-            reader, writer = await asyncio.open_connection("127.0.0.1", _PORT)
-            try:
-                writer.write(
-                    b"POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                )
-                writer.write(b"Content-Length: %d\r\n\r\n" % (len(body) + 1))
-                for start in range(0, len(body), 65_536):
-                    writer.write(body[start : start + 65_536])
-                    await writer.drain()
-            except ConnectionError:
-                pass
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                response = await reader.readuntil(b"\r\n\r\n")
-                statuses.append(int(response.split()[1]))
-                await reader.read()
-            writer.close()
-            await asyncio.sleep(1)
-
-    async def all_of_them() -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_HELD_S), asyncio.TaskGroup() as tasks:
-                for _ in range(1000):
-                    tasks.create_task(hold())
-
-    asyncio.run(all_of_them())
-    return _status(*statuses)
-
-
-def _end(service: Supervised, number: signal.Signals) -> str:
-    futures = _many(200, rows=1, tokens=50)
-    concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_COMPLETED)
+def _end(service: Service, number: signal.Signals) -> str:
+    futures = _many(service, 200, rows=1, tokens=50)
+    wait(futures, return_when=FIRST_COMPLETED)
     os.kill(service.pid, number)
-    return _status(*(response.result()[0] for response in futures))
+    return _counts(*(future.result()[0] for future in futures))
 
 
-def _kill_gradients(service: Supervised) -> str:
-    post("/debug/attribute", json.dumps(_JOB).encode())
-    with concurrent.futures.ThreadPoolExecutor(1) as clients:
-        job = clients.submit(post, "/debug/attribute", json.dumps(_JOB).encode())
+def _kill_gradients(service: Service) -> str:
+    job = partial(service.status, _JOB, "/debug/attribute")
+    job()
+    with ThreadPoolExecutor(1) as clients:
+        killed = clients.submit(job)
         time.sleep(0.05)
         children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text()
         os.kill(int(children.split()[0]), signal.SIGKILL)
-        status, _ = job.result()
+        status, _ = killed.result()
     started = time.perf_counter()
-    again, _ = post("/debug/attribute", json.dumps(_JOB).encode())
+    again, _ = job()
     return f"{status}; the next job {again}, after {time.perf_counter() - started:.1f} s"
 
 
-FAULTS: dict[str, Callable[[Supervised], str]] = {
-    "nothing, for 10 s": _nothing,
-    "1,000 bodies of 4 MiB that lack a byte, for 10 s": _bodies_that_lack_a_byte,
-    "the engine raises on one input of 32": lambda _: _one_input(RAISES),
-    "it gives a NaN for one of 32": lambda _: _one_input(IS_NAN),
-    "it hangs on one of 32 (`timeout_s` 1)": lambda _: _one_input(HANGS),
-    "it hangs and cannot be cancelled": lambda _: _one_input(IS_STUCK),
-    "it raises from now on": lambda _: _one_input(BREAKS),
+FAULTS: dict[str, Callable[[Service], str]] = {
+    "the engine raises on one input of 32": partial(_one_input, token=RAISES),
+    "it gives a NaN for one of 32": partial(_one_input, token=IS_NAN),
+    "it hangs on one of 32 (`timeout_s` 1)": partial(_one_input, token=HANGS),
+    "it hangs and cannot be cancelled": partial(_one_input, token=IS_STUCK),
+    "it raises from now on": partial(_one_input, token=BREAKS),
     "64 clients where the queue holds 5": _full_queue,
-    "1,000 clients that leave": _leave,
-    "200 bodies that do not come (`body_s` 1)": _slow_bodies,
+    "1,000 clients that disconnect": _leave,
+    "200 bodies that do not arrive (`body_s` 1)": _slow_bodies,
     "the gradient process is killed in mid-job": _kill_gradients,
-    "SIGTERM with 200 in flight": lambda service: _end(service, signal.SIGTERM),
-    "SIGKILL with 200 in flight": lambda service: _end(service, signal.SIGKILL),
+    "SIGTERM with 200 in flight": partial(_end, number=signal.SIGTERM),
+    "SIGKILL with 200 in flight": partial(_end, number=signal.SIGKILL),
 }
 
 ATTACKS: dict[str, bytes] = {
@@ -290,43 +233,24 @@ ATTACKS: dict[str, bytes] = {
 
 def main() -> None:
     """Run the benchmark and print its tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds per attack")
-    options = parser.parse_args()
-    service = Supervised()
+    options = parser(__doc__, rounds=5).parse_args()
+    service = Service()
+    attacks = Comparison(contenders_in_rows=True)
+    faults: list[list[str]] = []
     try:
-        with watching():
+        with _watching(service):
             pass
-        print("| attack | response | bytes | longest other request, ms | memory, MB |")
-        print("|---|--:|--:|--:|--:|")
-        for name, body in ATTACKS.items():
-            waits, growths = [], []
-            for _ in range(options.rounds):
-                before = service.resident_mb()
-                with watching() as seen:
-                    status, content = post("/encode", body)
-                waits.append(1e3 * seen.longest_s())
-                growths.append(service.resident_mb() - before)
-            print(
-                f"| {name} | {status} | {len(content)} | {statistics.median(waits):.0f} "
-                f"| {statistics.median(growths):+.0f} |",
-                flush=True,
-            )
-        print(
-            "\n| fault | whose fault it is sees | others see none for, s | their p99, ms "
-            "| their longest wait, s |"
-        )
-        print("|---|---|--:|--:|--:|")
+        contenders = {name: partial(_attack, service, body) for name, body in ATTACKS.items()}
+        attacks.measure(contenders, options.rounds, warm_up=False)
         for name, fault in FAULTS.items():
-            with watching() as seen:
+            with _watching(service) as polls:
                 outcome = fault(service)
-            print(
-                f"| {name} | {outcome} | {seen.outage_s():.1f} | {1e3 * seen.p99_s():.1f} "
-                f"| {seen.longest_s():.2f} |",
-                flush=True,
-            )
+            faults.append([name, outcome, f"{_outage_s(polls):.1f}", f"{_longest_s(polls):.2f}"])
     finally:
         service.stop()
+    header = ["fault", "response to the guilty client", "outage for others, s"]
+    table = markdown([*header, "their longest latency, s"], faults)
+    report(attacks, table)
 
 
 if __name__ == "__main__":

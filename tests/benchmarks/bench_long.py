@@ -1,20 +1,18 @@
 """`make bench-long`: long rows, long texts and large models, with random weights.
 
-Everything that is compared takes turns. Each figure is the median of the rounds; rows of more than
-8,192 tokens run once.
+Everything that is compared takes turns; rows of more than 8,192 tokens run once.
 """
 
-import argparse
 import json
-import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer
@@ -28,14 +26,13 @@ from models.export.sources import resolve
 from models.packing import pack
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.benchmarks.bench_servers import ARTIFACT
-from tests.benchmarks.servers import Kind, Server, need_wrk
+from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
+from tests.benchmarks.servers import Kind, Server, status_mb, vitrine
 from tests.benchmarks.workloads import WORKLOADS
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 
-ROUNDS = 3
 # A row of 32,768 tokens takes minutes on two cores.
 _LONGEST_IN_ROUNDS = 8192
-_PORTS = (8140, 8141)
 _SMALL: dict[str, object] = {
     "hidden_size": 384,
     "num_hidden_layers": 6,
@@ -43,14 +40,14 @@ _SMALL: dict[str, object] = {
     "intermediate_size": 1536,
 }
 _QWEN3: dict[str, object] = {"num_key_value_heads": 12, "head_dim": 32, "layer_types": None}
-_LARGE = {
+_LARGE: dict[str, object] = {
     "vocab_size": 30_522,
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
     "intermediate_size": 4096,
 }
-_MODERNBERT = {
+_MODERNBERT: dict[str, object] = {
     "hidden_size": 768,
     "num_hidden_layers": 2,
     "num_attention_heads": 12,
@@ -65,7 +62,7 @@ _TWICE = (
 )
 
 
-def exported(folder: Path, family: str, max_tokens: int, **config: object) -> Artifact:
+def _exported(folder: Path, family: str, max_tokens: int, config: dict[str, object]) -> Artifact:
     """Export a random model."""
     save_checkpoint(folder / "model", family, max_position_embeddings=max_tokens, **config)
     save_tokenizer(folder / "model")
@@ -75,69 +72,53 @@ def exported(folder: Path, family: str, max_tokens: int, **config: object) -> Ar
     return export(source, folder / "artifact", overrides=overrides, copy_source=False)[0]
 
 
-def line(title: str, *figures: str) -> None:
-    """Print a line of the table."""
-    print(f"| {' | '.join([title, *figures, '', ''][:4])} |", flush=True)
+def _timed(run: Callable[[], object]) -> Measure:
+    """Return a function that measures the duration of a run."""
+
+    def measure() -> Figures:
+        started = time.perf_counter()
+        run()
+        return {"s": time.perf_counter() - started}
+
+    return measure
 
 
-def median_s(functions: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Return the median duration of each function; they take turns, after a first round.
-
-    Without rounds, it is the duration in the first round.
-    """
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds + 1):
-        for name, function in functions.items():
-            started = time.perf_counter()
-            function()
-            times[name].append(time.perf_counter() - started)
-    return {name: statistics.median(values[1:] or values) for name, values in times.items()}
-
-
-def peak_mb(run: Callable[[], object]) -> float:
+def _peak_mb(run: Callable[[], object]) -> float:
     """Return how far a run raises the resident memory of this process."""
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = _status_mb("VmRSS")
+    before = status_mb("VmRSS")
     run()
-    return _status_mb("VmHWM") - before
+    return status_mb("VmHWM") - before
 
 
-def _status_mb(field: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(field))
-    return int(line.split()[1]) * 1024 / 1e6
-
-
-def bench_rows(folder: Path, family: str, lengths: Iterable[int]) -> None:
+def _rows(folder: Path, family: str, lengths: Sequence[int], rounds: int) -> Comparison:
     """Compare one row in onnxruntime with transformers, whose attention PyTorch fuses."""
-    config = _SMALL | (_QWEN3 if family == "qwen3" else {})
-    artifact = exported(folder, family, max(lengths), **config)
+    comparison = Comparison("PyTorch")
+    artifact = _exported(
+        folder, family, max(lengths), _SMALL | (_QWEN3 if family == "qwen3" else {})
+    )
     model = transformers.AutoModel.from_pretrained(folder / "model").eval()
     torch.set_num_threads(available_cpus())
     engine = open_engine(artifact, "onnxruntime")
     for length in lengths:
-        row = [5] * length
-
-        def run_torch(row: list[int] = row) -> None:
-            with torch.no_grad():
-                model(torch.tensor([row]))
-
-        batch = pack([row])
-        rounds = ROUNDS if length <= _LONGEST_IN_ROUNDS else 0
-        seconds = median_s({"torch": run_torch, "engine": partial(engine.run, batch)}, rounds)
-        peak = peak_mb(partial(engine.run, batch))
-        ratio = seconds["engine"] / seconds["torch"]
-        figures = f"{seconds['engine']:.2f}", f"{ratio:.2f}", f"{peak:.0f}"
-        title = f"{family}, one row of {length:,} tokens: s, ratio to PyTorch's, MB above idle"
-        line(title, *figures)
+        ids, batch = torch.tensor([[5] * length]), pack([[5] * length])
+        run = partial(engine.run, batch)
+        contenders = {
+            "onnxruntime": _timed(run),
+            "PyTorch": _timed(torch.no_grad()(partial(model, ids))),
+        }
+        title, is_short = f"{family}, one row of {length:,} tokens: ", length <= _LONGEST_IN_ROUNDS
+        comparison.measure(contenders, rounds if is_short else 1, title=title, warm_up=is_short)
+        comparison.add(f"{title}MB above idle", "onnxruntime", _peak_mb(run))
+    return comparison
 
 
-def bench_window(folder: Path) -> None:
+def _window(folder: Path, rounds: int) -> Comparison:
     """Compare the attention of a layer with a window with that of a full layer."""
-    artifact = exported(folder, "modernbert", 8192, **_MODERNBERT)
+    artifact = _exported(folder, "modernbert", 8192, _MODERNBERT)
     graph = artifact.path / artifact.graph("onnxruntime").file
     session = onnxruntime_session(graph, available_cpus(), profile=str(folder / "times"))
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         session.run(["pooled"], pack([[5] * 8192]).inputs())
     events = [
         event
@@ -150,130 +131,97 @@ def bench_window(folder: Path) -> None:
         if event["ts"] >= end:  # not within another If
             outer.append(event["dur"])
             end = event["ts"] + event["dur"]
-    ratios = [local / full for full, local in zip(outer[::2], outer[1::2], strict=True)][1:]
-    ratio = f"{statistics.median(ratios):.3f}"
-    line("window of 64 at 8,192 tokens: attention's time, ratio to full attention", ratio)
+    comparison = Comparison("full attention")
+    for name, times in (("full attention", outer[2::2]), ("window of 64", outer[3::2])):
+        for us in times:
+            comparison.add("8,192 tokens: attention, s", name, us / 1e6)
+    return comparison
 
 
-def bench_tokenizer() -> None:
+def _tokenizer(rounds: int) -> Comparison:
     """Compare tokenising a megabyte in part and whole."""
     artifact = Artifact.load(ARTIFACT)
     served = TextTokenizer(artifact, max_chars=10**7)
     whole = Tokenizer.from_buffer(artifact.read(TOKENIZER))
     whole.enable_truncation(artifact.manifest.max_tokens)
     text = ("The quick brown fox, jumps over 12 lazy dogs! " * 30_000)[:1_000_000]
-    seconds = median_s(
-        {
-            "part": lambda: served.rows_of_texts([text], None, "truncate"),
-            "whole": lambda: whole.encode_batch_fast([text]),
-        }
-    )
-    figures = f"{1000 * seconds['part']:.1f}", f"{seconds['part'] / seconds['whole']:.4f}"
-    line("tokenising 1 MB for 256 tokens: ms, ratio to tokenising it whole", *figures)
+    contenders = {
+        "in part": _timed(lambda: served.rows_of_texts([text], None, "truncate")),
+        "whole": _timed(lambda: whole.encode_batch_fast([text])),
+    }
+    comparison = Comparison("whole")
+    comparison.measure(contenders, rounds, title="tokenising 1 MB for 256 tokens: ")
+    return comparison
 
 
-def bench_beside(folder: Path, seconds: float) -> None:
+def _beside(folder: Path, seconds: int) -> Comparison:
     """Measure short texts beside texts of 8,192 tokens."""
-    artifact = exported(folder, "bert", 8192, **_SMALL)
-    server = Server(_vitrine(artifact, _PORTS[0]), _PORTS[0])
-    try:
+    artifact = _exported(folder, "bert", 8192, _SMALL)
+    comparison = Comparison()
+    with Server(vitrine(f"--model.path={artifact.path}")) as server, server.awake():
         long = " ".join(["w5"] * 8190)
-        alone_s = median_s({"long": lambda: server.encode([long])})["long"]
+        comparison.measure({"alone": _timed(lambda: server.encode([long]))}, 3, title="long text: ")
         for clients in (2, 6):
             end = time.monotonic() + seconds
-            long_s = [_client(server, long, end) for _ in range(clients)]
-            short_s = [_client(server, "w7 w8 w9", end) for _ in range(8)]
-            short = sorted(value for client in short_s for value in client())
-            for client in long_s:
-                client()
-            p99 = short[int(0.99 * (len(short) - 1))]
-            figures = f"{1000 * statistics.median(short):.0f}", f"{1000 * p99:.0f}"
-            title = f"short texts beside {clients} clients with texts of {alone_s:.1f} s: "
-            line(f"{title} p50, p99 in ms", *figures)
-    finally:
-        server.stop()
+            with ThreadPoolExecutor(clients + 8) as threads:
+                texts = [long] * clients + ["w7 w8 w9"] * 8
+                each = list(threads.map(lambda text, end=end: _latencies(server, text, end), texts))
+            latencies = np.concatenate(each[clients:])
+            for quantile in (50, 99):
+                value = 1e3 * float(np.percentile(latencies, quantile))
+                name = f"beside {clients} clients with long texts"
+                comparison.add(f"short texts: p{quantile}, ms", name, value)
+    return comparison
 
 
-def _client(server: Server, text: str, end: float) -> Callable[[], list[float]]:
-    """Send a text again and again in a thread; the returned function waits for its latencies."""
+def _latencies(server: Server, text: str, end: float) -> list[float]:
+    """Send a text again and again; return the latencies in seconds."""
     latencies: list[float] = []
-
-    def send() -> None:
-        while time.monotonic() < end:
-            started = time.perf_counter()
-            if not server.encode([text]):
-                raise RuntimeError("a request failed")
-            latencies.append(time.perf_counter() - started)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-
-    def joined() -> list[float]:
-        thread.join()
-        return latencies
-
-    return joined
+    while time.monotonic() < end:
+        started = time.perf_counter()
+        server.encode([text])
+        latencies.append(time.perf_counter() - started)
+    return latencies
 
 
-def bench_large(folder: Path, seconds: int) -> None:
+def _large(folder: Path, rounds: int, seconds: int) -> Comparison:
     """Compare a large model that is compiled once with one that is compiled twice."""
-    artifact = exported(folder, "bert", 512, **_LARGE)
-    twice = (sys.executable, "-c", _TWICE, "--model.path", str(artifact.path))
-    kinds = {
-        "once": _vitrine(artifact, _PORTS[0]),
-        "twice": Kind((*twice, f"--server.port={_PORTS[1]}"), "/encode", "inputs", Path()),
-    }
-    servers = {
-        name: Server(kind, port) for (name, kind), port in zip(kinds.items(), _PORTS, strict=True)
-    }
-    try:
-        memory = {name: server.resident_mb() for name, server in servers.items()}
-        p50: dict[str, list[float]] = {name: [] for name in servers}
-        rate: dict[str, list[float]] = {name: [] for name in servers}
-        for server in servers.values():
-            server.pause()
-        for _ in range(ROUNDS):
-            for name, server in servers.items():
-                p50[name].append(server.load(WORKLOADS["one client"], seconds).p50_ms)
-                mixed = server.load(WORKLOADS["mixed"], 2 * seconds)
-                rate[name].append(mixed.requests / mixed.seconds)
-    finally:
-        for server in servers.values():
-            server.stop()
-    weights = (artifact.path / artifact.graph("onnxruntime").weights).stat().st_size / 1e6
-    figures = f"{memory['once']:,.0f}", f"{memory['twice']:,.0f}"
-    line(f"BERT-large, {weights:,.0f} MB: resident MB compiled once, twice", *figures)
-    ratios = [
-        f"{statistics.median(times['once']) / statistics.median(times['twice']):.2f}"
-        for times in (rate, p50)
-    ]
-    line("compiled once: ratio of mixed requests/s, of one client's p50", *ratios)
+    artifact = _exported(folder, "bert", 512, _LARGE)
+    model = f"--model.path={artifact.path}"
+    twice = Kind((sys.executable, "-c", _TWICE, model, "--server.port={port}"))
+    comparison = Comparison("compiled twice")
+    with Server(vitrine(model)) as once, Server(twice) as other:
+        servers = {"compiled once": once, "compiled twice": other}
+        for name, server in servers.items():
+            comparison.add("BERT-large: resident, MB", name, server.resident_mb())
+        for name, length in (("one client", seconds), ("mixed", 2 * seconds)):
+            load = partial(_load, workload=name, seconds=length)
+            contenders = {name: partial(load, server) for name, server in servers.items()}
+            comparison.measure(contenders, rounds, title=f"{name}: ", warm_up=False)
+    return comparison
 
 
-def _vitrine(artifact: Artifact, port: int) -> Kind:
-    serve = str(Path(sys.executable).with_name("vitrine-serve"))
-    options = ("--model.path", str(artifact.path), f"--server.port={port}")
-    return Kind((serve, *options), "/encode", "inputs", Path())
+def _load(server: Server, workload: str, seconds: int) -> Figures:
+    return server.load(WORKLOADS[workload], seconds).figures()
 
 
 def main() -> None:
-    """Run the benchmark and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192])
-    parser.add_argument("--seconds", type=int, default=30, help="duration of one measurement")
-    options = parser.parse_args()
-    need_wrk()
-    print("| | | | |\n|---|--:|--:|--:|")
-    bench_tokenizer()
+    """Run the benchmark and print its tables."""
+    options = parser(__doc__, rounds=3, seconds=30)
+    options.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192])
+    arguments = options.parse_args()
+    rounds, seconds = arguments.rounds, arguments.seconds
+    parts = [_tokenizer(rounds)]
     for bench in (
-        lambda folder: bench_rows(folder, "bert", options.lengths),
-        lambda folder: bench_rows(folder, "qwen3", options.lengths),
-        bench_window,
-        lambda folder: bench_beside(folder, options.seconds),
-        lambda folder: bench_large(folder, options.seconds // 3),
+        partial(_rows, family="bert", lengths=arguments.lengths, rounds=rounds),
+        partial(_rows, family="qwen3", lengths=arguments.lengths, rounds=rounds),
+        partial(_window, rounds=rounds),
+        partial(_beside, seconds=seconds),
+        partial(_large, rounds=rounds, seconds=max(1, seconds // 3)),
     ):
         with tempfile.TemporaryDirectory() as folder:
-            bench(Path(folder))
+            parts.append(bench(Path(folder)))
+    report(*parts)
 
 
 if __name__ == "__main__":

@@ -1,168 +1,50 @@
-"""Peers: embedding servers that run already, of which only the URL is known."""
+"""Peers: embedding servers that run already, whose API is found by trying."""
 
 import argparse
-import http.client
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-import numpy as np
-from numpy.typing import NDArray
+from tests.benchmarks.comparison import BenchmarkError
+from tests.benchmarks.servers import Api, Client
 
-from tests.benchmarks.servers import Load, drive
-from tests.benchmarks.workloads import Workload
-
-# text-embeddings-inference refuses requests of more texts, by default.
-_MAX_TEXTS = 32
-_TIMEOUT_S = 60
-
-
-class ComparisonError(Exception):
-    """A server does not answer, has no known route, fails requests or returns other vectors."""
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """Route of an API and where its requests get the model's name.
-
-    Attributes:
-        field: JSON field with the texts.
-        models: Route that lists the models, for requests that name one.
-    """
-
-    path: str
-    field: str
-    models: str | None = None
-
-
-# TEI answers in both shapes. infinity has the OpenAI routes without `/v1` by default.
+# Route, field of the texts, and route of the models for requests that name one. TEI answers in the
+# first two shapes. infinity has the OpenAI routes without `/v1` by default.
 _SHAPES = (
-    _Shape("/embed", "inputs"),
-    _Shape("/v1/embeddings", "input", "/v1/models"),
-    _Shape("/embeddings", "input", "/models"),
+    ("/embed", "inputs", None),
+    ("/v1/embeddings", "input", "/v1/models"),
+    ("/embeddings", "input", "/models"),
 )
 
 
-class Peer:
-    """A running peer. Its process is unknown: it is never suspended, and has no CPU time.
-
-    Args:
-        name: Name in tables and errors.
-        url: Base URL, `http://host:port` with an optional path.
+def find_peer(name: str, url: str) -> Client:
+    """Return a client of the first API that the peer answers in.
 
     Raises:
-        ComparisonError: the peer does not answer, or has none of the known routes.
+        BenchmarkError: the peer does not answer, or has none of the known routes.
     """
-
-    def __init__(self, name: str, url: str) -> None:
-        self.name = name
-        self._url = url.rstrip("/")
-        self._shape, self._fields = self._find_shape()
-
-    @property
-    def route(self) -> str:
-        """URL of the route that encodes."""
-        return self._url + self._shape.path
-
-    def _find_shape(self) -> tuple[_Shape, Mapping[str, str]]:
-        """Return the first API that answers, and the fields of its requests besides the texts."""
-        tried: list[str] = []
-        for shape in _SHAPES:
-            fields: dict[str, str] = {}
-            if shape.models is not None:
-                status, content = self._request("GET", shape.models)
-                model = _first_model(content) if status == 200 else None
-                if model is None:
-                    tried.append(f"GET {shape.models}: no models, status {status}")
-                    continue
-                fields["model"] = model
-            status, content = self._request("POST", shape.path, {shape.field: ["ready?"], **fields})
-            if status == 200 and _vectors(content) is not None:
-                return shape, fields
-            tried.append(f"POST {shape.path}: no vectors, status {status}")
-        raise ComparisonError(
-            f"peer {self.name!r} at {self._url} has no known embedding route; tried "
-            + "; ".join(tried)
-        )
-
-    def _request(
-        self, method: str, path: str, body: Mapping[str, object] | None = None
-    ) -> tuple[int, bytes]:
-        parts = urlsplit(self._url)
-        connection = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT_S)
+    tried: list[str] = []
+    for path, field, models in _SHAPES:
         try:
-            headers = {} if body is None else {"Content-Type": "application/json"}
-            content = None if body is None else json.dumps(body)
-            connection.request(method, parts.path + path, content, headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise ComparisonError(
-                f"peer {self.name!r} does not answer at {self._url}: {error!r}"
-            ) from error
-        finally:
-            connection.close()
-
-    def bodies(self, requests: Sequence[Sequence[str]]) -> list[str]:
-        """Return the JSON body of each request."""
-        return [json.dumps({self._shape.field: texts, **self._fields}) for texts in requests]
-
-    def encode(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Return the vectors of the texts, (N, W).
-
-        Raises:
-            ComparisonError: the peer does not answer, or not with one vector per text.
-        """
-        return np.concatenate(list(self._encode_parts(texts)))
-
-    def _encode_parts(self, texts: Sequence[str]) -> Iterator[NDArray[np.float64]]:
-        for start in range(0, len(texts), _MAX_TEXTS):
-            part = texts[start : start + _MAX_TEXTS]
-            status, content = self._request(
-                "POST", self._shape.path, {self._shape.field: part, **self._fields}
-            )
-            vectors = _vectors(content) if status == 200 else None
-            if vectors is None or len(vectors) != len(part):
-                raise ComparisonError(
-                    f"peer {self.name!r} did not return {len(part)} vectors from {self.route}: "
-                    f"status {status}, {content[:200]!r}"
-                )
-            yield vectors
-
-    def load(self, workload: Workload, seconds: int) -> Load:
-        """Drive the workload with wrk.
-
-        Raises:
-            ComparisonError: the peer does not answer afterwards.
-        """
-        bodies = self.bodies(workload.requests())
-        figures = drive(self.route, bodies, workload.clients, seconds)
-        self.encode(["the requests that wrk abandoned precede this one in the queue"])
-        return Load(**figures, cpu_s=math.nan)
+            fields = {} if models is None else {"model": _first_model(url, models)}
+            peer = Client(url, Api(path, field, fields))
+            peer.encode(["ready?"])
+        except BenchmarkError as error:
+            tried.append(str(error))
+        else:
+            return peer
+    raise BenchmarkError(f"peer {name!r} has no known embedding route; tried {'; '.join(tried)}")
 
 
-def _first_model(content: bytes) -> str | None:
+def _first_model(url: str, path: str) -> str:
     """Return the name of the first model of an OpenAI list of models."""
+    status, content = Client(url, Api()).request("GET", path)
     try:
-        return str(json.loads(content)["data"][0]["id"])
+        if status == 200:
+            return str(json.loads(content)["data"][0]["id"])
     except (ValueError, TypeError, LookupError):
-        return None
-
-
-def _vectors(content: bytes) -> NDArray[np.float64] | None:
-    """Return the vectors of a response in TEI's or OpenAI's shape, (N, W), or None."""
-    try:
-        payload = json.loads(content)
-        if isinstance(payload, dict):
-            entries = sorted(payload["data"], key=lambda entry: int(entry["index"]))
-            payload = [entry["embedding"] for entry in entries]
-        vectors = np.asarray(payload, np.float64)
-    except (ValueError, TypeError, LookupError):
-        return None
-    return vectors if vectors.ndim == 2 else None
+        pass
+    raise BenchmarkError(f"GET {url}{path}: no models, status {status}")
 
 
 def parse_peers(text: str) -> dict[str, str]:

@@ -9,14 +9,14 @@ from collections import Counter
 from pathlib import Path
 
 import openvino
-from tokenizers import Tokenizer
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import Artifact
 from models.engines import ENGINES
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.packing import PackedBatch, round_up
-from tests.benchmarks.bench_engines import sorted_batches
+from tests.benchmarks.bench_engines import sorted_batches, token_ids
 from tests.benchmarks.bench_servers import ARTIFACT
+from tests.benchmarks.comparison import markdown, report
 from tests.benchmarks.workloads import WORKLOADS
 
 ROUNDS = 3
@@ -62,29 +62,29 @@ def openvino_profile(graph: Path, batches: list[PackedBatch], precision: str) ->
 def table(title: str, times: Counter[str], tokens: int) -> str:
     """Return a table of the slowest operators."""
     total = sum(times.values())
-    lines = [f"{title}: {total / tokens:.1f} us a token", "", "| operator | share | us a token |"]
-    lines.append("|---|--:|--:|")
-    for operator, microseconds in times.most_common():
-        if microseconds >= 0.005 * total:
-            share, each = microseconds / total, microseconds / tokens
-            lines.append(f"| {operator} | {share:.1%} | {each:.2f} |")
-    return "\n".join(lines)
+    rows = (
+        [operator, f"{us / total:.1%}", f"{us / tokens:.2f}"]
+        for operator, us in times.most_common()
+        if us >= 0.005 * total
+    )
+    head = f"{title}: {total / tokens:.1f} us a token\n\n"
+    return head + markdown(["operator", "share", "us a token"], rows)
 
 
 def main() -> None:
     """Print a table per engine and precision that this machine supports."""
-    artifact = Artifact.load(ARTIFACT)
-    tokenizer = Tokenizer.from_buffer(artifact.read(TOKENIZER))
     texts = [text for request in WORKLOADS["mixed"].requests()[:200] for text in request]
-    batches = sorted_batches([encoding.ids for encoding in tokenizer.encode_batch(texts)])
+    batches = sorted_batches(token_ids(texts))
     tokens = ROUNDS * sum(len(batch.input_ids) for batch in batches)
+    artifact = Artifact.load(ARTIFACT)
     graphs = {graph.engine: artifact.path / graph.file for graph in artifact.manifest.graphs}
     times = onnxruntime_profile(graphs["onnxruntime"], batches)
-    print(table("onnxruntime, float32", times, tokens), end="\n\n")
+    parts = [table("onnxruntime, float32", times, tokens)]
     for precision, name in (("f32", "float32"), ("bf16", "bfloat16")):
         if name == "float32" or ENGINES["openvino"].unusable("bfloat16") is None:
             times = openvino_profile(graphs["openvino"], batches, precision)
-            print(table(f"OpenVINO, {name}", times, tokens), end="\n\n")
+            parts.append(table(f"OpenVINO, {name}", times, tokens))
+    report(*parts)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,26 @@
-"""Running peers, the comparison of vectors and the report of `make bench`; no speed is measured."""
+"""Frame of the benchmarks, running peers and the comparison of vectors; no speed is measured."""
 
 import argparse
 import json
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from tests.benchmarks.bench_servers import (
-    OURS,
-    PEER,
-    about_peers,
-    compare_vectors,
-    measure,
-    rate_ratios,
-    row,
-)
-from tests.benchmarks.peers import ComparisonError, Peer, parse_peers
-from tests.benchmarks.report import cpu, draw_ratios
-from tests.benchmarks.servers import Load
-from tests.benchmarks.workloads import Workload
+from tests.benchmarks import comparison
+from tests.benchmarks.bench_servers import OURS, PEER, compare_vectors
+from tests.benchmarks.comparison import BenchmarkError, Comparison, Figures, cpu, report
+from tests.benchmarks.peers import find_peer, parse_peers
+from tests.benchmarks.servers import Api, Client, Kind, Server
+from tests.benchmarks.workloads import WORKLOADS
+from tests.eventually import eventually
 
 SHAPES = {
     "tei": ("/embed", "inputs", None),
@@ -107,19 +102,18 @@ def serving(path: str, field: str, models: str | None) -> Iterator[FakePeer]:
 def test_peer_shape_is_found_by_trying(shape: str) -> None:
     path, field, models = SHAPES[shape]
     with serving(path, field, models) as server:
-        peer = Peer("other", server.url + "/")
-        assert peer.route == server.url + path
+        peer = find_peer("other", server.url + "/")
+        assert (peer.url, peer.api.path) == (server.url, path)
         texts = ["x" * length for length in range(70)]
         vectors = peer.encode(texts)
         assert vectors.tolist() == [vector(text) for text in texts]
-        (body,) = peer.bodies([["one", "two"]])
-        model = {"model": "a/model"} if models else {}
-        assert json.loads(body) == {field: ["one", "two"], **model}
+        assert peer.api.fields == ({"model": "a/model"} if models else {})
 
 
 def test_base_path_of_a_peer_is_kept() -> None:
     with serving("/v1/embeddings", "input", "/v1/models") as server:
-        assert Peer("vllm", server.url + "/v1").route == server.url + "/v1/embeddings"
+        peer = find_peer("vllm", server.url + "/v1")
+        assert peer.url + peer.api.path == server.url + "/v1/embeddings"
 
 
 def test_unreachable_peer_is_named() -> None:
@@ -127,49 +121,49 @@ def test_unreachable_peer_is_named() -> None:
         bound.bind(("127.0.0.1", 0))  # bound, and not listening: connections are refused
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(
-            ComparisonError, match=f"peer 'vllm' does not answer at {url}: .*refused"
+            BenchmarkError, match=f"peer 'vllm' .* {url} does not answer: .*refused"
         ):
-            Peer("vllm", url)
+            find_peer("vllm", url)
 
 
 def test_peer_without_known_route_is_named_with_what_was_tried() -> None:
     with (
         serving("/elsewhere", "texts", None) as server,
         pytest.raises(
-            ComparisonError, match=r"'odd' at .* tried POST /embed: .*404; GET /v1/models"
+            BenchmarkError, match=r"'odd' .* tried POST http.*/embed: .*404.*; GET .*/v1/models"
         ),
     ):
-        Peer("odd", server.url)
+        find_peer("odd", server.url)
 
 
 def test_peer_that_stops_answering_with_vectors_is_named() -> None:
     with serving(*SHAPES["tei"]) as server:
-        peer = Peer("tei", server.url)
+        peer = find_peer("tei", server.url)
         server.path = "/moved"
-        with pytest.raises(ComparisonError, match=r"'tei' did not return 1 vectors .* status 404"):
+        with pytest.raises(BenchmarkError, match=f"{server.url}/embed: status 404"):
             peer.encode(["a text"])
 
 
 def test_peer_that_drops_texts_is_named() -> None:
     with serving(*SHAPES["tei"]) as server:
-        peer = Peer("tei", server.url)
+        peer = find_peer("tei", server.url)
         server.dropped = 1
-        with pytest.raises(ComparisonError, match="'tei' did not return 2 vectors"):
+        with pytest.raises(BenchmarkError, match=f"{server.url}/embed did not return 2 vectors"):
             peer.encode(["one", "two"])
 
 
 def test_peer_with_other_vectors_is_refused_by_name() -> None:
     texts = ["a", "longer", "the longest of all"]
     with serving(*SHAPES["openai"]) as server:
-        theirs = Peer("vllm", server.url).encode(texts)
+        theirs = find_peer("vllm", server.url).encode(texts)
     other = theirs * [1, 1, -1]
     lines = compare_vectors({OURS: theirs, "vllm": theirs})
     assert lines[1] == "vllm: cosine to ours: mean 1.0000000, worst 1.0000000"
-    with pytest.raises(ComparisonError, match="'vllm' returns other vectors: the worst cosine"):
+    with pytest.raises(BenchmarkError, match="'vllm' returns other vectors: the worst cosine"):
         compare_vectors({OURS: other, "vllm": theirs})
-    with pytest.raises(ComparisonError, match="'vllm' returns other vectors: 3 wide instead of 2"):
+    with pytest.raises(BenchmarkError, match="'vllm' returns other vectors: 3 wide instead of 2"):
         compare_vectors({OURS: theirs[:, :2], "vllm": theirs})
-    with pytest.raises(ComparisonError, match="'vllm' returns other vectors: the worst cosine"):
+    with pytest.raises(BenchmarkError, match="'vllm' returns other vectors: the worst cosine"):
         compare_vectors({OURS: theirs, "vllm": theirs * np.nan})
 
 
@@ -177,7 +171,7 @@ def test_int8_has_a_lower_bound_than_other_precisions() -> None:
     ours = np.array([[1.0, 0.0]])
     rounded = np.array([[0.995, np.sqrt(1 - 0.995**2)]])
     compare_vectors({OURS: ours, "int8": rounded})
-    with pytest.raises(ComparisonError, match=r"'bfloat16' .* 0\.9950, below 0\.999"):
+    with pytest.raises(BenchmarkError, match=r"'bfloat16' .* 0\.9950, below 0\.999"):
         compare_vectors({OURS: ours, "bfloat16": rounded})
 
 
@@ -204,85 +198,145 @@ def test_malformed_peers_are_refused(text: str, message: str) -> None:
         parse_peers(text)
 
 
-def test_row_has_a_dash_where_a_peer_has_no_figure() -> None:
-    figures = {OURS: [2.0, 3.0, 8.0], PEER: [1.0, 2.0, 2.0]}
-    assert row("ready", figures, ".1f", [OURS, PEER, "tei"]) == "| ready | 3.0 (2.00) | 2.0 | - |"
-    assert "CPU time" in about_peers(["tei"])
+def scripted(*results: Figures | BenchmarkError) -> Callable[[], Figures]:
+    """Return a contender with these figures in turn; an error is raised."""
+    left = iter(results)
 
-
-def load(requests: int, failed: int = 0) -> Load:
-    return Load(requests=requests, seconds=2.0, p50_ms=1.0, p99_ms=2.0, failed=failed, cpu_s=0.5)
-
-
-class Scripted(Peer):
-    """Peer whose loads are given; an error is raised."""
-
-    def __init__(self, *loads: Load | ComparisonError) -> None:
-        self.left = list(loads)
-
-    def load(self, _workload: Workload, _seconds: int) -> Load:
-        result = self.left.pop(0)
-        if isinstance(result, ComparisonError):
+    def measure() -> Figures:
+        result = next(left)
+        if isinstance(result, BenchmarkError):
             raise result
         return result
 
+    return measure
 
-def test_server_without_a_figure_is_named_and_the_others_are_measured() -> None:
+
+def test_figures_are_medians_and_ratios_are_medians_of_the_rounds_ratios() -> None:
+    rates = Comparison(PEER)
     contenders = {
-        OURS: Scripted(*map(load, (1, 30, 50))),
-        PEER: Scripted(*map(load, (1, 10, 20))),
-        "slow": Scripted(load(0)),
-        "late": Scripted(load(1), load(9), load(0)),
-        "failing": Scripted(load(1), load(7, failed=3)),
-        "gone": Scripted(load(1), ComparisonError("'gone' did not return 1 vectors")),
+        OURS: scripted(*({"rate": rate} for rate in (99.0, 2.0, 3.0, 8.0))),
+        PEER: scripted(*({"rate": rate} for rate in (99.0, 1.0, 2.0, 2.0))),
     }
-    loads, problems = measure(contenders, "mixed", 2, 8)
-    assert loads == {
-        OURS: [load(30), load(50)],
-        PEER: [load(10), load(20)],
-        **{name: [] for name in ("slow", "late", "failing", "gone")},
-    }
-    assert sorted(problems) == [
-        "'failing' failed 3 requests of 'mixed'",
-        "'gone' did not return 1 vectors, after the load of 'mixed'",
-        "'late' completed no request of 'mixed' in 8 s; raise --seconds",
-        "'slow' completed no request of 'mixed' in 8 s; raise --seconds",
-    ]
-    assert not any(contender.left for contender in contenders.values())
-    rates = {name: [one.requests / one.seconds for one in own] for name, own in loads.items()}
-    assert row("rates", rates, ".1f", list(loads)) == (
-        "| rates | 20.0 (2.75) | 7.5 | - | - | - | - |"
+    rates.measure(contenders, 3, title="mixed: ")
+    rates.add("MB", OURS, 1234.5)
+    assert str(rates) == (
+        f"|  | {OURS} | {PEER} |\n| --- | --: | --: |\n"
+        "| mixed: rate | 3 (2.00) | 2 |\n| MB | 1,234 | - |"
     )
-    assert rate_ratios({"mixed": loads})["mixed"] == {
-        OURS: 2.75,
-        PEER: 1.0,
-        **dict.fromkeys(("slow", "late", "failing", "gone"), 0.0),
+
+
+def test_contenders_may_be_rows_and_have_other_references() -> None:
+    rates = Comparison(PEER, contenders_in_rows=True)
+    rates.references[PEER] = OURS
+    for name, rate in ((OURS, 3.0), (PEER, 1.5)):
+        rates.add("rate", name, rate)
+    rates.add("MB", OURS, 1234.5)
+    assert str(rates) == (
+        f"|  | rate | MB |\n| --- | --: | --: |\n"
+        f"| {OURS} | 3 (2.00) | 1,234 |\n| {PEER} | 1.5 (0.50) | - |"
+    )
+
+
+def test_each_round_begins_with_the_next_contender() -> None:
+    order: list[str] = []
+
+    def contender(name: str) -> Callable[[], Figures]:
+        def measure() -> Figures:
+            order.append(name)
+            return {}
+
+        return measure
+
+    Comparison("a").measure({name: contender(name) for name in "abc"}, 3)
+    assert order == list("cababcbcacab")
+    order.clear()
+    Comparison("a").measure({name: contender(name) for name in "ab"}, 1, warm_up=False)
+    assert order == ["a", "b"]
+
+
+def test_contender_that_fails_is_named_and_the_others_are_measured() -> None:
+    good, gone = {"rate": 2.0}, BenchmarkError("failed 3 requests")
+    rates = Comparison(PEER)
+    contenders = {
+        OURS: scripted(good, {"rate": 4.0}, {"rate": 6.0}),
+        PEER: scripted(good, good, good),
+        "first": scripted(gone),
+        "late": scripted(good, good, gone),
     }
-
-
-def test_figures_without_those_of_the_peer_have_no_ratios() -> None:
-    loads, _ = measure({OURS: Scripted(load(1), load(30)), PEER: Scripted(load(0))}, "mixed", 1, 8)
-    rates = {OURS: [15.0], PEER: []}
-    assert row("rates", rates, ".1f", [OURS, PEER]) == "| rates | 15.0 | - |"
-    assert rate_ratios({"mixed": loads}) == {}
-
-
-def test_picture_has_a_bar_for_each_ratio(tmp_path: Path) -> None:
-    by_server = {
-        OURS: [load(30), load(50)],
-        PEER: [load(10), load(20)],
-        "tei": [load(15), load(30)],
-    }
-    ratios = rate_ratios({"short": by_server, "mixed": by_server})
-    assert ratios["short"] == {OURS: 2.75, PEER: 1.0, "tei": 1.5}
-    draw_ratios(ratios, "requests/s", tmp_path / "ratios.svg")
-    texts = [
-        element.text
-        for element in ElementTree.parse(tmp_path / "ratios.svg").iter()  # noqa: S314 - our own
-        if element.tag.endswith("}text")
+    rates.measure(contenders, 2, title="mixed: ")
+    assert rates.figures == {"mixed: rate": {OURS: [4.0, 6.0], PEER: [2.0, 2.0]}}
+    assert sorted(rates.problems) == [
+        "mixed: first: failed 3 requests",
+        "mixed: late: failed 3 requests",
     ]
-    assert texts.count("2.75") == 2
-    assert {"short", "mixed", "requests/s", OURS, PEER, "tei"} <= set(texts)
+    assert str(rates).endswith("| mixed: rate | 5 (2.50) | 2 | - | - |")
+
+
+def test_figures_without_those_of_the_reference_have_no_ratios() -> None:
+    rates = Comparison(PEER)
+    rates.measure(
+        {OURS: scripted({"rate": 15.0}), PEER: scripted(BenchmarkError())}, 1, warm_up=False
+    )
+    assert str(rates).endswith("| rate | 15 | - |")
+
+
+@pytest.mark.parametrize(
+    ("done", "failed", "message"),
+    [(0, 0, "completed no request in 1 s; raise --seconds"), (7, 3, "failed 3 requests")],
+)
+def test_load_with_failures_is_no_figure(
+    done: int, failed: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = {"requests": done, "seconds": 1, "p50_ms": 1, "p99_ms": 2, "failed": failed}
+    wrk = argparse.Namespace(stdout=f"Running\nRESULT {json.dumps(result)}\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: wrk)
+    with serving(*SHAPES["tei"]) as server:
+        peer = Client(server.url, Api("/embed"))
+        with pytest.raises(BenchmarkError, match=message):
+            peer.load(WORKLOADS["short"], 1)
+
+
+def test_report_is_written_and_names_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(comparison, "_OUT", tmp_path / "bench")
+    monkeypatch.setattr(sys, "argv", ["/path/bench_servers.py", "--rounds", "2"])
+    report("| a table |")
+    incomplete = Comparison()
+    incomplete.problems.append("'tei' is gone")
+    with pytest.raises(SystemExit, match="the report is incomplete: 'tei' is gone"):
+        report("| a table |", incomplete)
+    written = (tmp_path / "bench/servers.md").read_text()
+    assert "`python -m tests.benchmarks.bench_servers --rounds 2`\n\n| a table |" in written
+    assert written.endswith("- 'tei' is gone\n")
+    assert written in capsys.readouterr().out
+
+
+def test_server_is_suspended_unless_it_is_used(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(
+        "import http.server, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_POST(self):\n"
+        "        self.rfile.read(int(self.headers['Content-Length']))\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "        self.wfile.write(b'[[1.0]]')\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
+    )
+    with Server(Kind((sys.executable, str(tmp_path / "server.py"), "{port}"))) as server:
+
+        def is_suspended() -> bool:
+            status = Path(f"/proc/{server.process.pid}/status").read_text()
+            return "State:\tT" in status
+
+        eventually(is_suspended)
+        assert server.encode(["a text"]).tolist() == [[1.0]]
+        eventually(is_suspended)
+        with server.awake():
+            server.encode(["a text"])
+            assert not is_suspended()
+        eventually(is_suspended)
+    assert server.process.returncode is not None
 
 
 def test_cpu_class_names_the_instructions_that_matter() -> None:

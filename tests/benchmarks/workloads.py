@@ -58,3 +58,9 @@ WORKLOADS: dict[str, Workload] = {
     "documents": Workload(clients=4, texts=32, words=lambda draw: draw.randint(60, 200)),
     "one client": Workload(clients=1, texts=1, words=lambda draw: draw.randint(4, 12)),
 }
+
+
+def mixed_texts(count: int) -> list[str]:
+    """Return different texts of mixed lengths, the same in every call."""
+    draw = random.Random(11)  # noqa: S311 - not for secrets
+    return [random_text(draw, _mixed(draw)) for _ in range(count)]

@@ -10,16 +10,16 @@ GUARDS = (
         "tests/benchmarks/test_bench_servers.py::test_peer_with_other_vectors_is_refused_by_name",
     ),
     Guard(
-        "tests/benchmarks/bench_servers.py",
-        "        loads[name].clear()\n",
-        "        pass\n",
+        "tests/benchmarks/comparison.py",
+        "                    measured[name].clear()\n",
+        "                    pass\n",
         "tests/benchmarks/test_bench_servers.py::"
-        "test_server_without_a_figure_is_named_and_the_others_are_measured",
+        "test_contender_that_fails_is_named_and_the_others_are_measured",
     ),
     Guard(
-        "tests/benchmarks/peers.py",
-        "            if vectors is None or len(vectors) != len(part):\n",
-        "            if vectors is None:\n",
+        "tests/benchmarks/servers.py",
+        "        if vectors is None or len(vectors) != len(texts):\n",
+        "        if vectors is None:\n",
         "tests/benchmarks/test_bench_servers.py::test_peer_that_drops_texts_is_named",
     ),
 )

@@ -17,8 +17,9 @@ from models.add_layer_norm import op
 from models.gradients.layer_norm_check import judge
 from models.gradients.layer_norm_implementations import IMPLEMENTATIONS
 from models.gradients.layer_norm_operands import DISTRIBUTIONS, MAX_ELEMENTS, draw, rounded_to
-from tests.benchmarks.bench_op import GRIDS
+from tests.benchmarks.bench_op import ARRAYS_MOVED, DTYPES, GRIDS
 from tests.benchmarks.bench_op import measure as measure_op
+from tests.benchmarks.comparison import Comparison
 from tests.gpu_report.results import Row
 from tests.gpu_report.step import Run
 
@@ -246,20 +247,24 @@ def measure(run: Run) -> None:
     for (count, width), dtype in itertools.product(grid, ("bf16", "fp32")):
         if not run.has_time(f"times: {count} x {width}, {dtype}"):
             return
-        array = count * width * (2 if dtype == "bf16" else 4)
-        for line in measure_op(run.device, count, width, dtype, rounds=1 if run.is_dry else 3):
-            row: Row = {
-                "pass": line.direction,
-                "rows": count,
-                "width": width,
-                "dtype": dtype,
-                "implementation": line.implementation,
-                "us": line.microseconds,
-                "GB/s": line.gigabytes_per_second,
-                "of copy": line.of_copy,
-                "note": line.note,
-            }
-            passes = None
-            if line.implementation.startswith("vitrine") and array >= _LARGE_BYTES:
-                passes = (line.of_copy or 0) >= _BARS[line.direction]
-            run.recorder.add("Times", row, passes=passes)
+        comparison = Comparison("copy")
+        measure_op(comparison, run.device, count, width, dtype, rounds=1 if run.is_dry else 3)
+        array = count * width * DTYPES[dtype].itemsize
+        for figure, times in comparison.figures.items():
+            direction = figure.partition(",")[0]
+            for name in [name for name in times if name != "copy"]:
+                us = comparison.median(figure, name)
+                of_copy = comparison.median(figure, "copy") / us
+                row: Row = {
+                    "pass": direction,
+                    "rows": count,
+                    "width": width,
+                    "dtype": dtype,
+                    "implementation": name,
+                    "us": us,
+                    "GB/s": ARRAYS_MOVED[direction] * array / us / 1e3,
+                    "of copy": of_copy,
+                }
+                is_judged = name.startswith("vitrine") and array >= _LARGE_BYTES
+                passes = of_copy >= _BARS[direction] if is_judged else None
+                run.recorder.add("Times", row, passes=passes)

@@ -18,7 +18,6 @@ from tests.gpu_report.step import Run
 _PACKAGES = (
     *("torch", "triton", "numpy", "onnx", "onnxscript", "onnxruntime-gpu", "onnxruntime"),
     *("transformers", "sentence-transformers", "tokenizers", "fastapi", "uvicorn", "pytest"),
-    "liger-kernel",
 )
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

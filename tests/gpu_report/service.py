@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import socket
 import subprocess
 import sys
 import threading
@@ -11,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from http.client import HTTPConnection
 from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,11 +35,11 @@ _LARGE_MB = 20.0
 def serve(run: Run) -> None:
     """Measure `/encode` alone, with a second model, and beside gradient jobs."""
     import_module("service.app")  # says which package is absent
-    with _served(run, ("MiniLM",)):
-        _load(run, "one model", ["MiniLM"])
+    with _served(run, ("MiniLM",)) as server:
+        _load(run, server, "one model", ["MiniLM"])
     names = ("MiniLM", "BERT-base")
-    with _served(run, names):
-        _load(run, "two models", names)
+    with _served(run, names) as server:
+        _load(run, server, "two models", names)
     device = "cpu" if run.is_dry else run.device
     options = ("--debug.enabled=true", f"--debug.device={device}", "--debug.deadline_s=60")
     with _served(run, ("MiniLM",), *options) as server:
@@ -50,15 +47,15 @@ def serve(run: Run) -> None:
             if not run.has_time(f"gradients: {name}", 15):
                 return
             started = time.perf_counter()
-            response = _post(f"/debug/{name}", job)
+            response = server.post(job, f"/debug/{name}")
             row: Row = {"job": name, "seconds, the first time": time.perf_counter() - started}
             started = time.perf_counter()
-            _post(f"/debug/{name}", job)
+            server.post(job, f"/debug/{name}")
             row["seconds, the second time"] = time.perf_counter() - started
             row["warnings"] = json.dumps(response.get("warnings", []))
             run.recorder.add("Gradients", row)
-        with _repeated("/debug/attribute", _JOBS["attribute"]) as count:
-            _load(run, "beside gradient jobs", ["MiniLM"])
+        with _repeated(server, "/debug/attribute", _JOBS["attribute"]) as count:
+            _load(run, server, "beside gradient jobs", ["MiniLM"])
         run.recorder.add("Gradient jobs beside the load", {"answered": count[0]})
         run.recorder.add("Memory beside gradients", _memory(server))
 
@@ -68,7 +65,7 @@ def needs(run: Run) -> None:
     import_module("service.app")  # says which package is absent
     for name in ("MiniLM",) if run.is_dry else ("MiniLM", "BERT-base"):
         with _served(run, (name,)) as server:
-            server.encode(["w5 w6 w7"] * 64)
+            server.post({"inputs": ["w5 w6 w7"] * 64})
             row: Row = {"model": name, "start, s": server.ready_s, **_memory(server)}
             run.recorder.add("A worker", row)
     sizes = {
@@ -90,48 +87,24 @@ def _served(run: Run, names: Sequence[str], *options: str) -> Iterator[Server]:
     engine, precision = engine_of(run)
     served = [{"path": str(artifact_of(run, name).path), "name": name} for name in names]
     command = (
-        *(sys.executable, "-m", "service", f"--server.port={_PORT}"),
+        *(sys.executable, "-m", "service", "--server.port={port}"),
         *(f"--engine.name={engine}", f"--engine.precision={precision}"),
-        f"--models.served={json.dumps(served)}".replace("{", "{{").replace("}", "}}"),
+        f"--models.served={json.dumps(served)}",
         f"--models.default={names[0]}",
         *options,
     )
-    server = Server(Kind(command, "/encode", "inputs", Path()), _PORT)
-    try:
+    with Server(Kind(command)) as server, server.awake():
         yield server
-    finally:
-        server.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        port: int = own.getsockname()[1]
-        return port
-
-
-_PORT = _free_port()
-
-
-def _post(path: str, body: dict[str, object]) -> dict[str, Any]:
-    connection = HTTPConnection("127.0.0.1", _PORT, timeout=120)
-    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    content: dict[str, Any] = json.loads(response.read())
-    connection.close()
-    if response.status != 200:
-        raise RuntimeError(f"{path} answered {response.status}: {content.get('detail')}")
-    return content
 
 
 @contextmanager
-def _repeated(path: str, job: dict[str, object]) -> Iterator[list[int]]:
+def _repeated(server: Server, path: str, job: dict[str, object]) -> Iterator[list[int]]:
     """Send a job again and again during the block; the list has the number of answers."""
     count, end = [0], threading.Event()
 
     def ask() -> None:
         while not end.is_set():
-            _post(path, job)
+            server.post(job, path)
             count[0] += 1
 
     with ThreadPoolExecutor(1) as client:
@@ -143,7 +116,7 @@ def _repeated(path: str, job: dict[str, object]) -> Iterator[list[int]]:
         asked.result()
 
 
-def _load(run: Run, case: str, models: Sequence[str]) -> None:
+def _load(run: Run, server: Server, case: str, models: Sequence[str]) -> None:
     """Send texts of mixed lengths from many connections, and record rate and latencies."""
     seconds = 1.0 if run.is_dry else 8.0
     if not run.has_time(f"load: {case}", 2 * seconds):
@@ -152,7 +125,7 @@ def _load(run: Run, case: str, models: Sequence[str]) -> None:
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         # The first second is for imports and for shapes that are new to the engine.
         for length in (min(1.0, seconds), seconds):
-            clients = partial(latencies_of_clients, _PORT, list(models), threads, length)
+            clients = partial(latencies_of_clients, server.port, list(models), threads, length)
             latencies = np.concatenate(pool.map(clients, range(processes)))
     row: Row = {
         "case": case,
