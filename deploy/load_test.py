@@ -107,7 +107,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """Parameters of one run.
 
     Attributes:
@@ -169,7 +169,7 @@ class Measurements:
 
 
 def texts_of(words: str, seed: int) -> Iterator[str]:
-    """Yield random texts endlessly; see `Plan.words`."""
+    """Yield random texts endlessly; see `LoadPlan.words`."""
     draw = random.Random(seed)  # noqa: S311 - not for secrets
     kind, _, argument = words.partition(":")
     if kind == "file":
@@ -196,7 +196,11 @@ class Generator:
     """
 
     def __init__(
-        self, plan: Plan, begin: float, expected: Sequence[Sequence[float]], share: tuple[int, int]
+        self,
+        plan: LoadPlan,
+        begin: float,
+        expected: Sequence[Sequence[float]],
+        share: tuple[int, int],
     ) -> None:
         self._plan = plan
         self._begin = begin
@@ -270,7 +274,7 @@ def same(one: Sequence[float], other: Sequence[float]) -> bool:
     return product >= _MIN_COSINE * math.hypot(*one) * math.hypot(*other)
 
 
-def client_of(plan: Plan) -> httpx.AsyncClient:
+def client_of(plan: LoadPlan) -> httpx.AsyncClient:
     """Return a client with unlimited connections; a limit would delay requests."""
     headers = {"Authorization": f"Bearer {plan.key}"} if plan.key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -284,7 +288,7 @@ def client_of(plan: Plan) -> httpx.AsyncClient:
 
 
 def _process(
-    plan: Plan,
+    plan: LoadPlan,
     expected: Sequence[Sequence[float]],
     share: tuple[int, int],
     barrier: Any,  # noqa: ANN401 - multiprocessing has no names for these types
@@ -309,7 +313,7 @@ def _process(
     messages.put((share[0], asyncio.run(run())))
 
 
-async def sample_vectors(plan: Plan) -> list[Sequence[float]]:
+async def sample_vectors(plan: LoadPlan) -> list[Sequence[float]]:
     """Request the vectors of the sample texts; exit with a message if a request fails."""
     kind = KINDS[plan.target.kind]
     vectors: list[Sequence[float]] = []
@@ -325,7 +329,7 @@ async def sample_vectors(plan: Plan) -> list[Sequence[float]]:
     return vectors
 
 
-def run(plan: Plan, processes: int) -> Measurements:
+def run(plan: LoadPlan, processes: int) -> Measurements:
     """Run the plan in several processes and return the sum of their measurements.
 
     Progress is printed to standard error.
@@ -364,7 +368,7 @@ def run(plan: Plan, processes: int) -> Measurements:
 
 
 @dataclass(frozen=True)
-class Result:
+class LoadResult:
     """Results of a run.
 
     Latencies are in milliseconds. A quantile is None if fewer than ten requests lie beyond it.
@@ -389,7 +393,7 @@ class Result:
     generator_cpu_s: float
 
     @classmethod
-    def of(cls, plan: Plan, measurements: Measurements) -> "Result":
+    def of(cls, plan: LoadPlan, measurements: Measurements) -> "LoadResult":
         """Compute the results of a run from its measurements."""
         latencies, lags = sorted(measurements.latencies), sorted(measurements.lags)
         quantiles = {
@@ -448,7 +452,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[LoadResult]) -> str:
     """Return the results as a Markdown table."""
     names = [*QUANTILES, "max"]
     lines = [
@@ -470,7 +474,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def draw(results: Sequence[Result], file: Path) -> None:
+def draw(results: Sequence[LoadResult], file: Path) -> None:
     """Plot latency against load, one colour per target; invalid runs have hollow markers."""
     import matplotlib as mpl
 
@@ -583,10 +587,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     loads: list[tuple[float | None, int]] = [(rate, 0) for rate in options.rates or ()]
     loads += [(None, round(clients)) for clients in options.clients or ()]
     processes = options.processes or min(4, os.cpu_count() or 1)
-    results: list[Result] = []
+    results: list[LoadResult] = []
     for rate, clients in loads or [(10.0, 0)]:
         for target in options.targets:  # targets alternate: the speed of a machine varies over time
-            plan = Plan(
+            plan = LoadPlan(
                 target=target,
                 rate=rate,
                 clients=clients,
@@ -600,7 +604,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 seed=options.seed,
             )
             measurements = run(plan, processes if rate else min(processes, clients))
-            results.append(Result.of(plan, measurements))
+            results.append(LoadResult.of(plan, measurements))
     print(table(results))
     if options.out:
         report = {

@@ -23,7 +23,7 @@ from models.export.families import (
     MAX_SIZE,
     Family,
     Names,
-    Part,
+    TensorPart,
     Tensors,
 )
 from models.export.model_folder import BASE, WEIGHTS, CheckpointError, ModelFolder, join
@@ -401,7 +401,7 @@ def _fill(
     """
     used: set[str] = set()
     for key, parameter in module.state_dict().items():
-        parts = [n if isinstance(n, Part) else Part(n, 0, 1) for n in names(key)]
+        parts = [n if isinstance(n, TensorPart) else TensorPart(n, 0, 1) for n in names(key)]
         is_split = "in_proj" in key and len(parts) > 1
         sizes = widths if is_split else [parameter.shape[0] // len(parts)] * len(parts)
         values: list[Tensor] = []
@@ -435,7 +435,7 @@ def _family_names(layout: Tensors, key: str) -> Names:
     """
     layer = key.split(".")[1]
     return tuple(
-        replace(n, name=n.name.format(i=layer)) if isinstance(n, Part) else n.format(i=layer)
+        replace(n, name=n.name.format(i=layer)) if isinstance(n, TensorPart) else n.format(i=layer)
         for n in layout[_template(key)]
     )
 
@@ -462,7 +462,7 @@ def _layout(family: Family, encoder: Encoder, tensors: Mapping[str, Tensor]) -> 
 
     def found(layout: Tensors) -> int:
         names = (n for key in keys for n in _family_names(layout, key))
-        return sum((n.name if isinstance(n, Part) else n) in tensors for n in names)
+        return sum((n.name if isinstance(n, TensorPart) else n) in tensors for n in names)
 
     complete = (
         layout for layout in family.layouts if {_template(key) for key in keys} <= layout.keys()

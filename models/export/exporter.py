@@ -47,7 +47,7 @@ from models.export.parity import (
 )
 from models.export.query_table import QueryTable, read_query_table
 from models.export.sentence_config import Overrides, SentenceConfig
-from models.export.sources import Source
+from models.export.sources import CheckpointSource
 from models.export.token_rules import hybrid_rules, token_rules
 from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
@@ -82,7 +82,7 @@ _TOKEN_ROWS = 3
 
 
 def export(
-    source: Source,
+    source: CheckpointSource,
     out: Path,
     *,
     dtype: Precision = "float32",
@@ -285,7 +285,7 @@ def _copy(files: ModelFolder, target: Path) -> None:
 
 
 def _manifest(
-    source: Source,
+    source: CheckpointSource,
     files: ModelFolder,
     model: SentenceEncoder,
     config: SentenceConfig,

@@ -14,7 +14,7 @@ class SourceError(Exception):
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """A folder of model files and its origin.
 
     Attributes:
@@ -54,7 +54,7 @@ _PINNED = {
 }
 
 
-def resolve(model: str, revision: str | None = None) -> Source:
+def resolve(model: str, revision: str | None = None) -> CheckpointSource:
     """Return the local folder and the origin of `model`; a hub model is downloaded.
 
     Args:
@@ -72,7 +72,7 @@ def resolve(model: str, revision: str | None = None) -> Source:
         _refuse_revision(model, revision, "a folder")
         # Only the last part of the path, because clients of the service see the name.
         name = folder.resolve().name
-        return Source(folder, name, f"folder {name}", None)
+        return CheckpointSource(folder, name, f"folder {name}", None)
     package = None if "/" in model else _package_folder(model)
     if package is not None:
         _refuse_revision(model, revision, "an installed package")
@@ -100,12 +100,12 @@ def _package_folder(name: str) -> Path | None:
     return models[0]
 
 
-def _from_package(name: str, folder: Path) -> Source:
+def _from_package(name: str, folder: Path) -> CheckpointSource:
     version = importlib.metadata.version(name)
     canonical = name.lower().replace("_", "-").replace(".", "-")
     pinned = _PINNED.get(canonical)
     if pinned is None:
-        return Source(folder, canonical, f"package {canonical}", version)
+        return CheckpointSource(folder, canonical, f"package {canonical}", version)
     for file, expected in pinned.sha256.items():
         actual = sha256(folder / file)
         if actual != expected:
@@ -113,14 +113,14 @@ def _from_package(name: str, folder: Path) -> Source:
                 f"{file} of the package {name} {version} differs from the file published in "
                 f"{pinned.name}: its SHA-256 is {actual}; {expected} is required"
             )
-    return Source(folder, pinned.name, f"package {canonical}", version)
+    return CheckpointSource(folder, pinned.name, f"package {canonical}", version)
 
 
 # Pickles of heads are never loaded. They are here so that the export can say that it omits them.
 _FILES = ["*.json", "*.safetensors", "*_linear.pt"]
 
 
-def _from_hub(model: str, revision: str | None) -> Source:
+def _from_hub(model: str, revision: str | None) -> CheckpointSource:
     import httpx2
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -161,4 +161,4 @@ def _from_hub(model: str, revision: str | None) -> Source:
             "because that can run code. Look for a revision with safetensors (refs/pr/N)"
         )
     # The name of a snapshot's folder is its commit hash.
-    return Source(folder, model, model, folder.name)
+    return CheckpointSource(folder, model, model, folder.name)

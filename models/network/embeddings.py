@@ -11,7 +11,7 @@ from models.network.norms import AddNorm, Norm
 from models.network.taps import NO_TAP, Tap
 
 
-class Embeddings(nn.Module):
+class InputEmbeddings(nn.Module):
     """Sum of word, token type and position embeddings, followed by a norm and a linear layer.
 
     All parts except the word embeddings are optional, but position embeddings imply the norm.

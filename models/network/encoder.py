@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from models.network.attention import LayerInputs
 from models.network.config import AttentionConfig, EncoderConfig
 from models.network.disentangled import DistanceEmbeddings
-from models.network.embeddings import Embeddings
+from models.network.embeddings import InputEmbeddings
 from models.network.layer import EncoderLayer
 from models.network.norms import Norm
 from models.network.packed_attention import PackedRows, Rows, mask_bias
@@ -41,7 +41,7 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embeddings = Embeddings(config)
+        self.embeddings = InputEmbeddings(config)
         self.relative_bias = (
             RelativePositionBias(config.relative_buckets, config.num_heads, config.max_positions)
             if config.relative_buckets

@@ -21,7 +21,7 @@ _LONG_CHARS = 200_000
 _INDEX = re.compile(r"/(\d+)$")
 
 
-class Encoder:
+class RecordEncoder:
     """Computes the results of records with a model, as Arrow record batches.
 
     Args:
@@ -54,7 +54,7 @@ class Encoder:
         return sum(self._kind.row_bytes(self._model, self._options, size) for size in sizes)
 
     @classmethod
-    async def checked(cls, model: Model, options: BulkOptions, kind: Kind) -> "Encoder":
+    async def checked(cls, model: Model, options: BulkOptions, kind: Kind) -> "RecordEncoder":
         """Return an encoder that has encoded a short text with all settings of the job.
 
         Raises:

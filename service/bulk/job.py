@@ -88,7 +88,7 @@ async def encode_files(
             writing(options.output),
             open_journal(options.output, job.settings, options.shard) as journal,
         ):
-            run = _Run(options, source, journal, job.schema, report)
+            run = _JobRun(options, source, journal, job.schema, report)
             if journal.rows is None or source.stream is not None:
                 await run.encode(job.pipeline(), stop or asyncio.Event())
                 await asyncio.to_thread(run.check)
@@ -110,7 +110,7 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-class _Run:
+class _JobRun:
     """One run of a job: encodes the parts that are left, and writes them."""
 
     def __init__(

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from models.artifact import Artifact
 from models.engines import select_engine
-from service.bulk.encoder import Encoder
+from service.bulk.encoder import RecordEncoder
 from service.bulk.kinds import RESULT_KINDS, kind_of
 from service.bulk.options import ROW, BulkOptions, Kind, OptionError
 from service.bulk.parts import with_metadata
@@ -49,7 +49,7 @@ class OpenJob:
     kind: Kind
     source: Source
     model: Model
-    encoder: Encoder
+    encoder: RecordEncoder
 
     @property
     def settings(self) -> dict[str, object]:
@@ -121,7 +121,7 @@ async def open_job(options: BulkOptions, kind: Kind, source: Source) -> AsyncIte
         EngineError: The engine is unavailable on this machine, or fails the self-check.
     """
     async with await open_model(options.model, _model_options(options)) as model:
-        encoder = await Encoder.checked(model, options, kind)
+        encoder = await RecordEncoder.checked(model, options, kind)
         for name in source.copied.names:
             if name in (ROW, *encoder.schema.names):
                 raise OptionError(

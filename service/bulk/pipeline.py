@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from service.bulk.encoder import Encoder, item_chars
+from service.bulk.encoder import RecordEncoder, item_chars
 from service.bulk.options import ROW, BulkOptions, Kind
 from service.bulk.readers import Block
 from service.bulk.texts import Item, records_of
@@ -101,7 +101,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, encoder: Encoder, options: BulkOptions, kind: Kind, copied: pa.Schema
+        self, encoder: RecordEncoder, options: BulkOptions, kind: Kind, copied: pa.Schema
     ) -> None:
         self._encoder = encoder
         self._options = options

@@ -63,7 +63,7 @@ class Block:
     share: float = 0.0
 
 
-class Plan(Protocol):
+class ReadPlan(Protocol):
     """The records that a job needs."""
 
     def rows_from(self, first: int) -> int:
@@ -74,10 +74,12 @@ class Plan(Protocol):
 
 
 # Reads a decompressed file, given the requested columns and the index of its first record.
-Reader = Callable[[BinaryIO, Sequence[str], int, Plan], Iterator[Block]]
+Reader = Callable[[BinaryIO, Sequence[str], int, ReadPlan], Iterator[Block]]
 
 
-def read_parquet(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan) -> Iterator[Block]:
+def read_parquet(
+    file: BinaryIO, columns: Sequence[str], first: int, plan: ReadPlan
+) -> Iterator[Block]:
     """Yield the records of a Parquet file; row groups of unwanted parts are skipped."""
     parquet = pq.ParquetFile(file)
     start, total = first, max(1, parquet.metadata.num_rows)
@@ -142,7 +144,7 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch if schema == batch.schema else batch.cast(schema)
 
 
-def _wants_any(plan: Plan, first: int, end: int) -> bool:
+def _wants_any(plan: ReadPlan, first: int, end: int) -> bool:
     while first < end and (rows := plan.rows_from(first)):
         if plan.is_wanted(first):
             return True
@@ -150,7 +152,9 @@ def _wants_any(plan: Plan, first: int, end: int) -> bool:
     return False
 
 
-def read_text(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan) -> Iterator[Block]:
+def read_text(
+    file: BinaryIO, columns: Sequence[str], first: int, plan: ReadPlan
+) -> Iterator[Block]:
     """Yield each line as a record with one column."""
     lines = enumerate(_lines(file, _split_at_line_feeds), 1)
     for start, block in _blocks(lines, len, first, plan):
@@ -161,7 +165,9 @@ def read_text(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan) ->
         yield Block(start, len(block), dict.fromkeys(columns, values), errors)
 
 
-def read_jsonl(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan) -> Iterator[Block]:
+def read_jsonl(
+    file: BinaryIO, columns: Sequence[str], first: int, plan: ReadPlan
+) -> Iterator[Block]:
     """Yield the object of each line as a record; blank lines are skipped."""
     for start, block in _blocks(_json_lines(file), len, first, plan):
         if not plan.is_wanted(start):
@@ -182,7 +188,7 @@ def json_objects(content: bytes) -> list[dict[str, object]]:
 
 
 def read_csv(
-    file: BinaryIO, columns: Sequence[str], first: int, plan: Plan, delimiter: str = ","
+    file: BinaryIO, columns: Sequence[str], first: int, plan: ReadPlan, delimiter: str = ","
 ) -> Iterator[Block]:
     """Yield the records of a CSV file, whose first line has the names of the columns.
 
@@ -203,7 +209,7 @@ def read_csv(
         yield Block(start, len(block), values, errors)
 
 
-def read_tsv(file: BinaryIO, columns: Sequence[str], first: int, plan: Plan) -> Iterator[Block]:
+def read_tsv(file: BinaryIO, columns: Sequence[str], first: int, plan: ReadPlan) -> Iterator[Block]:
     """Yield the records of a file with tabs between the cells, and without quoting."""
     return read_csv(file, columns, first, plan, "\t")
 
@@ -223,7 +229,7 @@ READERS: Mapping[InputFormat, Reader] = {
 
 
 def _blocks(
-    records: Iterator[tuple[int, Record]], size: Callable[[Record], int], first: int, plan: Plan
+    records: Iterator[tuple[int, Record]], size: Callable[[Record], int], first: int, plan: ReadPlan
 ) -> Iterator[tuple[int, list[tuple[int, Record]]]]:
     """Yield consecutive records with their lines, and the index of the first of them."""
     while limit := min(plan.rows_from(first), _BLOCK_RECORDS):

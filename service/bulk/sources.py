@@ -24,7 +24,7 @@ from service.bulk.columns import (
 )
 from service.bulk.input_files import InputFile, hash_file, verified
 from service.bulk.options import BulkError, BulkOptions, InputFormat, Kind, OptionError
-from service.bulk.readers import READERS, Block, Plan
+from service.bulk.readers import READERS, Block, ReadPlan
 
 STDIN = "-"
 _STDIN_NAME = "standard input"
@@ -65,7 +65,7 @@ class Source:
         """Columns that are read."""
         return tuple(dict.fromkeys((*self.text_columns, *self.copied.names)))
 
-    def read(self, plan: Plan) -> Iterator[Block]:
+    def read(self, plan: ReadPlan) -> Iterator[Block]:
         """Yield blocks of records; `Block.share` is the share of the whole input.
 
         Raises:

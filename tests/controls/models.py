@@ -212,8 +212,8 @@ GUARDS = (
     ),
     Guard(
         "models/export/families/modernbert.py",
-        '(Part("layers.{i}.mlp.Wi", 0, 2),)',
-        '(Part("layers.{i}.mlp.Wi", 1, 2),)',
+        '(TensorPart("layers.{i}.mlp.Wi", 0, 2),)',
+        '(TensorPart("layers.{i}.mlp.Wi", 1, 2),)',
         f"{_E}test_token_vectors_equal_transformers",
     ),
     Guard(

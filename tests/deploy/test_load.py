@@ -84,12 +84,12 @@ def simulate(
 ) -> None:
     """Let the load test run in one process and in virtual time, against the stub."""
 
-    async def run(plan: load_test.Plan, loop: VirtualTimeLoop) -> load_test.Measurements:
+    async def run(plan: load_test.LoadPlan, loop: VirtualTimeLoop) -> load_test.Measurements:
         expected = await load_test.sample_vectors(plan)
         stub.begin_s = loop.time() + plan.warm_up
         return await load_test.Generator(plan, stub.begin_s, expected, (0, 1)).run()
 
-    def run_simulated(plan: load_test.Plan, _processes: int) -> load_test.Measurements:
+    def run_simulated(plan: load_test.LoadPlan, _processes: int) -> load_test.Measurements:
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             loop = runner.get_loop()
             assert isinstance(loop, VirtualTimeLoop)
@@ -104,7 +104,7 @@ def simulate(
     monkeypatch.setattr(load_test, "run", run_simulated)
 
 
-def _client_of(stub: Stub) -> Callable[[load_test.Plan], httpx.AsyncClient]:
+def _client_of(stub: Stub) -> Callable[[load_test.LoadPlan], httpx.AsyncClient]:
     return lambda plan: httpx.AsyncClient(
         base_url=plan.target.url, transport=httpx.MockTransport(stub)
     )

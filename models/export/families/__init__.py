@@ -20,7 +20,7 @@ from models.export.families.family import (
     Family,
     MaskedLM,
     Names,
-    Part,
+    TensorPart,
     Tensors,
 )
 from models.export.families.gemma3 import GEMMA3
@@ -43,7 +43,7 @@ __all__ = [
     "Family",
     "MaskedLM",
     "Names",
-    "Part",
+    "TensorPart",
     "Tensors",
 ]
 

@@ -15,7 +15,7 @@ MAX_HEADS = 2**14
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """Part `index`, from 0, of a checkpoint tensor split into `count` equal parts along axis 0."""
 
     name: str
@@ -24,7 +24,7 @@ class Part:
 
 
 # Checkpoint tensors to concatenate along the first axis.
-Names = tuple[str | Part, ...]
+Names = tuple[str | TensorPart, ...]
 # Checkpoint tensors of each key of the encoder's state dict.
 Tensors = Mapping[str, Names]
 # Checkpoint modules of each module of the encoder; a single module needs no tuple.
@@ -217,8 +217,8 @@ def tensors(*, weights: Mapping[str, str], modules: Modules) -> Tensors:
         separator = "_" if module.endswith("in_proj") else "."  # in_proj_weight, as in torch
         for kind in ("weight", "bias"):
             layout[f"{module}{separator}{kind}"] = tuple(
-                Part(f"{name.name}.{kind}", name.index, name.count)
-                if isinstance(name, Part)
+                TensorPart(f"{name.name}.{kind}", name.index, name.count)
+                if isinstance(name, TensorPart)
                 else f"{name}.{kind}"
                 for name in names
             )

@@ -7,7 +7,7 @@ Source: Zhang et al. 2024, arXiv:2407.19669.
 from typing import Any
 
 from models.export.families import bert, rotary
-from models.export.families.family import Classifier, Family, Part, Settings, tensors
+from models.export.families.family import Classifier, Family, Settings, TensorPart, tensors
 from models.network.config import AttentionConfig
 
 
@@ -40,8 +40,8 @@ GTE = Family(
                 "layers.{i}.self_attn.in_proj": "encoder.layer.{i}.attention.qkv_proj",
                 "layers.{i}.self_attn.out_proj": "encoder.layer.{i}.attention.o_proj",
                 "layers.{i}.norm1": "encoder.layer.{i}.attn_ln",
-                "layers.{i}.gate": (Part("encoder.layer.{i}.mlp.up_gate_proj", 1, 2),),
-                "layers.{i}.linear1": (Part("encoder.layer.{i}.mlp.up_gate_proj", 0, 2),),
+                "layers.{i}.gate": (TensorPart("encoder.layer.{i}.mlp.up_gate_proj", 1, 2),),
+                "layers.{i}.linear1": (TensorPart("encoder.layer.{i}.mlp.up_gate_proj", 0, 2),),
                 "layers.{i}.linear2": "encoder.layer.{i}.mlp.down_proj",
                 "layers.{i}.norm2": "encoder.layer.{i}.mlp_ln",
             },

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from models.export.families import bert, rotary
-from models.export.families.family import Family, Part, Settings, tensors
+from models.export.families.family import Family, Settings, TensorPart, tensors
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
@@ -43,8 +43,8 @@ JINA_BERT = Family(
             weights=rotary.EMBEDDINGS,
             modules={
                 **bert.MODULES,
-                "layers.{i}.gate": (Part("encoder.layer.{i}.mlp.gated_layers", 0, 2),),
-                "layers.{i}.linear1": (Part("encoder.layer.{i}.mlp.gated_layers", 1, 2),),
+                "layers.{i}.gate": (TensorPart("encoder.layer.{i}.mlp.gated_layers", 0, 2),),
+                "layers.{i}.linear1": (TensorPart("encoder.layer.{i}.mlp.gated_layers", 1, 2),),
                 "layers.{i}.linear2": "encoder.layer.{i}.mlp.wo",
                 "layers.{i}.norm2": "encoder.layer.{i}.mlp.layernorm",
             },
@@ -67,8 +67,8 @@ JINA_BERT_CODE = replace(
                 "layers.{i}.self_attn.k_norm": "encoder.layer.{i}.attention.self.layer_norm_k",
                 "layers.{i}.branch_norm1": "encoder.layer.{i}.attention.output.LayerNorm",
                 "layers.{i}.norm1": "encoder.layer.{i}.layer_norm_1",
-                "layers.{i}.linear1": (Part("encoder.layer.{i}.mlp.up_gated_layer", 0, 2),),
-                "layers.{i}.gate": (Part("encoder.layer.{i}.mlp.up_gated_layer", 1, 2),),
+                "layers.{i}.linear1": (TensorPart("encoder.layer.{i}.mlp.up_gated_layer", 0, 2),),
+                "layers.{i}.gate": (TensorPart("encoder.layer.{i}.mlp.up_gated_layer", 1, 2),),
                 "layers.{i}.linear2": "encoder.layer.{i}.mlp.down_layer",
                 "layers.{i}.norm2": "encoder.layer.{i}.layer_norm_2",
             },

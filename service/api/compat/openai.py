@@ -148,7 +148,7 @@ class EmbeddingsResponse(BaseModel):
     usage: Usage
 
 
-class Model(BaseModel):
+class ModelEntry(BaseModel):
     """A served model."""
 
     id: str
@@ -161,7 +161,7 @@ class Models(BaseModel):
     """All served models."""
 
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[ModelEntry]
 
 
 class OpenAIError(BaseModel):
@@ -238,7 +238,7 @@ async def models(_request: Request, state: State) -> Response:
     "/models/{model:path}",
     summary="A served model",
     openapi_extra={"parameters": [_MODEL]},
-    response_model=Model,
+    response_model=ModelEntry,
     responses=_error_responses(400, 401, 403, 404, 503),
 )
 async def model(request: Request, state: State) -> Response:
@@ -266,8 +266,8 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
     return Response(orjson.dumps({"error": body}), status, headers_of(error), JSON)
 
 
-def _model_info(status: ModelStatus) -> Model:
-    return Model(id=status.name, created=status.created)
+def _model_info(status: ModelStatus) -> ModelEntry:
+    return ModelEntry(id=status.name, created=status.created)
 
 
 def _embeddings_json(

@@ -35,7 +35,7 @@ PREFIX = "/vllm"
 router = APIRouter(prefix=PREFIX, route_class=RawRoute, dependencies=[require_scope("encode")])
 
 
-class _Body(BaseModel):
+class _RequestBody(BaseModel):
     # vLLM ignores unknown fields too.
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -48,7 +48,7 @@ class _Body(BaseModel):
     truncate_prompt_tokens: None = Field(None, description="Not supported")
 
 
-class VLLMScoreRequest(_Body):
+class VLLMScoreRequest(_RequestBody):
     """Queries, and the documents to score them with."""
 
     queries: Texts = Field(validation_alias=AliasChoices("queries", "text_1", "data_1"))
@@ -63,7 +63,7 @@ class VLLMScoreRequest(_Body):
     )
 
 
-class VLLMClassifyRequest(_Body):
+class VLLMClassifyRequest(_RequestBody):
     """Texts to classify."""
 
     input: Texts

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False, slots=True)
-class _Run(Generic[Result]):
+class _SharedRun(Generic[Result]):
     """The items that a request computes.
 
     Attributes:
@@ -70,7 +70,7 @@ class CachedBatcher(Generic[Item, Result]):
         self._key = key
         self._length = length
         self._sealed = sealed
-        self._running: dict[bytes, _Run[Result]] = {}
+        self._running: dict[bytes, _SharedRun[Result]] = {}
 
     async def submit(
         self,
@@ -172,7 +172,7 @@ class CachedBatcher(Generic[Item, Result]):
             priority: See `submit`.
         """
         keys = list(own)
-        run: _Run[Result] = _Run(length, priority, {})
+        run: _SharedRun[Result] = _SharedRun(length, priority, {})
         for key in keys:
             self._running[key] = run
 

@@ -25,7 +25,7 @@ from models.export.exporter import export
 from models.export.model_folder import CheckpointError
 from models.export.onnx_graph import graph_for, trace, write_weights
 from models.export.sentence_config import Overrides
-from models.export.sources import Source, SourceError, resolve
+from models.export.sources import CheckpointSource, SourceError, resolve
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import INPUT_NAMES, pack
 from tests.conftest import FamilyArtifact
@@ -514,7 +514,7 @@ def test_unresolvable_source_error_names_the_places_searched(
 def test_revision_of_a_local_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="--revision is for hub models"):
         resolve(str(tmp_path), "main")
-    assert resolve(str(tmp_path)) == Source(
+    assert resolve(str(tmp_path)) == CheckpointSource(
         tmp_path, tmp_path.name, f"folder {tmp_path.name}", None
     )
 

@@ -22,6 +22,7 @@ from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.vectors import RowResults
 from service.inference.tokenizing.rows import Row
 from tests.sentences import SENTENCES
+from tests.service.api.posting import ask
 
 LONG = "\n\n".join(SENTENCES)
 QUERY = "Where did the cat sleep?"
@@ -31,13 +32,6 @@ DOCUMENTS = [WORDS, "w21 w5", "w9 " * 30]
 PLAIN = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
 
 Json = dict[str, Any]
-
-
-def ask(client: TestClient, path: str, **body: object) -> Json:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    result: Json = response.json()
-    return result
 
 
 def problem_of(client: TestClient, path: str, **body: object) -> Json:

@@ -12,6 +12,7 @@ from transformers import pipeline
 
 import vitrine
 from models.artifact import Artifact
+from tests.service.api.posting import ask, wrong_model
 from tests.serving import lines_until, process
 
 pytestmark = pytest.mark.slow
@@ -19,13 +20,6 @@ pytestmark = pytest.mark.slow
 QUERY = "w7 w9"
 DOCUMENTS = ["w21 w5", "w8 w15 w33 w6", "w40", "w5 " * 40, "w21 w5"]
 Json = dict[str, Any]
-
-
-def ask(client: TestClient, path: str, **body: object) -> Json:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    result: Json = response.json()
-    return result
 
 
 def test_ranking_equals_the_cross_encoder(
@@ -151,19 +145,16 @@ def test_invalid_requests_to_classify_name_the_item(
 def test_routes_of_other_models_say_what_the_model_can_do(
     rerank_client: TestClient, classify_client: TestClient, client: TestClient
 ) -> None:
-    def refusal(client: TestClient, path: str, **body: object) -> str:
-        response = client.post(path, json=body)
-        assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
-        return str(response.json()["detail"])
-
-    assert "cannot encode texts; it can classify" in refusal(rerank_client, "/encode", inputs="w5")
+    assert "cannot encode texts; it can classify" in wrong_model(
+        rerank_client, "/encode", inputs="w5"
+    )
     documents = {"query": QUERY, "documents": DOCUMENTS}
-    assert "has 3 labels; scores of pairs need a model with one" in refusal(
+    assert "has 3 labels; scores of pairs need a model with one" in wrong_model(
         classify_client, "/rerank", **documents
     )
-    assert "it can encode texts" in refusal(client, "/classify", inputs="cat")
+    assert "it can encode texts" in wrong_model(client, "/classify", inputs="cat")
     flow = {"texts": ["w5"], "objective": {"type": "cosine"}}
-    assert "is for embedding models" in refusal(rerank_client, "/debug/flow", **flow)
+    assert "is for embedding models" in wrong_model(rerank_client, "/debug/flow", **flow)
 
 
 def test_calls_with_texts_in_place_of_lists_are_refused(reranker: Artifact) -> None:

@@ -19,6 +19,7 @@ from models.export.sources import resolve
 from service.app import create_app
 from service.settings import EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.models.checkpoints import save_bge_m3
+from tests.service.api.posting import ask
 from tests.serving import serving
 
 pytestmark = pytest.mark.slow
@@ -80,13 +81,6 @@ def of_bge_m3(folder: Path, encoder: Any, tokenizer: Any, text: str) -> Vectors:
             largest[token] = weight
     normalize = torch.nn.functional.normalize
     return Vectors(normalize(tokens[:1])[0].numpy(), largest, normalize(vectors).numpy())
-
-
-def ask(client: TestClient, path: str = "/encode", /, **body: object) -> Json:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    result: Json = response.json()
-    return result
 
 
 def check_sparse(vector: Json, expected: dict[int, float]) -> None:

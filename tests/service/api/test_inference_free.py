@@ -22,6 +22,7 @@ from service.inference.results.query_table import look_up, read_query_weights
 from service.inference.results.vectors import SparseVector
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import write_json
+from tests.service.api.posting import ask
 from tests.serving import ready_model, values_of
 
 pytestmark = pytest.mark.slow
@@ -60,13 +61,6 @@ def dense(vectors: Sequence[Any], width: int) -> Any:  # noqa: ANN401
         assert 0 not in own["weights"]
         row[own["ids"]] = own["weights"]
     return rows
-
-
-def ask(client: TestClient, path: str, **body: object) -> Json:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    result: Json = response.json()
-    return result
 
 
 def test_weights_of_queries_are_exactly_those_of_sentence_transformers(

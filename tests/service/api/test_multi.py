@@ -9,6 +9,7 @@ from sentence_transformers import MultiVectorEncoder
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
+from tests.service.api.posting import ask
 
 pytestmark = pytest.mark.slow
 
@@ -18,13 +19,6 @@ NOTHING = [" ", "\0", "\u200b", "!\0?"]
 
 Json = dict[str, Any]
 Multi = tuple[MultiVectorEncoder, Artifact]
-
-
-def ask(client: TestClient, path: str, **body: object) -> Json:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    result: Json = response.json()
-    return result
 
 
 @pytest.mark.parametrize("fields", [{}, {"output": "multi"}, {"normalize": True}])

@@ -17,6 +17,7 @@ from service.inference.errors import InvalidInput
 from tests.conftest import Export
 from tests.models.checkpoints import edit_json, save_classifier, save_tokenizer
 from tests.service.api.conftest import client_of
+from tests.service.api.posting import ask
 
 pytestmark = pytest.mark.slow
 
@@ -51,13 +52,6 @@ def prompted(exported: Export) -> Prompted:
 @pytest.fixture(scope="module")
 def prompted_client(prompted: Prompted) -> Iterator[TestClient]:
     yield from client_of(prompted[1])
-
-
-def ask(client: TestClient, path: str, **body: object) -> Json:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    result: Json = response.json()
-    return result
 
 
 @pytest.mark.parametrize("prompt_name", [None, "search", "fact", "query"])

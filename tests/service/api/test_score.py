@@ -12,6 +12,7 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
+from tests.service.api.posting import ask
 
 pytestmark = pytest.mark.slow
 
@@ -24,24 +25,18 @@ LONG = "a" * 100_001  # characters
 Json = dict[str, Any]
 
 
-def ask(client: TestClient, **body: object) -> Json:
-    response = client.post("/score", json=body)
-    assert response.status_code == 200, response.text
-    result: Json = response.json()
-    return result
-
-
 def test_reranker_gives_the_scores_of_the_cross_encoder(
     rerank_client: TestClient, cross_encoder: CrossEncoder
 ) -> None:
-    result = ask(rerank_client, queries=QUERIES, documents=DOCUMENTS)
+    body: Json = {"queries": QUERIES, "documents": DOCUMENTS}
+    result = ask(rerank_client, "/score", **body)
     expected = cross_encoder.predict(list(zip(QUERIES, DOCUMENTS, strict=True)))
     assert result["kind"] == "cross_encoder"
     np.testing.assert_allclose(result["scores"], expected, rtol=1e-4)
     assert (result["tokens"], result["truncated"]) == ([7, 8, 7], [False] * 3)
-    raw = ask(rerank_client, queries=QUERIES, documents=DOCUMENTS, raw_scores=True)["scores"]
+    raw = ask(rerank_client, "/score", **body, raw_scores=True)["scores"]
     np.testing.assert_allclose(1 / (1 + np.exp(-np.array(raw))), expected, rtol=1e-4)
-    result = ask(rerank_client, queries=QUERIES[0], documents=DOCUMENTS)
+    result = ask(rerank_client, "/score", queries=QUERIES[0], documents=DOCUMENTS)
     expected = cross_encoder.predict([(QUERIES[0], document) for document in DOCUMENTS])
     np.testing.assert_allclose(result["scores"], expected, rtol=1e-4)
 
@@ -74,7 +69,7 @@ def test_embedding_model_gives_cosines_with_the_prompts_of_queries_and_documents
 
 def test_tokens_and_truncation_are_those_of_query_and_document(client: TestClient) -> None:
     long = "cat " * 600
-    result = ask(client, queries=["cat", long], documents=["a dog", "dog"])
+    result = ask(client, "/score", queries=["cat", long], documents=["a dog", "dog"])
     tokens = client.post("/encode", json={"inputs": ["cat", long, "a dog", "dog"]}).json()["tokens"]
     assert result["tokens"] == [tokens[0] + tokens[2], tokens[1] + tokens[3]]
     assert result["truncated"] == [False, True]
@@ -115,7 +110,7 @@ def test_invalid_requests_name_the_text(
     assert response.status_code == (413 if "the limit is" in message else 422)
     assert (problem["pointer"], problem.get("index")) == (pointer, index)
     assert message in problem["detail"]
-    assert ask(asked, queries="w5", documents="w6")["kind"] == kind
+    assert ask(asked, "/score", queries="w5", documents="w6")["kind"] == kind
 
 
 def test_classifier_has_no_scores_of_pairs(classify_client: TestClient) -> None:
@@ -131,7 +126,8 @@ def test_reranker_scores_empty_texts_as_the_cross_encoder_does(
     for query in ["w7 w9", *NOTHING]:
         fields = {"queries": query, "documents": documents, "chunking": chunking}
         expected = cross_encoder.predict([(query, document) for document in documents])
-        np.testing.assert_allclose(ask(rerank_client, **fields)["scores"], expected, rtol=1e-4)
+        actual = ask(rerank_client, "/score", **fields)["scores"]
+        np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 
 def test_embedding_model_scores_empty_texts_as_sentence_transformers_does(

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
+from tests.service.api.posting import ask
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +29,6 @@ def dense(vectors: list[Json], width: int) -> Any:  # noqa: ANN401 - array
         assert vector["ids"] == sorted(set(vector["ids"]))
         row[vector["ids"]] = vector["weights"]
     return rows
-
-
-def ask(client: TestClient, path: str, **body: object) -> Any:  # noqa: ANN401 - JSON
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 @pytest.mark.parametrize("fields", [{}, {"output": "sparse"}])

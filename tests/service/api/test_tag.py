@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
+from tests.service.api.posting import ask, wrong_model
 from tests.serving import lines_until, process, ready_model
 
 pytestmark = pytest.mark.slow
@@ -24,13 +25,6 @@ def pipeline(tagger: Artifact) -> Any:  # noqa: ANN401
     return transformers.pipeline("token-classification", str(tagger.path / "source"))
 
 
-def ask(client: TestClient, **body: object) -> Json:
-    response = client.post("/tag", json=body)
-    assert response.status_code == 200, response.text
-    result: Json = response.json()
-    return result
-
-
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 @pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
 def test_entities_equal_the_pipeline(
@@ -38,7 +32,7 @@ def test_entities_equal_the_pipeline(
     tag_client: TestClient,
     pipeline: Any,  # noqa: ANN401
 ) -> None:
-    result = ask(tag_client, inputs=TEXTS, aggregation=aggregation)
+    result = ask(tag_client, "/tag", inputs=TEXTS, aggregation=aggregation)
     assert result["tokens"] == [8, 4, 6, 24, 2, 2, 2, 5]
     assert result["truncated"] == [False] * 3 + [True] + [False] * 4
     for text, actual in zip(TEXTS, result["entities"], strict=True):
@@ -60,15 +54,15 @@ def test_entities_equal_the_pipeline(
 
 
 def test_simple_is_the_default_and_one_text_needs_no_list(tag_client: TestClient) -> None:
-    simple = ask(tag_client, inputs=TEXTS[:1], aggregation="simple")
-    assert ask(tag_client, inputs=TEXTS[0]) == simple
-    assert ask(tag_client, inputs=TEXTS[0], aggregation="none") != simple
+    simple = ask(tag_client, "/tag", inputs=TEXTS[:1], aggregation="simple")
+    assert ask(tag_client, "/tag", inputs=TEXTS[0]) == simple
+    assert ask(tag_client, "/tag", inputs=TEXTS[0], aggregation="none") != simple
 
 
 def test_python_and_http_give_the_same_entities(tagger: Artifact, tag_client: TestClient) -> None:
     with vitrine.SyncModel(tagger.path, vitrine.ModelOptions(threads=1)) as model:
         result = model.tag(TEXTS)
-    expected = ask(tag_client, inputs=TEXTS)["entities"]
+    expected = ask(tag_client, "/tag", inputs=TEXTS)["entities"]
     for actual, entities in zip(result.entities, expected, strict=True):
         spans = [(entity.label, entity.start, entity.end, entity.text) for entity in actual]
         assert spans == [(e["label"], e["start"], e["end"], e["text"]) for e in entities]
@@ -111,7 +105,7 @@ def test_number_of_tokens_is_limited(
     monkeypatch.setitem(model.__dict__, "max_token_vectors", 10)
     response = tag_client.post("/tag", json={"inputs": TEXTS[:2]})
     assert (response.status_code, response.json()["code"]) == (422, "too_many_tokens")
-    assert ask(tag_client, inputs=TEXTS[0])["tokens"] == [8]
+    assert ask(tag_client, "/tag", inputs=TEXTS[0])["tokens"] == [8]
 
 
 def test_deadline_and_metrics_are_those_of_other_routes(tag_client: TestClient) -> None:
@@ -128,24 +122,19 @@ def test_deadline_and_metrics_are_those_of_other_routes(tag_client: TestClient) 
 def test_routes_of_other_models_say_what_the_model_can_do(
     tag_client: TestClient, classify_client: TestClient, client: TestClient
 ) -> None:
-    def refusal(client: TestClient, path: str, **body: object) -> str:
-        response = client.post(path, json=body)
-        assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
-        return str(response.json()["detail"])
-
     can = "; it can tag the tokens of texts"
     documents = {"documents": ["w5"]}
-    assert "cannot encode texts" + can in refusal(tag_client, "/encode", inputs="w5")
+    assert "cannot encode texts" + can in wrong_model(tag_client, "/encode", inputs="w5")
     tokens = {"inputs": "w5", "output": "tokens"}
-    assert "cannot encode tokens" + can in refusal(tag_client, "/encode", **tokens)
-    assert "cannot classify texts" in refusal(tag_client, "/classify", inputs="w5")
-    assert can in refusal(tag_client, "/classify", inputs="w5")
-    assert can in refusal(tag_client, "/rerank", query="w5", **documents)
-    assert can in refusal(tag_client, "/score", queries="w5", **documents)
+    assert "cannot encode tokens" + can in wrong_model(tag_client, "/encode", **tokens)
+    assert "cannot classify texts" in wrong_model(tag_client, "/classify", inputs="w5")
+    assert can in wrong_model(tag_client, "/classify", inputs="w5")
+    assert can in wrong_model(tag_client, "/rerank", query="w5", **documents)
+    assert can in wrong_model(tag_client, "/score", queries="w5", **documents)
     for other, use in ((classify_client, "classify texts"), (client, "encode texts")):
-        detail = refusal(other, "/tag", inputs="w5")
+        detail = wrong_model(other, "/tag", inputs="w5")
         assert f"cannot tag the tokens of texts; it can {use}" in detail
-    gradients = refusal(tag_client, "/debug/attribute", text="w5", target={"type": "norm"})
+    gradients = wrong_model(tag_client, "/debug/attribute", text="w5", target={"type": "norm"})
     assert "is of another kind" in gradients
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from service.bulk import encoder, opening, readers
 from service.bulk.columns import copied_columns
-from service.bulk.encoder import Encoder
+from service.bulk.encoder import RecordEncoder
 from service.bulk.options import BulkError, OptionError
 from service.bulk.readers import READERS
 from service.bulk.sources import open_source
@@ -311,9 +311,11 @@ def test_long_texts_are_encoded_one_at_a_time(
 ) -> None:
     monkeypatch.setattr(encoder, "_LONG_CHARS", 1000)
     active, most = 0, 0
-    computed = Encoder._computed
+    computed = RecordEncoder._computed
 
-    async def counted(self: Encoder, items: list[str], indices: list[int], errors: dict) -> list:  # type: ignore[type-arg]
+    async def counted(
+        self: RecordEncoder, items: list[str], indices: list[int], errors: dict[int, str]
+    ) -> list[Any]:
         nonlocal active, most
         is_long = any(len(items[index]) > 1000 for index in indices)
         assert not is_long or len(indices) == 1
@@ -323,7 +325,7 @@ def test_long_texts_are_encoded_one_at_a_time(
         active -= is_long
         return result
 
-    monkeypatch.setattr(Encoder, "_computed", counted)
+    monkeypatch.setattr(RecordEncoder, "_computed", counted)
     path = tmp_path / "a.txt"
     texts = [f"{row} " + "cat " * (300 * (row % 2)) for row in range(600)]
     path.write_text("\n".join(texts))

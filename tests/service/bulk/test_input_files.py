@@ -98,15 +98,15 @@ def test_input_that_is_changed_after_it_was_read_is_an_error(
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n")
     times = path.stat()
-    end_part = job._Run._end_part
+    end_part = job._JobRun._end_part
 
-    async def then_change(run: job._Run) -> None:
+    async def then_change(run: job._JobRun) -> None:
         await end_part(run)
         await asyncio.to_thread(path.write_text, "six\ntwo\n")
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     with monkeypatch.context() as patch:
-        patch.setattr(job._Run, "_end_part", then_change)
+        patch.setattr(job._JobRun, "_end_part", then_change)
         with pytest.raises(BulkError, match=r"a\.txt was changed during the job"):
             encode(path)
     with pytest.raises(BulkError, match="was begun with another input file 1"):

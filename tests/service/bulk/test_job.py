@@ -25,7 +25,7 @@ import vitrine
 from models.artifact import Artifact
 from models.identity import identity_of
 from service.bulk import pipeline as bulk_pipeline
-from service.bulk.encoder import Encoder
+from service.bulk.encoder import RecordEncoder
 from service.bulk.job import encode_files
 from service.bulk.opening import open_job
 from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
@@ -425,14 +425,14 @@ def test_blocks_without_new_texts_are_bounded_in_memory(
     assert most <= 17
 
 
-class HeldEncoder(Encoder):
+class HeldEncoder(RecordEncoder):
     """Encodes no items before `release` is set.
 
     Attributes:
         started: Number of calls that have started.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: RecordEncoder) -> None:
         vars(self).update(vars(encoder))
         self.started = 0
         self.release = asyncio.Event()

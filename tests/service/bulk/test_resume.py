@@ -395,16 +395,16 @@ def test_file_that_is_named_as_a_part_and_is_none_is_an_error_of_a_complete_job(
 def test_part_that_is_removed_or_changed_during_the_job_is_an_error_at_its_end(
     encode: Encode, texts: Path, output: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    end_part = job._Run._end_part
+    end_part = job._JobRun._end_part
 
-    async def then_damage(run: job._Run) -> None:
+    async def then_damage(run: job._JobRun) -> None:
         await end_part(run)
         part = output / "part-00002.parquet"
         if part.exists():
             part.unlink() if damage == "remove" else part.write_bytes(b"")
 
     with monkeypatch.context() as patch:
-        patch.setattr(job._Run, "_end_part", then_damage)
+        patch.setattr(job._JobRun, "_end_part", then_damage)
         problem = "is missing" if damage == "remove" else "was changed"
         with pytest.raises(BulkError, match=rf"part-00002\.parquet {problem}; start again"):
             encode(texts, part_rows=250)

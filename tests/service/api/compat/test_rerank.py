@@ -13,6 +13,7 @@ from transformers import pipeline
 from models.artifact import Artifact
 from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, ServerSettings, Settings
+from tests.service.api.posting import ask
 from tests.serving import serving
 
 pytestmark = pytest.mark.slow
@@ -20,12 +21,6 @@ pytestmark = pytest.mark.slow
 QUERY = "w7 w9"
 DOCUMENTS = ["w21 w5", "w8 w15 w33 w6", "w40"]
 PAIRS = [(QUERY, document) for document in DOCUMENTS]
-
-
-def ask(client: TestClient, path: str, **body: object) -> Any:  # noqa: ANN401 - JSON
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 @pytest.fixture(scope="module")
