@@ -28,7 +28,7 @@ def main() -> None:
     """Run the benchmark and print a table."""
     options = parser(__doc__, rounds=3, seconds=3)
     options.add_argument("commit", help="commit, branch or tag")
-    options.add_argument("--rows", type=int, default=1_500, help="texts of the bulk job")
+    options.add_argument("--rows", type=int, default=1_000, help="texts of the bulk job")
     arguments = options.parse_args()
     comparison = Comparison(_OTHER)
     with tempfile.TemporaryDirectory() as name:
@@ -89,13 +89,13 @@ def _exported(tree: Path) -> Path:
 
 
 def _figures(texts: Path, seconds: int, tree: Path, artifact: Path) -> Figures:
-    """Return the figures of a tree; documents take two loads' time, because they are few."""
+    """Return the figures of a tree; documents take three loads' time, because they are few."""
     command = (sys.executable, "-m", "service", f"--model.path={artifact}", "--server.port={port}")
     with Server(Kind(command, directory=tree, variables=_variables(tree))) as server:
         figures = {"start, s": server.ready_s}
         for name, workload in WORKLOADS.items():
             loop_s = server.loop_s()
-            load = server.load(workload, 2 * seconds if name == "documents" else seconds)
+            load = server.load(workload, 3 * seconds if name == "documents" else seconds)
             if name == "one client":
                 figures |= {"one client, p50, ms": load.p50_ms, "p99, ms": load.p99_ms}
             else:

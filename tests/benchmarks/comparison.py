@@ -120,7 +120,8 @@ class Comparison:
         reference = self.references.get(contender, self.reference)
         if reference == contender or not all(by_contender.get(reference, [0])):
             return median
-        return f"{median} ({self.ratio(figure, contender, reference):.2f})"
+        ratio = self.ratio(figure, contender, reference)
+        return f"{median} ({ratio:.2f})" if ratio >= 0.1 else f"{median} ({ratio:.2g})"
 
     def __str__(self) -> str:
         """Return the figures as a table in Markdown."""

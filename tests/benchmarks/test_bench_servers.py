@@ -228,12 +228,13 @@ def test_figures_are_medians_and_ratios_are_medians_of_the_rounds_ratios() -> No
 def test_contenders_may_be_rows_and_have_other_references() -> None:
     rates = Comparison(PEER, contenders_in_rows=True)
     rates.references[PEER] = OURS
-    for name, rate in ((OURS, 3.0), (PEER, 1.5)):
+    for name, rate, seconds in ((OURS, 3.0, 2000.0), (PEER, 1.5, 7.0)):
         rates.add("rate", name, rate)
+        rates.add("s", name, seconds)
     rates.add("MB", OURS, 1234.5)
     assert str(rates) == (
-        f"|  | rate | MB |\n| --- | --: | --: |\n"
-        f"| {OURS} | 3 (2.00) | 1,234 |\n| {PEER} | 1.5 (0.50) | - |"
+        f"|  | rate | s | MB |\n| --- | --: | --: | --: |\n"
+        f"| {OURS} | 3 (2.00) | 2,000 (285.71) | 1,234 |\n| {PEER} | 1.5 (0.50) | 7 (0.0035) | - |"
     )
 
 
