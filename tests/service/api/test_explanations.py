@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -263,7 +264,8 @@ def test_explanations_end_at_the_deadline(
     small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter(range(0, 10_000, 40))  # seconds, by a clock that moves 40 s between two readings
-    monkeypatch.setattr("service.inference.model.similarity.monotonic", lambda: next(now))
+    clock = SimpleNamespace(monotonic=lambda: next(now))
+    monkeypatch.setattr("service.inference.call_options.time", clock)
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
         with pytest.raises(vitrine.DeadlineExceeded, match="deadline of 60 s exceeded"):
             model.score("a", ["b", "c", "d"], explain=True, timeout_s=60)
